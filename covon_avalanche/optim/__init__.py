@@ -1,0 +1,10 @@
+"""Torch optimizers that hold a diagonal Gaussian posterior over the weights.
+
+This room needs torch alone: it never imports avalanche.
+"""
+
+from covon_avalanche.optim.bayes_by_backprop import BayesByBackprop
+from covon_avalanche.optim.covon import CoVON
+from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
+
+__all__ = ["BayesByBackprop", "CoVON", "PosteriorOptimizer"]

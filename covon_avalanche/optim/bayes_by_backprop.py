@@ -1,0 +1,149 @@
+"""Mean-field variational continual learning, trained with Bayes by Backprop.
+
+Nguyen et al., "Variational Continual Learning" (ICLR 2018), as in Algorithm 4 of "Fast and
+Slow Variational Continual Learning"; Blundell et al., "Weight Uncertainty in Neural
+Networks" (ICML 2015) for the gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covon_avalanche.gaussian import DiagGaussian
+from covon_avalanche.optim.kernels import adam_step
+from covon_avalanche.optim.posterior_optimizer import (
+    Group,
+    PosteriorOptimizer,
+    State,
+    check_positive,
+)
+from covon_avalanche.optim.samples import SampleRecord
+
+
+class BayesByBackprop(PosteriorOptimizer):
+    """VCL: minimise ``E_q[loss] + KL(q || prior) / ess`` over mean and log standard deviation.
+
+    The KL divergence to the previous posterior is in closed form; nothing is merged, the
+    posterior of a task is the prior of the next. Same protocol as :class:`CoVON`.
+
+    :param params: parameters, named parameters or groups, as for any torch optimizer.
+    :param lr: learning rate of mean and log standard deviation.
+    :param ess: effective sample size lambda, in examples; larger means a weaker KL term.
+    :param std_init: standard deviation of every weight at the start of the first task.
+    :param inner: ``"adam"`` or ``"sgd"``, the update of mean and log standard deviation.
+    :param betas: Adam's averaging coefficients.
+    :param eps: Adam's constant.
+    :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
+        ``s0 = ess * weight_decay``.
+    :param mc_samples: posterior samples per step.
+    :param prior: a posterior to continue from instead, by parameter name.
+    :param generator: source of the noise; see :class:`CoVON`.
+    :raises ValueError: naming the value and the rule.
+
+    State per parameter: ``log_std`` for good; ``step`` and Adam's four moments within a
+    task; ``prior_mean`` and ``prior_precision`` from the first consolidation on.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        ess: float,
+        lr: float = 1e-3,
+        std_init: float = 0.01,
+        inner: str = "adam",
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-4,
+        mc_samples: int = 1,
+        prior: DiagGaussian | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        defaults = dict(
+            lr=lr,
+            ess=ess,
+            std_init=std_init,
+            inner=inner,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            mc_samples=mc_samples,
+        )
+        super().__init__(params, defaults, prior=prior, generator=generator)
+
+    def _check_group(self, group: Group) -> None:
+        super()._check_group(group)
+        check_positive("std_init", group["std_init"])
+        check_positive("eps", group["eps"])
+        check_positive("weight_decay", group["weight_decay"])  # the KL needs a proper prior
+        if group["inner"] not in ("adam", "sgd"):
+            raise ValueError(f"inner must be 'adam' or 'sgd', got {group['inner']!r}")
+
+    def _start_task(self, p: Tensor, group: Group) -> State:
+        start: State = {"step": 0, "log_std": self._initial_log_std(p, group)}
+        if group["inner"] == "adam":
+            for key in ("exp_avg", "exp_avg_sq", "log_std_exp_avg", "log_std_exp_avg_sq"):
+                start[key] = torch.zeros_like(p)
+        return start
+
+    def _initial_log_std(self, p: Tensor, group: Group) -> Tensor:
+        prior_precision = self.state.get(p, {}).get("prior_precision")
+        if prior_precision is not None:
+            return -0.5 * prior_precision.log()  # a given prior: start from it
+        return torch.full_like(p, group["std_init"]).log_()
+
+    def _first_prior(self, p: Tensor, group: Group) -> State:
+        precision = torch.full_like(p, group["ess"] * group["weight_decay"])
+        return {"prior_mean": torch.zeros_like(p), "prior_precision": precision}
+
+    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float:
+        state = self.state.get(p, {})
+        if "log_std" in state:
+            return torch.exp(-2 * state["log_std"])
+        if "prior_precision" in state:  # a given prior, before the first step
+            return state["prior_precision"]
+        return group["std_init"] ** -2
+
+    def _propose(
+        self, p: Tensor, group: Group, state: State, grad: Tensor, grad_noise: Tensor
+    ) -> tuple[Tensor, State]:
+        """Gradient step on ``E_q[loss] + KL(q || prior) / ess``; theta = m + exp(log_std) eps."""
+        prior_precision = state.get("prior_precision", group["ess"] * group["weight_decay"])
+        prior_hess = prior_precision / group["ess"]
+        variance = torch.exp(2 * state["log_std"])
+        mean_grad = grad + prior_hess * (p - state.get("prior_mean", 0.0))
+        log_std_grad = grad_noise + prior_hess * variance - 1 / group["ess"]
+        if group["inner"] == "sgd":
+            log_std = state["log_std"] - group["lr"] * log_std_grad
+            return p - group["lr"] * mean_grad, {"step": state["step"] + 1, "log_std": log_std}
+        step = state["step"] + 1
+        new: State = {"step": step}
+        options = dict(betas=group["betas"], eps=group["eps"])
+        direction, new["exp_avg"], new["exp_avg_sq"] = adam_step(
+            mean_grad, state["exp_avg"], state["exp_avg_sq"], step, **options
+        )
+        mean = p - group["lr"] * direction
+        direction, new["log_std_exp_avg"], new["log_std_exp_avg_sq"] = adam_step(
+            log_std_grad, state["log_std_exp_avg"], state["log_std_exp_avg_sq"], step, **options
+        )
+        new["log_std"] = state["log_std"] - group["lr"] * direction
+        return mean, new
+
+    @torch.no_grad()
+    def consolidate(self) -> None:
+        """The task's posterior becomes the prior of the next (Algorithm 4), and the moments
+        of the inner update begin anew. Parameters without a step keep their prior."""
+        if self._mean:
+            raise RuntimeError("consolidate() must be called outside of sampled_params()")
+        for _, p, _ in self._named_parameters():
+            state = self.state.get(p, {})
+            if "step" in state:
+                self.state[p] = {
+                    "log_std": state["log_std"],
+                    "prior_mean": p.detach().clone(),
+                    "prior_precision": torch.exp(-2 * state["log_std"]),
+                }
+        self._record = SampleRecord(self.mc_samples)

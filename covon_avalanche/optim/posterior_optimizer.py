@@ -1,0 +1,381 @@
+"""The protocol shared by optimizers that hold a diagonal Gaussian posterior."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from covon_avalanche.gaussian import DiagGaussian
+from covon_avalanche.optim.samples import SampleRecord
+
+Group = dict[str, Any]
+State = dict[str, Any]
+
+
+class PosteriorOptimizer(Optimizer, ABC):
+    """Base of :class:`CoVON` and :class:`BayesByBackprop`.
+
+    The parameters themselves are the posterior's mean. One step is::
+
+        with optimizer.sampled_params():        # theta ~ q inside, the mean again outside
+            optimizer.zero_grad()
+            criterion(model(x), y).backward()
+        optimizer.step()
+
+    and a task ends with ``optimizer.consolidate()``. Rules:
+
+    - Exactly ``mc_samples`` samples belong to a step. Micro-batches of one sample go
+      inside one ``sampled_params()``, where their gradients add up.
+    - Gradients stay in ``p.grad`` until ``step()``: clipping and unscaling work as with Adam.
+    - Frozen parameters are not perturbed; those without a gradient are not moved, and a
+      task that never gave them one leaves their posterior alone.
+    - An exception leaves every parameter at the mean and nothing recorded.
+    - ``step(closure)`` calls the closure once in each of ``mc_samples`` samples.
+    - Copies and pickles carry the generator and the state, not a sample in flight.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: Group,
+        *,
+        prior: DiagGaussian | None,
+        generator: torch.Generator | None,
+    ) -> None:
+        self.generator = generator
+        self._mean: dict[Tensor, Tensor] = {}  # the means while a sample is in place
+        super().__init__(params, defaults)
+        self._record = SampleRecord(self.mc_samples)
+        if prior is not None:
+            self._install_prior(prior)
+
+    # What an algorithm says ------------------------------------------------------------
+
+    @abstractmethod
+    def _start_task(self, p: Tensor, group: Group) -> State:
+        """State entries of a parameter that begin anew with its first step in a task."""
+
+    @abstractmethod
+    def _first_prior(self, p: Tensor, group: Group) -> State:
+        """State entries, as tensors, of a parameter that no task has trained yet."""
+
+    @abstractmethod
+    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float:
+        """Precision (1/weight²) to sample a parameter with."""
+
+    @abstractmethod
+    def _propose(
+        self, p: Tensor, group: Group, state: State, grad: Tensor, grad_noise: Tensor
+    ) -> tuple[Tensor, State]:
+        """New mean and changed state entries after a step, as new tensors.
+
+        :param grad: average gradient over the samples.
+        :param grad_noise: average of ``gradient * (theta - mean)``.
+        """
+
+    @abstractmethod
+    def consolidate(self) -> None:
+        """End a task: the posterior becomes the prior of the next."""
+
+    # Sampling --------------------------------------------------------------------------
+
+    @property
+    def mc_samples(self) -> int:
+        """Samples per step, the same in all groups."""
+        return int(self.param_groups[0]["mc_samples"])
+
+    @contextmanager
+    def sampled_params(self, train: bool = True) -> Iterator[None]:
+        """Replace the parameters by a sample of the posterior inside the context.
+
+        :param train: record gradients for the next step; ``False`` samples for prediction
+            and records nothing.
+        :raises RuntimeError: if nested, or if gradients of an earlier sample are neither
+            stepped nor cleared.
+        :raises ValueError: if a precision is not positive, or a dtype cannot hold the noise.
+        """
+        self._perturb(train)
+        noise = None
+        try:
+            yield
+            if train:
+                noise = {p: p.detach() - mean for p, mean in self._mean.items()}
+        finally:
+            self._restore()
+        if noise is not None:
+            if self._record.complete:
+                if self._record.still_in_grad():
+                    raise RuntimeError(
+                        f"all mc_samples={self.mc_samples} samples of this step were drawn "
+                        "already: call step(), or zero_grad() to drop them; to accumulate "
+                        "gradients, run all micro-batches inside one sampled_params()"
+                    )
+                self._record = SampleRecord(self.mc_samples)
+            self._record.add(noise)
+
+    @torch.no_grad()
+    def _perturb(self, train: bool) -> None:
+        if self._mean:
+            raise RuntimeError("sampled_params() cannot be nested: a sample is already in place")
+        self._check_distributed()
+        lowest: list[tuple[str, Tensor]] = []
+        try:
+            for name, p, group in self._named_parameters():
+                if not p.requires_grad:
+                    continue
+                check_dtype(p, name)
+                precision = torch.as_tensor(
+                    self._precision(p, group, train), dtype=p.dtype, device=p.device
+                )
+                lowest.append((name, precision.min()))
+                noise = self._noise_like(p).mul_(precision.rsqrt())
+                self._mean[p] = p.detach().clone()
+                p.add_(noise)
+            self._check_precisions(lowest)
+        except BaseException:
+            self._restore()
+            raise
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        for p, mean in self._mean.items():
+            p.copy_(mean)
+        self._mean = {}
+
+    def _noise_like(self, p: Tensor) -> Tensor:
+        device = p.device if self.generator is None else self.generator.device
+        noise = torch.randn(p.shape, generator=self.generator, device=device, dtype=p.dtype)
+        return noise.to(p.device)
+
+    def _check_distributed(self) -> None:
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if several and self.generator is None:
+            raise ValueError(
+                "in distributed training every rank must draw the same noise: pass "
+                "generator=torch.Generator(device).manual_seed(seed), seeded alike on all ranks"
+            )
+
+    @staticmethod
+    def _check_precisions(lowest: list[tuple[str, Tensor]]) -> None:
+        bad = [(name, low.item()) for name, low in lowest if not low > 0]
+        if bad:
+            name, value = bad[0]
+            raise ValueError(
+                f"the posterior precision of {name!r} must be > 0, smallest is {value:.3g}: "
+                "ess, hess_init or weight_decay is too small, or was changed inside a task"
+            )
+
+    # Stepping --------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the posterior with the recorded samples.
+
+        :param closure: computes a loss and its gradients; called in ``mc_samples`` samples.
+        :return: the closure's loss, averaged over the samples, or ``None``.
+        :raises RuntimeError: without ``mc_samples`` recorded samples.
+        :raises FloatingPointError: if a gradient or the new posterior is not finite; names
+            parameter, step and likely cause, and leaves everything as it was.
+        """
+        if self._mean:
+            raise RuntimeError("step() must be called outside of sampled_params()")
+        loss = None
+        if closure is not None:
+            self._record = SampleRecord(self.mc_samples)
+            losses = []
+            for _ in range(self.mc_samples):
+                with torch.enable_grad(), self.sampled_params():
+                    losses.append(closure())
+            loss = sum(losses) / len(losses)
+        if not self._record.complete:
+            raise RuntimeError(
+                f"step() needs mc_samples={self.mc_samples} samples, got {self._record.count}: "
+                "run forward and backward inside `with optimizer.sampled_params():` first"
+            )
+        record, self._record = self._record, SampleRecord(self.mc_samples)
+        self._apply(record)
+        return loss
+
+    @torch.no_grad()
+    def _apply(self, record: SampleRecord) -> None:
+        proposals: list[tuple[Tensor, Tensor, State]] = []
+        checks: list[tuple[str, str, Tensor]] = []
+        for name, p, group in self._named_parameters():
+            if p.grad is None or not p.requires_grad:
+                continue
+            if not record.covers(p):
+                raise RuntimeError(
+                    f"{name!r} has a gradient that was computed outside of sampled_params()"
+                )
+            if p.grad.is_sparse:
+                raise ValueError(f"{name!r} has a sparse gradient, which is not supported")
+            old = {**self._start_task(p, group), **self.state[p]}
+            mean, new = self._propose(p, group, old, p.grad, record.grad_times_noise(p))
+            state = {**old, **new}
+            checks.append((name, "gradient", p.grad))
+            checks.append((name, "new mean", mean))
+            checks += [(name, f"new {k}", v) for k, v in new.items() if torch.is_tensor(v)]
+            proposals.append((p, mean, state))
+        self._check_finite(checks)
+        for p, mean, state in proposals:
+            p.copy_(mean)
+            self.state[p].update(state)
+
+    def _check_finite(self, checks: list[tuple[str, str, Tensor]]) -> None:
+        """One synchronisation for all tensors; the second look only names the culprit."""
+        if not checks:
+            return
+        norms = torch.stack([torch.linalg.vector_norm(t.detach()).cpu() for *_, t in checks])
+        if torch.isfinite(norms).all():
+            return
+        for name, what, tensor in checks:
+            if not torch.isfinite(tensor).all():
+                step = max((s.get("step", 0) for s in self.state.values()), default=0) + 1
+                cause = (
+                    "the loss is not finite, or it overflowed (lower lr, or set clip_radius)"
+                    if what == "gradient"
+                    else "the step was too large: lower lr, raise hess_init, or set clip_radius"
+                )
+                raise FloatingPointError(
+                    f"{what} of {name!r} is not finite in step {step} of this task; nothing "
+                    f"was changed. Likely cause: {cause}."
+                )
+
+    # The posterior ---------------------------------------------------------------------
+
+    @torch.no_grad()
+    def posterior(
+        self, named_parameters: Iterable[tuple[str, Tensor]] | None = None
+    ) -> DiagGaussian:
+        """The current posterior, as copies.
+
+        :param named_parameters: names to use, for instance ``model.named_parameters()``.
+            By default the names that the optimizer was given (pass
+            ``model.named_parameters()`` to its constructor), else ``"group.index"``.
+        """
+        given = {p: n for n, p in named_parameters or ()}
+        means, precisions = {}, {}
+        for name, p, group in self._named_parameters():
+            if given and p not in given:
+                continue
+            mean = self._mean.get(p, p.detach())
+            precision = torch.as_tensor(
+                self._precision(p, group, train=False), dtype=p.dtype, device=p.device
+            )
+            means[given.get(p, name)] = mean.clone()
+            precisions[given.get(p, name)] = precision.expand_as(p).clone()
+        return DiagGaussian(means, precisions)
+
+    def _install_prior(self, prior: DiagGaussian) -> None:
+        if any("param_names" not in group for group in self.param_groups):
+            raise ValueError(
+                "a prior is given by parameter name: construct the optimizer with "
+                "model.named_parameters() instead of model.parameters()"
+            )
+        unknown = set(prior.mean) - {name for name, *_ in self._named_parameters()}
+        if unknown:
+            raise ValueError(f"the prior has parameters that are unknown here: {sorted(unknown)}")
+        for name, p, _ in self._named_parameters():
+            if name not in prior.mean:
+                continue
+            if prior.mean[name].shape != p.shape:
+                raise ValueError(
+                    f"the prior of {name!r} must have shape {tuple(p.shape)}, "
+                    f"got {tuple(prior.mean[name].shape)}"
+                )
+            self.state[p] = {
+                "prior_mean": prior.mean[name].to(p, copy=True),
+                "prior_precision": prior.precision[name].to(p, copy=True),
+            }
+
+    @torch.no_grad()
+    def restore_state(self, parameter: Tensor, saved: State) -> None:
+        """Give a parameter the state saved for it, or for a smaller one that it replaces.
+
+        Where the parameter has grown (a classifier with new classes), the old entries keep
+        their state in the leading corner and the new ones start with the first prior.
+
+        :param saved: a ``state[p]`` of this optimizer.
+        :raises ValueError: if the saved tensors do not fit into the parameter.
+        """
+        group = next(g for _, p, g in self._named_parameters() if p is parameter)
+        fresh = {**self._start_task(parameter, group), **self._first_prior(parameter, group)}
+        state: State = {}
+        for key, value in saved.items():
+            if not torch.is_tensor(value):
+                state[key] = value
+                continue
+            fits = value.dim() == parameter.dim() and all(
+                old <= new for old, new in zip(value.shape, parameter.shape, strict=True)
+            )
+            if not fits:
+                raise ValueError(
+                    f"state {key!r} of shape {tuple(value.shape)} does not fit a parameter "
+                    f"of shape {tuple(parameter.shape)}"
+                )
+            state[key] = fresh[key].clone()
+            state[key][tuple(slice(n) for n in value.shape)] = value
+        self.state[parameter] = state
+
+    # torch.optim plumbing --------------------------------------------------------------
+
+    def add_param_group(self, param_group: Group) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        self._check_group(group)
+        if group["mc_samples"] != self.mc_samples:
+            raise ValueError(
+                f"mc_samples must be the same in all groups, got {group['mc_samples']} "
+                f"and {self.mc_samples}"
+            )
+        for name, p, owner in self._named_parameters():
+            if owner is group:
+                check_dtype(p, name)
+
+    def _check_group(self, group: Group) -> None:
+        """Raise a ``ValueError`` naming value and rule for a bad hyperparameter."""
+        check_positive("lr", group["lr"], zero=True)
+        check_positive("ess", group["ess"])
+        check_positive("weight_decay", group["weight_decay"], zero=True)
+        for beta in group["betas"]:
+            if not 0 <= beta < 1:
+                raise ValueError(f"betas must be in [0, 1), got {group['betas']}")
+        if not (isinstance(group["mc_samples"], int) and group["mc_samples"] >= 1):
+            raise ValueError(f"mc_samples must be a whole number >= 1, got {group['mc_samples']}")
+
+    def _named_parameters(self) -> Iterator[tuple[str, Tensor, Group]]:
+        for i, group in enumerate(self.param_groups):
+            names = group.get("param_names", ())
+            for j, p in enumerate(group["params"]):
+                yield names[j] if len(names) == len(group["params"]) else f"{i}.{j}", p, group
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "generator": self.generator}  # type: ignore[misc]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_mean", {})
+        self.__dict__.setdefault("_record", SampleRecord(self.mc_samples))
+
+
+def check_positive(name: str, value: float, *, zero: bool = False) -> None:
+    """Raise a ``ValueError`` unless the value is > 0 (or >= 0) and finite."""
+    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
+        raise ValueError(f"{name} must be {'>=' if zero else '>'} 0 and finite, got {value}")
+
+
+def check_dtype(p: Tensor, name: str) -> None:
+    """Refuse parameters whose dtype would swallow the noise."""
+    if p.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"{name!r} is {p.dtype}: noise of size 1e-4 vanishes in it, so the posterior "
+            "could not be sampled. Keep the weights in float32 and run the forward pass "
+            "under torch.autocast instead"
+        )
