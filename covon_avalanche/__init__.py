@@ -1,0 +1,66 @@
+"""Bayesian, exemplar-free continual learning for Avalanche.
+
+Names are loaded on first use, so that ``covon_avalanche.optim`` does not import Avalanche.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from covon_avalanche.gaussian import DiagGaussian
+    from covon_avalanche.optim import BayesByBackprop, CoVON
+    from covon_avalanche.plugins import (
+        AdaRegPlugin,
+        CoVONPlugin,
+        EWCStarPlugin,
+        LossPlateau,
+        VCLPlugin,
+    )
+    from covon_avalanche.strategies import (
+        AdaRegStrategy,
+        CoVONStrategy,
+        EWCStarStrategy,
+        VCLStrategy,
+    )
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "DiagGaussian": "gaussian",
+    "BayesByBackprop": "optim",
+    "CoVON": "optim",
+    "AdaRegPlugin": "plugins",
+    "CoVONPlugin": "plugins",
+    "EWCStarPlugin": "plugins",
+    "LossPlateau": "plugins",
+    "VCLPlugin": "plugins",
+    "AdaRegStrategy": "strategies",
+    "CoVONStrategy": "strategies",
+    "EWCStarStrategy": "strategies",
+    "VCLStrategy": "strategies",
+}
+
+__all__ = [
+    "AdaRegPlugin",
+    "AdaRegStrategy",
+    "BayesByBackprop",
+    "CoVON",
+    "CoVONPlugin",
+    "CoVONStrategy",
+    "DiagGaussian",
+    "EWCStarPlugin",
+    "EWCStarStrategy",
+    "LossPlateau",
+    "VCLPlugin",
+    "VCLStrategy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -227,6 +227,24 @@ def quadratic_penalty(parameters: Mapping[str, Tensor], anchor: DiagGaussian) ->
     return torch.stack(terms).sum()
 
 
+def embed(small: Tensor, into: Tensor) -> Tensor:
+    """A copy of ``into`` whose leading corner is ``small``: what a grown parameter keeps.
+
+    :raises ValueError: if ``small`` has another number of dimensions or is larger.
+    """
+    fits = small.dim() == into.dim() and all(
+        old <= new for old, new in zip(small.shape, into.shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"a tensor of shape {tuple(small.shape)} does not fit into a parameter of shape "
+            f"{tuple(into.shape)}"
+        )
+    result = into.clone()
+    result[tuple(slice(n) for n in small.shape)] = small
+    return result
+
+
 def _check_names(prior: DiagGaussian, posterior: DiagGaussian) -> None:
     if prior.mean.keys() != posterior.mean.keys():
         odd = sorted(prior.mean.keys() ^ posterior.mean.keys())

@@ -74,8 +74,9 @@ class BayesByBackprop(PosteriorOptimizer):
         )
         super().__init__(params, defaults, prior=prior, generator=generator)
 
-    def _check_group(self, group: Group) -> None:
-        super()._check_group(group)
+    def check_group(self, group: Group) -> None:
+        """Raise a ``ValueError`` naming value and rule for a bad hyperparameter."""
+        super().check_group(group)
         check_positive("std_init", group["std_init"])
         check_positive("eps", group["eps"])
         check_positive("weight_decay", group["weight_decay"])  # the KL needs a proper prior

@@ -23,6 +23,7 @@ from covon_avalanche.optim.posterior_optimizer import (
 )
 from covon_avalanche.optim.samples import SampleRecord
 
+
 class CoVON(PosteriorOptimizer):
     """Continual variational online Newton.
 
@@ -85,8 +86,9 @@ class CoVON(PosteriorOptimizer):
         )
         super().__init__(params, defaults, prior=prior, generator=generator)
 
-    def _check_group(self, group: Group) -> None:
-        super()._check_group(group)
+    def check_group(self, group: Group) -> None:
+        """Raise a ``ValueError`` naming value and rule for a bad hyperparameter."""
+        super().check_group(group)
         check_positive("hess_init", group["hess_init"])
         check_gamma(group["gamma"])
         if not group["clip_radius"] > 0:

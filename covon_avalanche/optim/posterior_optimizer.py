@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from covon_avalanche.gaussian import DiagGaussian
+from covon_avalanche.gaussian import DiagGaussian, embed
 from covon_avalanche.optim.samples import SampleRecord
 
 Group = dict[str, Any]
@@ -108,6 +108,9 @@ class PosteriorOptimizer(Optimizer, ABC):
             yield
             if train:
                 noise = {p: p.detach() - mean for p, mean in self._mean.items()}
+        except BaseException:
+            self._record = SampleRecord(self.mc_samples)
+            raise
         finally:
             self._restore()
         if noise is not None:
@@ -175,7 +178,7 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     # Stepping --------------------------------------------------------------------------
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the posterior with the recorded samples.
 
         :param closure: computes a loss and its gradients; called in ``mc_samples`` samples.
@@ -307,21 +310,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         """
         group = next(g for _, p, g in self._named_parameters() if p is parameter)
         fresh = {**self._start_task(parameter, group), **self._first_prior(parameter, group)}
-        state: State = {}
-        for key, value in saved.items():
-            if not torch.is_tensor(value):
-                state[key] = value
-                continue
-            fits = value.dim() == parameter.dim() and all(
-                old <= new for old, new in zip(value.shape, parameter.shape, strict=True)
-            )
-            if not fits:
-                raise ValueError(
-                    f"state {key!r} of shape {tuple(value.shape)} does not fit a parameter "
-                    f"of shape {tuple(parameter.shape)}"
-                )
-            state[key] = fresh[key].clone()
-            state[key][tuple(slice(n) for n in value.shape)] = value
+        state = {k: embed(v, fresh[k]) if torch.is_tensor(v) else v for k, v in saved.items()}
         self.state[parameter] = state
 
     # torch.optim plumbing --------------------------------------------------------------
@@ -329,7 +318,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        self._check_group(group)
+        self.check_group(group)
         if group["mc_samples"] != self.mc_samples:
             raise ValueError(
                 f"mc_samples must be the same in all groups, got {group['mc_samples']} "
@@ -339,7 +328,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             if owner is group:
                 check_dtype(p, name)
 
-    def _check_group(self, group: Group) -> None:
+    def check_group(self, group: Group) -> None:
         """Raise a ``ValueError`` naming value and rule for a bad hyperparameter."""
         check_positive("lr", group["lr"], zero=True)
         check_positive("ess", group["ess"])
@@ -357,7 +346,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 yield names[j] if len(names) == len(group["params"]) else f"{i}.{j}", p, group
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "generator": self.generator}  # type: ignore[misc]
+        return {**super().__getstate__(), "generator": self.generator}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -1,0 +1,219 @@
+"""Diagonal Fisher information of a classifier, from squared gradients.
+
+Both functions use the labels of the data (the empirical Fisher, Eq. 9 of the paper) and
+return one tensor per parameter that requires a gradient, in loss²/weight² per example.
+A batch is ``(input, target, *more)``; the model is called as ``model(input, *more)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+Batch = Sequence[Tensor]
+Criterion = Callable[[Tensor, Tensor], Tensor]
+
+_CHUNK = 2**25  # entries of per-example gradients that are in memory at once
+
+
+def squared_batch_gradients(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    criterion: Criterion = F.cross_entropy,
+    *,
+    train_mode: bool = False,
+) -> dict[str, Tensor]:
+    """Squared gradients of mini-batch means, times the batch size (paper, Algorithm 3).
+
+    ``sum_b B_b² g_b² / N`` with ``g_b`` the gradient of the mean loss of batch ``b`` of
+    ``B_b`` out of ``N`` examples; for equal batches ``B`` times the average of ``g_b²``. It
+    equals the per-example Fisher for ``B = 1``, and on average where gradients have mean 0.
+
+    :param criterion: loss, averaged over the batch.
+    :param train_mode: run the model as in training instead of in eval mode.
+    :raises ValueError: if there are no examples.
+    """
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    sums = {n: torch.zeros_like(p) for n, p in parameters.items()}
+    examples = 0
+    with _mode(model, train_mode):
+        for x, y, *more in batches:
+            loss = criterion(model(x, *more), y)
+            gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            for name, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    sums[name] += (len(y) * gradient).square()
+            examples += len(y)
+    return _average(sums, examples)
+
+
+def squared_example_gradients(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    criterion: Criterion = F.cross_entropy,
+    *,
+    train_mode: bool = False,
+) -> dict[str, Tensor]:
+    """Squared per-example gradients, averaged over the examples: the exact empirical Fisher.
+
+    Where all parameters belong to ``Linear`` and ``Conv2d`` layers, from their inputs and
+    output gradients in one backward pass a batch; otherwise by ``torch.func``.
+
+    :param criterion: loss, averaged over the batch; one example's must not depend on others.
+    :param train_mode: run the model as in training instead of in eval mode. Layers that mix
+        examples (batch normalisation in training) have no per-example gradient.
+    :raises ValueError: if there are no examples.
+    """
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    sums = {n: torch.zeros_like(p) for n, p in parameters.items()}
+    examples = 0
+    accumulate = _add_by_hooks if _supports_hooks(model) else _add_by_func
+    with _mode(model, train_mode):
+        for x, y, *more in batches:
+            accumulate(model, sums, x, y, more, criterion)
+            examples += len(y)
+    return _average(sums, examples)
+
+
+def _average(sums: dict[str, Tensor], examples: int) -> dict[str, Tensor]:
+    if examples == 0:
+        raise ValueError("the Fisher needs at least one example, got none")
+    return {name: value / examples for name, value in sums.items()}
+
+
+@contextmanager
+def _mode(model: nn.Module, train: bool) -> Iterator[None]:
+    """Eval or train mode inside, each module's own flag again outside."""
+    flags = {module: module.training for module in model.modules()}
+    try:
+        model.train(train)
+        with torch.enable_grad():
+            yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+
+
+# By hooks ------------------------------------------------------------------------------
+
+
+def _supports_hooks(model: nn.Module) -> bool:
+    """Whether every trained parameter is the own one of a plain Linear or Conv2d layer."""
+    owners: dict[Tensor, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if not parameter.requires_grad:
+                continue
+            conv = type(module) is nn.Conv2d and (
+                module.padding_mode == "zeros" and not isinstance(module.padding, str)
+            )
+            if not (conv or type(module) is nn.Linear):
+                return False
+            owners[parameter] = owners.get(parameter, 0) + 1
+    return all(count == 1 for count in owners.values())
+
+
+def _add_by_hooks(
+    model: nn.Module,
+    sums: dict[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    more: Sequence[Tensor],
+    criterion: Criterion,
+) -> None:
+    calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []
+
+    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if any(call[0] == name for call in calls):
+                raise ValueError(
+                    f"layer {name!r} is used twice in one forward pass: its per-example "
+                    "gradients are sums that hooks do not see; use squared_batch_gradients"
+                )
+            calls.append((name, module, inputs[0].detach(), output))
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(keep(name))
+        for name, module in model.named_modules()
+        if any(p.requires_grad for p in module.parameters(recurse=False))
+    ]
+    try:
+        loss = criterion(model(x, *more), y) * len(y)
+    finally:
+        for handle in handles:
+            handle.remove()
+    outputs = [output for *_, output in calls]
+    gradients = torch.autograd.grad(loss, outputs, allow_unused=True)
+    for (name, module, a, _), g in zip(calls, gradients, strict=True):
+        if g is None:
+            continue
+        prefix = f"{name}." if name else ""
+        _add_layer(module, a, g, sums.get(f"{prefix}weight"), sums.get(f"{prefix}bias"))
+
+
+@torch.no_grad()
+def _add_layer(
+    module: nn.Module, a: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> None:
+    """Add one layer's squared per-example gradients, from its input and output gradient."""
+    if isinstance(module, nn.Conv2d) and not isinstance(module.padding, str):
+        groups = module.groups
+        a = F.unfold(
+            a,
+            module.kernel_size,
+            dilation=module.dilation,
+            padding=module.padding,
+            stride=module.stride,
+        )
+        a = a.unflatten(1, (groups, -1)).transpose(2, 3)  # n, groups, places, in
+        g = g.flatten(2).unflatten(1, (groups, -1)).transpose(2, 3)  # n, groups, places, out
+    else:
+        a = a.reshape(len(a), 1, -1, a.shape[-1])
+        g = g.reshape(len(g), 1, -1, g.shape[-1])
+    if bias is not None:
+        bias += g.sum(2).square().sum(0).view_as(bias)
+    if weight is None:
+        return
+    if a.shape[2] == 1:  # one place: the square of an outer product is that of the squares
+        product = torch.einsum("ngpo,ngpi->goi", g.square(), a.square())
+        weight += product.reshape(weight.shape)
+        return
+    for rows in torch.arange(len(a)).split(max(1, _CHUNK // weight.numel())):
+        product = torch.einsum("ngpo,ngpi->ngoi", g[rows], a[rows])
+        weight += product.square().sum(0).reshape(weight.shape)
+
+
+# By torch.func -------------------------------------------------------------------------
+
+
+def _add_by_func(
+    model: nn.Module,
+    sums: dict[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    more: Sequence[Tensor],
+    criterion: Criterion,
+) -> None:
+    trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    fixed = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
+    fixed |= {n: b.detach() for n, b in model.named_buffers()}
+
+    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor, *more: Tensor) -> Tensor:
+        arguments = (x[None], *(m[None] for m in more))
+        return criterion(functional_call(model, {**weights, **fixed}, arguments), y[None])
+
+    example_gradients = vmap(
+        grad(loss), in_dims=(None, 0, 0, *(0 for _ in more)), randomness="different"
+    )
+    entries = sum(p.numel() for p in trained.values())
+    for rows in torch.arange(len(y)).split(max(1, _CHUNK // max(1, entries))):
+        gradients = example_gradients(trained, x[rows], y[rows], *(m[rows] for m in more))
+        for name, value in gradients.items():
+            sums[name] += value.square().sum(0)

@@ -1,0 +1,49 @@
+"""Ada-Reg in an Avalanche strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Adam, AdamW, NAdam, RAdam
+
+from covon_avalanche.plugins.anchored import AnchoredPlugin
+from covon_avalanche.plugins.boundaries import starts_task
+
+_ADAM_FAMILY = (Adam, AdamW, NAdam, RAdam)
+
+
+class AdaRegPlugin(AnchoredPlugin):
+    """AdamW-Regularized (Algorithm 2): the second moment of Adam is the importance.
+
+    Needs an optimizer of the Adam family, whose bias-corrected average of squared
+    gradients at the end of a task, times ``ess``, adds to the precision. Adam's state starts
+    anew in each task. Literally (``strength=1``) it hardly regularises: squared gradients
+    of mini-batches are small, and ``ess`` cancels; values around 1e5 to 1e6 are useful. The
+    printed algorithm squares the gradient average; like Adam this squares the gradient.
+    Task identities are not used.
+    """
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the optimizer, and start its moments anew."""
+        if not isinstance(strategy.optimizer, _ADAM_FAMILY):
+            known = ", ".join(cls.__name__ for cls in _ADAM_FAMILY)
+            raise ValueError(
+                f"AdaRegPlugin needs an optimizer of the Adam family ({known}), got "
+                f"{type(strategy.optimizer).__name__}"
+            )
+        super().before_training_exp(strategy, **kwargs)
+        if starts_task(strategy.experience):
+            strategy.optimizer.state.clear()
+
+    def _importance(self, strategy: Any) -> dict[str, Tensor]:
+        names = {p: name for name, p in strategy.model.named_parameters()}
+        importance = {}
+        for group in strategy.optimizer.param_groups:
+            beta2 = group["betas"][1]
+            for p in group["params"]:
+                state = strategy.optimizer.state.get(p)
+                if state and p in names:
+                    correction = 1 - beta2 ** float(state["step"])
+                    importance[names[p]] = state["exp_avg_sq"] / correction
+        return importance

@@ -1,0 +1,72 @@
+"""CoVON in an Avalanche strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from covon_avalanche.optim import CoVON
+from covon_avalanche.plugins.plateau import LossPlateau
+from covon_avalanche.plugins.posterior import PosteriorPlugin
+from covon_avalanche.plugins.schedule import Schedule
+
+
+class CoVONPlugin(PosteriorPlugin):
+    """Fast and slow variational continual learning; needs a ``CoVON`` optimizer.
+
+    Merges the task's posterior into the slow prior after each experience (Eq. 8), or, for
+    streams without boundaries, whenever ``consolidate_every`` or ``plateau`` says so. Task
+    identities are not used. See :class:`PosteriorPlugin` for the order of plugins.
+    """
+
+    optimizer_class = CoVON
+    scheduled = frozenset({"lr", "ess", "hess_init", "gamma", "epochs"})
+
+    def __init__(
+        self,
+        *,
+        gamma: float | None = None,
+        schedule: Schedule | None = None,
+        eval_samples: int = 0,
+        consolidate_every: int | None = None,
+        plateau: LossPlateau | None = None,
+    ) -> None:
+        """
+        :param gamma: merging coefficient, instead of the optimizer's.
+        :param schedule: per-experience ``lr``, ``ess``, ``hess_init``, ``gamma``, ``epochs``:
+            a list of dicts, a dict of dicts by experience, or a callable of the index.
+        :param eval_samples: posterior samples to predict with in ``strategy.eval``; 0
+            predicts with the mean weights.
+        :param consolidate_every: merge every so many optimizer steps instead of after each
+            experience (section 3.2 of the paper). ``ess`` should then be the examples seen
+            in that many steps.
+        :param plateau: merge when the training loss has reached a plateau instead.
+        """
+        super().__init__(schedule=schedule, eval_samples=eval_samples)
+        if consolidate_every is not None and consolidate_every < 1:
+            raise ValueError(f"consolidate_every must be >= 1, got {consolidate_every}")
+        if consolidate_every is not None and plateau is not None:
+            raise ValueError("give consolidate_every or plateau, not both")
+        self.gamma = gamma
+        self.consolidate_every = consolidate_every
+        self.plateau = plateau
+        self._steps = 0
+
+    @property
+    def task_free(self) -> bool:
+        """Whether steps or loss decide when to consolidate, not the end of an experience."""
+        return self.consolidate_every is not None or self.plateau is not None
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Set ``gamma``; the schedule may overrule it."""
+        if self.gamma is not None:
+            self._set(strategy, {"gamma": self.gamma})
+        super().before_training_exp(strategy, **kwargs)
+
+    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Without task boundaries: merge if it is time."""
+        self._steps += 1
+        due = self.consolidate_every is not None and self._steps % self.consolidate_every == 0
+        if self.plateau is not None:
+            due = self.plateau.update(strategy.loss.item())
+        if due:
+            strategy.optimizer.consolidate()

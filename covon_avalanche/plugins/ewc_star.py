@@ -1,0 +1,74 @@
+"""EWC* in an Avalanche strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from avalanche.models import MultiTaskModule
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from covon_avalanche.fisher import squared_batch_gradients, squared_example_gradients
+from covon_avalanche.plugins.anchored import AnchoredPlugin
+from covon_avalanche.plugins.schedule import Schedule
+
+_FISHER: dict[str, Callable[..., dict[str, Tensor]]] = {
+    "exact": squared_example_gradients,
+    "batch": squared_batch_gradients,
+}
+
+
+class EWCStarPlugin(AnchoredPlugin):
+    """EWC with accumulated Fisher information and one anchor (Algorithm 3, "EWC*").
+
+    Huszár's correction of EWC: a second-order expansion of all past tasks around the latest
+    weights, instead of one penalty per task; the regulariser is decoupled from the loss.
+    The Fisher is computed after each task in one pass over its data, with the evaluation
+    transform and in eval mode. Task identities are used for multi-head models only.
+    """
+
+    def __init__(
+        self,
+        *,
+        strength: float = 1.0,
+        ess: float | None = None,
+        weight_decay: float = 0.0,
+        fisher: Literal["exact", "batch"] = "exact",
+        fisher_mb_size: int = 256,
+        train_transform: bool = False,
+        schedule: Schedule | None = None,
+    ) -> None:
+        """
+        :param fisher: ``"exact"`` squares each example's gradient; ``"batch"`` squares those
+            of mini-batches and multiplies by their size, as the paper does.
+        :param fisher_mb_size: examples per batch of the Fisher pass.
+        :param train_transform: use the training transform in the Fisher pass.
+
+        See :class:`AnchoredPlugin` for the others.
+        """
+        super().__init__(strength=strength, ess=ess, weight_decay=weight_decay, schedule=schedule)
+        if fisher not in _FISHER:
+            raise ValueError(f"fisher must be one of {sorted(_FISHER)}, got {fisher!r}")
+        if fisher_mb_size < 1:
+            raise ValueError(f"fisher_mb_size must be >= 1, got {fisher_mb_size}")
+        self.fisher = fisher
+        self.fisher_mb_size = fisher_mb_size
+        self.train_transform = train_transform
+
+    def _importance(self, strategy: Any) -> dict[str, Tensor]:
+        return _FISHER[self.fisher](strategy.model, self._batches(strategy), strategy._criterion)
+
+    def _batches(self, strategy: Any) -> Iterator[list[Tensor]]:
+        """The task's data as ``(x, y)``, with task labels if the model takes them."""
+        data = strategy.experience.dataset
+        data = data.train() if self.train_transform else data.eval()
+        multi_task = isinstance(strategy.model, MultiTaskModule)
+        loader = DataLoader(
+            data,
+            batch_size=self.fisher_mb_size,
+            collate_fn=getattr(data, "collate_fn", None),
+        )
+        for batch in loader:
+            x, y, *_, t = (value.to(strategy.device) for value in batch)
+            yield [x, y, t] if multi_task else [x, y]

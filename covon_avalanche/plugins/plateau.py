@@ -1,0 +1,47 @@
+"""When a task is learned, told from the training loss alone."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class LossPlateau:
+    """Detects that a task is learned: the loss no longer falls.
+
+    Compares the mean loss of the last ``window`` steps with that of the ``window`` before.
+    After it has said yes, it stays silent until the loss has risen again, so that a long
+    task is not merged twice (after Aljundi et al., "Task-Free Continual Learning", 2019).
+
+    :param window: steps to average over.
+    :param tolerance: smallest relative fall of the mean that still counts as learning.
+    :param rise: relative rise above the plateau that means "a new task".
+    """
+
+    def __init__(self, window: int = 100, tolerance: float = 0.02, rise: float = 0.5) -> None:
+        if window < 1:
+            raise ValueError(f"window must be >= 1, got {window}")
+        if not 0 <= tolerance < 1:
+            raise ValueError(f"tolerance must be in [0, 1), got {tolerance}")
+        if not rise > 0:
+            raise ValueError(f"rise must be > 0, got {rise}")
+        self.window, self.tolerance, self.rise = window, tolerance, rise
+        self._losses: deque[float] = deque(maxlen=2 * window)
+        self._plateau: float | None = None
+
+    def update(self, loss: float) -> bool:
+        """Take one step's loss; ``True`` if a plateau begins here."""
+        self._losses.append(loss)
+        if len(self._losses) < 2 * self.window:
+            return False
+        losses = list(self._losses)
+        before = sum(losses[: self.window]) / self.window
+        now = sum(losses[self.window :]) / self.window
+        if self._plateau is not None:
+            if now > self._plateau * (1 + self.rise):
+                self._plateau = None
+                self._losses.clear()
+            return False
+        if before - now >= self.tolerance * before:
+            return False
+        self._plateau = now
+        return True

@@ -1,0 +1,187 @@
+"""When posterior optimizers sample, step and consolidate inside an Avalanche strategy."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from avalanche.training.plugins import SupervisedPlugin
+from avalanche.training.templates.update_type import SGDUpdate
+from torch import Tensor
+
+from covon_avalanche.optim import PosteriorOptimizer
+from covon_avalanche.plugins.boundaries import (
+    ends_task,
+    starts_task,
+    task_index,
+    tells_boundaries,
+)
+from covon_avalanche.plugins.schedule import Schedule, check_schedule, set_lr, values_for
+
+
+class PosteriorPlugin(SupervisedPlugin):
+    """Base of :class:`CoVONPlugin` and :class:`VCLPlugin`.
+
+    Samples the weights before each forward pass, puts the mean back before the update, and
+    consolidates after each experience. Give it to the strategy *before* other plugins: then
+    they see the consolidated weights at the end of an experience.
+
+    It also carries the posterior over what Avalanche does to optimizers: the state is wiped
+    at the first ``train``, and a growing classifier's parameters are replaced by new ones.
+
+    With ``eval_every=1`` the last evaluation inside ``train`` comes before the merge; call
+    ``strategy.eval`` afterwards to evaluate the merged weights.
+    """
+
+    optimizer_class: ClassVar[type[PosteriorOptimizer]]
+    scheduled: ClassVar[frozenset[str]] = frozenset({"lr", "ess", "epochs"})
+
+    def __init__(self, *, schedule: Schedule | None = None, eval_samples: int = 0) -> None:
+        """
+        :param schedule: per-experience hyperparameters.
+        :param eval_samples: predict in ``strategy.eval`` with the mean over this many
+            posterior samples (of probabilities; the output becomes log-probabilities).
+            0 predicts with the mean weights.
+        """
+        super().__init__()
+        check_schedule(schedule, self.scheduled)
+        if eval_samples < 0:
+            raise ValueError(f"eval_samples must be >= 0, got {eval_samples}")
+        self.schedule = schedule
+        self.eval_samples = eval_samples
+        self._saved: dict[str, dict[str, Any]] = {}
+        self._sample: AbstractContextManager[None] | None = None
+
+    @property
+    def task_free(self) -> bool:
+        """Whether something else than the end of an experience decides when to consolidate."""
+        return False
+
+    # Training --------------------------------------------------------------------------
+
+    def before_training(self, strategy: Any, **kwargs: Any) -> None:
+        """Check that optimizer and strategy fit."""
+        self.abandon_sample()
+        optimizer = strategy.optimizer
+        if not isinstance(optimizer, self.optimizer_class):
+            raise ValueError(
+                f"{type(self).__name__} needs a {self.optimizer_class.__name__} optimizer, "
+                f"got {type(optimizer).__name__}"
+            )
+        owner = next(c for c in type(strategy).__mro__ if "training_epoch" in vars(c))
+        if optimizer.mc_samples > 1 and owner is not SGDUpdate:
+            raise ValueError(
+                f"mc_samples={optimizer.mc_samples} repeats forward and backward in "
+                f"Avalanche's own training loop, but {owner.__name__} has its own: use "
+                "mc_samples=1 there"
+            )
+
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Save the state by name, before Avalanche adapts model and optimizer."""
+        known = strategy.optimized_param_id or dict(strategy.model.named_parameters())
+        state = strategy.optimizer.state
+        self._saved = {name: state[p] for name, p in known.items() if state.get(p)}
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Give wiped or grown parameters their state again; apply the schedule."""
+        optimizer = strategy.optimizer
+        for name, p in strategy.model.named_parameters():
+            if name in self._saved and not optimizer.state.get(p):
+                optimizer.restore_state(p, self._saved[name])
+        self._saved = {}
+        if not self.task_free and not tells_boundaries(strategy.experience):
+            raise ValueError(
+                "this online stream does not tell its task boundaries, so nobody knows when to "
+                "consolidate: split it with access_task_boundaries=True, or use "
+                "CoVONPlugin(consolidate_every=...) or CoVONPlugin(plateau=LossPlateau())"
+            )
+        if starts_task(strategy.experience):
+            values = values_for(self.schedule, task_index(strategy), self.scheduled)
+            self._set(strategy, values)
+
+    def _set(self, strategy: Any, values: Any) -> None:
+        for key, value in values.items():
+            if key == "epochs":
+                strategy.train_epochs = int(value)
+            elif key == "lr":
+                set_lr(strategy, value)
+            else:
+                for group in strategy.optimizer.param_groups:
+                    group[key] = value
+        for group in strategy.optimizer.param_groups:
+            strategy.optimizer.check_group(group)
+
+    def before_forward(self, strategy: Any, **kwargs: Any) -> None:
+        """Replace the weights by a sample."""
+        self._open_sample(strategy.optimizer, train=True)
+
+    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Put the mean back, and run the other samples of this step."""
+        self._close_sample()
+        for _ in range(strategy.optimizer.mc_samples - 1):
+            strategy.loss = strategy._make_empty_loss()
+            strategy._before_forward(**kwargs)  # opens the next sample, as above
+            strategy.mb_output = strategy.forward()
+            strategy._after_forward(**kwargs)
+            strategy.loss += strategy.criterion()
+            strategy._before_backward(**kwargs)
+            strategy.backward()
+            strategy._after_backward(**kwargs)
+            self._close_sample()
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Consolidate at the end of a task."""
+        if not self.task_free and ends_task(strategy.experience):
+            strategy.optimizer.consolidate()
+
+    # Prediction ------------------------------------------------------------------------
+
+    def before_eval(self, strategy: Any, **kwargs: Any) -> None:
+        """Never evaluate a sample that an interrupted training left in place."""
+        self.abandon_sample()
+
+    def before_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
+        """Replace the weights by a sample, if asked for."""
+        if self.eval_samples:
+            self._open_sample(strategy.optimizer, train=False)
+
+    def after_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
+        """Average the probabilities over the samples."""
+        if not self.eval_samples:
+            return
+        self._close_sample()
+        outputs = [strategy.mb_output]
+        for _ in range(self.eval_samples - 1):
+            with strategy.optimizer.sampled_params(train=False):
+                outputs.append(strategy.forward())
+        strategy.mb_output = log_mean_probabilities(outputs)
+
+    # A sample in flight ----------------------------------------------------------------
+
+    def _open_sample(self, optimizer: PosteriorOptimizer, train: bool) -> None:
+        sample = optimizer.sampled_params(train=train)
+        sample.__enter__()
+        self._sample = sample
+
+    def _close_sample(self) -> None:
+        sample, self._sample = self._sample, None
+        if sample is not None:
+            sample.__exit__(None, None, None)
+
+    def abandon_sample(self) -> None:
+        """Put the mean back after an interruption; what the sample gave is dropped."""
+        sample, self._sample = self._sample, None
+        if sample is not None:
+            sample.__exit__(RuntimeError, RuntimeError("the training was interrupted"), None)
+
+
+def log_mean_probabilities(outputs: list[Tensor]) -> Tensor:
+    """Log of the mean over samples of the class probabilities.
+
+    :param outputs: logits of shape (batch, classes), one entry per sample.
+    :return: log-probabilities of shape (batch, classes).
+    """
+    log_probabilities = torch.stack([output.log_softmax(-1) for output in outputs])
+    return log_probabilities.logsumexp(0) - math.log(len(outputs))

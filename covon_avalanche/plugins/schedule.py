@@ -1,0 +1,61 @@
+"""Per-experience values of hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from avalanche.training.plugins import LRSchedulerPlugin
+
+Values = Mapping[str, float]
+#: A list of settings by position, a mapping by experience index, or a callable of the index.
+#: What an experience does not set stays as it was in the one before.
+Schedule = Sequence[Values] | Mapping[int, Values] | Callable[[int], Values]
+
+
+def check_schedule(schedule: Schedule | None, allowed: Iterable[str]) -> None:
+    """Raise a ``ValueError`` naming the unknown key and the known ones."""
+    if schedule is None or callable(schedule):
+        return
+    entries = schedule.values() if isinstance(schedule, Mapping) else schedule
+    for values in entries:
+        _check_keys(values, allowed)
+
+
+def values_for(schedule: Schedule | None, experience: int, allowed: Iterable[str]) -> Values:
+    """The settings of one experience, empty where the schedule says nothing.
+
+    :param experience: its index in training order, from 0.
+    :raises ValueError: naming an unknown key and the known ones.
+    """
+    if schedule is None:
+        return {}
+    if callable(schedule):
+        values = schedule(experience)
+    elif isinstance(schedule, Mapping):
+        values = schedule.get(experience, {})
+    else:
+        values = schedule[experience] if experience < len(schedule) else {}
+    _check_keys(values, allowed)
+    return values
+
+
+def set_lr(strategy: Any, lr: float) -> None:
+    """Set the learning rate of all groups so that LR schedulers start from it, too.
+
+    A torch scheduler computes from the ``base_lrs`` it saw at construction, and Avalanche's
+    ``LRSchedulerPlugin`` resets the groups to them after each experience.
+    """
+    for group in strategy.optimizer.param_groups:
+        group["lr"] = lr
+        if "initial_lr" in group:
+            group["initial_lr"] = lr
+    for plugin in strategy.plugins:
+        if isinstance(plugin, LRSchedulerPlugin):
+            plugin.scheduler.base_lrs = [lr for _ in plugin.scheduler.base_lrs]
+
+
+def _check_keys(values: Values, allowed: Iterable[str]) -> None:
+    unknown = sorted(set(values) - set(allowed))
+    if unknown:
+        raise ValueError(f"a schedule may set {sorted(allowed)}, got {unknown}")

@@ -1,0 +1,184 @@
+"""Permuted pixels: the same images in every experience, each time in another pixel order.
+
+Domain-incremental: one head, task label 0 everywhere. The first experience is not permuted
+(Goodfellow et al., "An Empirical Investigation of Catastrophic Forgetting", 2013).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
+from avalanche.benchmarks.scenarios.task_aware import with_task_labels
+from avalanche.benchmarks.utils import (
+    AvalancheDataset,
+    _make_taskaware_tensor_classification_dataset,
+)
+from torch import Tensor
+
+Transform = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Grey images in [0, 1] of shape (n, 1, height, width), and their labels of shape (n,)."""
+
+    x: Tensor
+    y: Tensor
+
+    def take(self, indices: Tensor) -> _Images:
+        return _Images(self.x[indices], self.y[indices])
+
+    def permute(self, order: Tensor) -> _Images:
+        return _Images(self.x.flatten(1)[:, order].view_as(self.x), self.y)
+
+
+def PermutedDigits(
+    n_experiences: int = 5,
+    *,
+    seed: int = 0,
+    validation_size: int | float = 0,
+    train_transform: Transform | None = None,
+    eval_transform: Transform | None = None,
+) -> CLScenario:
+    """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; nothing to download.
+
+    1,437 images train and 360 test, a stratified split that is always the same. Task
+    identities are not used: every experience has task label 0 and all ten classes.
+
+    :param n_experiences: how many pixel orders; the first is the natural one.
+    :param seed: of the permutations and of the validation split.
+    :param validation_size: images (or their fraction) of each training experience to put
+        into a third stream, ``benchmark.streams["valid"]``; 0 for none.
+    :param train_transform: applied to a permuted image (a float tensor of shape (1, 8, 8) in
+        [0, 1]) in training; by default the images are standardised.
+    :param eval_transform: the same for validation and test.
+    :return: a benchmark with ``n_classes = 10``.
+    """
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    images = _Images(
+        torch.as_tensor(digits.images, dtype=torch.float32)[:, None] / 16,
+        torch.as_tensor(digits.target, dtype=torch.long),
+    )
+    train, test = train_test_split(
+        range(len(images.y)), test_size=360, random_state=0, stratify=digits.target
+    )
+    return _permuted(
+        images.take(torch.tensor(train)),
+        images.take(torch.tensor(test)),
+        normalisation=(0.3053, 0.3760),
+        n_experiences=n_experiences,
+        seed=seed,
+        validation_size=validation_size,
+        train_transform=train_transform,
+        eval_transform=eval_transform,
+    )
+
+
+def PermutedMNIST(
+    n_experiences: int = 10,
+    *,
+    seed: int = 0,
+    validation_size: int | float = 0,
+    dataset_root: str | os.PathLike[str] | None = None,
+    train_transform: Transform | None = None,
+    eval_transform: Transform | None = None,
+) -> CLScenario:
+    """MNIST: 60,000 images to train, 10,000 to test, 28 x 28 pixels.
+
+    Each experience holds its permuted images in memory as float32: 220 MB an experience.
+
+    :param dataset_root: the folder that has, or shall have, ``MNIST/raw`` (the layout of
+        torchvision); by default Avalanche's data folder. Missing files are downloaded.
+
+    See :func:`PermutedDigits` for the other parameters; images have shape (1, 28, 28).
+    """
+    from avalanche.benchmarks.datasets import default_dataset_location
+    from torchvision.datasets import MNIST
+
+    root = default_dataset_location("mnist") if dataset_root is None else dataset_root
+    train, test = (
+        _Images(data.data[:, None].float() / 255, data.targets)
+        for data in (MNIST(root, train=part, download=True) for part in (True, False))
+    )
+    return _permuted(
+        train,
+        test,
+        normalisation=(0.1307, 0.3081),
+        n_experiences=n_experiences,
+        seed=seed,
+        validation_size=validation_size,
+        train_transform=train_transform,
+        eval_transform=eval_transform,
+    )
+
+
+def _permuted(
+    train: _Images,
+    test: _Images,
+    *,
+    normalisation: tuple[float, float],
+    n_experiences: int,
+    seed: int,
+    validation_size: int | float,
+    train_transform: Transform | None,
+    eval_transform: Transform | None,
+) -> CLScenario:
+    if n_experiences < 1:
+        raise ValueError(f"n_experiences must be >= 1, got {n_experiences}")
+    n_valid = _validation_images(validation_size, len(train.y))
+    generator = torch.Generator().manual_seed(seed)
+    pixels = train.x[0].numel()
+    orders = [torch.arange(pixels)]
+    orders += [torch.randperm(pixels, generator=generator) for _ in range(n_experiences - 1)]
+    shuffled = torch.randperm(len(train.y), generator=generator)
+
+    parts = {"train": train.take(shuffled[n_valid:].sort().values), "test": test}
+    if n_valid:
+        parts["valid"] = train.take(shuffled[:n_valid].sort().values)
+
+    def dataset(stream: str, order: Tensor) -> AvalancheDataset:
+        images = parts[stream].permute(order)
+        if train_transform is None and eval_transform is None:
+            mean, std = normalisation
+            return _make_taskaware_tensor_classification_dataset(
+                (images.x - mean) / std, images.y, task_labels=0
+            )
+
+        def standardise(x: Tensor) -> Tensor:
+            return (x - normalisation[0]) / normalisation[1]
+
+        groups = {
+            "train": (train_transform or standardise, None),
+            "eval": (eval_transform or standardise, None),
+        }
+        return _make_taskaware_tensor_classification_dataset(
+            images.x,
+            images.y,
+            task_labels=0,
+            transform_groups=groups,
+            initial_transform_group="train" if stream == "train" else "eval",
+        )
+
+    benchmark = benchmark_from_datasets(
+        **{stream: [dataset(stream, order) for order in orders] for stream in parts}
+    )
+    benchmark = with_task_labels(with_classes_timeline(benchmark))
+    benchmark.n_classes = 10
+    return benchmark
+
+
+def _validation_images(size: int | float, available: int) -> int:
+    images = round(size * available) if isinstance(size, float) else size
+    if not 0 <= images < available:
+        raise ValueError(
+            f"validation_size must be a fraction in [0, 1) or a number of images below "
+            f"{available}, got {size}"
+        )
+    return images
