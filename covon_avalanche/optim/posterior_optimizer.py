@@ -235,7 +235,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         """One synchronisation for all tensors; the second look only names the culprit."""
         if not checks:
             return
-        norms = torch.stack([torch.linalg.vector_norm(t.detach()).cpu() for *_, t in checks])
+        device = checks[0][2].device
+        norms = torch.stack([torch.linalg.vector_norm(t).to(device) for *_, t in checks])
         if torch.isfinite(norms).all():
             return
         for name, what, tensor in checks:

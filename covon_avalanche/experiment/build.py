@@ -1,0 +1,133 @@
+"""From a recipe to Avalanche objects."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import torch
+from avalanche.benchmarks import CLScenario
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.models import SimpleMLP
+from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
+from avalanche.training.supervised import EWC, JointTraining, Naive
+from avalanche.training.templates import SupervisedTemplate
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from covon_avalanche import optim, streams
+from covon_avalanche.evaluation.memory import KeptTensors
+from covon_avalanche.experiment import recipe as recipes
+from covon_avalanche.strategies import (
+    AdaRegStrategy,
+    CoVONStrategy,
+    EWCStarStrategy,
+    VCLStrategy,
+)
+
+
+def build_benchmark(
+    stream: recipes.Stream,
+    *,
+    seed: int,
+    validation_size: int | float = 0,
+    dataset_root: str | os.PathLike[str] | None = None,
+) -> CLScenario:
+    """The recipe's stream with the permutations of a seed."""
+    options: dict[str, Any] = {"seed": seed, "validation_size": validation_size}
+    if stream.name == "PermutedMNIST":
+        options["dataset_root"] = dataset_root
+    return getattr(streams, stream.name)(stream.n_experiences, **options)
+
+
+def build_model(model: recipes.Model, benchmark: CLScenario) -> nn.Module:
+    """The recipe's network, with inputs and outputs as the benchmark needs them."""
+    return SimpleMLP(
+        num_classes=benchmark.n_classes,
+        input_size=benchmark.train_stream[0].dataset[0][0].numel(),
+        hidden_size=model.hidden_size,
+        hidden_layers=model.hidden_layers,
+        drop_rate=0,
+    )
+
+
+class Cosine:
+    """Factor of the learning rate in an epoch, from 1 down to ``final`` along a cosine."""
+
+    def __init__(self, epochs: int, final: float) -> None:
+        self.epochs, self.final = epochs, final
+
+    def __call__(self, epoch: int) -> float:
+        progress = min(epoch / max(1, self.epochs - 1), 1.0)
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def build_strategy(
+    settings: recipes.Strategy, recipe: recipes.Recipe, model: nn.Module
+) -> SupervisedTemplate:
+    """An Avalanche strategy with optimizer, LR schedule and metrics."""
+    optimizer = _optimizer(settings, model)
+    schedule = LambdaLR(optimizer, Cosine(recipe.epochs, recipe.final_lr_factor))
+    common: dict[str, Any] = dict(
+        model=model,
+        optimizer=optimizer,
+        criterion=nn.CrossEntropyLoss(),
+        train_mb_size=recipe.train_mb_size,
+        train_epochs=recipe.epochs,
+        eval_mb_size=1024,
+        plugins=[LRSchedulerPlugin(schedule), KeptTensors()],
+        evaluator=EvaluationPlugin(accuracy_metrics(experience=True)),
+    )
+    match settings:
+        case recipes.Finetune():
+            return Naive(**common)
+        case recipes.Joint():
+            return JointTraining(**common)
+        case recipes.EWC():
+            return EWC(ewc_lambda=settings.ewc_lambda, **common)
+        case recipes.EWCStar():
+            return EWCStarStrategy(
+                strength=settings.strength,
+                weight_decay=settings.weight_decay,
+                fisher=settings.fisher,
+                **common,
+            )
+        case recipes.AdaReg():
+            return AdaRegStrategy(
+                strength=settings.strength, weight_decay=settings.weight_decay, **common
+            )
+        case recipes.VCL():
+            return VCLStrategy(**common)
+        case recipes.CoVON():
+            hessians = [settings.hess_init, settings.later_hess_init]
+            return CoVONStrategy(schedule=[{"hess_init": h} for h in hessians], **common)
+
+
+def _optimizer(settings: recipes.Strategy, model: nn.Module) -> torch.optim.Optimizer:
+    match settings:
+        case recipes.CoVON():
+            return optim.CoVON(
+                model.named_parameters(),
+                lr=settings.lr,
+                ess=settings.ess,
+                hess_init=settings.hess_init,
+                betas=(0.9, settings.beta2),
+                weight_decay=settings.weight_decay,
+                gamma=settings.gamma,
+                clip_radius=settings.clip_radius,
+            )
+        case recipes.VCL():
+            return optim.BayesByBackprop(
+                model.named_parameters(),
+                lr=settings.lr,
+                ess=settings.ess,
+                std_init=settings.std_init,
+                weight_decay=settings.weight_decay,
+            )
+        case recipes.EWCStar() | recipes.AdaReg():  # weight decay is the plugin's first prior
+            return torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
+        case _:
+            return torch.optim.AdamW(
+                model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
+            )

@@ -1,0 +1,163 @@
+"""Recipes: what to compare, as data. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Trained(_Settings):
+    lr: PositiveFloat
+    weight_decay: NonNegativeFloat = 0.0
+
+
+class Finetune(_Trained):
+    """AdamW, one domain after the other."""
+
+    kind: Literal["finetune"]
+
+
+class Joint(_Trained):
+    """AdamW on all domains at once: the ceiling, no continual learner."""
+
+    kind: Literal["joint"]
+
+
+class EWC(_Trained):
+    """Avalanche's EWC with AdamW, one penalty per domain."""
+
+    kind: Literal["ewc"]
+    ewc_lambda: NonNegativeFloat
+
+
+class EWCStar(_Trained):
+    """EWC* with AdamW."""
+
+    kind: Literal["ewc-star"]
+    strength: NonNegativeFloat
+    fisher: Literal["exact", "batch"] = "exact"
+
+
+class AdaReg(_Trained):
+    """Ada-Reg with AdamW."""
+
+    kind: Literal["ada-reg"]
+    strength: NonNegativeFloat
+
+
+class VCL(_Trained):
+    """Mean-field VCL, Bayes by Backprop with Adam."""
+
+    kind: Literal["vcl"]
+    ess: PositiveFloat
+    std_init: PositiveFloat
+
+
+class CoVON(_Trained):
+    """CoVON; ``gamma = 1`` is CoVON-NoM."""
+
+    kind: Literal["covon"]
+    ess: PositiveFloat
+    hess_init: PositiveFloat
+    later_hess_init: PositiveFloat
+    """``hess_init`` from the second domain on."""
+    gamma: PositiveFloat
+    beta2: PositiveFloat
+    clip_radius: PositiveFloat
+
+
+Strategy = Annotated[
+    Finetune | Joint | EWC | EWCStar | AdaReg | VCL | CoVON, Field(discriminator="kind")
+]
+
+
+class Stream(_Settings):
+    """A benchmark of ``covon_avalanche.streams``."""
+
+    name: Literal["PermutedDigits", "PermutedMNIST"]
+    n_experiences: PositiveInt
+
+
+class Model(_Settings):
+    """A multilayer perceptron with ReLU, the same width in all hidden layers."""
+
+    hidden_size: PositiveInt
+    hidden_layers: PositiveInt
+
+
+class Recipe(_Settings):
+    """One comparison."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+    title: str
+    stream: Stream
+    model: Model
+    epochs: PositiveInt
+    """Epochs per domain; joint training makes as many over all of them."""
+    train_mb_size: PositiveInt
+    final_lr_factor: Annotated[float, Field(gt=0, le=1)]
+    """The learning rate falls to this fraction within each domain, along a cosine."""
+    seeds: Annotated[list[int], Field(min_length=1)]
+    """Seeds of permutations, initial weights, data order and noise."""
+    strategies: Annotated[dict[str, Strategy], Field(min_length=1)]
+
+
+class RecipeError(ValueError):
+    """A recipe that does not exist or does not fit the schema; one sentence."""
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.suffix == ".toml")
+
+
+def load_recipe(name_or_path: str) -> Recipe:
+    """Read a shipped recipe by name, or any by the path of its TOML file.
+
+    :raises RecipeError: naming the file, the key and what is wrong.
+    """
+    path = Path(name_or_path)
+    if not (path.suffix == ".toml" or path.is_file()):
+        if name_or_path not in shipped_recipes():
+            raise RecipeError(
+                f"there is no recipe {name_or_path!r}; known are {', '.join(shipped_recipes())}, "
+                "or give the path of a .toml file"
+            )
+        path = _folder() / f"{name_or_path}.toml"
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"recipe {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"recipe {path} is not valid TOML: {error}") from error
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise RecipeError(f"recipe {path}: {key} = {first['input']!r}: {first['msg']}") from error
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("covon_avalanche.experiment") / "recipes"))
