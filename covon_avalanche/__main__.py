@@ -1,0 +1,3 @@
+from covon_avalanche.cli import main
+
+main()

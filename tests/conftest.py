@@ -1,0 +1,36 @@
+"""Shared fixtures: a toy stream, a small model, and where real data lies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+from torch import nn
+
+torch.set_num_threads(1)
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder with real MNIST, beside the project or named by COVON_DATA."""
+    folder = Path(os.environ.get("COVON_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not (folder / "MNIST" / "raw").is_dir():
+        pytest.skip(f"needs MNIST/raw in {folder} (set COVON_DATA)")
+    return folder
+
+
+@pytest.fixture
+def linear() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(4, 3)
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(16, 4, generator=generator), torch.randint(3, (16,), generator=generator)

@@ -1,0 +1,148 @@
+"""Bayes by Backprop against autograd, torch.optim.Adam and the exact posterior."""
+
+import copy
+
+import pytest
+import torch
+from test_covon_mathematics import exact_posterior, regression_step, regression_task
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+
+from covon_avalanche.gaussian import kl
+from covon_avalanche.optim import BayesByBackprop
+
+
+class AntitheticVCL(BayesByBackprop):
+    """Draws +e and -e with e = +-1, so that averages over the pair are exact expectations."""
+
+    def _noise_like(self, p):
+        if self._record.count % 2 == 1:
+            return -self._first[p]
+        noise = torch.randint(2, p.shape, generator=self.generator).to(p) * 2 - 1
+        self._first = {**getattr(self, "_first", {}), p: noise}
+        return noise.clone()
+
+
+def objective_by_autograd(mean, log_std, noise, prior, ess, x, y):
+    """E_q[loss] by one reparametrised sample, plus KL / ess from torch.distributions."""
+    weight = mean + log_std.exp() * noise
+    loss = nn.functional.cross_entropy(x @ weight.T, y)
+    return loss + kl_divergence(Normal(mean, log_std.exp()), prior).sum() / ess
+
+
+@pytest.mark.parametrize("inner", ["sgd", "adam"])
+def test_steps_follow_autograd_and_torchs_own_optimizers_over_two_tasks(inner):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3, bias=False).double()
+    optimizer = BayesByBackprop(
+        model.named_parameters(),
+        ess=40.0,
+        lr=0.05,
+        std_init=0.2,
+        weight_decay=0.1,
+        inner=inner,
+        generator=torch.Generator().manual_seed(2),
+    )
+    draws = torch.Generator().manual_seed(2)
+    mean = model.weight.detach().clone().requires_grad_()
+    log_std = torch.full_like(mean, 0.2).log().detach().requires_grad_()
+    prior = Normal(torch.zeros_like(mean), (40.0 * 0.1) ** -0.5)
+    for task in range(2):
+        x, y = torch.randn(30, 5).double(), torch.randint(3, (30,))
+        peer_class = torch.optim.SGD if inner == "sgd" else torch.optim.Adam
+        peer = peer_class([mean, log_std], lr=0.05)
+        for _ in range(15):
+            with optimizer.sampled_params():
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            noise = torch.randn(mean.shape, generator=draws, dtype=mean.dtype)
+            peer.zero_grad()
+            objective_by_autograd(mean, log_std, noise, prior, 40.0, x, y).backward()
+            peer.step()
+        torch.testing.assert_close(model.weight, mean, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            optimizer.state[model.weight]["log_std"], log_std.detach(), rtol=1e-8, atol=1e-10
+        )
+        optimizer.consolidate()
+        prior = Normal(mean.detach().clone(), log_std.detach().exp())
+        assert task < 2
+
+
+def test_conjugate_regression_gives_the_exact_sequential_posterior():
+    tasks = [regression_task(seed) for seed in range(3)]
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, bias=False).double()
+    optimizer = AntitheticVCL(
+        model.parameters(),
+        ess=64,
+        lr=0.05,
+        std_init=0.1,
+        inner="sgd",
+        weight_decay=0.05,
+        mc_samples=2,
+        generator=torch.Generator().manual_seed(0),
+    )
+    for task, (mean, precision) in zip(tasks, exact_posterior(tasks, 0.05), strict=True):
+        for lr in (0.02, 2.0):  # mean first, then the much flatter log standard deviation
+            optimizer.param_groups[0]["lr"] = lr
+            for _ in range(3000):
+                regression_step_scaled(optimizer, model, task, freeze_mean=lr > 1)
+        optimizer.consolidate()
+        posterior = optimizer.posterior(model.named_parameters())
+        torch.testing.assert_close(posterior.mean["weight"][0], mean, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(posterior.precision["weight"][0], precision, rtol=1e-6, atol=0)
+
+
+def regression_step_scaled(optimizer, model, task, *, freeze_mean):
+    """A step; with ``freeze_mean`` the mean is put back, so that lr can suit the spread."""
+    before = model.weight.detach().clone()
+    regression_step(optimizer, model, *task)
+    if freeze_mean:
+        model.weight.data.copy_(before)
+
+
+def test_the_posterior_is_the_prior_of_the_next_task(linear, batch):
+    from toys import train_step
+
+    optimizer = BayesByBackprop(linear.named_parameters(), ess=50)
+    for _ in range(5):
+        train_step(optimizer, linear, batch)
+    before = optimizer.posterior()
+    optimizer.consolidate()
+    after = optimizer.posterior()
+    assert kl(before, after).item() == pytest.approx(0.0, abs=1e-5)
+    assert set(optimizer.state[linear.weight]) == {"log_std", "prior_mean", "prior_precision"}
+
+
+def test_a_strong_prior_holds_mean_and_spread(linear, batch):
+    """The KL term: with a tiny ess nothing but the prior counts."""
+    from toys import train_step
+
+    optimizer = BayesByBackprop(
+        linear.named_parameters(), ess=1e-4, lr=0.02, weight_decay=1e6, std_init=0.5
+    )
+    for _ in range(600):
+        train_step(optimizer, linear, batch)
+    posterior = optimizer.posterior()
+    # prior N(0, 1 / (1e-4 * 1e6)) = N(0, 0.01)
+    for name in ("weight", "bias"):
+        assert posterior.mean[name].abs().max() < 0.05
+        torch.testing.assert_close(
+            posterior.precision[name],
+            torch.full_like(posterior.precision[name], 100.0),
+            rtol=0.1,
+            atol=0,
+        )
+
+
+def test_a_copy_between_tasks_keeps_the_spread(linear, batch):
+    from toys import train_step
+
+    optimizer = BayesByBackprop(linear.named_parameters(), ess=50)
+    train_step(optimizer, linear, batch)
+    optimizer.consolidate()
+    _, other = copy.deepcopy((linear, optimizer))
+    torch.testing.assert_close(
+        dict(other.posterior().precision), dict(optimizer.posterior().precision)
+    )

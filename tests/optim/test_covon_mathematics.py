@@ -1,0 +1,303 @@
+"""CoVON against closed forms, against Algorithm 1 in numpy, and against ivon-opt."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toys import make_covon, train_step
+
+from covon_avalanche.gaussian import DiagGaussian, merge
+from covon_avalanche.optim import CoVON
+
+
+class AntitheticCoVON(CoVON):
+    """Draws +e and -e with e = +-1, so that averages over the pair are exact expectations."""
+
+    def _noise_like(self, p):
+        if self._record.count % 2 == 1:
+            return -self._first[p]
+        noise = torch.randint(2, p.shape, generator=self.generator).to(p) * 2 - 1
+        self._first = {**getattr(self, "_first", {}), p: noise}
+        return noise.clone()
+
+
+def regression_task(seed, n=64, features=4, noise=0.5):
+    """Data with orthogonal features: the posterior is diagonal and known exactly."""
+    rng = np.random.default_rng(seed)
+    q, _ = np.linalg.qr(rng.normal(size=(n, features)))
+    x = q * np.sqrt(n) * np.array([0.5, 1.0, 1.5, 2.0])
+    y = x @ rng.normal(size=features) + noise * rng.normal(size=n)
+    return torch.tensor(x), torch.tensor(y), noise
+
+
+def exact_posterior(tasks, weight_decay):
+    """Mean and precision after each task, from Bayes' rule for linear regression."""
+    n = len(tasks[0][1])
+    precision = torch.full((4,), n * weight_decay, dtype=torch.float64)
+    mean = torch.zeros(4, dtype=torch.float64)
+    for x, y, noise in tasks:
+        data_precision = x.square().sum(0) / noise**2
+        weighted = precision * mean + x.T @ y / noise**2
+        precision = precision + data_precision
+        mean = weighted / precision
+        yield mean, precision
+
+
+def regression_step(optimizer, model, x, y, noise):
+    for _ in range(optimizer.mc_samples):
+        with optimizer.sampled_params():
+            optimizer.zero_grad()
+            (0.5 * (model(x)[:, 0] - y).square() / noise**2).mean().backward()
+    optimizer.step()
+
+
+def test_conjugate_regression_gives_the_exact_sequential_posterior():
+    """gamma = 1: after each of three tasks mean and precision are those of Bayes' rule."""
+    tasks = [regression_task(seed) for seed in range(3)]
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, bias=False).double()
+    optimizer = AntitheticCoVON(
+        model.parameters(),
+        ess=64,
+        lr=0.2,
+        hess_init=1.0,
+        betas=(0.0, 0.9),
+        weight_decay=0.05,
+        gamma=1.0,
+        mc_samples=2,
+        generator=torch.Generator().manual_seed(0),
+    )
+    for task, (mean, precision) in zip(tasks, exact_posterior(tasks, 0.05), strict=True):
+        for _ in range(400):
+            regression_step(optimizer, model, *task)
+        optimizer.consolidate()
+        posterior = optimizer.posterior(model.named_parameters())
+        torch.testing.assert_close(posterior.mean["weight"][0], mean, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(posterior.precision["weight"][0], precision, rtol=1e-8, atol=0)
+        assert torch.equal(model.weight.detach(), posterior.mean["weight"])
+
+
+def test_conjugate_regression_with_real_noise_stays_within_its_sampling_error():
+    """One Gaussian sample a step: the same posterior, up to the error of the averages.
+
+    At the fixed point h has bias (1 - beta2) * h (the retraction term, Var(e²) = 2) and
+    variance (1 - beta2) / 2 * Var(estimate); the bound is bias plus five deviations.
+    """
+    task = regression_task(3)
+    (mean, precision) = next(iter(exact_posterior([task], 0.05)))
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, bias=False).double()
+    beta2 = 0.9995
+    optimizer = make_covon(
+        model.parameters(), ess=64, hess_init=5.0, betas=(0.9, beta2), weight_decay=0.05, gamma=1.0
+    )
+    for step in range(12_000):
+        optimizer.param_groups[0]["lr"] = 0.2 if step < 4_000 else 0.01
+        regression_step(optimizer, model, *task)
+    posterior = optimizer.posterior(model.named_parameters())
+    h = (precision - 64 * 0.05) / 64
+    # The estimate is h e² + g e / sigma, with g the loss gradient at the mean, which balances
+    # the prior's pull; the mean's own jitter adds less than lr * h².
+    pull = (0.05 * mean).square() * precision
+    variance = (2 + 0.01) * h.square() + pull
+    bound = (1 - beta2) * variance / h + 5 * ((1 - beta2) / 2 * variance).sqrt()
+    error = (posterior.precision["weight"][0] - precision) / 64
+    assert (error.abs() < bound).all()
+    assert (bound < 0.5 * h).all()  # the bound says something
+    deviation = (posterior.mean["weight"][0] - mean) * precision.sqrt()
+    assert deviation.abs().max() < 1.0  # well inside the posterior
+
+
+def numpy_algorithm_1(theta0, tasks, noise, steps, options):
+    """Algorithm 1 line by line, float64, softmax regression; noise as drawn by torch."""
+    m = theta0.astype(np.float64)
+    m0, s = np.zeros_like(m), np.full_like(m, options["ess"][0] * options["weight_decay"])
+    history = []
+    draws = iter(noise)
+    for t, (x, y) in enumerate(tasks):
+        ess = options["ess"][t]
+        g, h = np.zeros_like(m), np.full_like(m, options["hess_init"][t])
+        for i in range(1, steps + 1):
+            variance = 1 / (ess * h + s)
+            grads, hessians = [], []
+            for _ in range(options["mc_samples"]):
+                theta = m + np.sqrt(variance) * next(draws)
+                logits = x @ theta.T
+                p = np.exp(logits - logits.max(1, keepdims=True))
+                p /= p.sum(1, keepdims=True)
+                p[np.arange(len(y)), y] -= 1
+                grad = p.T @ x / len(y)
+                grads.append(grad)
+                hessians.append(grad * (theta - m) / variance)
+            grad, hess = np.mean(grads, 0), np.mean(hessians, 0)
+            b1, b2 = options["betas"]
+            g = b1 * g + (1 - b1) * grad
+            d = s / ess
+            h = b2 * h + (1 - b2) * hess + 0.5 * (1 - b2) ** 2 * (h - hess) ** 2 / (h + d)
+            direction = (g / (1 - b1**i) + d * (m - m0)) / (h + d)
+            m = m - options["lr"] * np.clip(direction, -options["clip"], options["clip"])
+        gamma = options["gamma"]
+        s1 = (1 - gamma) * s + gamma * (s + ess * h)
+        m = ((1 - gamma) * s * m0 + gamma * (s + ess * h) * m) / s1
+        m0, s = m, s1
+        history.append((m, s))
+    return history
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("mc_samples", [1, 3])
+@pytest.mark.parametrize("clip", [float("inf"), 0.05])
+def test_three_tasks_match_the_float64_reference(dtype, rtol, mc_samples, clip):
+    rng = np.random.default_rng(0)
+    tasks = [(rng.normal(size=(32, 5)), rng.integers(4, size=32)) for _ in range(3)]
+    options = dict(
+        ess=[50.0, 80.0, 60.0],
+        hess_init=[0.3, 0.2, 0.1],
+        weight_decay=0.02,
+        betas=(0.9, 0.95),
+        lr=0.1,
+        clip=clip,
+        gamma=0.7,
+        mc_samples=mc_samples,
+    )
+    steps = 40
+    torch.manual_seed(1)
+    model = nn.Linear(5, 4, bias=False).to(dtype)
+    generator = torch.Generator().manual_seed(5)
+    noise = [
+        torch.randn(4, 5, generator=generator, dtype=dtype).double().numpy()
+        for _ in range(3 * steps * mc_samples)
+    ]
+    reference = numpy_algorithm_1(model.weight.detach().numpy(), tasks, noise, steps, options)
+    optimizer = CoVON(
+        model.parameters(),
+        ess=50.0,
+        lr=0.1,
+        hess_init=0.3,
+        betas=(0.9, 0.95),
+        weight_decay=0.02,
+        gamma=0.7,
+        clip_radius=clip,
+        mc_samples=mc_samples,
+        generator=generator.manual_seed(5),
+    )
+    for t, (x, y) in enumerate(tasks):
+        optimizer.param_groups[0].update(ess=options["ess"][t], hess_init=options["hess_init"][t])
+        x, y = torch.tensor(x, dtype=dtype), torch.tensor(y)
+        for _ in range(steps):
+            for _ in range(mc_samples):
+                with optimizer.sampled_params():
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        optimizer.consolidate()
+        mean, precision = (torch.tensor(v) for v in reference[t])
+        posterior = optimizer.posterior(model.named_parameters())
+        scale = mean.abs().max()
+        assert (posterior.mean["weight"].double() - mean).abs().max() < rtol * scale
+        relative = posterior.precision["weight"].double() / precision - 1
+        assert relative.abs().max() < rtol
+
+
+def test_the_first_task_follows_ivon_opt_with_the_same_noise():
+    ivon = pytest.importorskip("ivon", reason="the optional peer ivon-opt is not installed")
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
+    theirs.load_state_dict(ours.state_dict())
+    x, y = torch.randn(20, 6).double(), torch.randint(3, (20,))
+    shared = dict(lr=0.1, ess=200.0, hess_init=0.25, weight_decay=1e-2, clip_radius=0.5)
+    a = CoVON(ours.parameters(), betas=(0.9, 0.99), **shared)
+    b = ivon.IVON(theirs.parameters(), beta1=0.9, beta2=0.99, rescale_lr=False, **shared)
+    for step in range(100):
+        for model, optimizer in ((ours, a), (theirs, b)):
+            torch.manual_seed(step)
+            if optimizer is a:  # ivon-opt draws one vector, parameter by parameter
+                flat = torch.randn(21, dtype=torch.float64)
+                parts = iter([flat[:18].view(3, 6), flat[18:]])
+                optimizer._noise_like = lambda p, parts=parts: next(parts).clone()
+            with optimizer.sampled_params(train=True):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(ours.bias, theirs.bias, rtol=1e-9, atol=1e-11)
+
+
+def test_hess_may_be_negative_but_hess_plus_prior_stays_positive():
+    """A concave loss: the estimate is negative in expectation."""
+    weight = nn.Parameter(torch.zeros(200))
+    optimizer = make_covon([weight], hess_init=0.01, lr=1e-3, weight_decay=0.5, betas=(0.9, 0.9))
+    for _ in range(200):
+        with optimizer.sampled_params():
+            optimizer.zero_grad()
+            (-0.2 * weight.square()).sum().backward()
+        optimizer.step()
+        hess = optimizer.state[weight]["hess"]
+        assert (hess + 0.5 > 0).all()
+    assert (hess < 0).float().mean() > 0.5
+
+
+def test_consolidate_is_merge_of_the_tasks_posterior_into_the_prior(linear, batch):
+    """Over two tasks, against the pure function; the first prior takes part."""
+    optimizer = make_covon(linear.named_parameters())
+    prior = DiagGaussian(
+        {n: torch.zeros_like(p) for n, p in linear.named_parameters()},
+        {n: torch.full_like(p, 100.0 * 0.01) for n, p in linear.named_parameters()},
+    )
+    for gamma in (0.7, 0.3):
+        for _ in range(20):
+            train_step(optimizer, linear, batch)
+        fast = optimizer.posterior()
+        optimizer.consolidate(gamma=gamma)
+        slow = optimizer.posterior()
+        prior = merge(prior, fast, gamma)
+        torch.testing.assert_close(dict(slow.mean), {n: m.detach() for n, m in prior.mean.items()})
+        torch.testing.assert_close(dict(slow.precision), dict(prior.precision))
+        for name, p in linear.named_parameters():
+            assert torch.equal(p, slow.mean[name])
+
+
+def test_gamma_one_keeps_the_weights_and_a_small_gamma_keeps_the_prior(linear, batch):
+    optimizer = make_covon(linear.named_parameters())
+    for _ in range(10):
+        train_step(optimizer, linear, batch)
+    before = {n: p.detach().clone() for n, p in linear.named_parameters()}
+    optimizer.consolidate(gamma=1.0)
+    assert all(torch.equal(p, before[n]) for n, p in linear.named_parameters())
+    for _ in range(10):
+        train_step(optimizer, linear, batch)
+    optimizer.consolidate(gamma=1e-6)
+    for name, p in linear.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name], rtol=1e-4, atol=1e-4)
+
+
+def test_init_centres_the_first_prior_at_the_starting_weights(batch):
+    """With an overwhelming prior the weights stay where it is centred."""
+    for centre in ("init", "zero"):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        start = model.weight.detach().clone()
+        optimizer = make_covon(
+            model.parameters(), prior_mean=centre, weight_decay=1e4, lr=0.5, hess_init=1.0
+        )
+        for _ in range(60):
+            train_step(optimizer, model, batch)
+        optimizer.consolidate()
+        expected = start if centre == "init" else torch.zeros_like(start)
+        torch.testing.assert_close(model.weight.detach(), expected, rtol=0, atol=2e-3)
+
+
+def test_debias_corrects_the_start_of_the_gradient_average(batch):
+    """First step: with debias the direction is the gradient's, without a tenth of it."""
+    moves = {}
+    for debias in (True, False):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3, bias=False)
+        start = model.weight.detach().clone()
+        optimizer = make_covon(model.parameters(), debias=debias, weight_decay=0.0)
+        x, y = batch
+        with optimizer.sampled_params():
+            nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        moves[debias] = model.weight.detach() - start
+    torch.testing.assert_close(moves[False], 0.1 * moves[True], rtol=1e-4, atol=1e-7)
