@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import torch
+from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
+from avalanche.benchmarks.scenarios.task_aware import with_task_labels
+from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 from torch import nn
 
-from covon_avalanche.optim import CoVON
+from covon_avalanche import AdaRegStrategy, CoVONStrategy, EWCStarStrategy, VCLStrategy
+from covon_avalanche.optim import BayesByBackprop, CoVON
 
 
 def make_covon(parameters, seed: int = 0, **changes) -> CoVON:
@@ -25,3 +29,75 @@ def train_step(optimizer, model, batch) -> float:
             loss.backward()
     optimizer.step()
     return loss.item()
+
+
+def make_vcl(parameters, seed: int = 0, **changes) -> BayesByBackprop:
+    """The same for BayesByBackprop."""
+    options = dict(ess=100.0, lr=0.01, std_init=0.1, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(seed)
+    return BayesByBackprop(parameters, **{**options, "generator": generator, **changes})
+
+
+def toy_benchmark(
+    n_experiences: int = 3, n: int = 48, *, classes_per_experience: int | None = None
+) -> CLScenario:
+    """Gaussian clusters in 8 dimensions, rotated from one experience to the next.
+
+    With ``classes_per_experience`` the classes are split instead (class-incremental).
+    """
+    generator = torch.Generator().manual_seed(0)
+    classes = 4 if classes_per_experience is None else n_experiences * classes_per_experience
+    centres = 3 * torch.randn(classes, 8, generator=generator)
+
+    def dataset(experience: int):
+        if classes_per_experience is None:
+            y = torch.arange(n) % classes
+            rotated = centres.roll(experience, dims=1)
+        else:
+            y = experience * classes_per_experience + torch.arange(n) % classes_per_experience
+            rotated = centres
+        x = rotated[y] + torch.randn(n, 8, generator=generator)
+        return _make_taskaware_tensor_classification_dataset(x, y, task_labels=0)
+
+    streams = {s: [dataset(i) for i in range(n_experiences)] for s in ("train", "test")}
+    return with_task_labels(with_classes_timeline(benchmark_from_datasets(**streams)))
+
+
+def toy_model() -> nn.Module:
+    """Two layers, always the same weights."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 4))
+
+
+QUIET = dict(train_mb_size=16, train_epochs=2, eval_mb_size=64, evaluator=None)
+
+
+def make_strategy(kind: str, model: nn.Module, **options):
+    """Each of our strategies by a short name, with settings for the toy stream."""
+    options = {**QUIET, **options}
+    match kind:
+        case "covon":
+            return CoVONStrategy(
+                model=model, optimizer=make_covon(model.named_parameters()), **options
+            )
+        case "vcl":
+            return VCLStrategy(model=model, optimizer=make_vcl(model.named_parameters()), **options)
+        case "ada-reg":
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            return AdaRegStrategy(model=model, optimizer=optimizer, strength=1e3, **options)
+        case "ewc-star":
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            return EWCStarStrategy(model=model, optimizer=optimizer, strength=10.0, **options)
+
+
+STRATEGIES = ("covon", "vcl", "ada-reg", "ewc-star")
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of the parameters."""
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Whether two dicts of tensors are equal, bit by bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)

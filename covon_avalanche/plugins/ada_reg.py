@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.optim import Adam, AdamW, NAdam, RAdam
 
 from covon_avalanche.plugins.anchored import AnchoredPlugin
-from covon_avalanche.plugins.boundaries import starts_task
 
 _ADAM_FAMILY = (Adam, AdamW, NAdam, RAdam)
 
@@ -25,7 +24,7 @@ class AdaRegPlugin(AnchoredPlugin):
     """
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check the optimizer, and start its moments anew."""
+        """Check the optimizer."""
         if not isinstance(strategy.optimizer, _ADAM_FAMILY):
             known = ", ".join(cls.__name__ for cls in _ADAM_FAMILY)
             raise ValueError(
@@ -33,8 +32,10 @@ class AdaRegPlugin(AnchoredPlugin):
                 f"{type(strategy.optimizer).__name__}"
             )
         super().before_training_exp(strategy, **kwargs)
-        if starts_task(strategy.experience):
-            strategy.optimizer.state.clear()
+
+    def _start_task(self, strategy: Any) -> None:
+        super()._start_task(strategy)
+        strategy.optimizer.state.clear()
 
     def _importance(self, strategy: Any) -> dict[str, Tensor]:
         names = {p: name for name, p in strategy.model.named_parameters()}

@@ -12,7 +12,7 @@ from torch import Tensor
 from covon_avalanche.gaussian import DiagGaussian, embed
 from covon_avalanche.optim.decoupled import explicit_pull, implicit_pull
 from covon_avalanche.optim.posterior_optimizer import check_positive
-from covon_avalanche.plugins.boundaries import ends_task, starts_task, task_index
+from covon_avalanche.plugins.boundaries import TaskBoundaries, task_index
 from covon_avalanche.plugins.schedule import Schedule, check_schedule, set_lr, values_for
 
 
@@ -56,6 +56,7 @@ class AnchoredPlugin(SupervisedPlugin):
         self.weight_decay = weight_decay
         self.schedule = schedule
         self.anchor: DiagGaussian | None = None
+        self._boundaries = TaskBoundaries()
         self._ess_now = 1.0
         self._largest: dict[str, float] = {}  # largest precision by name, to spare a pass
 
@@ -65,8 +66,10 @@ class AnchoredPlugin(SupervisedPlugin):
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Apply the schedule, settle this task's ``ess``, let the anchor grow."""
-        if not starts_task(strategy.experience):
-            return
+        if self._boundaries.begins(strategy.experience):
+            self._start_task(strategy)
+
+    def _start_task(self, strategy: Any) -> None:
         values = values_for(self.schedule, task_index(strategy), self.scheduled)
         if "lr" in values:
             set_lr(strategy, values["lr"])
@@ -104,7 +107,7 @@ class AnchoredPlugin(SupervisedPlugin):
     @torch.no_grad()
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """The weights become the anchor, and the task's importance adds to the precision."""
-        if not ends_task(strategy.experience):
+        if not self._boundaries.ends(strategy.experience):
             return
         importance = self._importance(strategy)
         means, precisions = {}, {}

@@ -13,7 +13,7 @@ class LossPlateau:
     task is not merged twice (after Aljundi et al., "Task-Free Continual Learning", 2019).
 
     :param window: steps to average over.
-    :param tolerance: smallest relative fall of the mean that still counts as learning.
+    :param tolerance: smallest relative change of the mean that still counts as learning.
     :param rise: relative rise above the plateau that means "a new task".
     """
 
@@ -41,7 +41,7 @@ class LossPlateau:
                 self._plateau = None
                 self._losses.clear()
             return False
-        if before - now >= self.tolerance * before:
+        if abs(before - now) >= self.tolerance * before:
             return False
         self._plateau = now
         return True

@@ -12,12 +12,7 @@ from avalanche.training.templates.update_type import SGDUpdate
 from torch import Tensor
 
 from covon_avalanche.optim import PosteriorOptimizer
-from covon_avalanche.plugins.boundaries import (
-    ends_task,
-    starts_task,
-    task_index,
-    tells_boundaries,
-)
+from covon_avalanche.plugins.boundaries import TaskBoundaries, task_index, tells_boundaries
 from covon_avalanche.plugins.schedule import Schedule, check_schedule, set_lr, values_for
 
 
@@ -51,6 +46,7 @@ class PosteriorPlugin(SupervisedPlugin):
             raise ValueError(f"eval_samples must be >= 0, got {eval_samples}")
         self.schedule = schedule
         self.eval_samples = eval_samples
+        self._boundaries = TaskBoundaries()
         self._saved: dict[str, dict[str, Any]] = {}
         self._sample: AbstractContextManager[None] | None = None
 
@@ -97,7 +93,7 @@ class PosteriorPlugin(SupervisedPlugin):
                 "consolidate: split it with access_task_boundaries=True, or use "
                 "CoVONPlugin(consolidate_every=...) or CoVONPlugin(plateau=LossPlateau())"
             )
-        if starts_task(strategy.experience):
+        if self._boundaries.begins(strategy.experience):
             values = values_for(self.schedule, task_index(strategy), self.scheduled)
             self._set(strategy, values)
 
@@ -133,7 +129,7 @@ class PosteriorPlugin(SupervisedPlugin):
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Consolidate at the end of a task."""
-        if not self.task_free and ends_task(strategy.experience):
+        if not self.task_free and self._boundaries.ends(strategy.experience):
             strategy.optimizer.consolidate()
 
     # Prediction ------------------------------------------------------------------------

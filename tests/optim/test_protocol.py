@@ -8,29 +8,15 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from toys import make_covon, train_step
+from toys import make_covon, make_vcl, same, train_step, weights
 
 from covon_avalanche.gaussian import DiagGaussian
-from covon_avalanche.optim import BayesByBackprop, CoVON
-
-
-def make_vcl(parameters, seed: int = 0, **changes) -> BayesByBackprop:
-    options = dict(ess=100.0, lr=0.01, std_init=0.1, weight_decay=0.01)
-    generator = torch.Generator().manual_seed(seed)
-    return BayesByBackprop(parameters, **{**options, "generator": generator, **changes})
+from covon_avalanche.optim import CoVON
 
 
 @pytest.fixture(params=[make_covon, make_vcl], ids=["CoVON", "BayesByBackprop"])
 def make(request):
     return request.param
-
-
-def weights(model):
-    return {n: p.detach().clone() for n, p in model.named_parameters()}
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
 class TestSampling:
