@@ -115,6 +115,7 @@ def _start(messages: Queue[tuple[Job, int]]) -> None:
     _messages = messages
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", module=r"avalanche\.|qpsolvers\.")  # not about our runs
     import torch
 
     torch.set_num_threads(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -87,6 +87,7 @@ class CoVON(_Trained):
     clip_radius: PositiveFloat
 
 
+_KINDS = (Finetune, Joint, EWC, EWCStar, AdaReg, VCL, CoVON)
 Strategy = Annotated[
     Finetune | Joint | EWC | EWCStar | AdaReg | VCL | CoVON, Field(discriminator="kind")
 ]
@@ -154,9 +155,28 @@ def load_recipe(name_or_path: str) -> Recipe:
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise RecipeError(f"recipe {path}: {key} = {first['input']!r}: {first['msg']}") from error
+        raise RecipeError(f"recipe {path}: {_sentence(error)}") from error
+
+
+def _sentence(error: ValidationError) -> str:
+    """The most telling of the errors: misspelt keys first, they explain missing ones."""
+    order = {"extra_forbidden": 0, "missing": 2}
+    first = min(error.errors(), key=lambda e: order.get(e["type"], 1))
+    parts = [str(part) for part in first["loc"]]
+    model: Any = Recipe
+    if parts[0] == "strategies" and len(parts) > 2:
+        model = {get_args(m.model_fields["kind"].annotation)[0]: m for m in _KINDS}[parts[2]]
+        del parts[2]  # pydantic repeats the kind there
+    elif len(parts) > 1:
+        model = Recipe.model_fields[parts[0]].annotation
+    key = ".".join(parts)
+    if first["type"] == "extra_forbidden":
+        return f"{key}: unknown key; known are {', '.join(model.model_fields)}"
+    if first["type"] == "missing":
+        return f"{key}: is missing"
+    if isinstance(first["input"], dict):
+        return f"{key}: {first['msg']}"
+    return f"{key} = {first['input']!r}: {first['msg']}"
 
 
 def _folder() -> Path:

@@ -75,7 +75,8 @@ def rich_table(summaries: Sequence[Summary], title: str) -> Table:
     """The table for a terminal, best strategy in bold."""
     table = Table(title=title, title_justify="left")
     for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "strategy" else "right")
+        first = column == "strategy"
+        table.add_column(column, justify="left" if first else "right", no_wrap=first)
     winner = best(summaries)
     for summary in summaries:
         style = "bold" if summary.strategy == winner else "dim" if summary.ceiling else None

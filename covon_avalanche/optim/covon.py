@@ -40,7 +40,9 @@ class CoVON(PosteriorOptimizer):
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
         ``s0 = ess * weight_decay``. New parameters of later tasks start with it too.
     :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1 is CoVON-NoM, plain VCL.
-    :param clip_radius: largest change of a weight in a step, in units of ``lr``.
+    :param clip_radius: largest change of a weight in a step, in units of ``lr``;
+        ``float("inf")`` for none. Where the Hessian estimate is still noisy, Newton steps
+        without a limit diverge.
     :param debias: correct the zero start of the gradient average.
     :param mc_samples: posterior samples per step.
     :param prior_mean: centre of the first prior: ``"zero"`` (the paper's), or ``"init"``,
@@ -60,12 +62,12 @@ class CoVON(PosteriorOptimizer):
         params: Any,
         *,
         ess: float,
-        lr: float = 0.02,
+        lr: float = 0.05,
         hess_init: float = 0.05,
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 1e-4,
         gamma: float = 0.8,
-        clip_radius: float = float("inf"),
+        clip_radius: float = 0.1,
         debias: bool = True,
         mc_samples: int = 1,
         prior_mean: str = "zero",

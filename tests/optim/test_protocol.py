@@ -537,4 +537,4 @@ def test_covon_is_a_torch_optimizer_for_schedulers_and_groups(linear, batch):
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1**step)
     train_step(optimizer, linear, batch)
     scheduler.step()
-    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.002, 0.05])
+    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.005, 0.05])

@@ -1,0 +1,90 @@
+"""Recipes: the shipped ones, and clear errors for bad ones."""
+
+import pytest
+
+from covon_avalanche.experiment.recipe import RecipeError, load_recipe, shipped_recipes
+
+GOOD = """
+name = "tiny"
+title = "Tiny"
+epochs = 1
+train_mb_size = 64
+final_lr_factor = 0.5
+seeds = [0]
+stream = { name = "PermutedDigits", n_experiences = 2 }
+model = { hidden_size = 8, hidden_layers = 1 }
+[strategies.finetune]
+kind = "finetune"
+lr = 1e-3
+[strategies.mine]
+kind = "covon"
+lr = 0.1
+ess = 1000.0
+hess_init = 0.1
+later_hess_init = 0.1
+gamma = 0.8
+beta2 = 0.99
+clip_radius = 0.1
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "recipe.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_all_shipped_recipes_are_valid_and_named_as_their_file():
+    assert "permuted-digits" in shipped_recipes()
+    for name in shipped_recipes():
+        assert load_recipe(name).name == name
+
+
+def test_the_main_recipe_compares_what_it_says():
+    recipe = load_recipe("permuted-digits")
+    assert list(recipe.strategies) == [
+        "finetune",
+        "ewc",
+        "ewc-star",
+        "ada-reg",
+        "vcl",
+        "covon-nom",
+        "covon",
+        "joint",
+    ]
+    assert recipe.strategies["covon-nom"].gamma == 1
+    assert recipe.stream.n_experiences == 5
+    assert len(recipe.seeds) == 3
+
+
+def test_a_users_file(tmp_path):
+    recipe = load_recipe(write(tmp_path, GOOD))
+    assert recipe.strategies["mine"].ess == 1000
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("lr = 0.1", "lrr = 0.1", r"strategies\.mine\.lrr: unknown key; known are .*clip_radius"),
+        ("gamma = 0.8", "", r"strategies\.mine\.gamma: is missing"),
+        ("gamma = 0.8", "gamma = -1.0", r"strategies\.mine\.gamma = -1\.0: .*greater than 0"),
+        ("epochs = 1", "epochs = 0", r"epochs = 0: .*greater than 0"),
+        ('kind = "covon"', 'kind = "covonn"', r"strategies\.mine: .*'covonn'.*'covon'"),
+        ('"PermutedDigits"', '"Digits"', r"stream\.name = 'Digits': .*'PermutedDigits'"),
+        ("seeds = [0]", "seeds = []", r"seeds = \[\]: .*at least 1"),
+        ("title = ", "title ", "not valid TOML"),
+    ],
+)
+def test_errors_name_file_key_and_rule(tmp_path, old, new, message):
+    path = write(tmp_path, GOOD.replace(old, new, 1))
+    with pytest.raises(RecipeError, match=message) as caught:
+        load_recipe(path)
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value).strip()
+
+
+def test_unknown_names_list_the_known_ones_and_missing_files_are_said():
+    with pytest.raises(RecipeError, match=r"no recipe 'permuted'; known are .*permuted-digits"):
+        load_recipe("permuted")
+    with pytest.raises(RecipeError, match="cannot be read: No such file"):
+        load_recipe("nowhere/recipe.toml")

@@ -1,0 +1,179 @@
+"""Runs, grids, results and reports, on a tiny recipe with real digits."""
+
+import json
+import os
+
+import pytest
+
+from covon_avalanche.experiment import report
+from covon_avalanche.experiment.grid import Job, run_grid
+from covon_avalanche.experiment.recipe import Recipe, load_recipe
+from covon_avalanche.experiment.result import Result, write_atomically
+from covon_avalanche.experiment.run import run_strategy
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    """The shipped recipe, cut to two domains, one epoch and a small network."""
+    main = load_recipe("permuted-digits")
+    return Recipe.model_validate(
+        {
+            **main.model_dump(),
+            "epochs": 1,
+            "stream": {"name": "PermutedDigits", "n_experiences": 2},
+            "model": {"hidden_size": 16, "hidden_layers": 1},
+            "seeds": [0, 1],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def results(recipe, tmp_path_factory):
+    """All strategies of the recipe with both seeds, in two processes."""
+    folder, events = tmp_path_factory.mktemp("runs"), []
+    jobs = [Job(strategy, seed) for seed in (0, 1) for strategy in recipe.strategies]
+    found = run_grid(recipe, jobs, folder, processes=2, notify=events.append)
+    return folder, jobs, found, events
+
+
+def test_every_strategy_runs_and_learns_something(recipe, results):
+    _, jobs, found, events = results
+    assert [(r.strategy, r.seed) for r in found] == [(j.strategy, j.seed) for j in jobs]
+    assert not [e.error for e in events if e.error]
+    for result in found:
+        assert result.accuracy[-1][-1] > 0.25, result.strategy  # chance is 0.1
+        assert len(result.accuracy) == 2
+        assert (result.bwt is None) == (result.strategy == "joint")
+        assert result.counts == [360, 360]
+        assert all(s > 0 for s in result.train_seconds)
+
+
+def test_results_on_disk_are_what_was_returned(results):
+    folder, jobs, found, _ = results
+    for job, result in zip(jobs, found, strict=True):
+        assert Result.load(job.file(folder)) == result
+    assert len(list(folder.rglob("result.json"))) == len(jobs)
+    assert not [p for p in folder.rglob("*") if p.name.startswith(".")]
+
+
+def test_progress_is_told_domain_by_domain(results):
+    _, jobs, _, events = results
+    for job in jobs:
+        domains = [e.domains for e in events if e.job == job]
+        assert domains == sorted(domains)
+        assert domains[-1] == 2
+
+
+def test_the_same_seed_gives_the_same_result_in_any_process(recipe, results):
+    _, jobs, found, _ = results
+    for strategy in ("covon", "vcl", "ewc-star"):
+        again = run_strategy(recipe, strategy, 1)
+        before = found[jobs.index(Job(strategy, 1))]
+        assert again.accuracy == before.accuracy
+        assert found[jobs.index(Job(strategy, 0))].accuracy != before.accuracy
+
+
+def test_a_failing_run_is_reported_and_the_others_finish(recipe, tmp_path):
+    broken = recipe.model_copy(
+        update={
+            "strategies": {
+                "finetune": recipe.strategies["finetune"],
+                "covon": recipe.strategies["covon"].model_copy(
+                    update={"lr": 1e30, "clip_radius": 1e30}
+                ),
+            }
+        }
+    )
+    events = []
+    jobs = [Job("covon", 0), Job("finetune", 0)]
+    found = run_grid(broken, jobs, tmp_path, processes=1, notify=events.append)
+    assert [r.strategy for r in found] == ["finetune"]
+    (failure,) = [e for e in events if e.error]
+    assert failure.job == Job("covon", 0)
+    assert failure.error.startswith("FloatingPointError: ")
+    assert [p.parent.parent.name for p in tmp_path.rglob("result.json")] == ["finetune"]
+
+
+def test_validation_runs_never_touch_the_test_images(recipe):
+    result = run_strategy(recipe, "finetune", 0, stream="valid", validation_size=100)
+    assert result.counts == [100, 100]
+    assert result.stream == "valid"
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "result.json"
+    write_atomically(path, "old")
+
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        write_atomically(path, "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+    assert path.read_text() == "old"
+
+
+class TestReport:
+    def result(self, strategy, seed, rows, kind="covon", seconds=2.0):
+        return Result(
+            recipe="r",
+            strategy=strategy,
+            seed=seed,
+            stream="test",
+            settings={"strategy": {"kind": kind}},
+            accuracy=rows,
+            counts=[10, 10],
+            average_accuracy=sum(rows[-1]) / 2,
+            weighted_accuracy=sum(rows[-1]) / 2,
+            bwt=None if rows[0] is None else rows[-1][0] - rows[0][0],
+            train_seconds=[seconds, seconds],
+            parameters=5,
+            parameters_worth=5.0,
+            versions={},
+            machine={},
+        )
+
+    @pytest.fixture
+    def summaries(self):
+        return report.summarise(
+            [
+                self.result("covon", 0, [[0.9, 0.1], [0.8, 0.8]]),
+                self.result("naive", 0, [[0.9, 0.1], [0.3, 0.9]]),
+                self.result("covon", 1, [[0.9, 0.1], [0.9, 0.9]], seconds=3.0),
+                self.result("joint", 0, [None, [0.95, 0.95]], kind="joint"),
+            ]
+        )
+
+    def test_means_and_deviations_by_hand(self, summaries):
+        covon, naive, joint = summaries
+        assert covon.accuracy == pytest.approx((85.0, 7.0710678))
+        assert covon.bwt == pytest.approx((-5.0, 7.0710678))
+        assert covon.seconds == pytest.approx(5.0)
+        assert [mean for mean, _ in covon.curve] == pytest.approx([90.0, 85.0])
+        assert naive.cells() == ("naive", "60.00", "-60.00", "4.0", "5", "1")
+        assert joint.cells()[:3] == ("joint (ceiling)", "95.00", "-")
+
+    def test_the_ceiling_is_never_the_best(self, summaries):
+        assert report.best(summaries) == "covon"
+        assert report.best(summaries[2:]) is None
+
+    def test_markdown(self, summaries):
+        lines = report.markdown_table(summaries).splitlines()
+        assert lines[2] == "| **covon** | **85.00 ± 7.07** | -5.00 ± 7.07 | 5.0 | 5 | 2 |"
+        assert len({line.count("|") for line in lines}) == 1
+
+    @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+    def test_plots_are_files_of_their_kind(self, summaries, tmp_path, suffix, magic):
+        report.plot_curves(summaries, "title", tmp_path / f"a.{suffix}")
+        assert (tmp_path / f"a.{suffix}").read_bytes().startswith(magic)
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_results_are_plain_json_with_all_that_decides_them(results):
+    folder, jobs, *_ = results
+    data = json.loads(jobs[-2].file(folder).read_text())
+    assert data["schema_version"] == 1
+    assert data["settings"]["strategy"]["kind"] == "covon"
+    assert {"torch", "avalanche-lib", "covon_avalanche", "python"} <= data["versions"].keys()
+    assert data["machine"]["threads"] == 1

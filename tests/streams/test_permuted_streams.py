@@ -1,0 +1,147 @@
+"""PermutedDigits and PermutedMNIST: data, permutations, splits, Avalanche conventions."""
+
+import pytest
+import torch
+from avalanche.training import LwF
+from sklearn.datasets import load_digits
+from torch import nn
+from torchvision.datasets import MNIST
+from toys import QUIET
+
+from covon_avalanche.streams import PermutedDigits, PermutedMNIST
+
+
+def tensors(experience):
+    rows = [experience.dataset[i] for i in range(len(experience.dataset))]
+    return torch.stack([r[0] for r in rows]), torch.tensor([r[1] for r in rows])
+
+
+def test_digits_are_the_real_ones_split_once_and_for_all():
+    benchmark = PermutedDigits(1)
+    x = torch.cat([tensors(benchmark.train_stream[0])[0], tensors(benchmark.test_stream[0])[0]])
+    images = {tuple(row.flatten().round(decimals=3).tolist()) for row in x * 0.3760 + 0.3053}
+    original = {
+        tuple(row.round(decimals=3).tolist())
+        for row in torch.as_tensor(load_digits().data, dtype=torch.float32) / 16
+    }
+    assert images == original
+    assert (len(benchmark.train_stream[0].dataset), len(benchmark.test_stream[0].dataset)) == (
+        1437,
+        360,
+    )
+    again = PermutedDigits(1, seed=5)
+    assert torch.equal(tensors(again.test_stream[0])[0], tensors(benchmark.test_stream[0])[0])
+    counts = tensors(benchmark.test_stream[0])[1].bincount()
+    assert counts.min() >= 34  # stratified
+    assert abs(x.mean()) < 0.01
+    assert abs(x.std() - 1) < 0.01
+
+
+def test_permutations():
+    """The first experience is natural, the others are the same images in other orders."""
+    benchmark = PermutedDigits(4, seed=3)
+    natural, labels = tensors(benchmark.train_stream[0])
+    seen = []
+    for i in range(1, 4):
+        x, y = tensors(benchmark.train_stream[i])
+        assert torch.equal(y, labels)
+        assert not torch.equal(x, natural)
+        assert torch.equal(x.flatten(1).sort().values, natural.flatten(1).sort().values)
+        test, _ = tensors(benchmark.test_stream[i])
+        order = column_order(natural, x)
+        test_natural, _ = tensors(benchmark.test_stream[0])
+        assert torch.equal(test.flatten(1), test_natural.flatten(1)[:, order])
+        seen.append(tuple(order))
+    assert len(set(seen)) == 3
+    same = PermutedDigits(2, seed=3)
+    assert torch.equal(tensors(same.train_stream[1])[0], tensors(benchmark.train_stream[1])[0])
+    other = PermutedDigits(2, seed=4)
+    assert not torch.equal(tensors(other.train_stream[1])[0], tensors(benchmark.train_stream[1])[0])
+
+
+def column_order(natural, permuted):
+    """Some order of the natural columns that gives the permuted ones."""
+    columns = {tuple(c.tolist()): i for i, c in enumerate(natural.flatten(1).T)}
+    return [columns[tuple(c.tolist())] for c in permuted.flatten(1).T]
+
+
+@pytest.mark.parametrize(("size", "images"), [(237, 237), (0.25, 359)])
+def test_validation_images_are_held_out_of_training_and_alike_in_all_domains(size, images):
+    benchmark = PermutedDigits(3, validation_size=size)
+    valid = benchmark.streams["valid"]
+    whole, _ = tensors(PermutedDigits(1).train_stream[0])
+    for i in range(3):
+        assert len(valid[i].dataset) == images
+        assert len(benchmark.train_stream[i].dataset) == 1437 - images
+    x = torch.cat([tensors(benchmark.train_stream[0])[0], tensors(valid[0])[0]])
+    assert {tuple(r.flatten().tolist()) for r in x} == {tuple(r.flatten().tolist()) for r in whole}
+    assert torch.equal(tensors(valid[0])[1], tensors(valid[2])[1])
+    assert "valid" not in PermutedDigits(1).streams
+
+
+def test_avalanche_conventions():
+    """Task label 0, classes timeline, n_classes: LwF and the metrics need them."""
+    benchmark = PermutedDigits(2)
+    assert benchmark.n_classes == 10
+    for stream in (benchmark.train_stream, benchmark.test_stream):
+        for i, experience in enumerate(stream):
+            assert experience.current_experience == i
+            assert experience.task_label == 0
+            assert experience.task_labels == [0]
+            assert set(experience.classes_in_this_experience) == set(range(10))
+            assert experience.dataset[0][-1] == 0
+    assert benchmark.train_stream[1].previous_classes == set(range(10))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    strategy = LwF(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters()),
+        criterion=nn.CrossEntropyLoss(),
+        alpha=1.0,
+        temperature=2.0,
+        **QUIET,
+    )
+    strategy.train(benchmark.train_stream)
+
+
+def test_transforms_get_the_permuted_image_in_0_1():
+    seen = []
+
+    def transform(image):
+        seen.append(image)
+        return image * 0
+
+    benchmark = PermutedDigits(2, validation_size=10, train_transform=transform)
+    assert (benchmark.train_stream[1].dataset[0][0] == 0).all()
+    assert seen[0].shape == (1, 8, 8)
+    assert seen[0].min() >= 0
+    assert 0.5 < seen[0].max() <= 1
+    plain = PermutedDigits(2, validation_size=10)
+    for stream in ("test", "valid"):  # not the training transform there
+        got = benchmark.streams[stream][1].dataset[0][0]
+        torch.testing.assert_close(got, plain.streams[stream][1].dataset[0][0])
+    assert (benchmark.train_stream[1].dataset.eval()[0][0] != 0).any()
+    other = PermutedDigits(1, eval_transform=lambda image: image + 7)
+    assert other.test_stream[0].dataset[0][0].min() >= 7
+
+
+def test_bad_sizes_are_named():
+    with pytest.raises(ValueError, match="n_experiences must be >= 1, got 0"):
+        PermutedDigits(0)
+    for size in (1437, -1, 1.0):
+        with pytest.raises(ValueError, match=r"validation_size must be .* below 1437, got"):
+            PermutedDigits(1, validation_size=size)
+
+
+def test_real_mnist(real_data):
+    benchmark = PermutedMNIST(2, seed=1, dataset_root=real_data)
+    assert [len(e.dataset) for e in benchmark.train_stream] == [60_000, 60_000]
+    assert [len(e.dataset) for e in benchmark.test_stream] == [10_000, 10_000]
+    original = MNIST(real_data, train=False)
+    image, label, task = benchmark.test_stream[0].dataset[7]
+    assert (label, task) == (original.targets[7].item(), 0)
+    torch.testing.assert_close(
+        image[0] * 0.3081 + 0.1307, original.data[7] / 255, atol=1e-6, rtol=0
+    )
+    permuted = benchmark.test_stream[1].dataset[7][0]
+    assert torch.equal(permuted.flatten().sort().values, image.flatten().sort().values)
+    assert not torch.equal(permuted, image)

@@ -1,0 +1,84 @@
+"""Arrows go down only; importing has no effects."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "covon_avalanche"
+ROOT = "covon_avalanche"
+# What each room may import of the others. ``evaluation`` and ``streams`` are leaves.
+MAY_IMPORT = {
+    "gaussian": set(),
+    "optim": {"gaussian"},
+    "fisher": set(),
+    "plugins": {"gaussian", "optim", "fisher"},
+    "strategies": {"optim", "plugins"},
+    "streams": set(),
+    "evaluation": set(),
+    "experiment": {"optim", "strategies", "streams", "evaluation"},
+    "cli": {"experiment"},
+    "__main__": {"cli"},
+}
+FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
+
+
+def imports(file: Path) -> set[str]:
+    """Dotted names of all imports of a file, at any depth."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "absolute imports only"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_arrows(file):
+    room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    used = {n.split(".")[1] for n in imports(file) if n.startswith(f"{ROOT}.")}
+    assert used - {room, "__version__"} <= MAY_IMPORT[room]
+    if room in ("gaussian", "optim", "fisher"):
+        assert not any(n.split(".")[0] == "avalanche" for n in imports(file))
+    assert not any(n.split(".")[0] == "ivon" for n in imports(file))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_every_public_name_has_a_docstring(file):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    if file.name != "__main__.py":
+        assert ast.get_docstring(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), node.name
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), node.name
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_the_optimizers_do_not_import_avalanche_and_the_command_line_not_even_torch():
+    code = "import sys; from covon_avalanche import CoVON, DiagGaussian, fisher; "
+    assert run(code + "print('avalanche' in sys.modules)") == "False"
+    assert run("import sys, covon_avalanche.cli; print('torch' in sys.modules)") == "False"
+
+
+def test_all_public_names_load():
+    code = (
+        "import covon_avalanche as c; print(len(c.__all__), all(getattr(c, n) for n in c.__all__))"
+    )
+    assert run(code) == "12 True"
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        import covon_avalanche
+
+        covon_avalanche.nothing  # noqa: B018

@@ -1,0 +1,92 @@
+"""The covon command, as a user meets it: in processes of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from covon_avalanche import __version__
+from covon_avalanche.cli import app
+
+
+def covon(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_short_run_prints_the_table_and_stores_everything(tmp_path):
+    command = [sys.executable, "-m", "covon_avalanche", "run", "--epochs", "1", "--seeds", "0"]
+    command += ["--strategies", "covon,finetune", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "covon, seed 0: A_T" in done.stdout
+    assert "A_T (%)" in done.stdout
+    assert done.stderr == ""
+    files = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.*")}
+    assert files == {
+        "accuracy.png",
+        "table.md",
+        "covon/seed-0/result.json",
+        "finetune/seed-0/result.json",
+    }
+
+
+def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
+    command = [sys.executable, "-m", "covon_avalanche", "run", "--out", str(tmp_path)]
+    command += ["--jobs", "2", "--strategies", "finetune,covon", "--seeds", "0-9"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.rglob("result.json")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Interrupted; finished runs are on disk." in output
+    assert "Traceback" not in errors
+    results = list(tmp_path.rglob("result.json"))
+    assert 1 <= len(results) < 20
+    assert all(p.read_text().endswith("}\n") for p in results)
+    assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]
+    with pytest.raises(ProcessLookupError):  # the whole group is gone
+        os.killpg(process.pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing"], "there is no recipe 'nothing'; known are permuted-digits"),
+        (["--strategies", "covon,ewcc"], "has no strategy 'ewcc'; known are finetune, ewc,"),
+        (["--seeds", "x"], "seeds must look like 0-4 or 0,3,7, got 'x'"),
+        (["--seeds", "5-2"], "the range of seeds '5-2' is empty"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_status_2(arguments, sentence):
+    result = covon("run", *arguments)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_any_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = covon("run", "--out", str(tmp_path / "file" / "runs"))
+    assert result.exit_code == 2
+    assert "cannot be made" in result.stderr
+
+
+def test_help_version_and_recipes():
+    assert "Compare continual-learning strategies" in covon("run", "--help").stdout
+    assert covon("--version").stdout.strip() == __version__
+    assert covon("recipes").stdout.startswith("permuted-digits: Permuted digits")
+
+
+def test_seeds_are_lists_and_ranges_without_repeats():
+    from covon_avalanche.cli import _parse_seeds
+
+    assert _parse_seeds("0-3") == [0, 1, 2, 3]
+    assert _parse_seeds("7, 2-3,2") == [7, 2, 3]
