@@ -40,14 +40,14 @@ BASE: dict[str, Any] = {
     "model": {"hidden_size": 100, "hidden_layers": 2},
 }
 
-ADAMW = {"lr": (1e-5, 3e-2), "weight_decay": (1e-6, 1e-1)}
+ADAMW = {"lr": (1e-5, 0.3), "weight_decay": (1e-6, 1e-1)}
 VARIATIONAL = {"ess": (300.0, 1e6), "weight_decay": (1e-6, 1e-1)}
 NEWTON = {
     **VARIATIONAL,
     "lr": (3e-3, 1.0),
     "hess_init": (1e-2, 2.0),
     "later_hess_init": (1e-3, 2.0),
-    "clip_radius": (1e-2, 1.0),
+    "clip_radius": (1e-3, 1.0),
     "beta2": [0.95, 0.98, 0.99, 0.995, 0.999],
 }
 # Pairs are ranges on a log scale, lists are choices, other values are fixed.

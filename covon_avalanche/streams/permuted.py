@@ -158,13 +158,10 @@ def _permuted(
             "train": (train_transform or standardise, None),
             "eval": (eval_transform or standardise, None),
         }
-        return _make_taskaware_tensor_classification_dataset(
-            images.x,
-            images.y,
-            task_labels=0,
-            transform_groups=groups,
-            initial_transform_group="train" if stream == "train" else "eval",
+        data = _make_taskaware_tensor_classification_dataset(
+            images.x, images.y, task_labels=0, transform_groups=groups
         )
+        return data if stream == "train" else data.eval()
 
     benchmark = benchmark_from_datasets(
         **{stream: [dataset(stream, order) for order in orders] for stream in parts}

@@ -41,16 +41,18 @@ def test_permutations():
     """The first experience is natural, the others are the same images in other orders."""
     benchmark = PermutedDigits(4, seed=3)
     natural, labels = tensors(benchmark.train_stream[0])
+    natural_test, _ = tensors(benchmark.test_stream[0])
     seen = []
     for i in range(1, 4):
         x, y = tensors(benchmark.train_stream[i])
+        test, _ = tensors(benchmark.test_stream[i])
         assert torch.equal(y, labels)
         assert not torch.equal(x, natural)
+        # the same columns in another order, one order for training and test
+        order = column_order(torch.cat([natural, natural_test]), torch.cat([x, test]))
+        assert torch.equal(x.flatten(1), natural.flatten(1)[:, order])
+        assert torch.equal(test.flatten(1), natural_test.flatten(1)[:, order])
         assert torch.equal(x.flatten(1).sort().values, natural.flatten(1).sort().values)
-        test, _ = tensors(benchmark.test_stream[i])
-        order = column_order(natural, x)
-        test_natural, _ = tensors(benchmark.test_stream[0])
-        assert torch.equal(test.flatten(1), test_natural.flatten(1)[:, order])
         seen.append(tuple(order))
     assert len(set(seen)) == 3
     same = PermutedDigits(2, seed=3)
