@@ -90,6 +90,8 @@ def _pool(processes: int) -> Iterator[tuple[ProcessPoolExecutor, Queue[tuple[Job
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.terminate()
+        for worker in workers:
+            worker.join()
         raise
     finally:
         messages.close()

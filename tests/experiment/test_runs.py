@@ -11,18 +11,33 @@ from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.result import Result, write_atomically
 from covon_avalanche.experiment.run import run_strategy
 
+NEWTON = dict(kind="covon", lr=0.1, ess=1437.0, hess_init=0.05, later_hess_init=0.05, beta2=0.99)
+STRATEGIES = {
+    "finetune": dict(kind="finetune", lr=0.01),
+    "ewc": dict(kind="ewc", lr=0.01, ewc_lambda=1.0),
+    "ewc-star": dict(kind="ewc-star", lr=0.01, strength=1.0),
+    "ada-reg": dict(kind="ada-reg", lr=0.01, strength=10.0),
+    "vcl": dict(kind="vcl", lr=0.01, ess=1437.0, std_init=0.01, weight_decay=1e-4),
+    "covon-nom": dict(**NEWTON, clip_radius=0.1, gamma=1.0, weight_decay=1e-4),
+    "covon": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4),
+    "joint": dict(kind="joint", lr=0.01),
+}
+
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
-    """The shipped recipe, cut to two domains, one epoch and a small network."""
+    """All kinds of strategies on two domains, for one epoch, with a small network."""
     main = load_recipe("permuted-digits")
+    assert list(STRATEGIES) == list(main.strategies)
     return Recipe.model_validate(
         {
             **main.model_dump(),
             "epochs": 1,
+            "train_mb_size": 32,
             "stream": {"name": "PermutedDigits", "n_experiences": 2},
-            "model": {"hidden_size": 16, "hidden_layers": 1},
+            "model": {"hidden_size": 32, "hidden_layers": 1},
             "seeds": [0, 1],
+            "strategies": STRATEGIES,
         }
     )
 
@@ -41,7 +56,7 @@ def test_every_strategy_runs_and_learns_something(recipe, results):
     assert [(r.strategy, r.seed) for r in found] == [(j.strategy, j.seed) for j in jobs]
     assert not [e.error for e in events if e.error]
     for result in found:
-        assert result.accuracy[-1][-1] > 0.25, result.strategy  # chance is 0.1
+        assert max(result.accuracy[-1]) > 0.25, result.strategy  # chance is 0.1
         assert len(result.accuracy) == 2
         assert (result.bwt is None) == (result.strategy == "joint")
         assert result.counts == [360, 360]
