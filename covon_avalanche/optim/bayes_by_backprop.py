@@ -13,13 +13,9 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.gaussian import DiagGaussian
+from covon_avalanche.optim.checks import check_positive
 from covon_avalanche.optim.kernels import adam_step
-from covon_avalanche.optim.posterior_optimizer import (
-    Group,
-    PosteriorOptimizer,
-    State,
-    check_positive,
-)
+from covon_avalanche.optim.posterior_optimizer import Group, PosteriorOptimizer, State
 from covon_avalanche.optim.samples import SampleRecord
 
 

@@ -14,13 +14,9 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.gaussian import DiagGaussian, check_gamma, check_gaussian, merge_tensors
+from covon_avalanche.optim.checks import check_positive
 from covon_avalanche.optim.kernels import covon_hess, covon_mean
-from covon_avalanche.optim.posterior_optimizer import (
-    Group,
-    PosteriorOptimizer,
-    State,
-    check_positive,
-)
+from covon_avalanche.optim.posterior_optimizer import Group, PosteriorOptimizer, State
 from covon_avalanche.optim.samples import SampleRecord
 
 

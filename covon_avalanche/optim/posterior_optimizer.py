@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from covon_avalanche.gaussian import DiagGaussian, embed
+from covon_avalanche.optim.checks import (
+    check_dtype,
+    check_finite,
+    check_generator,
+    check_positive,
+    check_precisions,
+)
 from covon_avalanche.optim.samples import SampleRecord
 
 Group = dict[str, Any]
@@ -128,7 +133,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _perturb(self, train: bool) -> None:
         if self._mean:
             raise RuntimeError("sampled_params() cannot be nested: a sample is already in place")
-        self._check_distributed()
+        check_generator(self.generator)
         lowest: list[tuple[str, Tensor]] = []
         try:
             for name, p, group in self._named_parameters():
@@ -142,7 +147,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 noise = self._noise_like(p).mul_(precision.rsqrt())
                 self._mean[p] = p.detach().clone()
                 p.add_(noise)
-            self._check_precisions(lowest)
+            check_precisions(lowest)
         except BaseException:
             self._restore()
             raise
@@ -157,24 +162,6 @@ class PosteriorOptimizer(Optimizer, ABC):
         device = p.device if self.generator is None else self.generator.device
         noise = torch.randn(p.shape, generator=self.generator, device=device, dtype=p.dtype)
         return noise.to(p.device)
-
-    def _check_distributed(self) -> None:
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        if several and self.generator is None:
-            raise ValueError(
-                "in distributed training every rank must draw the same noise: pass "
-                "generator=torch.Generator(device).manual_seed(seed), seeded alike on all ranks"
-            )
-
-    @staticmethod
-    def _check_precisions(lowest: list[tuple[str, Tensor]]) -> None:
-        bad = [(name, low.item()) for name, low in lowest if not low > 0]
-        if bad:
-            name, value = bad[0]
-            raise ValueError(
-                f"the posterior precision of {name!r} must be > 0, smallest is {value:.3g}: "
-                "ess, hess_init or weight_decay is too small, or was changed inside a task"
-            )
 
     # Stepping --------------------------------------------------------------------------
 
@@ -226,31 +213,11 @@ class PosteriorOptimizer(Optimizer, ABC):
             checks.append((name, "new mean", mean))
             checks += [(name, f"new {k}", v) for k, v in new.items() if torch.is_tensor(v)]
             proposals.append((p, mean, state))
-        self._check_finite(checks)
+        steps = (state.get("step", 0) for state in self.state.values())
+        check_finite(checks, step=max(steps, default=0) + 1)
         for p, mean, state in proposals:
             p.copy_(mean)
             self.state[p].update(state)
-
-    def _check_finite(self, checks: list[tuple[str, str, Tensor]]) -> None:
-        """One synchronisation for all tensors; the second look only names the culprit."""
-        if not checks:
-            return
-        device = checks[0][2].device
-        norms = torch.stack([torch.linalg.vector_norm(t).to(device) for *_, t in checks])
-        if torch.isfinite(norms).all():
-            return
-        for name, what, tensor in checks:
-            if not torch.isfinite(tensor).all():
-                step = max((s.get("step", 0) for s in self.state.values()), default=0) + 1
-                cause = (
-                    "the loss is not finite, or it overflowed (lower lr, or set clip_radius)"
-                    if what == "gradient"
-                    else "the step was too large: lower lr, raise hess_init, or set clip_radius"
-                )
-                raise FloatingPointError(
-                    f"{what} of {name!r} is not finite in step {step} of this task; nothing "
-                    f"was changed. Likely cause: {cause}."
-                )
 
     # The posterior ---------------------------------------------------------------------
 
@@ -353,19 +320,3 @@ class PosteriorOptimizer(Optimizer, ABC):
         super().__setstate__(state)
         self.__dict__.setdefault("_mean", {})
         self.__dict__.setdefault("_record", SampleRecord(self.mc_samples))
-
-
-def check_positive(name: str, value: float, *, zero: bool = False) -> None:
-    """Raise a ``ValueError`` unless the value is > 0 (or >= 0) and finite."""
-    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
-        raise ValueError(f"{name} must be {'>=' if zero else '>'} 0 and finite, got {value}")
-
-
-def check_dtype(p: Tensor, name: str) -> None:
-    """Refuse parameters whose dtype would swallow the noise."""
-    if p.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"{name!r} is {p.dtype}: noise of size 1e-4 vanishes in it, so the posterior "
-            "could not be sampled. Keep the weights in float32 and run the forward pass "
-            "under torch.autocast instead"
-        )

@@ -10,8 +10,8 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
 from covon_avalanche.gaussian import DiagGaussian, embed
+from covon_avalanche.optim.checks import check_positive
 from covon_avalanche.optim.decoupled import explicit_pull, implicit_pull
-from covon_avalanche.optim.posterior_optimizer import check_positive
 from covon_avalanche.plugins.boundaries import TaskBoundaries, task_index
 from covon_avalanche.plugins.schedule import Schedule, check_schedule, set_lr, values_for
 

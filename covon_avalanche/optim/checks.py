@@ -1,0 +1,79 @@
+"""Guards: what is refused before anything is changed, and the sentence that says why."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def check_positive(name: str, value: float, *, zero: bool = False) -> None:
+    """Raise a ``ValueError`` unless the value is > 0 (or >= 0) and finite."""
+    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
+        raise ValueError(f"{name} must be {'>=' if zero else '>'} 0 and finite, got {value}")
+
+
+def check_dtype(p: Tensor, name: str) -> None:
+    """Refuse parameters whose dtype would swallow the noise."""
+    if p.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"{name!r} is {p.dtype}: noise of size 1e-4 vanishes in it, so the posterior "
+            "could not be sampled. Keep the weights in float32 and run the forward pass "
+            "under torch.autocast instead"
+        )
+
+
+def check_generator(generator: torch.Generator | None) -> None:
+    """Refuse to draw different noise in each of several processes."""
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if several and generator is None:
+        raise ValueError(
+            "in distributed training every rank must draw the same noise: pass "
+            "generator=torch.Generator(device).manual_seed(seed), seeded alike on all ranks"
+        )
+
+
+def check_precisions(lowest: list[tuple[str, Tensor]]) -> None:
+    """Refuse precisions that are not positive.
+
+    :param lowest: names with their smallest precision, scalar tensors.
+    """
+    if not lowest:
+        return
+    device = lowest[0][1].device
+    values = torch.stack([low.to(device) for _, low in lowest])
+    if (values > 0).all():
+        return
+    name, low = next((name, low) for name, low in lowest if not low > 0)
+    raise ValueError(
+        f"the posterior precision of {name!r} must be > 0, smallest is {low.item():.3g}: "
+        "ess, hess_init or weight_decay is too small, or was changed inside a task"
+    )
+
+
+def check_finite(tensors: list[tuple[str, str, Tensor]], *, step: int) -> None:
+    """Refuse a step that is not finite; one synchronisation for all tensors.
+
+    :param tensors: parameter name, what the tensor is (``"gradient"`` or what is new), tensor.
+    :param step: of this task, for the message.
+    :raises FloatingPointError: naming parameter, step and likely cause.
+    """
+    if not tensors:
+        return
+    device = tensors[0][2].device
+    norms = torch.stack([torch.linalg.vector_norm(t).to(device) for *_, t in tensors])
+    if torch.isfinite(norms).all():
+        return
+    for name, what, tensor in tensors:  # a norm may overflow where no entry does
+        if not torch.isfinite(tensor).all():
+            cause = (
+                "the loss is not finite, or it overflowed (lower lr, or set clip_radius)"
+                if what == "gradient"
+                else "the step was too large: lower lr, raise hess_init, or set clip_radius"
+            )
+            raise FloatingPointError(
+                f"{what} of {name!r} is not finite in step {step} of this task; nothing "
+                f"was changed. Likely cause: {cause}."
+            )
