@@ -84,8 +84,6 @@ def suggest(trial: optuna.Trial, space: dict[str, Any]) -> dict[str, Any]:
 def search(name: str) -> None:
     """Run what is missing of a strategy's trials."""
     file = RESULTS / f"search-{name}.json"
-    sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=15)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
     space = SPACES[name]
     distributions: dict[str, Any] = {}
     for key, values in space.items():
@@ -94,6 +92,9 @@ def search(name: str) -> None:
         elif isinstance(values, list):
             distributions[key] = optuna.distributions.CategoricalDistribution(values)
     stored = json.loads(file.read_text()) if file.exists() else {"trials": []}
+    done = len(stored["trials"])  # seeds the sampler, lest a resumed search repeats its start
+    sampler = optuna.samplers.TPESampler(seed=done, n_startup_trials=15)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
     for trial in stored["trials"]:
         study.add_trial(
             optuna.trial.create_trial(
@@ -102,7 +103,7 @@ def search(name: str) -> None:
                 value=trial["value"],
             )
         )
-    for _ in range(TRIALS - len(stored["trials"])):
+    for _ in range(TRIALS - done):
         trial = study.ask()
         record: dict[str, Any] = {"settings": suggest(trial, space), "by_seed": [], "value": 0.0}
         recipe = Recipe.model_validate({**BASE, "strategies": {name: record["settings"]}})
@@ -113,7 +114,7 @@ def search(name: str) -> None:
                 )
                 record["by_seed"].append(result.average_accuracy)
             record["value"] = sum(record["by_seed"]) / len(SEEDS)
-        except FloatingPointError as error:  # diverged: worth 0
+        except (FloatingPointError, ValueError) as error:  # diverged: worth 0
             record["error"] = str(error)
         study.tell(trial, record["value"])
         stored["trials"].append(record)

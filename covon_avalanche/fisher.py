@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 
 Batch = Sequence[Tensor]
@@ -61,8 +63,9 @@ def squared_example_gradients(
 ) -> dict[str, Tensor]:
     """Squared per-example gradients, averaged over the examples: the exact empirical Fisher.
 
-    Where all parameters belong to ``Linear`` and ``Conv2d`` layers, from their inputs and
-    output gradients in one backward pass a batch; otherwise by ``torch.func``.
+    Where all parameters belong to ``Linear`` and ``Conv2d`` layers, each called once in a
+    forward pass with one row an example, from their inputs and output gradients in one
+    backward pass a batch; otherwise by ``torch.func``.
 
     :param criterion: loss, averaged over the batch; one example's must not depend on others.
     :param train_mode: run the model as in training instead of in eval mode. Layers that mix
@@ -118,6 +121,17 @@ def _supports_hooks(model: nn.Module) -> bool:
     return all(count == 1 for count in owners.values())
 
 
+@dataclass(frozen=True)
+class _Call:
+    """One use of a layer: its input, and where in the graph its output arose (an in-place
+    activation may have changed the output tensor itself since)."""
+
+    name: str
+    layer: nn.Module
+    input: Tensor
+    edge: GradientEdge
+
+
 def _add_by_hooks(
     model: nn.Module,
     sums: dict[str, Tensor],
@@ -126,36 +140,43 @@ def _add_by_hooks(
     more: Sequence[Tensor],
     criterion: Criterion,
 ) -> None:
-    calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []
+    calls: list[_Call] = []
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if any(call[0] == name for call in calls):
-                raise ValueError(
-                    f"layer {name!r} is used twice in one forward pass: its per-example "
-                    "gradients are sums that hooks do not see; use squared_batch_gradients"
-                )
-            calls.append((name, module, inputs[0].detach(), output))
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            calls.append(_Call(name, layer, inputs[0].detach(), get_gradient_edge(output)))
 
         return hook
 
-    handles = [
-        module.register_forward_hook(keep(name))
+    layers = {
+        name: module
         for name, module in model.named_modules()
         if any(p.requires_grad for p in module.parameters(recurse=False))
-    ]
+    }
+    handles = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
     try:
         loss = criterion(model(x, *more), y) * len(y)
     finally:
         for handle in handles:
             handle.remove()
-    outputs = [output for *_, output in calls]
-    gradients = torch.autograd.grad(loss, outputs, allow_unused=True)
-    for (name, module, a, _), g in zip(calls, gradients, strict=True):
-        if g is None:
-            continue
-        prefix = f"{name}." if name else ""
-        _add_layer(module, a, g, sums.get(f"{prefix}weight"), sums.get(f"{prefix}bias"))
+    # Each layer once, one row an example: else the hooks do not see whole gradients.
+    once = sorted(call.name for call in calls) == sorted(layers)
+    if not (once and all(_rows_are_examples(call, len(y)) for call in calls)):
+        _add_by_func(model, sums, x, y, more, criterion)
+        return
+    gradients = torch.autograd.grad(loss, [call.edge for call in calls], allow_unused=True)
+    for call, g in zip(calls, gradients, strict=True):
+        if g is not None:
+            prefix = f"{call.name}." if call.name else ""
+            weight, bias = sums.get(f"{prefix}weight"), sums.get(f"{prefix}bias")
+            _add_layer(call.layer, call.input, g, weight, bias)
+
+
+def _rows_are_examples(call: _Call, examples: int) -> bool:
+    """Whether the first dimension of the layer's input is the batch, without any doubt."""
+    shape = call.input.shape
+    doubtful = isinstance(call.layer, nn.Linear) and len(shape) > 2 and shape[1] == examples
+    return len(shape) > 1 and shape[0] == examples and not doubtful
 
 
 @torch.no_grad()

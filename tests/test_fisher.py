@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from avalanche.models import SimpleMLP
 from torch import nn
 
 from covon_avalanche import fisher
@@ -27,7 +28,7 @@ class SharedLayer(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer, self.head = nn.Linear(12, 12), nn.Linear(12, 4)
+        self.layer, self.head = nn.Linear(72, 72), nn.Linear(72, 4)
 
     def forward(self, x):
         return self.head(self.layer(torch.tanh(self.layer(x.flatten(1)))))
@@ -45,6 +46,34 @@ class TaskModel(nn.Module):
         return torch.where(task[:, None] == 0, out[:, 0], out[:, 1])
 
 
+class TimeFirst(nn.Module):
+    """The rows of the inner layer are not examples: places come first."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, 5), nn.Linear(5, 4)
+
+    def forward(self, x):
+        rows = x.reshape(len(x), -1, 3).transpose(0, 1)
+        return self.head(torch.tanh(self.inner(rows)).mean(0))
+
+
+class Flattened(SequenceModel):
+    """Examples and places in one dimension."""
+
+    def forward(self, x):
+        rows = self.inner(x.reshape(-1, 3)).unflatten(0, (len(x), -1))
+        return self.head(torch.tanh(rows).mean(1))
+
+
+class Functional(SequenceModel):
+    """Uses a layer's weight without calling the layer."""
+
+    def forward(self, x):
+        rows = F.linear(x.view(len(x), -1, 3), self.inner.weight, self.inner.bias)
+        return self.head(torch.tanh(rows).mean(1))
+
+
 def conv(**options):
     return nn.Sequential(
         nn.Conv2d(2, 6, 3, **options), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4, bias=False)
@@ -53,7 +82,21 @@ def conv(**options):
 
 MODELS = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 7), nn.Tanh(), nn.Linear(7, 4)),
+    "in place": lambda: nn.Sequential(
+        nn.Conv2d(2, 6, 3),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(96, 9),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Linear(9, 4),
+    ),
+    "avalanche mlp": lambda: SimpleMLP(num_classes=4, input_size=72, hidden_size=9),
     "sequence": SequenceModel,
+    "time first": TimeFirst,
+    "flattened": Flattened,
+    "functional": Functional,
+    "shared": SharedLayer,
     "conv": lambda: conv(padding=1),
     "conv strided dilated grouped": lambda: conv(stride=2, dilation=2, padding=2, groups=2),
     "conv same": lambda: conv(padding="same"),
@@ -62,7 +105,8 @@ MODELS = {
         nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 4)
     ),
 }
-BY_HOOKS = {"mlp", "sequence", "conv", "conv strided dilated grouped"}
+BY_FUNC_AT_ONCE = {"conv same", "layer norm", "batch norm"}
+ON_SECOND_THOUGHT = {"time first", "flattened", "functional", "shared"}
 
 
 @pytest.fixture(params=MODELS, ids=lambda name: name.replace(" ", "-"))
@@ -95,9 +139,19 @@ def test_exact_squares_equal_the_loop_whatever_the_batches(case, sizes):
         torch.testing.assert_close(exact[name], expected)
 
 
-def test_plain_layers_go_by_hooks_and_the_rest_by_torch_func(case):
-    name, model, *_ = case
-    assert fisher._supports_hooks(model) == (name in BY_HOOKS)
+def test_plain_layers_go_by_hooks_and_the_rest_by_torch_func(case, monkeypatch):
+    name, model, x, y = case
+    by_func = []
+    original = fisher._add_by_func
+
+    def spy(*arguments):
+        by_func.append(arguments)
+        original(*arguments)
+
+    monkeypatch.setattr(fisher, "_add_by_func", spy)
+    squared_example_gradients(model, [(x, y)])
+    assert bool(by_func) == (name in BY_FUNC_AT_ONCE | ON_SECOND_THOUGHT)
+    assert fisher._supports_hooks(model) == (name not in BY_FUNC_AT_ONCE)
 
 
 def test_chunking_changes_nothing(case, monkeypatch):
@@ -165,9 +219,11 @@ class TestBoth:
             function(nn.Linear(2, 2), [])
 
 
-def test_a_layer_used_twice_is_refused_not_miscounted():
-    with pytest.raises(ValueError, match="'layer' is used twice"):
-        squared_example_gradients(SharedLayer(), [(torch.randn(3, 12), torch.randint(4, (3,)))])
+def test_as_many_places_as_examples_are_not_confused():
+    torch.manual_seed(0)
+    model = TimeFirst().double()
+    x, y = torch.randn(4, 12).double(), torch.randint(4, (4,))
+    torch.testing.assert_close(squared_example_gradients(model, [(x, y)]), by_loop(model, x, y))
 
 
 def test_a_parameter_shared_by_two_layers_goes_by_torch_func():

@@ -114,7 +114,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             if train:
                 noise = {p: p.detach() - mean for p, mean in self._mean.items()}
         except BaseException:
-            self._record = SampleRecord(self.mc_samples)
+            if train:
+                self._record = SampleRecord(self.mc_samples)
             raise
         finally:
             self._restore()
