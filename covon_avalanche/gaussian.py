@@ -185,14 +185,18 @@ def merge_ema(prior: DiagGaussian, posterior: DiagGaussian, gamma: float) -> Dia
     precisions agree with :func:`merge`, the means only where prior and posterior are
     equally sure.
 
-    :raises ValueError: for a coefficient not > 0 or different names.
+    :raises ValueError: for a coefficient not > 0, different names, or a result that is no
+        Gaussian (possible above 1 only).
     """
     check_gamma(gamma)
     _check_names(prior, posterior)
-    return DiagGaussian(
+    merged = DiagGaussian(
         {n: torch.lerp(prior.mean[n], m, gamma) for n, m in posterior.mean.items()},
         {n: torch.lerp(prior.precision[n], s, gamma) for n, s in posterior.precision.items()},
     )
+    for name, mean in merged.mean.items():
+        check_gaussian(name, mean, merged.precision[name])
+    return merged
 
 
 def kl(q: DiagGaussian, p: DiagGaussian) -> Tensor:

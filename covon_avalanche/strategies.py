@@ -237,6 +237,7 @@ class EWCStarStrategy(SupervisedTemplate):
         fisher: Literal["exact", "batch"] = "exact",
         fisher_mb_size: int = 256,
         train_transform: bool = False,
+        train_mode: bool = False,
         schedule: Schedule | None = None,
         train_mb_size: int = 1,
         train_epochs: int = 1,
@@ -257,6 +258,7 @@ class EWCStarStrategy(SupervisedTemplate):
         :param fisher: exact per-example squares, or squared batch gradients times B.
         :param fisher_mb_size: examples per batch of the Fisher pass.
         :param train_transform: use the training transform in the Fisher pass.
+        :param train_mode: run the model in training mode there.
         :param schedule: per-experience hyperparameters, see the plugin.
         :param train_mb_size: training mini-batch size.
         :param train_epochs: epochs per experience; a schedule may change it.
@@ -274,6 +276,7 @@ class EWCStarStrategy(SupervisedTemplate):
             fisher=fisher,
             fisher_mb_size=fisher_mb_size,
             train_transform=train_transform,
+            train_mode=train_mode,
             schedule=schedule,
         )
         super().__init__(

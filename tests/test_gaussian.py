@@ -117,6 +117,11 @@ def test_an_over_relaxed_merge_that_is_no_gaussian_is_refused():
         pytest.raises(ValueError, match="precision of 'w' must be positive"),
     ):
         merge(gaussian(0.0, 1.0), gaussian(0.0, 0.1), 2.0)
+    with (
+        pytest.warns(UserWarning, match="over-relaxed"),
+        pytest.raises(ValueError, match="precision of 'w' must be positive"),
+    ):
+        merge_ema(gaussian(0.0, 1.0), gaussian(0.0, 0.1), 2.0)
 
 
 def test_kl_agrees_with_torch_distributions():

@@ -59,7 +59,7 @@ def run_grid(
     :return: the results of the jobs that did not fail, in the order of the jobs.
     """
     results: dict[Job, Result] = {}
-    with _pool(processes) as (pool, messages):
+    with _no_parts_left(folder), _pool(processes) as (pool, messages):
         futures: dict[Future[Result], Job] = {
             pool.submit(_work, recipe, job, folder, dataset_root): job for job in jobs
         }
@@ -75,6 +75,17 @@ def run_grid(
                 else:
                     notify(Event(job, error=f"{type(error).__name__}: {error}"))
     return [results[job] for job in jobs if job in results]
+
+
+@contextmanager
+def _no_parts_left(folder: Path) -> Iterator[None]:
+    """Remove what a worker that was stopped while writing has left."""
+    try:
+        yield
+    except BaseException:
+        for part in folder.rglob(".*.part"):
+            part.unlink()
+        raise
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    field_validator,
 )
 
 if sys.version_info >= (3, 11):
@@ -70,6 +71,7 @@ class VCL(_Trained):
     """Mean-field VCL, Bayes by Backprop with Adam."""
 
     kind: Literal["vcl"]
+    weight_decay: PositiveFloat
     ess: PositiveFloat
     std_init: PositiveFloat
 
@@ -83,7 +85,7 @@ class CoVON(_Trained):
     later_hess_init: PositiveFloat
     """``hess_init`` from the second domain on."""
     gamma: PositiveFloat
-    beta2: PositiveFloat
+    beta2: Annotated[float, Field(gt=0, lt=1)]
     clip_radius: PositiveFloat
 
 
@@ -122,6 +124,13 @@ class Recipe(_Settings):
     seeds: Annotated[list[int], Field(min_length=1)]
     """Seeds of permutations, initial weights, data order and noise."""
     strategies: Annotated[dict[str, Strategy], Field(min_length=1)]
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("seeds must be distinct")
+        return seeds
 
 
 class RecipeError(ValueError):

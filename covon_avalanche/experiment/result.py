@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,13 +59,13 @@ class Result(BaseModel):
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with part.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
     except BaseException:
-        Path(part).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise

@@ -16,7 +16,6 @@ from covon_avalanche.gaussian import DiagGaussian
 from covon_avalanche.optim.checks import check_positive
 from covon_avalanche.optim.kernels import adam_step
 from covon_avalanche.optim.posterior_optimizer import Group, PosteriorOptimizer, State
-from covon_avalanche.optim.samples import SampleRecord
 
 
 class BayesByBackprop(PosteriorOptimizer):
@@ -96,13 +95,13 @@ class BayesByBackprop(PosteriorOptimizer):
         precision = torch.full_like(p, group["ess"] * group["weight_decay"])
         return {"prior_mean": torch.zeros_like(p), "prior_precision": precision}
 
-    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float:
+    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float | None:
         state = self.state.get(p, {})
         if "log_std" in state:
             return torch.exp(-2 * state["log_std"])
         if "prior_precision" in state:  # a given prior, before the first step
             return state["prior_precision"]
-        return group["std_init"] ** -2
+        return group["std_init"] ** -2 if train else None
 
     def _propose(
         self, p: Tensor, group: Group, state: State, grad: Tensor, grad_noise: Tensor
@@ -143,4 +142,4 @@ class BayesByBackprop(PosteriorOptimizer):
                     "prior_mean": p.detach().clone(),
                     "prior_precision": torch.exp(-2 * state["log_std"]),
                 }
-        self._record = SampleRecord(self.mc_samples)
+        self.discard_samples()

@@ -17,7 +17,6 @@ from covon_avalanche.gaussian import DiagGaussian, check_gamma, check_gaussian, 
 from covon_avalanche.optim.checks import check_positive
 from covon_avalanche.optim.kernels import covon_hess, covon_mean
 from covon_avalanche.optim.posterior_optimizer import Group, PosteriorOptimizer, State
-from covon_avalanche.optim.samples import SampleRecord
 
 
 class CoVON(PosteriorOptimizer):
@@ -44,7 +43,7 @@ class CoVON(PosteriorOptimizer):
     :param prior_mean: centre of the first prior: ``"zero"`` (the paper's), or ``"init"``,
         the starting weights, which is what fine-tuning a pretrained network needs.
     :param prior: a posterior to continue from instead, by parameter name; parameters it
-        lacks get the first prior.
+        lacks get the first prior. Move the model to its device before.
     :param generator: source of the noise. With several processes it is required, seeded
         alike everywhere: gradients are averaged before they meet the noise.
     :raises ValueError: naming the value and the rule.
@@ -115,11 +114,11 @@ class CoVON(PosteriorOptimizer):
         """That of the current task's prior; a number until the first consolidation."""
         return state.get("prior_precision", group["ess"] * group["weight_decay"])
 
-    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float:
+    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float | None:
         state = self.state.get(p, {})
+        if not train and "hess" not in state:
+            return state.get("prior_precision")  # between tasks the slow posterior predicts
         prior_precision = self._prior_precision(state, group)
-        if not train and "prior_precision" in state and "hess" not in state:
-            return prior_precision  # between tasks the slow posterior predicts
         return group["ess"] * state.get("hess", group["hess_init"]) + prior_precision
 
     # The two updates -------------------------------------------------------------------
@@ -184,4 +183,4 @@ class CoVON(PosteriorOptimizer):
         for p, mean, precision in merged:
             p.copy_(mean)
             self.state[p] = {"prior_mean": mean, "prior_precision": precision}
-        self._record = SampleRecord(self.mc_samples)
+        self.discard_samples()

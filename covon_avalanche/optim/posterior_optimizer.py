@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from covon_avalanche.gaussian import DiagGaussian, embed
+from covon_avalanche.gaussian import DiagGaussian, check_gaussian, embed
 from covon_avalanche.optim.checks import (
     check_dtype,
     check_finite,
@@ -73,8 +73,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         """State entries, as tensors, of a parameter that no task has trained yet."""
 
     @abstractmethod
-    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float:
-        """Precision (1/weight²) to sample a parameter with."""
+    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float | None:
+        """Precision (1/weight²) to sample a parameter with; to predict (``train=False``)
+        ``None`` for one that nothing has trained and no prior was given for."""
 
     @abstractmethod
     def _propose(
@@ -107,6 +108,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             stepped nor cleared.
         :raises ValueError: if a precision is not positive, or a dtype cannot hold the noise.
         """
+        if train and self._record.count == 0:
+            self.discard_samples()  # mc_samples may have changed since
         self._perturb(train)
         noise = None
         try:
@@ -115,7 +118,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 noise = {p: p.detach() - mean for p, mean in self._mean.items()}
         except BaseException:
             if train:
-                self._record = SampleRecord(self.mc_samples)
+                self.discard_samples()
             raise
         finally:
             self._restore()
@@ -127,7 +130,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                         "already: call step(), or zero_grad() to drop them; to accumulate "
                         "gradients, run all micro-batches inside one sampled_params()"
                     )
-                self._record = SampleRecord(self.mc_samples)
+                self.discard_samples()
             self._record.add(noise)
 
     @torch.no_grad()
@@ -141,9 +144,10 @@ class PosteriorOptimizer(Optimizer, ABC):
                 if not p.requires_grad:
                     continue
                 check_dtype(p, name)
-                precision = torch.as_tensor(
-                    self._precision(p, group, train), dtype=p.dtype, device=p.device
-                )
+                value = self._precision(p, group, train)
+                if value is None:
+                    continue
+                precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
                 lowest.append((name, precision.min()))
                 noise = self._noise_like(p).mul_(precision.rsqrt())
                 self._mean[p] = p.detach().clone()
@@ -158,6 +162,16 @@ class PosteriorOptimizer(Optimizer, ABC):
         for p, mean in self._mean.items():
             p.copy_(mean)
         self._mean = {}
+
+    def discard_samples(self) -> None:
+        """Forget the samples drawn since the last step, as if they had not been."""
+        self._record = SampleRecord(self.mc_samples)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; a complete set of samples that no step has used goes, too."""
+        super().zero_grad(set_to_none)
+        if self._record.complete:
+            self.discard_samples()
 
     def _noise_like(self, p: Tensor) -> Tensor:
         device = p.device if self.generator is None else self.generator.device
@@ -179,7 +193,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             raise RuntimeError("step() must be called outside of sampled_params()")
         loss = None
         if closure is not None:
-            self._record = SampleRecord(self.mc_samples)
+            self.discard_samples()
             losses = []
             for _ in range(self.mc_samples):
                 with torch.enable_grad(), self.sampled_params():
@@ -190,7 +204,8 @@ class PosteriorOptimizer(Optimizer, ABC):
                 f"step() needs mc_samples={self.mc_samples} samples, got {self._record.count}: "
                 "run forward and backward inside `with optimizer.sampled_params():` first"
             )
-        record, self._record = self._record, SampleRecord(self.mc_samples)
+        record = self._record
+        self.discard_samples()
         self._apply(record)
         return loss
 
@@ -207,7 +222,9 @@ class PosteriorOptimizer(Optimizer, ABC):
                 )
             if p.grad.is_sparse:
                 raise ValueError(f"{name!r} has a sparse gradient, which is not supported")
-            old = {**self._start_task(p, group), **self.state[p]}
+            old = self.state[p]
+            if "step" not in old:
+                old = {**self._start_task(p, group), **old}
             mean, new = self._propose(p, group, old, p.grad, record.grad_times_noise(p))
             state = {**old, **new}
             checks.append((name, "gradient", p.grad))
@@ -226,23 +243,28 @@ class PosteriorOptimizer(Optimizer, ABC):
     def posterior(
         self, named_parameters: Iterable[tuple[str, Tensor]] | None = None
     ) -> DiagGaussian:
-        """The current posterior, as copies.
+        """The current posterior, as copies, over all parameters that have one: those trained
+        in some task, or with a given prior.
 
         :param named_parameters: names to use, for instance ``model.named_parameters()``.
             By default the names that the optimizer was given (pass
             ``model.named_parameters()`` to its constructor), else ``"group.index"``.
+        :raises ValueError: for a parameter that is not in the optimizer.
         """
-        given = {p: n for n, p in named_parameters or ()}
+        names = {p: name for name, p, _ in self._named_parameters()}
+        given = names if named_parameters is None else {p: n for n, p in named_parameters}
+        strange = sorted(n for p, n in given.items() if p not in names)
+        if strange:
+            raise ValueError(f"these parameters are not in the optimizer: {strange}")
         means, precisions = {}, {}
-        for name, p, group in self._named_parameters():
-            if given and p not in given:
+        for _, p, group in self._named_parameters():
+            value = self._precision(p, group, train=False)
+            if p not in given or value is None:
                 continue
             mean = self._mean.get(p, p.detach())
-            precision = torch.as_tensor(
-                self._precision(p, group, train=False), dtype=p.dtype, device=p.device
-            )
-            means[given.get(p, name)] = mean.clone()
-            precisions[given.get(p, name)] = precision.expand_as(p).clone()
+            precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
+            means[given[p]] = mean.clone()
+            precisions[given[p]] = precision.expand_as(p).clone()
         return DiagGaussian(means, precisions)
 
     def _install_prior(self, prior: DiagGaussian) -> None:
@@ -262,6 +284,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                     f"the prior of {name!r} must have shape {tuple(p.shape)}, "
                     f"got {tuple(prior.mean[name].shape)}"
                 )
+            check_gaussian(name, prior.mean[name], prior.precision[name])
             self.state[p] = {
                 "prior_mean": prior.mean[name].to(p, copy=True),
                 "prior_precision": prior.precision[name].to(p, copy=True),
@@ -275,9 +298,15 @@ class PosteriorOptimizer(Optimizer, ABC):
         their state in the leading corner and the new ones start with the first prior.
 
         :param saved: a ``state[p]`` of this optimizer.
-        :raises ValueError: if the saved tensors do not fit into the parameter.
+        :raises ValueError: if the saved tensors do not fit into the parameter, or it is not
+            in the optimizer.
         """
-        group = next(g for _, p, g in self._named_parameters() if p is parameter)
+        groups = [g for _, p, g in self._named_parameters() if p is parameter]
+        if not groups:
+            raise ValueError(
+                f"a parameter of shape {tuple(parameter.shape)} is not in the optimizer"
+            )
+        group = groups[0]
         fresh = {**self._start_task(parameter, group), **self._first_prior(parameter, group)}
         state = {k: embed(v, fresh[k]) if torch.is_tensor(v) else v for k, v in saved.items()}
         self.state[parameter] = state
@@ -313,6 +342,12 @@ class PosteriorOptimizer(Optimizer, ABC):
             names = group.get("param_names", ())
             for j, p in enumerate(group["params"]):
                 yield names[j] if len(names) == len(group["params"]) else f"{i}.{j}", p, group
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore groups and state. The generator is not part of them: restore it with
+        ``optimizer.generator.set_state``, if the noise shall go on as it would have."""
+        super().load_state_dict(state_dict)
+        self.discard_samples()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "generator": self.generator}

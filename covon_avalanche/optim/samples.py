@@ -46,7 +46,7 @@ class SampleRecord:
             grad, p.grad = p.grad, None
             assert grad is not None
             product = n.mul_(grad)
-            self._grad[p] = self._grad[p].add_(grad) if p in self._grad else grad
+            self._grad[p] = self._grad[p].add_(grad) if p in self._grad else grad.clone()
             self._product[p] = self._product[p].add_(product) if p in self._product else product
         if self.complete:
             for p, grad in self._grad.items():

@@ -12,7 +12,12 @@ from torch import Tensor
 from covon_avalanche.gaussian import DiagGaussian, embed
 from covon_avalanche.optim.checks import check_positive
 from covon_avalanche.optim.decoupled import explicit_pull, implicit_pull
-from covon_avalanche.plugins.boundaries import TaskBoundaries, task_index
+from covon_avalanche.plugins.boundaries import (
+    TaskBoundaries,
+    require_boundaries,
+    task_data,
+    task_index,
+)
 from covon_avalanche.plugins.schedule import Schedule, check_schedule, set_lr, values_for
 
 
@@ -39,10 +44,10 @@ class AnchoredPlugin(SupervisedPlugin):
         :param strength: multiplies each task's importance. ``ess`` nearly cancels between
             learning the importance and using it, so this is what sets the regularisation.
         :param ess: effective sample size of a task, in examples; by default the size of
-            the experience's data.
+            the task's data.
         :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
-            ``s0 = ess * weight_decay``, which later tasks add to. It takes the place of
-            the optimizer's own weight decay.
+            ``s0 = ess * weight_decay``, which later tasks add to. It is meant to take the
+            place of the optimizer's own weight decay: set that to 0 (AdamW's default is not).
         :param schedule: per-experience ``lr``, ``ess`` and ``epochs``.
         """
         super().__init__()
@@ -66,6 +71,7 @@ class AnchoredPlugin(SupervisedPlugin):
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Apply the schedule, settle this task's ``ess``, let the anchor grow."""
+        require_boundaries(strategy.experience)
         if self._boundaries.begins(strategy.experience):
             self._start_task(strategy)
 
@@ -78,7 +84,8 @@ class AnchoredPlugin(SupervisedPlugin):
         if "ess" in values:
             check_positive("ess", values["ess"])
             self.ess = values["ess"]
-        self._ess_now = float(len(strategy.experience.dataset) if self.ess is None else self.ess)
+        size = len(task_data(strategy.experience))
+        self._ess_now = float(size if self.ess is None else self.ess)
         self.anchor = self._grown_anchor(strategy.model)
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
@@ -93,9 +100,14 @@ class AnchoredPlugin(SupervisedPlugin):
     def _pull(self, strategy: Any, implicit: bool) -> None:
         if self.anchor is None:
             return
-        lr = {p: g["lr"] for g in strategy.optimizer.param_groups for p in g["params"]}
+        groups = strategy.optimizer.param_groups
+        fastest = max(group["lr"] for group in groups) / self._ess_now
+        if implicit and fastest * max(self._largest.values(), default=0.0) < 1:
+            return
+        lr = {p: group["lr"] for group in groups for p in group["params"]}
         for name, p in strategy.model.named_parameters():
-            if not p.requires_grad or p.grad is None or name not in self.anchor.mean:
+            known = p in lr and name in self.anchor.mean
+            if not known or not p.requires_grad or p.grad is None:
                 continue
             scale = lr[p] / self._ess_now
             if implicit and not scale * self._largest[name] >= 1:

@@ -7,17 +7,30 @@ from typing import Any
 from avalanche.benchmarks import OnlineCLExperience
 
 
-def tells_boundaries(experience: Any) -> bool:
-    """Whether the experience says where its task begins and ends."""
-    return not isinstance(experience, OnlineCLExperience) or experience.access_task_boundaries
+def require_boundaries(experience: Any) -> None:
+    """Raise a ``ValueError`` for a part of an online stream that hides its boundaries."""
+    if isinstance(experience, OnlineCLExperience) and not experience.access_task_boundaries:
+        raise ValueError(
+            "this online stream does not tell its task boundaries, so nobody knows when to "
+            "consolidate: split it with access_task_boundaries=True, or use "
+            "CoVONPlugin(consolidate_every=...) or CoVONPlugin(plateau=LossPlateau())"
+        )
 
 
 def task_index(strategy: Any) -> int:
-    """Index of the current task, from 0, in the order of training."""
+    """Index of the current task, from 0: how many experiences were trained before, or, in an
+    online stream that tells its boundaries, the position of the task in the stream."""
     experience = strategy.experience
     if isinstance(experience, OnlineCLExperience) and experience.access_task_boundaries:
         return int(experience.origin_experience.current_experience)
     return int(strategy.clock.train_exp_counter)
+
+
+def task_data(experience: Any) -> Any:
+    """The dataset of the whole task, also where the experience is a part of it."""
+    if isinstance(experience, OnlineCLExperience) and experience.access_task_boundaries:
+        return experience.origin_experience.dataset
+    return experience.dataset
 
 
 class TaskBoundaries:

@@ -38,7 +38,8 @@ class CoVONPlugin(PosteriorPlugin):
             predicts with the mean weights.
         :param consolidate_every: merge every so many optimizer steps instead of after each
             experience (section 3.2 of the paper). ``ess`` should then be the examples seen
-            in that many steps.
+            in that many steps. The steps after the last merge stay unmerged; call
+            ``strategy.optimizer.consolidate()`` at the end if you want them in.
         :param plateau: merge when the training loss has reached a plateau instead.
         """
         super().__init__(schedule=schedule, eval_samples=eval_samples)
@@ -50,6 +51,7 @@ class CoVONPlugin(PosteriorPlugin):
         self.consolidate_every = consolidate_every
         self.plateau = plateau
         self._steps = 0
+        self._gamma_is_set = False
 
     @property
     def task_free(self) -> bool:
@@ -57,9 +59,10 @@ class CoVONPlugin(PosteriorPlugin):
         return self.consolidate_every is not None or self.plateau is not None
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Set ``gamma``; the schedule may overrule it."""
-        if self.gamma is not None:
+        """Set ``gamma`` once, for the first task on; the schedule may overrule it."""
+        if self.gamma is not None and not self._gamma_is_set:
             self._set(strategy, {"gamma": self.gamma})
+            self._gamma_is_set = True
         super().before_training_exp(strategy, **kwargs)
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from covon_avalanche.fisher import squared_batch_gradients, squared_example_gradients
 from covon_avalanche.plugins.anchored import AnchoredPlugin
+from covon_avalanche.plugins.boundaries import task_data
 from covon_avalanche.plugins.schedule import Schedule
 
 _FISHER: dict[str, Callable[..., dict[str, Tensor]]] = {
@@ -37,6 +38,7 @@ class EWCStarPlugin(AnchoredPlugin):
         fisher: Literal["exact", "batch"] = "exact",
         fisher_mb_size: int = 256,
         train_transform: bool = False,
+        train_mode: bool = False,
         schedule: Schedule | None = None,
     ) -> None:
         """
@@ -44,6 +46,7 @@ class EWCStarPlugin(AnchoredPlugin):
             of mini-batches and multiplies by their size, as the paper does.
         :param fisher_mb_size: examples per batch of the Fisher pass.
         :param train_transform: use the training transform in the Fisher pass.
+        :param train_mode: run the model in training mode there.
 
         See :class:`AnchoredPlugin` for the others.
         """
@@ -55,13 +58,19 @@ class EWCStarPlugin(AnchoredPlugin):
         self.fisher = fisher
         self.fisher_mb_size = fisher_mb_size
         self.train_transform = train_transform
+        self.train_mode = train_mode
 
     def _importance(self, strategy: Any) -> dict[str, Tensor]:
-        return _FISHER[self.fisher](strategy.model, self._batches(strategy), strategy._criterion)
+        return _FISHER[self.fisher](
+            strategy.model,
+            self._batches(strategy),
+            strategy._criterion,
+            train_mode=self.train_mode,
+        )
 
     def _batches(self, strategy: Any) -> Iterator[list[Tensor]]:
         """The task's data as ``(x, y)``, with task labels if the model takes them."""
-        data = strategy.experience.dataset
+        data = task_data(strategy.experience)
         data = data.train() if self.train_transform else data.eval()
         multi_task = isinstance(strategy.model, MultiTaskModule)
         loader = DataLoader(
@@ -70,5 +79,5 @@ class EWCStarPlugin(AnchoredPlugin):
             collate_fn=getattr(data, "collate_fn", None),
         )
         for batch in loader:
-            x, y, *_, t = (value.to(strategy.device) for value in batch)
-            yield [x, y, t] if multi_task else [x, y]
+            used = [*batch[:2], batch[-1]] if multi_task else batch[:2]
+            yield [value.to(strategy.device) for value in used]

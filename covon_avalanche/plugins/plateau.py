@@ -14,7 +14,8 @@ class LossPlateau:
 
     :param window: steps to average over.
     :param tolerance: smallest relative change of the mean that still counts as learning.
-    :param rise: relative rise above the plateau that means "a new task".
+    :param rise: relative rise above the plateau that means "a new task"; a plateau below
+        0.1 counts as 0.1 here.
     """
 
     def __init__(self, window: int = 100, tolerance: float = 0.02, rise: float = 0.5) -> None:
@@ -37,11 +38,11 @@ class LossPlateau:
         before = sum(losses[: self.window]) / self.window
         now = sum(losses[self.window :]) / self.window
         if self._plateau is not None:
-            if now > self._plateau * (1 + self.rise):
+            if now > self._plateau + self.rise * max(self._plateau, 0.1):
                 self._plateau = None
                 self._losses.clear()
             return False
-        if abs(before - now) >= self.tolerance * before:
+        if abs(before - now) > self.tolerance * abs(before):
             return False
         self._plateau = now
         return True

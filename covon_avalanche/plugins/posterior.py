@@ -12,7 +12,7 @@ from avalanche.training.templates.update_type import SGDUpdate
 from torch import Tensor
 
 from covon_avalanche.optim import PosteriorOptimizer
-from covon_avalanche.plugins.boundaries import TaskBoundaries, task_index, tells_boundaries
+from covon_avalanche.plugins.boundaries import TaskBoundaries, require_boundaries, task_index
 from covon_avalanche.plugins.schedule import Schedule, check_schedule, set_lr, values_for
 
 
@@ -25,6 +25,10 @@ class PosteriorPlugin(SupervisedPlugin):
 
     It also carries the posterior over what Avalanche does to optimizers: the state is wiped
     at the first ``train``, and a growing classifier's parameters are replaced by new ones.
+
+    An exception in the middle of a step leaves the weights at a sample until the next
+    ``train`` or ``eval``, or until you call :meth:`abandon_sample`; the ready strategies do
+    that by themselves.
 
     With ``eval_every=1`` the last evaluation inside ``train`` comes before the merge; call
     ``strategy.eval`` afterwards to evaluate the merged weights.
@@ -66,6 +70,7 @@ class PosteriorPlugin(SupervisedPlugin):
                 f"{type(self).__name__} needs a {self.optimizer_class.__name__} optimizer, "
                 f"got {type(optimizer).__name__}"
             )
+        optimizer.discard_samples()
         owner = next(c for c in type(strategy).__mro__ if "training_epoch" in vars(c))
         if optimizer.mc_samples > 1 and owner is not SGDUpdate:
             raise ValueError(
@@ -75,27 +80,33 @@ class PosteriorPlugin(SupervisedPlugin):
             )
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
-        """Save the state by name, before Avalanche adapts model and optimizer."""
+        """Save the states by name, before Avalanche adapts model and optimizer."""
+        self._save_states(strategy)
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Give wiped or grown parameters their state again; apply the schedule."""
+        self._restore_states(strategy)
+        if not self.task_free:
+            require_boundaries(strategy.experience)
+        if self._boundaries.begins(strategy.experience):
+            values = values_for(self.schedule, task_index(strategy), self.scheduled)
+            self._set(strategy, values)
+
+    def _save_states(self, strategy: Any) -> None:
         known = strategy.optimized_param_id or dict(strategy.model.named_parameters())
         state = strategy.optimizer.state
         self._saved = {name: state[p] for name, p in known.items() if state.get(p)}
 
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Give wiped or grown parameters their state again; apply the schedule."""
-        optimizer = strategy.optimizer
+    def _restore_states(self, strategy: Any) -> None:
+        optimizer, names = strategy.optimizer, {}
         for name, p in strategy.model.named_parameters():
+            names[p] = name
             if name in self._saved and not optimizer.state.get(p):
                 optimizer.restore_state(p, self._saved[name])
         self._saved = {}
-        if not self.task_free and not tells_boundaries(strategy.experience):
-            raise ValueError(
-                "this online stream does not tell its task boundaries, so nobody knows when to "
-                "consolidate: split it with access_task_boundaries=True, or use "
-                "CoVONPlugin(consolidate_every=...) or CoVONPlugin(plateau=LossPlateau())"
-            )
-        if self._boundaries.begins(strategy.experience):
-            values = values_for(self.schedule, task_index(strategy), self.scheduled)
-            self._set(strategy, values)
+        for group in optimizer.param_groups:  # Avalanche changes the parameters, not the names
+            if "param_names" in group and all(p in names for p in group["params"]):
+                group["param_names"] = [names[p] for p in group["params"]]
 
     def _set(self, strategy: Any, values: Any) -> None:
         for key, value in values.items():
@@ -137,6 +148,14 @@ class PosteriorPlugin(SupervisedPlugin):
     def before_eval(self, strategy: Any, **kwargs: Any) -> None:
         """Never evaluate a sample that an interrupted training left in place."""
         self.abandon_sample()
+
+    def before_eval_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Tell the optimizer of a model that grew in an evaluation."""
+        known = strategy.optimized_param_id
+        if known and any(known.get(n) is not p for n, p in strategy.model.named_parameters()):
+            self._save_states(strategy)
+            strategy.make_optimizer()
+            self._restore_states(strategy)
 
     def before_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, if asked for."""

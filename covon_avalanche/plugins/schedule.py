@@ -44,7 +44,8 @@ def set_lr(strategy: Any, lr: float) -> None:
     """Set the learning rate of all groups so that LR schedulers start from it, too.
 
     A torch scheduler computes from the ``base_lrs`` it saw at construction, and Avalanche's
-    ``LRSchedulerPlugin`` resets the groups to them after each experience.
+    ``LRSchedulerPlugin`` resets the groups to them after each experience. As after that
+    reset, a scheduler's factor counts from its first step on, not before.
     """
     for group in strategy.optimizer.param_groups:
         group["lr"] = lr
@@ -52,7 +53,8 @@ def set_lr(strategy: Any, lr: float) -> None:
             group["initial_lr"] = lr
     for plugin in strategy.plugins:
         if isinstance(plugin, LRSchedulerPlugin):
-            plugin.scheduler.base_lrs = [lr for _ in plugin.scheduler.base_lrs]
+            for scheduler in (plugin.scheduler, *getattr(plugin.scheduler, "_schedulers", ())):
+                scheduler.base_lrs = [lr for _ in strategy.optimizer.param_groups]
 
 
 def _check_keys(values: Values, allowed: Iterable[str]) -> None:

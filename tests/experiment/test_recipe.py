@@ -73,6 +73,8 @@ def test_a_users_file(tmp_path):
         ('"PermutedDigits"', '"Digits"', r"stream\.name = 'Digits': .*'PermutedDigits'"),
         ("seeds = [0]", "seeds = []", r"seeds = \[\]: .*at least 1"),
         ("title = ", "title ", "not valid TOML"),
+        ("seeds = [0]", "seeds = [0, 0]", r"seeds = \[0, 0\]: .*distinct"),
+        ("beta2 = 0.99", "beta2 = 1.0", r"strategies\.mine\.beta2 = 1\.0: .*less than 1"),
     ],
 )
 def test_errors_name_file_key_and_rule(tmp_path, old, new, message):

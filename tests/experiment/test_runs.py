@@ -118,6 +118,10 @@ def test_validation_runs_never_touch_the_test_images(recipe):
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     write_atomically(path, "old")
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    assert path.stat().st_mode == plain.stat().st_mode  # as readable as any file
+    plain.unlink()
 
     def full(*_):
         raise OSError("no space left")

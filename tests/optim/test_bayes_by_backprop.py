@@ -84,9 +84,9 @@ def test_conjugate_regression_gives_the_exact_sequential_posterior():
         generator=torch.Generator().manual_seed(0),
     )
     for task, (mean, precision) in zip(tasks, exact_posterior(tasks, 0.05), strict=True):
-        for lr in (0.02, 2.0):  # mean first, then the much flatter log standard deviation
+        for lr in (0.05, 2.0):  # mean first, then the much flatter log standard deviation
             optimizer.param_groups[0]["lr"] = lr
-            for _ in range(3000):
+            for _ in range(600):
                 regression_step_scaled(optimizer, model, task, freeze_mean=lr > 1)
         optimizer.consolidate()
         posterior = optimizer.posterior(model.named_parameters())

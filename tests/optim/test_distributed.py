@@ -1,5 +1,6 @@
 """Two processes under DistributedDataParallel do what one does on the whole batch."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from covon_avalanche.gaussian import DiagGaussian
 from covon_avalanche.optim import BayesByBackprop, CoVON
 
+NEWTON = dict(ess=100, hess_init=0.5, betas=(0.9, 0.9))
 OPTIMIZERS = {
-    "covon": lambda p, g: CoVON(p, ess=100, hess_init=0.5, betas=(0.9, 0.9), generator=g),
+    "covon": lambda p, g: CoVON(p, **NEWTON, generator=g),
+    "covon, two samples": lambda p, g: CoVON(p, **NEWTON, mc_samples=2, generator=g),
     "vcl": lambda p, g: BayesByBackprop(p, ess=100, std_init=0.1, generator=g),
 }
 
@@ -29,9 +32,10 @@ def train(kind: str, rank: int, world: int, wrap) -> DiagGaussian:
     optimizer = OPTIMIZERS[kind](model.named_parameters(), torch.Generator().manual_seed(5))
     for _ in range(2):
         for _ in range(10):
-            with optimizer.sampled_params():
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(wrapped(x), y).backward()
+            for _ in range(optimizer.mc_samples):
+                with optimizer.sampled_params():
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(wrapped(x), y).backward()
             optimizer.step()
         optimizer.consolidate()
     return optimizer.posterior()
@@ -39,8 +43,9 @@ def train(kind: str, rank: int, world: int, wrap) -> DiagGaussian:
 
 def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    wrap = partial(DistributedDataParallel, gradient_as_bucket_view=True)  # reuses its memory
     for kind in OPTIMIZERS:
-        posterior = train(kind, rank, 2, DistributedDataParallel)
+        posterior = train(kind, rank, 2, wrap)
         posterior.save(Path(folder) / f"{kind}-{rank}")
     dist.destroy_process_group()
 

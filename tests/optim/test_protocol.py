@@ -21,7 +21,9 @@ def make(request):
 
 class TestSampling:
     def test_inside_a_sample_outside_the_mean(self, make, linear):
-        optimizer, before = make(linear.parameters()), weights(linear)
+        optimizer, batch = make(linear.parameters()), (torch.randn(9, 4), torch.randint(3, (9,)))
+        train_step(optimizer, linear, batch)
+        before = weights(linear)
         for train in (True, False):
             with optimizer.sampled_params(train=train):
                 inside = weights(linear)
@@ -56,10 +58,11 @@ class TestSampling:
         n = 20_000
         a, b = nn.Parameter(torch.zeros(n)), nn.Parameter(torch.zeros(n))
         optimizer = make([a, b])
-        std = optimizer.posterior().precision["0.0"].rsqrt()
+        # before the first step: ess * hess_init + ess * weight_decay, and std_init
+        std = (100 * 0.5 + 100 * 0.01) ** -0.5 if make is make_covon else 0.1
         draws = []
         for _ in range(2):
-            with optimizer.sampled_params(train=False):
+            with optimizer.sampled_params():
                 draws += [(p / std).detach().clone() for p in (a, b)]
         limit = 5 / math.sqrt(n)
         for i, x in enumerate(draws):
@@ -83,7 +86,7 @@ class TestSampling:
             runs.append(weights(model))
         assert same(*runs)
         other = make(model.parameters(), seed=4)
-        with other.sampled_params(train=False):
+        with other.sampled_params():
             different = weights(model)
         assert not same(different, runs[0])
 
@@ -91,7 +94,7 @@ class TestSampling:
         optimizer, draws = make(linear.parameters(), generator=None), []
         for _ in range(2):
             torch.manual_seed(11)
-            with optimizer.sampled_params(train=False):
+            with optimizer.sampled_params():
                 draws.append(weights(linear))
         assert same(*draws)
 
@@ -117,12 +120,14 @@ class TestWhichParameters:
     def test_frozen_ones_are_neither_perturbed_nor_moved(self, make, linear, batch):
         linear.bias.requires_grad_(False)
         optimizer, before = make(linear.parameters()), weights(linear)
-        with optimizer.sampled_params(train=False):
-            assert torch.equal(linear.bias, before["bias"])
-        train_step(optimizer, linear, batch)
+        for train in (True, False):
+            with optimizer.sampled_params(train=train):
+                assert torch.equal(linear.bias, before["bias"])
+            train_step(optimizer, linear, batch)
         optimizer.consolidate()
         assert torch.equal(linear.bias, before["bias"])
         assert not optimizer.state.get(linear.bias)
+        assert set(optimizer.posterior(linear.named_parameters()).mean) == {"weight"}
 
     def test_without_a_gradient_nothing_moves_and_no_posterior_is_made(self, make, batch):
         used, unused = nn.Linear(4, 3), nn.Linear(4, 3)
@@ -133,7 +138,9 @@ class TestWhichParameters:
         optimizer.consolidate()
         assert same(weights(unused), before)
         assert not optimizer.state.get(unused.weight)
-        assert optimizer.state[used.weight]
+        assert set(optimizer.posterior().mean) == {"0.0", "0.1"}  # those of the used layer
+        with optimizer.sampled_params(train=False):  # to predict, what has no posterior is sure
+            assert same(weights(unused), before)
 
     def test_groups_have_their_own_settings(self, make, batch):
         torch.manual_seed(0)
@@ -146,13 +153,17 @@ class TestWhichParameters:
         assert same(weights(model[0]), first)
         assert not same(weights(model[1]), second)
 
-    def test_names_come_from_the_model_or_from_the_position(self, make, linear):
-        assert set(make(linear.parameters()).posterior().mean) == {"0.0", "0.1"}
-        assert set(make(linear.named_parameters()).posterior().mean) == {"weight", "bias"}
-        optimizer = make(linear.parameters())
+    def test_names_come_from_the_model_or_from_the_position(self, make, linear, batch):
+        named, optimizer = make(linear.named_parameters()), make(linear.parameters())
+        assert not optimizer.posterior().mean  # nothing is known yet
+        for o in (named, optimizer):
+            train_step(o, linear, batch)
+        assert set(optimizer.posterior().mean) == {"0.0", "0.1"}
+        assert set(named.posterior().mean) == {"weight", "bias"}
         assert set(optimizer.posterior(linear.named_parameters()).mean) == {"weight", "bias"}
-        some = [("weight", linear.weight)]
-        assert set(optimizer.posterior(some).mean) == {"weight"}
+        assert set(optimizer.posterior([("w", linear.weight)]).mean) == {"w"}
+        with pytest.raises(ValueError, match=r"not in the optimizer: \['bias', 'weight'\]"):
+            optimizer.posterior(nn.Linear(4, 3).named_parameters())
 
 
 class TestStepping:
@@ -182,7 +193,10 @@ class TestStepping:
             ):
                 method()
 
-    def test_a_skipped_step_is_fine_once_gradients_are_cleared(self, make, linear, batch):
+    @pytest.mark.parametrize("set_to_none", [True, False])
+    def test_a_skipped_step_is_fine_once_gradients_are_cleared(
+        self, make, linear, batch, set_to_none
+    ):
         """What GradScaler does when it finds an overflow."""
         straight, skipping = copy.deepcopy(linear), copy.deepcopy(linear)
         runs = []
@@ -194,9 +208,32 @@ class TestStepping:
                     (math.inf * model(batch[0]).sum()).backward()
                 optimizer.generator.set_state(state)
             for _ in range(3):
-                train_step(optimizer, model, batch)
+                with optimizer.sampled_params():
+                    optimizer.zero_grad(set_to_none=set_to_none)
+                    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+                optimizer.step()
             runs.append(weights(model))
         assert same(*runs)
+
+    def test_mc_samples_may_change_between_tasks_and_with_a_state_dict(self, make, linear, batch):
+        optimizer = make(linear.parameters())
+        train_step(optimizer, linear, batch)
+        optimizer.consolidate()
+        optimizer.param_groups[0]["mc_samples"] = 3
+        train_step(optimizer, linear, batch)
+        other = make(linear.parameters())
+        other.load_state_dict(optimizer.state_dict())
+        train_step(other, linear, batch)
+        assert other.mc_samples == 3
+
+    def test_samples_can_be_discarded(self, make, linear, batch):
+        optimizer = make(linear.parameters(), mc_samples=2)
+        with optimizer.sampled_params():
+            linear(batch[0]).sum().backward()
+        optimizer.discard_samples()
+        with pytest.raises(RuntimeError, match="got 0"):
+            optimizer.step()
+        train_step(optimizer, linear, batch)
 
     def test_accumulating_over_samples_is_refused(self, make, linear, batch):
         optimizer = make(linear.parameters())
@@ -421,7 +458,7 @@ class TestGuards:
         monkeypatch.setattr(dist, "get_world_size", lambda: 2)
         with pytest.raises(ValueError, match="every rank must draw the same noise"):
             make(linear.parameters(), generator=None).sampled_params().__enter__()
-        with make(linear.parameters()).sampled_params(train=False):
+        with make(linear.parameters()).sampled_params():
             pass
 
 
@@ -504,6 +541,9 @@ class TestPriors:
         with pytest.raises(ValueError, match=r"'weight' must have shape \(2, 4\), got \(3, 4\)"):
             make(nn.Linear(4, 2).named_parameters(), prior=prior)
         make(linear.named_parameters(), prior=prior)  # the bias gets the first prior
+        flat = DiagGaussian({"bias": torch.zeros(3)}, {"bias": torch.zeros(3)})
+        with pytest.raises(ValueError, match="precision of 'bias' must be positive"):
+            make(linear.named_parameters(), prior=flat)
 
     def test_consolidating_twice_changes_nothing(self, make, linear, batch):
         optimizer = make(linear.named_parameters())
@@ -527,6 +567,8 @@ class TestPriors:
         optimizer = make(linear.parameters())
         linear.double()
         train_step(optimizer, linear, (batch[0].double(), batch[1]))
+        with pytest.raises(ValueError, match="is not in the optimizer"):
+            optimizer.restore_state(nn.Parameter(torch.zeros(2)), {"step": 1})
         assert optimizer.posterior().precision["0.0"].dtype == torch.float64
 
 

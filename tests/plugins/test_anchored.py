@@ -4,9 +4,13 @@ import copy
 
 import pytest
 import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.scenarios import split_online_stream
+from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.training import Naive
 from torch import nn
-from toys import QUIET, make_strategy, same, toy_benchmark, toy_model, weights
+from torch.utils.data import TensorDataset
+from toys import QUIET, STRATEGIES, make_strategy, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import AdaRegPlugin, AdaRegStrategy, EWCStarPlugin, EWCStarStrategy
 from covon_avalanche.fisher import squared_batch_gradients, squared_example_gradients
@@ -166,6 +170,54 @@ def test_ada_reg_refuses_an_optimizer_without_a_second_moment():
     )
     with pytest.raises(ValueError, match=r"needs an optimizer of the Adam family .* got SGD"):
         strategy.train(toy_benchmark(1).train_stream[0])
+
+
+@pytest.mark.parametrize("kind", ["ada-reg", "ewc-star"])
+class TestOnlineStreams:
+    def test_with_boundaries_the_task_counts_not_its_parts(self, kind):
+        """One anchor a task, ess and Fisher from all of its data."""
+        benchmark = toy_benchmark(2)
+        stream = split_online_stream(
+            benchmark.train_stream, experience_size=16, access_task_boundaries=True
+        )
+        strategy, anchors, sizes = make_strategy(kind, toy_model()), [], []
+        plugin = strategy.plugins[0]
+        for experience in stream:
+            strategy.train(experience)
+            anchors.append(None if plugin.anchor is None else dict(plugin.anchor.mean))
+            sizes.append(plugin._ess_now)
+        assert anchors[:2] == [None, None]
+        assert same(anchors[2], anchors[3])
+        assert same(anchors[2], anchors[4])
+        assert not same(anchors[2], anchors[5])
+        assert sizes == [48.0] * 6
+        if kind == "ewc-star":
+            strategy.experience = experience
+            assert sum(len(y) for _, y in plugin._batches(strategy)) == 48
+
+    def test_without_boundaries_they_say_so(self, kind):
+        stream = split_online_stream(toy_benchmark(1).train_stream, experience_size=16)
+        with pytest.raises(ValueError, match="does not tell its task boundaries"):
+            make_strategy(kind, toy_model()).train(next(iter(stream)))
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_a_benchmark_without_task_labels_will_do(kind):
+    x, y = torch.randn(32, 8), torch.arange(32) % 4
+    data = TensorDataset(x, y)
+    data.targets = y.tolist()
+    benchmark = benchmark_from_datasets(train=[as_classification_dataset(data)] * 2)
+    make_strategy(kind, toy_model()).train(benchmark.train_stream)
+
+
+def test_the_fisher_pass_may_run_in_training_mode():
+    modes = []
+    model = toy_model()
+    model[1].register_forward_hook(lambda module, *_: modes.append(module.training))
+    for train_mode in (False, True):
+        strategy = make_strategy("ewc-star", model, train_mode=train_mode)
+        strategy.train(toy_benchmark(1).train_stream[0])
+        assert modes[-1] is train_mode
 
 
 def test_frozen_parameters_are_not_pulled():

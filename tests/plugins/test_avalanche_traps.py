@@ -92,6 +92,34 @@ def test_trap_2_frozen_parameters_are_put_into_group_0(kind):
 
 
 @both
+def test_the_optimizers_names_follow_avalanches_changes(kind):
+    """Parameters that it adds or replaces have their names in the posterior."""
+    model = Head()
+    optimizer = MAKE[kind](model.head.named_parameters())  # the body is added by Avalanche
+    strategy = posterior_strategy(kind, model, optimizer)
+    strategy.train(toy_benchmark(2, classes_per_experience=2).train_stream)
+    assert set(optimizer.posterior().mean) == {n for n, _ in model.named_parameters()}
+
+
+@both
+def test_a_model_that_grows_in_an_evaluation_is_sampled_and_known(kind):
+    benchmark, model = toy_benchmark(2, classes_per_experience=2), Head()
+    optimizer = MAKE[kind](model.named_parameters())
+    strategy = posterior_strategy(kind, model, optimizer, eval_samples=2)
+    strategy.train(benchmark.train_stream[0])
+    old = optimizer.posterior().precision["head.classifier.weight"]
+    strategy.eval(benchmark.test_stream)  # the second experience has new classes
+    posterior = optimizer.posterior(model.named_parameters())
+    now = posterior.precision["head.classifier.weight"]
+    assert now.shape == (4, 10)
+    torch.testing.assert_close(now[:2], old)
+    with optimizer.sampled_params(train=False):
+        moved = model.head.classifier.weight - posterior.mean["head.classifier.weight"]
+    assert (moved[:2] != 0).all()
+    strategy.train(benchmark.train_stream[1])
+
+
+@both
 def test_trap_3_the_model_moves_after_the_optimizer_is_made(kind):
     """No second device here: a change of dtype takes the same path as .to(device). A prior
     given for the old one follows."""

@@ -275,6 +275,11 @@ class TestTaskFree:
 
 
 class TestLossPlateau:
+    def test_a_loss_of_zero_is_a_plateau_too_and_ripples_near_it_are_no_rise(self):
+        plateau = LossPlateau(window=5)
+        losses = [0.0] * 20 + [0.01] * 20 + [0.0] * 20
+        assert sum(plateau.update(loss) for loss in losses) == 1
+
     def test_speaks_when_the_fall_ends_and_again_only_after_a_rise(self):
         falling = [2.0 * 0.9**i + 0.1 for i in range(100)]
         plateau = LossPlateau(window=5, tolerance=0.02, rise=0.5)
@@ -290,8 +295,52 @@ class TestLossPlateau:
         assert sum(plateau.update(1.0) for _ in range(500)) == 1
 
 
-def test_gamma_of_the_plugin_overrules_the_optimizers():
+class Gammas(SupervisedPlugin):
+    """Notes gamma at the end of each experience, after the merge."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def after_training_exp(self, strategy, **kwargs):
+        self.seen.append(strategy.optimizer.param_groups[0]["gamma"])
+
+
+def test_gamma_of_the_plugin_overrules_the_optimizers_and_the_schedule_both():
+    for schedule, expected in ((None, [0.25] * 3), ([{}, {"gamma": 0.5}], [0.25, 0.5, 0.5])):
+        spy = Gammas()
+        strategy = make_strategy("covon", toy_model(), gamma=0.25, schedule=schedule, plugins=[spy])
+        strategy.train(toy_benchmark(3).train_stream)
+        assert spy.seen == expected
+
+
+def test_in_an_online_stream_a_schedule_counts_tasks_not_parts():
+    spy = Gammas()
+    stream = split_online_stream(
+        toy_benchmark(2).train_stream, experience_size=24, access_task_boundaries=True
+    )
+    schedule = [{"gamma": 0.5}, {"gamma": 0.3}]
+    strategy = make_strategy("covon", toy_model(), gamma=0.8, schedule=schedule, plugins=[spy])
+    strategy.train(stream)
+    assert spy.seen == [0.5, 0.5, 0.3, 0.3]
+
+
+def test_a_sample_abandoned_between_samples_is_forgotten():
+    """With several samples a step; the next training starts afresh."""
+
+    class Once(SupervisedPlugin):
+        done = False
+
+        def after_backward(self, strategy, **kwargs):
+            if not Once.done:
+                Once.done = True
+                raise KeyboardInterrupt
+
     model = toy_model()
-    strategy = make_strategy("covon", model, gamma=0.25)
+    optimizer = make_covon(model.named_parameters(), mc_samples=2)
+    strategy = CoVONStrategy(model=model, optimizer=optimizer, plugins=[Once()], **QUIET)
+    with optimizer.sampled_params():
+        model(torch.randn(4, 8)).sum().backward()
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(toy_benchmark(1).train_stream[0])
     strategy.train(toy_benchmark(1).train_stream[0])
-    assert strategy.optimizer.param_groups[0]["gamma"] == 0.25
