@@ -102,3 +102,15 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Whether two dicts of tensors are equal, bit by bit."""
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+class Antithetic:
+    """Draws +e and -e with e = +-1 for ``mc_samples=2``, so that averages over the pair are
+    exact expectations for quadratic losses. To be mixed into an optimizer class."""
+
+    def _noise_like(self, p):
+        if self._record.count % 2 == 1:
+            return -self._first[p]
+        noise = torch.randint(2, p.shape, generator=self.generator).to(p) * 2 - 1
+        self._first = {**getattr(self, "_first", {}), p: noise}
+        return noise.clone()

@@ -7,20 +7,14 @@ import torch
 from test_covon_mathematics import exact_posterior, regression_step, regression_task
 from torch import nn
 from torch.distributions import Normal, kl_divergence
+from toys import Antithetic
 
 from covon_avalanche.gaussian import kl
 from covon_avalanche.optim import BayesByBackprop
 
 
-class AntitheticVCL(BayesByBackprop):
-    """Draws +e and -e with e = +-1, so that averages over the pair are exact expectations."""
-
-    def _noise_like(self, p):
-        if self._record.count % 2 == 1:
-            return -self._first[p]
-        noise = torch.randint(2, p.shape, generator=self.generator).to(p) * 2 - 1
-        self._first = {**getattr(self, "_first", {}), p: noise}
-        return noise.clone()
+class AntitheticVCL(Antithetic, BayesByBackprop):
+    """Exact expectations for quadratic losses."""
 
 
 def objective_by_autograd(mean, log_std, noise, prior, ess, x, y):

@@ -4,21 +4,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import make_covon, train_step
+from toys import Antithetic, make_covon, train_step
 
 from covon_avalanche.gaussian import DiagGaussian, merge
 from covon_avalanche.optim import CoVON
 
 
-class AntitheticCoVON(CoVON):
-    """Draws +e and -e with e = +-1, so that averages over the pair are exact expectations."""
-
-    def _noise_like(self, p):
-        if self._record.count % 2 == 1:
-            return -self._first[p]
-        noise = torch.randint(2, p.shape, generator=self.generator).to(p) * 2 - 1
-        self._first = {**getattr(self, "_first", {}), p: noise}
-        return noise.clone()
+class AntitheticCoVON(Antithetic, CoVON):
+    """Exact expectations for quadratic losses."""
 
 
 def regression_task(seed, n=64, features=4, noise=0.5):
