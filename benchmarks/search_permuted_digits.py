@@ -6,7 +6,8 @@
 Every strategy gets the same budget: 60 Optuna trials (TPE, the first 15 at random), each
 the mean A_T over two seeds whose permutations, weights and validation split no report uses.
 Trial 51 is the winner of an earlier search of 50 trials over narrower ranges (learning rates of
-AdamW up to 0.03, clip radii from 0.01), so that nobody loses by the wider ones. 237 of the 1,437
+AdamW up to 0.03, clip radii from 0.01), so that nobody loses by the wider ones. Because two seeds
+are few, the five best trials are run with four seeds more; the best mean over all six wins. 237 of the 1,437
 training images are held out to validate; the test images are never looked at. Trials are
 stored after each one in ``benchmarks/results/permuted-digits/search-STRATEGY.json``.
 """
@@ -28,6 +29,8 @@ from covon_avalanche.experiment.run import run_strategy
 TRIALS = 60
 EARLIER_AT = 50
 SEEDS = (1000, 1001)
+FINALISTS = 5
+MORE_SEEDS = (1002, 1003, 1004, 1005)
 VALIDATION_IMAGES = 237
 RESULTS = Path(__file__).parent / "results" / "permuted-digits"
 RECIPE_FILE = Path(__file__).parents[1] / "covon_avalanche/experiment/recipes/permuted-digits.toml"
@@ -113,6 +116,42 @@ def suggest(trial: optuna.Trial, space: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def evaluate(name: str, settings: dict[str, Any], seeds: tuple[int, ...]) -> list[float]:
+    """A_T on validation images, by seed; 0 where the training diverged."""
+    recipe = Recipe.model_validate({**BASE, "strategies": {name: settings}})
+    values = []
+    for seed in seeds:
+        try:
+            result = run_strategy(
+                recipe, name, seed, stream="valid", validation_size=VALIDATION_IMAGES
+            )
+            values.append(result.average_accuracy)
+        except (FloatingPointError, ValueError) as error:
+            print(f"{name} {settings}: {error}")
+            values.append(0.0)
+    return values
+
+
+def confirm(name: str) -> None:
+    """Run the finalists with more seeds and note the winner."""
+    file = RESULTS / f"search-{name}.json"
+    stored = json.loads(file.read_text())
+    ranked = sorted(stored["trials"], key=lambda trial: -trial["value"])[:FINALISTS]
+    finalists = stored.get("finalists", [])
+    for trial in ranked[len(finalists) :]:
+        by_seed = trial["by_seed"] + evaluate(name, trial["settings"], MORE_SEEDS)
+        value = sum(by_seed) / len(by_seed)
+        finalists.append({"settings": trial["settings"], "by_seed": by_seed, "value": value})
+        best = max(finalists, key=lambda t: t["value"])
+        stored |= {
+            "finalists_seeds": [*SEEDS, *MORE_SEEDS],
+            "finalists": finalists,
+            "best": best,
+        }
+        write_atomically(file, json.dumps(stored, indent=1) + "\n")
+        print(f"{name} finalist {len(finalists)}: {trial['value']:.4f} -> {value:.4f}", flush=True)
+
+
 def search(name: str) -> None:
     """Run what is missing of a strategy's trials."""
     file = RESULTS / f"search-{name}.json"
@@ -139,17 +178,10 @@ def search(name: str) -> None:
         if number == EARLIER_AT:
             study.enqueue_trial(EARLIER[name])
         trial = study.ask()
-        record: dict[str, Any] = {"settings": suggest(trial, space), "by_seed": [], "value": 0.0}
-        recipe = Recipe.model_validate({**BASE, "strategies": {name: record["settings"]}})
-        try:
-            for seed in SEEDS:
-                result = run_strategy(
-                    recipe, name, seed, stream="valid", validation_size=VALIDATION_IMAGES
-                )
-                record["by_seed"].append(result.average_accuracy)
-            record["value"] = sum(record["by_seed"]) / len(SEEDS)
-        except (FloatingPointError, ValueError) as error:  # diverged: worth 0
-            record["error"] = str(error)
+        settings = suggest(trial, space)
+        by_seed = evaluate(name, settings, SEEDS)
+        value = sum(by_seed) / len(SEEDS)
+        record = {"settings": settings, "by_seed": by_seed, "value": value}
         study.tell(trial, record["value"])
         stored["trials"].append(record)
         best = max(stored["trials"], key=lambda t: t["value"])
@@ -176,7 +208,8 @@ def write_recipe() -> None:
     lines = [
         "# Written by benchmarks/search_permuted_digits.py; do not edit.",
         f"# The settings are the best of {TRIALS} trials for every strategy, by A_T on",
-        f"# {VALIDATION_IMAGES} validation images, mean of seeds {SEEDS[0]} and {SEEDS[1]};",
+        f"# {VALIDATION_IMAGES} validation images, the last {FINALISTS} of them over "
+        f"{len(SEEDS + MORE_SEEDS)} seeds;",
         "# all trials are in benchmarks/results/permuted-digits/search-*.json.",
     ]
     flat = {k: v for k, v in BASE.items() if not isinstance(v, dict)}
@@ -207,6 +240,7 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for name in arguments.strategies or SPACES:
         search(name)
+        confirm(name)
 
 
 if __name__ == "__main__":

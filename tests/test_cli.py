@@ -25,7 +25,7 @@ def test_a_short_run_prints_the_table_and_stores_everything(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "covon, seed 0: A_T" in done.stdout
-    assert "A_T (%)" in done.stdout
+    assert "A_T %" in done.stdout
     assert done.stderr == ""
     files = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.*")}
     assert files == {

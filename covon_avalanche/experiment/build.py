@@ -126,8 +126,9 @@ def _optimizer(settings: recipes.Strategy, model: nn.Module) -> torch.optim.Opti
                 weight_decay=settings.weight_decay,
             )
         case recipes.EWCStar() | recipes.AdaReg():  # weight decay is the plugin's first prior
-            return torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
+            weight_decay = 0.0
         case _:
-            return torch.optim.AdamW(
-                model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
-            )
+            weight_decay = settings.weight_decay
+    return torch.optim.AdamW(
+        model.parameters(), lr=settings.lr, weight_decay=weight_decay, fused=True
+    )

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from covon_avalanche.evaluation import mean_and_std
 from covon_avalanche.experiment.result import Result
 
-COLUMNS = ("strategy", "A_T (%)", "BWT (%)", "seconds", "memory (x weights)", "seeds")
+COLUMNS = ("strategy", "A_T %", "BWT %", "seconds", "memory", "seeds")
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ def rich_table(summaries: Sequence[Summary], title: str) -> Table:
     """The table for a terminal, best strategy in bold."""
     table = Table(title=title, title_justify="left")
     for column in COLUMNS:
-        first = column == "strategy"
-        table.add_column(column, justify="left" if first else "right", no_wrap=first)
+        justify: JustifyMethod = "left" if column == "strategy" else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
     winner = best(summaries)
     for summary in summaries:
         style = "bold" if summary.strategy == winner else "dim" if summary.ceiling else None
