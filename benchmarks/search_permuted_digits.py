@@ -7,9 +7,10 @@ Every strategy gets the same budget: 60 Optuna trials (TPE, the first 15 at rand
 the mean A_T over two seeds whose permutations, weights and validation split no report uses.
 Trial 51 is the winner of an earlier search of 50 trials over narrower ranges (learning rates of
 AdamW up to 0.03, clip radii from 0.01), so that nobody loses by the wider ones. Because two seeds
-are few, the five best trials are run with four seeds more; the best mean over all six wins. 237 of the 1,437
-training images are held out to validate; the test images are never looked at. Trials are
-stored after each one in ``benchmarks/results/permuted-digits/search-STRATEGY.json``.
+are few, the five best trials are run with four seeds more; the best mean over all six wins.
+237 of the 1,437 training images are held out to validate; the test images are never looked
+at. Trials are stored after each one in
+``benchmarks/results/permuted-digits/search-STRATEGY.json``.
 """
 
 from __future__ import annotations
@@ -208,8 +209,7 @@ def write_recipe() -> None:
     lines = [
         "# Written by benchmarks/search_permuted_digits.py; do not edit.",
         f"# The settings are the best of {TRIALS} trials for every strategy, by A_T on",
-        f"# {VALIDATION_IMAGES} validation images, the last {FINALISTS} of them over "
-        f"{len(SEEDS + MORE_SEEDS)} seeds;",
+        f"# {VALIDATION_IMAGES} validation images; the last {FINALISTS} over more seeds;",
         "# all trials are in benchmarks/results/permuted-digits/search-*.json.",
     ]
     flat = {k: v for k, v in BASE.items() if not isinstance(v, dict)}
