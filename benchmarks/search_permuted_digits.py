@@ -137,7 +137,8 @@ def confirm(name: str) -> None:
     """Run the finalists with more seeds and note the winner."""
     file = RESULTS / f"search-{name}.json"
     stored = json.loads(file.read_text())
-    ranked = sorted(stored["trials"], key=lambda trial: -trial["value"])[:FINALISTS]
+    distinct = {json.dumps(trial["settings"]): trial for trial in stored["trials"]}.values()
+    ranked = sorted(distinct, key=lambda trial: -trial["value"])[:FINALISTS]
     finalists = stored.get("finalists", [])
     for trial in ranked[len(finalists) :]:
         by_seed = trial["by_seed"] + evaluate(name, trial["settings"], MORE_SEEDS)
