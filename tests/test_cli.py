@@ -1,6 +1,7 @@
 """The covon command, as a user meets it: in processes of its own."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from covon_avalanche import __version__
 from covon_avalanche.cli import app
+from covon_avalanche.experiment.recipe import load_recipe
 
 
 def covon(*arguments):
@@ -20,10 +22,9 @@ def covon(*arguments):
 
 
 def test_a_short_run_prints_the_table_and_stores_everything(tmp_path):
-    command = [sys.executable, "-m", "covon_avalanche", "run", "--epochs", "1", "--seeds", "0"]
-    command += ["--strategies", "covon,finetune", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    arguments = ["--epochs", "1", "--seeds", "0", "--strategies", "covon,finetune"]
+    done = covon("run", *arguments, "--out", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
     assert "covon, seed 0: A_T" in done.stdout
     assert "A_T %" in done.stdout
     assert done.stderr == ""
@@ -44,6 +45,25 @@ def group_members(group: int) -> list[str]:
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(" ".join(process.cmdline()))
     return found
+
+
+def test_a_run_that_fails_is_named_and_the_table_shows_the_rest(tmp_path):
+    recipe = (
+        load_recipe("permuted-digits")
+        .model_copy(update={"epochs": 1})
+        .model_dump(include={"name", "title", "epochs", "train_mb_size", "final_lr_factor"})
+    )
+    lines = [f"{key} = {json.dumps(value)}" for key, value in recipe.items()]
+    lines += ["seeds = [0]", "[stream]", 'name = "PermutedDigits"', "n_experiences = 2"]
+    lines += ["[model]", "hidden_size = 8", "hidden_layers = 1"]
+    lines += ["[strategies.good]", 'kind = "finetune"', "lr = 0.01"]
+    lines += ["[strategies.bad]", 'kind = "covon"', "lr = 1e30", "ess = 100.0", "gamma = 1.0"]
+    lines += ["hess_init = 0.1", "later_hess_init = 0.1", "beta2 = 0.9", "clip_radius = 1e30"]
+    (tmp_path / "recipe.toml").write_text("\n".join(lines), encoding="utf-8")
+    done = covon("run", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "out"))
+    assert done.exit_code == 1
+    assert done.stderr.startswith("covon: bad, seed 0: FloatingPointError: ")
+    assert "good" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
 
 
 def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
