@@ -137,9 +137,9 @@ def _run_and_report(
         write_atomically(folder / "table.md", report.markdown_table(summaries))
         report.plot_curves(summaries, recipe.title, folder / "accuracy.png")
         console.print(
-            "A_T: mean accuracy over all domains after the last. BWT: its change since each was\n"
-            "learned. Seconds: training of one run. Memory: weights, optimizer state and\n"
-            "anchors, in units of the weights."
+            "A_T: mean accuracy over all domains after the last. BWT: its change since\n"
+            "each was learned. Seconds: training of one run. Memory: weights, optimizer\n"
+            "state and anchors, in units of the weights."
         )
         console.print(f"{folder}/accuracy.png, table.md and {len(finished)} result.json files")
         console.print(f"{time.perf_counter() - start:.0f} seconds in all")
