@@ -108,9 +108,10 @@ class Antithetic:
     """Draws +e and -e with e = +-1 for ``mc_samples=2``, so that averages over the pair are
     exact expectations for quadratic losses. To be mixed into an optimizer class."""
 
-    def _noise_like(self, p):
+    def _fill_noise(self, p, out):
         if self._record.count % 2 == 1:
-            return -self._first[p]
+            out.copy_(-self._first[p])
+            return
         noise = torch.randint(2, p.shape, generator=self.generator).to(p) * 2 - 1
         self._first = {**getattr(self, "_first", {}), p: noise}
-        return noise.clone()
+        out.copy_(noise)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from covon_avalanche.gaussian import DiagGaussian
 from covon_avalanche.optim.checks import check_positive
-from covon_avalanche.optim.kernels import adam_step
+from covon_avalanche.optim.kernels.formulas import adam_step
 from covon_avalanche.optim.posterior_optimizer import Group, PosteriorOptimizer, State
 
 
@@ -132,9 +132,9 @@ class BayesByBackprop(PosteriorOptimizer):
     def consolidate(self) -> None:
         """The task's posterior becomes the prior of the next (Algorithm 4), and the moments
         of the inner update begin anew. Parameters without a step keep their prior."""
-        if self._mean:
+        if self._inside:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
-        for _, p, _ in self._named_parameters():
+        for _, p, *_ in self._places():
             state = self.state.get(p, {})
             if "step" in state:
                 self.state[p] = {
@@ -142,4 +142,5 @@ class BayesByBackprop(PosteriorOptimizer):
                     "prior_mean": p.detach().clone(),
                     "prior_precision": torch.exp(-2 * state["log_std"]),
                 }
+        self._copies = {}
         self.discard_samples()

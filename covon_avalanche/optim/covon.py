@@ -14,9 +14,24 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.gaussian import DiagGaussian, check_gamma, check_gaussian, merge_tensors
-from covon_avalanche.optim.checks import check_positive
-from covon_avalanche.optim.kernels import covon_hess, covon_mean
-from covon_avalanche.optim.posterior_optimizer import Group, PosteriorOptimizer, State
+from covon_avalanche.optim.buffers import (
+    SecondCopy,
+    empty_beside,
+    flat_blocks,
+    is_dense,
+    second_copy,
+)
+from covon_avalanche.optim.checks import check_positive, check_precisions
+from covon_avalanche.optim.kernels import (
+    Implementation,
+    Kernel,
+    check_implementation,
+    choose_kernel,
+)
+from covon_avalanche.optim.kernels.formulas import covon_hess, covon_mean
+from covon_avalanche.optim.kernels.job import Job
+from covon_avalanche.optim.posterior_optimizer import Group, Place, PosteriorOptimizer, State
+from covon_avalanche.optim.samples import SampleRecord
 
 
 class CoVON(PosteriorOptimizer):
@@ -46,6 +61,11 @@ class CoVON(PosteriorOptimizer):
         lacks get the first prior. Move the model to its device before.
     :param generator: source of the noise. With several processes it is required, seeded
         alike everywhere: gradients are averaged before they meet the noise.
+    :param implementation: how the arithmetic is run: ``"compiled"`` in one pass over memory
+        (CPU, by numba), ``"triton"`` in one launch (CUDA), ``"eager"`` by torch operations on
+        blocks that fit a CPU's cache, ``"foreach"`` by torch operations on large blocks.
+        ``"auto"`` takes the fastest there is. The first two make their own noise from keys
+        drawn from the generator, so their samples differ from those of the others.
     :raises ValueError: naming the value and the rule.
 
     State per parameter: ``momentum``, ``hess``, ``step`` within a task; ``prior_mean`` and
@@ -68,7 +88,11 @@ class CoVON(PosteriorOptimizer):
         prior_mean: str = "zero",
         prior: DiagGaussian | None = None,
         generator: torch.Generator | None = None,
+        implementation: Implementation = "auto",
     ) -> None:
+        check_implementation(implementation)
+        self.implementation = implementation
+        self._kernels: dict[torch.device | None, Kernel] = {}
         defaults = dict(
             lr=lr,
             ess=ess,
@@ -98,16 +122,17 @@ class CoVON(PosteriorOptimizer):
     def _start_task(self, p: Tensor, group: Group) -> State:
         start: State = {
             "step": 0,
-            "momentum": torch.zeros_like(p),
-            "hess": torch.full_like(p, group["hess_init"]),
+            "momentum": empty_beside(p, 2).zero_(),
+            "hess": empty_beside(p, 3).fill_(group["hess_init"]),
         }
         if group["prior_mean"] == "init":  # only counts where no prior is in the state yet
-            start["prior_mean"] = p.detach().clone()
+            start["prior_mean"] = empty_beside(p, 4).copy_(p)
         return start
 
     def _first_prior(self, p: Tensor, group: Group) -> State:
-        centre = p.detach().clone() if group["prior_mean"] == "init" else torch.zeros_like(p)
-        precision = torch.full_like(p, group["ess"] * group["weight_decay"])
+        centre = empty_beside(p, 4)
+        centre.copy_(p) if group["prior_mean"] == "init" else centre.zero_()
+        precision = empty_beside(p, 5).fill_(group["ess"] * group["weight_decay"])
         return {"prior_mean": centre, "prior_precision": precision}
 
     def _prior_precision(self, state: State, group: Group) -> Tensor | float:
@@ -121,12 +146,91 @@ class CoVON(PosteriorOptimizer):
         prior_precision = self._prior_precision(state, group)
         return group["ess"] * state.get("hess", group["hess_init"]) + prior_precision
 
-    # The two updates -------------------------------------------------------------------
+    # Sampling and the fast step --------------------------------------------------------
+
+    def _draw(
+        self, places: list[Place], copies: dict[Tensor, SecondCopy], train: bool
+    ) -> dict[Tensor, SecondCopy]:
+        jobs, drawn = [], {}
+        for place in places:
+            p, state = place.parameter, self.state.get(place.parameter, {})
+            if not train and "hess" not in state and "prior_precision" not in state:
+                continue
+            drawn[p] = second_copy(copies, p)
+            job = self._job(place, state, drawn[p].content)
+            if not train and "hess" not in state:
+                job.hess = 0.0  # between tasks the slow posterior predicts
+            jobs.append(job)
+        parameters = {place.number: place.parameter for place in places}
+        for kernel, some in self._by_kernel(jobs):
+            bad = kernel.draw(
+                some, self._noise, lambda job: self._fill_noise(parameters[job.number], job.sample)
+            )
+            check_precisions([(job.name, _precision(job).min()) for job in bad])
+        return drawn
+
+    def _step(self, places: list[Place], record: SampleRecord) -> None:
+        """The fast step, Algorithm 1, lines 6 to 9."""
+        jobs, states = [], []
+        for place in places:
+            p, group = place.parameter, place.group
+            state = self.state[p] if p in self.state else {}
+            if "step" not in state:
+                state = {**self._start_task(p, group), **state}
+            theta = record.theta(p)
+            job = self._job(place, state, record.grad_times_noise(p) if theta is None else theta)
+            job.averaged = theta is None
+            assert p.grad is not None
+            same_layout = p.grad.stride() == p.stride() and p.grad.dtype == p.dtype
+            job.grad = p.grad if same_layout else torch.empty_like(p).copy_(p.grad)
+            job.momentum = state["momentum"]
+            job.beta1, job.beta2 = group["betas"]
+            job.lr, job.clip_radius = float(group["lr"]), group["clip_radius"]
+            if group["debias"]:
+                job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1))
+            jobs.append(job)
+            states.append((p, state))
+        parts = self._by_kernel(jobs)
+        if not all(kernel.safe(some) for kernel, some in parts):
+            super()._step(places, record)  # whole tensors, checked before anything is changed
+            return
+        for kernel, some in parts:
+            kernel.step(some, self._noise)
+        for p, state in states:
+            state["step"] += 1
+            self.state[p] = state
+
+    def _job(self, place: Place, state: State, sample: Tensor) -> Job:
+        group = place.group
+        return Job(
+            name=place.name,
+            number=place.number,
+            mean=place.parameter.detach(),
+            sample=sample,
+            hess=state.get("hess", group["hess_init"]),
+            prior_mean=state.get("prior_mean", 0.0),
+            prior_precision=self._prior_precision(state, group),
+            ess=group["ess"],
+        )
+
+    def _by_kernel(self, jobs: list[Job]) -> list[tuple[Kernel, list[Job]]]:
+        """Jobs by device; those whose memory has gaps by torch operations."""
+        parts: dict[torch.device | None, list[Job]] = {}
+        for job in jobs:
+            device = job.mean.device if is_dense(job.mean) else None
+            parts.setdefault(device, []).append(job)
+        for device in parts.keys() - self._kernels.keys():
+            self._kernels[device] = (
+                choose_kernel("eager", torch.device("cpu"))
+                if device is None
+                else choose_kernel(self.implementation, device)
+            )
+        return [(self._kernels[device], some) for device, some in parts.items()]
 
     def _propose(
         self, p: Tensor, group: Group, state: State, grad: Tensor, grad_noise: Tensor
     ) -> tuple[Tensor, State]:
-        """The fast step, Algorithm 1, lines 6 to 9."""
+        """The fast step as pure functions, for steps that may not be finite."""
         beta1, beta2 = group["betas"]
         step = state["step"] + 1
         prior_precision = self._prior_precision(state, group)
@@ -159,28 +263,57 @@ class CoVON(PosteriorOptimizer):
         :param gamma_precision: a different coefficient for the precision.
         :raises ValueError: if the merged posterior is no Gaussian; nothing is changed then.
         """
-        if self._mean:
+        if self._inside:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
         for value, name in ((gamma, "gamma"), (gamma_precision, "gamma_precision")):
             if value is not None:
                 check_gamma(value, name)
-        merged: list[tuple[Tensor, Tensor, Tensor]] = []
-        for name, p, group in self._named_parameters():
-            state = self.state.get(p, {})
-            if "hess" not in state:
-                continue
-            prior_precision = self._prior_precision(state, group)
-            mean, precision = merge_tensors(
-                state.get("prior_mean", 0.0),
-                prior_precision,
-                p,
-                group["ess"] * state["hess"] + prior_precision,
+        trained = [p for p in self._places() if "hess" in self.state.get(p.parameter, {})]
+        for write in (False, True):  # nothing is written before all is known to be Gaussian
+            for place in trained:
+                self._merge(place, gamma, gamma_precision, write=write)
+        self._copies = {}
+        self.discard_samples()
+
+    def _merge(
+        self, place: Place, gamma: float | None, gamma_precision: float | None, *, write: bool
+    ) -> None:
+        """Eq. 8 for a parameter, block by block, in the memory of its state."""
+        p, group, state = place.parameter, place.group, self.state[place.parameter]
+        prior_mean, prior_precision = state.get("prior_mean"), state.get("prior_precision")
+        # In the first task momentum and hess, which are not needed any more, make room.
+        new_mean = state["momentum"] if prior_mean is None else prior_mean
+        new_precision = state["hess"] if prior_precision is None else prior_precision
+        blocks = flat_blocks([p.detach(), state["hess"], new_mean, new_precision])
+        for mean, hess, centre, precision in blocks:
+            s0 = group["ess"] * group["weight_decay"] if prior_precision is None else precision
+            merged_mean, merged_precision = merge_tensors(
+                0.0 if prior_mean is None else centre,
+                s0,
+                mean,
+                group["ess"] * hess + s0,
                 group["gamma"] if gamma is None else gamma,
                 gamma_precision,
             )
-            check_gaussian(name, mean, precision)
-            merged.append((p, mean, precision))
-        for p, mean, precision in merged:
-            p.copy_(mean)
-            self.state[p] = {"prior_mean": mean, "prior_precision": precision}
-        self.discard_samples()
+            if not write:
+                check_gaussian(place.name, merged_mean, merged_precision)
+                continue
+            mean.copy_(merged_mean)
+            centre.copy_(merged_mean)
+            precision.copy_(merged_precision)
+        if write:
+            torch.autograd.graph.increment_version(p)
+            self.state[p] = {"prior_mean": new_mean, "prior_precision": new_precision}
+
+    # Copies ----------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "implementation": self.implementation}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._kernels = {}
+
+
+def _precision(job: Job) -> Tensor:
+    return torch.as_tensor(job.ess * job.hess + job.prior_precision, dtype=job.mean.dtype)

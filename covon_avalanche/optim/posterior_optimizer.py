@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from covon_avalanche.gaussian import DiagGaussian, check_gaussian, embed
+from covon_avalanche.optim.buffers import SecondCopy, empty_beside, second_copy
 from covon_avalanche.optim.checks import (
     check_dtype,
     check_finite,
@@ -19,10 +20,20 @@ from covon_avalanche.optim.checks import (
     check_positive,
     check_precisions,
 )
+from covon_avalanche.optim.noise import NoiseSource
 from covon_avalanche.optim.samples import SampleRecord
 
 Group = dict[str, Any]
 State = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """A parameter of an optimizer: its name, its group, and its number over all groups."""
+
+    name: str
+    parameter: Tensor
+    group: Group
+    number: int
 
 
 class PosteriorOptimizer(Optimizer, ABC):
@@ -55,8 +66,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         prior: DiagGaussian | None,
         generator: torch.Generator | None,
     ) -> None:
-        self.generator = generator
-        self._mean: dict[Tensor, Tensor] = {}  # the means while a sample is in place
+        self._noise = NoiseSource(generator)
+        self._copies: dict[Tensor, SecondCopy] = {}  # theta, and the mean while it is in place
+        self._inside: dict[Tensor, SecondCopy] = {}  # the copies that are in place now
         super().__init__(params, defaults)
         self._record = SampleRecord(self.mc_samples)
         if prior is not None:
@@ -94,6 +106,15 @@ class PosteriorOptimizer(Optimizer, ABC):
     # Sampling --------------------------------------------------------------------------
 
     @property
+    def generator(self) -> torch.Generator | None:
+        """Source of the noise; ``None`` is torch's global generator."""
+        return self._noise.generator
+
+    @generator.setter
+    def generator(self, generator: torch.Generator | None) -> None:
+        self._noise = NoiseSource(generator)
+
+    @property
     def mc_samples(self) -> int:
         """Samples per step, the same in all groups."""
         return int(self.param_groups[0]["mc_samples"])
@@ -111,18 +132,16 @@ class PosteriorOptimizer(Optimizer, ABC):
         if train and self._record.count == 0:
             self.discard_samples()  # mc_samples may have changed since
         self._perturb(train)
-        noise = None
+        drawn = dict(self._inside)
+        finished = False
         try:
             yield
-            if train:
-                noise = {p: p.detach() - mean for p, mean in self._mean.items()}
-        except BaseException:
-            if train:
-                self.discard_samples()
-            raise
+            finished = True
         finally:
             self._restore()
-        if noise is not None:
+            if train and not finished:
+                self.discard_samples()
+        if train:
             if self._record.complete:
                 if self._record.still_in_grad():
                     raise RuntimeError(
@@ -131,37 +150,48 @@ class PosteriorOptimizer(Optimizer, ABC):
                         "gradients, run all micro-batches inside one sampled_params()"
                     )
                 self.discard_samples()
-            self._record.add(noise)
+            self._record.add({p: copy.content for p, copy in drawn.items()})
 
     @torch.no_grad()
     def _perturb(self, train: bool) -> None:
-        if self._mean:
+        if self._inside:
             raise RuntimeError("sampled_params() cannot be nested: a sample is already in place")
         check_generator(self.generator)
-        lowest: list[tuple[str, Tensor]] = []
-        try:
-            for name, p, group in self._named_parameters():
-                if not p.requires_grad:
-                    continue
-                check_dtype(p, name)
-                value = self._precision(p, group, train)
-                if value is None:
-                    continue
-                precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
-                lowest.append((name, precision.min()))
-                noise = self._noise_like(p).mul_(precision.rsqrt())
-                self._mean[p] = p.detach().clone()
-                p.add_(noise)
-            check_precisions(lowest)
-        except BaseException:
-            self._restore()
-            raise
+        places = []
+        for place in self._places():
+            if place.parameter.requires_grad:
+                check_dtype(place.parameter, place.name)
+                places.append(place)
+        # A sample that waits for its step keeps its buffer; another one gets its own.
+        waits = self._record.count > 0 and self.mc_samples == 1
+        drawn = self._draw(places, {} if waits else self._copies, train)
+        for p, copy in drawn.items():
+            copy.exchange(p)
+            self._inside[p] = copy
 
-    @torch.no_grad()
+    def _draw(
+        self, places: list[Place], copies: dict[Tensor, SecondCopy], train: bool
+    ) -> dict[Tensor, SecondCopy]:
+        """Write samples into second copies: known ones, or new ones that are added."""
+        lowest: list[tuple[str, Tensor]] = []
+        drawn = {}
+        for place in places:
+            p = place.parameter
+            value = self._precision(p, place.group, train)
+            if value is None:
+                continue
+            precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
+            lowest.append((place.name, precision.min()))
+            drawn[p] = second_copy(copies, p)
+            self._fill_noise(p, drawn[p].content)
+            drawn[p].content.mul_(precision.rsqrt()).add_(p)
+        check_precisions(lowest)
+        return drawn
+
     def _restore(self) -> None:
-        for p, mean in self._mean.items():
-            p.copy_(mean)
-        self._mean = {}
+        for p, copy in self._inside.items():
+            copy.exchange(p)
+        self._inside = {}
 
     def discard_samples(self) -> None:
         """Forget the samples drawn since the last step, as if they had not been."""
@@ -173,10 +203,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         if self._record.complete:
             self.discard_samples()
 
-    def _noise_like(self, p: Tensor) -> Tensor:
-        device = p.device if self.generator is None else self.generator.device
-        noise = torch.randn(p.shape, generator=self.generator, device=device, dtype=p.dtype)
-        return noise.to(p.device)
+    def _fill_noise(self, p: Tensor, out: Tensor) -> None:
+        """Write a parameter's standard normal noise."""
+        self._noise.fill(out)
 
     # Stepping --------------------------------------------------------------------------
 
@@ -189,7 +218,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         :raises FloatingPointError: if a gradient or the new posterior is not finite; names
             parameter, step and likely cause, and leaves everything as it was.
         """
-        if self._mean:
+        if self._inside:
             raise RuntimeError("step() must be called outside of sampled_params()")
         loss = None
         if closure is not None:
@@ -211,18 +240,27 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     @torch.no_grad()
     def _apply(self, record: SampleRecord) -> None:
-        proposals: list[tuple[Tensor, Tensor, State]] = []
-        checks: list[tuple[str, str, Tensor]] = []
-        for name, p, group in self._named_parameters():
+        places = []
+        for place in self._places():
+            p = place.parameter
             if p.grad is None or not p.requires_grad:
                 continue
             if not record.covers(p):
                 raise RuntimeError(
-                    f"{name!r} has a gradient that was computed outside of sampled_params()"
+                    f"{place.name!r} has a gradient that was computed outside of sampled_params()"
                 )
             if p.grad.is_sparse:
-                raise ValueError(f"{name!r} has a sparse gradient, which is not supported")
-            old = self.state[p]
+                raise ValueError(f"{place.name!r} has a sparse gradient, which is not supported")
+            places.append(place)
+        self._step(places, record)
+
+    def _step(self, places: list[Place], record: SampleRecord) -> None:
+        """Change the posterior: all of it, or, if anything is not finite, nothing."""
+        proposals: list[tuple[Tensor, Tensor, State]] = []
+        checks: list[tuple[str, str, Tensor]] = []
+        for name, p, group, _ in places:
+            assert p.grad is not None
+            old = self.state[p] if p in self.state else {}
             if "step" not in old:
                 old = {**self._start_task(p, group), **old}
             mean, new = self._propose(p, group, old, p.grad, record.grad_times_noise(p))
@@ -236,6 +274,21 @@ class PosteriorOptimizer(Optimizer, ABC):
         for p, mean, state in proposals:
             p.copy_(mean)
             self.state[p].update(state)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use, by what they hold: ``parameters``, ``gradients``, each state entry,
+        and ``samples``, the second copy of the weights that sampling needs."""
+        sizes = {"parameters": 0, "gradients": 0}
+        for p in (place.parameter for place in self._places()):
+            sizes["parameters"] += p.numel() * p.element_size()
+            if p.grad is not None:
+                sizes["gradients"] += p.grad.numel() * p.grad.element_size()
+            for key, value in self.state.get(p, {}).items():
+                if torch.is_tensor(value):
+                    sizes[key] = sizes.get(key, 0) + value.numel() * value.element_size()
+        copies = {**self._copies, **self._inside}.values()
+        samples = sum(c.content.numel() * c.content.element_size() for c in copies)
+        return {**sizes, "samples": samples + self._record.memory()}
 
     # The posterior ---------------------------------------------------------------------
 
@@ -251,17 +304,17 @@ class PosteriorOptimizer(Optimizer, ABC):
             ``model.named_parameters()`` to its constructor), else ``"group.index"``.
         :raises ValueError: for a parameter that is not in the optimizer.
         """
-        names = {p: name for name, p, _ in self._named_parameters()}
+        names = {p: name for name, p, *_ in self._places()}
         given = names if named_parameters is None else {p: n for n, p in named_parameters}
         strange = sorted(n for p, n in given.items() if p not in names)
         if strange:
             raise ValueError(f"these parameters are not in the optimizer: {strange}")
         means, precisions = {}, {}
-        for _, p, group in self._named_parameters():
+        for _, p, group, _ in self._places():
             value = self._precision(p, group, train=False)
             if p not in given or value is None:
                 continue
-            mean = self._mean.get(p, p.detach())
+            mean = self._inside[p].content if p in self._inside else p.detach()
             precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
             means[given[p]] = mean.clone()
             precisions[given[p]] = precision.expand_as(p).clone()
@@ -273,10 +326,10 @@ class PosteriorOptimizer(Optimizer, ABC):
                 "a prior is given by parameter name: construct the optimizer with "
                 "model.named_parameters() instead of model.parameters()"
             )
-        unknown = set(prior.mean) - {name for name, *_ in self._named_parameters()}
+        unknown = set(prior.mean) - {name for name, *_ in self._places()}
         if unknown:
             raise ValueError(f"the prior has parameters that are unknown here: {sorted(unknown)}")
-        for name, p, _ in self._named_parameters():
+        for name, p, *_ in self._places():
             if name not in prior.mean:
                 continue
             if prior.mean[name].shape != p.shape:
@@ -286,8 +339,8 @@ class PosteriorOptimizer(Optimizer, ABC):
                 )
             check_gaussian(name, prior.mean[name], prior.precision[name])
             self.state[p] = {
-                "prior_mean": prior.mean[name].to(p, copy=True),
-                "prior_precision": prior.precision[name].to(p, copy=True),
+                "prior_mean": empty_beside(p, 4).copy_(prior.mean[name]),
+                "prior_precision": empty_beside(p, 5).copy_(prior.precision[name]),
             }
 
     @torch.no_grad()
@@ -301,7 +354,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         :raises ValueError: if the saved tensors do not fit into the parameter, or it is not
             in the optimizer.
         """
-        groups = [g for _, p, g in self._named_parameters() if p is parameter]
+        groups = [g for _, p, g, _ in self._places() if p is parameter]
         if not groups:
             raise ValueError(
                 f"a parameter of shape {tuple(parameter.shape)} is not in the optimizer"
@@ -322,7 +375,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 f"mc_samples must be the same in all groups, got {group['mc_samples']} "
                 f"and {self.mc_samples}"
             )
-        for name, p, owner in self._named_parameters():
+        for name, p, owner, _ in self._places():
             if owner is group:
                 check_dtype(p, name)
 
@@ -337,11 +390,14 @@ class PosteriorOptimizer(Optimizer, ABC):
         if not (isinstance(group["mc_samples"], int) and group["mc_samples"] >= 1):
             raise ValueError(f"mc_samples must be a whole number >= 1, got {group['mc_samples']}")
 
-    def _named_parameters(self) -> Iterator[tuple[str, Tensor, Group]]:
+    def _places(self) -> Iterator[Place]:
+        number = 0
         for i, group in enumerate(self.param_groups):
             names = group.get("param_names", ())
             for j, p in enumerate(group["params"]):
-                yield names[j] if len(names) == len(group["params"]) else f"{i}.{j}", p, group
+                name = names[j] if len(names) == len(group["params"]) else f"{i}.{j}"
+                yield Place(name, p, group, number)
+                number += 1
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore groups and state. The generator is not part of them: restore it with
@@ -350,9 +406,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         self.discard_samples()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "generator": self.generator}
+        return {**super().__getstate__(), "_noise": self._noise}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_mean", {})
+        self._copies, self._inside = {}, {}
         self.__dict__.setdefault("_record", SampleRecord(self.mc_samples))

@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class SampleRecord:
-    """Gradients and noise of the samples drawn since the last step.
+    """The samples drawn since the last step, and their gradients.
 
-    With one sample the noise is kept and the gradient stays in ``p.grad``, so that
+    With one sample, theta stays in its buffer and the gradient in ``p.grad``, so that
     whatever changes it before the step (unscaling, clipping) counts. With several, the
     sums are kept here and the average gradient is put into ``p.grad`` after the last one;
     a later change of its scale is carried over to ``grad * noise``.
@@ -20,7 +20,7 @@ class SampleRecord:
     def __init__(self, mc_samples: int) -> None:
         self.mc_samples = mc_samples
         self.count = 0
-        self._noise: dict[Tensor, Tensor] = {}  # one sample: theta - mean
+        self._sample: dict[Tensor, Tensor] = {}  # one sample: theta
         self._grad: dict[Tensor, Tensor] = {}  # several: the sum; afterwards what p.grad is
         self._product: dict[Tensor, Tensor] = {}  # several: sum of grad * noise
         self._norm: dict[Tensor, Tensor] = {}  # several: norm of the average when handed out
@@ -34,20 +34,28 @@ class SampleRecord:
         """Whether the parameter had a gradient in one of the samples."""
         return parameter in self._grad
 
-    def add(self, noise: dict[Tensor, Tensor]) -> None:
-        """Take over one sample's noise (``theta - mean``) and gradients (``p.grad``)."""
+    @torch.no_grad()
+    def add(self, samples: dict[Tensor, Tensor]) -> None:
+        """Take over one sample and its gradients (``p.grad``).
+
+        :param samples: theta by parameter, which is at its mean again. The tensors are the
+            record's until the step.
+        """
         self.count += 1
-        noise = {p: n for p, n in noise.items() if p.grad is not None}
+        samples = {p: theta for p, theta in samples.items() if p.grad is not None}
         if self.mc_samples == 1:
-            self._noise = noise
-            self._grad = {p: p.grad for p in noise if p.grad is not None}
+            self._sample = samples
+            self._grad = {p: p.grad for p in samples if p.grad is not None}
             return
-        for p, n in noise.items():
+        for p, theta in samples.items():
             grad, p.grad = p.grad, None
             assert grad is not None
-            product = n.mul_(grad)
-            self._grad[p] = self._grad[p].add_(grad) if p in self._grad else grad.clone()
-            self._product[p] = self._product[p].add_(product) if p in self._product else product
+            product = theta.sub_(p).mul_(grad)
+            if p in self._grad:
+                self._grad[p].add_(grad)
+                self._product[p].add_(product)
+            else:
+                self._grad[p], self._product[p] = grad.clone(), product.clone()
         if self.complete:
             for p, grad in self._grad.items():
                 p.grad = grad.div_(self.mc_samples)
@@ -59,11 +67,20 @@ class SampleRecord:
         that is, nobody cleared it."""
         return any(p.grad is grad for p, grad in self._grad.items())
 
+    def memory(self) -> int:
+        """Bytes of what is kept here beside the buffers of the samples."""
+        kept = [*self._product.values()] + ([*self._grad.values()] if self._product else [])
+        return sum(t.numel() * t.element_size() for t in kept)
+
+    def theta(self, parameter: Tensor) -> Tensor | None:
+        """The sample, where there was only one."""
+        return self._sample.get(parameter)
+
     def grad_times_noise(self, parameter: Tensor) -> Tensor:
         """Average over the samples of ``gradient * (theta - mean)``, in loss units."""
         assert parameter.grad is not None
         if self.mc_samples == 1:
-            return self._noise[parameter] * parameter.grad
+            return (self._sample[parameter] - parameter.detach()) * parameter.grad
         norm = self._norm[parameter]
         scale = torch.linalg.vector_norm(parameter.grad) / norm
         return self._product[parameter] * torch.where(norm > 0, scale, torch.ones_like(scale))
