@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,8 @@ def empty_beside(p: Tensor, place: int) -> Tensor:
 
 def is_dense(p: Tensor) -> bool:
     """Whether the entries fill their piece of memory without gaps, in whatever order."""
+    if p.is_contiguous():
+        return True
     expected = 1
     for stride, size in sorted(zip(p.stride(), p.shape, strict=True)):
         if size == 1:
@@ -54,24 +58,22 @@ class SecondCopy:
 
     A parameter that has its memory to itself takes that of the buffer, which costs nothing;
     one that shares it (with a flattened model, with other processes, a tensor subclass) is
-    overwritten in place. The parameter's version counter moves on either way, so that a
-    backward pass through the old content is an error instead of a wrong gradient.
+    overwritten in place.
     """
 
     def __init__(self, p: Tensor) -> None:
         self.content = empty_beside(p, 1)
+        self._layout = (p.device, p.dtype, p.shape, p.stride())
         plain = type(p) in (Tensor, torch.nn.Parameter)
         self._takes_memory = plain and _owns_its_memory(p)
 
     def fits(self, p: Tensor) -> bool:
-        """Whether the parameter still has the device, dtype and layout of the buffer."""
-        mine = self.content
-        same_kind = mine.device == p.device and mine.dtype == p.dtype
-        return same_kind and mine.shape == p.shape and mine.stride() == p.stride()
+        """Whether the parameter still has the device, dtype and layout it had."""
+        return self._layout == (p.device, p.dtype, p.shape, p.stride())
 
-    @torch.no_grad()
     def exchange(self, p: Tensor) -> None:
-        """The parameter gets the buffer's content, the buffer the parameter's."""
+        """The parameter gets the buffer's content, the buffer the parameter's; to be called
+        without gradients."""
         if self._takes_memory:
             former = p.data
             p.data = self.content
@@ -81,7 +83,15 @@ class SecondCopy:
                 kept = mine.clone()
                 mine.copy_(other)
                 other.copy_(kept)
-        torch.autograd.graph.increment_version(p)
+
+
+@torch.no_grad()
+def exchange_all(pairs: Sequence[tuple[Tensor, SecondCopy]]) -> None:
+    """Exchange parameters with their copies. The parameters' version counters move on, so
+    that a backward pass through the old content is an error instead of a wrong gradient."""
+    for p, copy in pairs:
+        copy.exchange(p)
+    torch.autograd.graph.increment_version([p for p, _ in pairs])
 
 
 def second_copy(copies: dict[Tensor, SecondCopy], p: Tensor) -> SecondCopy:

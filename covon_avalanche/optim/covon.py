@@ -8,6 +8,7 @@ no code of the authors' repository or of ivon-opt was used. MIT licence.
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Any
 
 import torch
@@ -18,16 +19,11 @@ from covon_avalanche.optim.buffers import (
     SecondCopy,
     empty_beside,
     flat_blocks,
-    is_dense,
     second_copy,
 )
 from covon_avalanche.optim.checks import check_positive, check_precisions
-from covon_avalanche.optim.kernels import (
-    Implementation,
-    Kernel,
-    check_implementation,
-    choose_kernel,
-)
+from covon_avalanche.optim.job_cache import JobCache
+from covon_avalanche.optim.kernels import Implementation, KernelsByDevice
 from covon_avalanche.optim.kernels.formulas import covon_hess, covon_mean
 from covon_avalanche.optim.kernels.job import Job
 from covon_avalanche.optim.posterior_optimizer import Group, Place, PosteriorOptimizer, State
@@ -90,9 +86,8 @@ class CoVON(PosteriorOptimizer):
         generator: torch.Generator | None = None,
         implementation: Implementation = "auto",
     ) -> None:
-        check_implementation(implementation)
         self.implementation = implementation
-        self._kernels: dict[torch.device | None, Kernel] = {}
+        self._forget_plans()
         defaults = dict(
             lr=lr,
             ess=ess,
@@ -150,82 +145,69 @@ class CoVON(PosteriorOptimizer):
 
     def _draw(
         self, places: list[Place], copies: dict[Tensor, SecondCopy], train: bool
-    ) -> dict[Tensor, SecondCopy]:
-        jobs, drawn = [], {}
-        for place in places:
-            p, state = place.parameter, self.state.get(place.parameter, {})
-            if not train and "hess" not in state and "prior_precision" not in state:
-                continue
-            drawn[p] = second_copy(copies, p)
-            job = self._job(place, state, drawn[p].content)
-            if not train and "hess" not in state:
-                job.hess = 0.0  # between tasks the slow posterior predicts
-            jobs.append(job)
-        parameters = {place.number: place.parameter for place in places}
-        for kernel, some in self._by_kernel(jobs):
-            bad = kernel.draw(
-                some, self._noise, lambda job: self._fill_noise(parameters[job.number], job.sample)
-            )
+    ) -> list[tuple[Tensor, SecondCopy]]:
+        states = [self.state.get(place.parameter, {}) for place in places]
+        if not train:
+            known = [bool(s.keys() & {"hess", "prior_precision"}) for s in states]
+            places, states = list(compress(places, known)), list(compress(states, known))
+        drawn = [(place.parameter, second_copy(copies, place.parameter)) for place in places]
+        # Between tasks the slow posterior predicts.
+        make = self._job if train else self._job_between_tasks
+        jobs = self._jobs.get(places, states, [c.content for _, c in drawn], make, train)
+        for kernel, some in self._kernels.split(jobs):
+            bad = kernel.draw(some, self._noise, self._fill)
             check_precisions([(job.name, _precision(job).min()) for job in bad])
         return drawn
 
     def _step(self, places: list[Place], record: SampleRecord) -> None:
         """The fast step, Algorithm 1, lines 6 to 9."""
-        jobs, states = [], []
-        for place in places:
-            p, group = place.parameter, place.group
-            state = self.state[p] if p in self.state else {}
+        states, samples = [], []
+        for _, p, group, _ in places:
+            state = self.state.get(p, {})
             if "step" not in state:
                 state = {**self._start_task(p, group), **state}
+            states.append(state)
             theta = record.theta(p)
-            job = self._job(place, state, record.grad_times_noise(p) if theta is None else theta)
-            job.averaged = theta is None
-            assert p.grad is not None
-            same_layout = p.grad.stride() == p.stride() and p.grad.dtype == p.dtype
-            job.grad = p.grad if same_layout else torch.empty_like(p).copy_(p.grad)
+            samples.append(record.grad_times_noise(p) if theta is None else theta)
+        jobs = self._jobs.get(places, states, samples, self._job, True)
+        for job, state, (_, p, group, _) in zip(jobs, states, places, strict=True):
+            job.grad = _in_layout(p.grad, p)
+            job.averaged = record.mc_samples > 1
             job.momentum = state["momentum"]
             job.beta1, job.beta2 = group["betas"]
             job.lr, job.clip_radius = float(group["lr"]), group["clip_radius"]
-            if group["debias"]:
-                job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1))
-            jobs.append(job)
-            states.append((p, state))
-        parts = self._by_kernel(jobs)
-        if not all(kernel.safe(some) for kernel, some in parts):
+            job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1)) if group["debias"] else 1.0
+        parts = self._kernels.split(jobs)
+        several = len(parts) > 1  # no device may step if another cannot
+        if several and not all(kernel.safe(some) for kernel, some in parts):
+            done = False
+        else:
+            done = all(kernel.step(some, self._noise) for kernel, some in parts)
+        if not done:
             super()._step(places, record)  # whole tensors, checked before anything is changed
             return
-        for kernel, some in parts:
-            kernel.step(some, self._noise)
-        for p, state in states:
+        for state, place in zip(states, places, strict=True):
             state["step"] += 1
-            self.state[p] = state
+            self.state[place.parameter] = state
+
+    def _fill(self, job: Job) -> None:
+        parameter = next(p for _, p, _, number in self._places() if number == job.number)
+        self._fill_noise(parameter, job.sample)
 
     def _job(self, place: Place, state: State, sample: Tensor) -> Job:
-        group = place.group
         return Job(
             name=place.name,
             number=place.number,
             mean=place.parameter.detach(),
             sample=sample,
-            hess=state.get("hess", group["hess_init"]),
+            hess=state["hess"] if "hess" in state else place.group["hess_init"],
             prior_mean=state.get("prior_mean", 0.0),
-            prior_precision=self._prior_precision(state, group),
-            ess=group["ess"],
+            prior_precision=self._prior_precision(state, place.group),
+            ess=place.group["ess"],
         )
 
-    def _by_kernel(self, jobs: list[Job]) -> list[tuple[Kernel, list[Job]]]:
-        """Jobs by device; those whose memory has gaps by torch operations."""
-        parts: dict[torch.device | None, list[Job]] = {}
-        for job in jobs:
-            device = job.mean.device if is_dense(job.mean) else None
-            parts.setdefault(device, []).append(job)
-        for device in parts.keys() - self._kernels.keys():
-            self._kernels[device] = (
-                choose_kernel("eager", torch.device("cpu"))
-                if device is None
-                else choose_kernel(self.implementation, device)
-            )
-        return [(self._kernels[device], some) for device, some in parts.items()]
+    def _job_between_tasks(self, place: Place, state: State, sample: Tensor) -> Job:
+        return self._job(place, {"hess": 0.0, **state}, sample)
 
     def _propose(
         self, p: Tensor, group: Group, state: State, grad: Tensor, grad_noise: Tensor
@@ -273,6 +255,7 @@ class CoVON(PosteriorOptimizer):
             for place in trained:
                 self._merge(place, gamma, gamma_precision, write=write)
         self._copies = {}
+        self._forget_plans()
         self.discard_samples()
 
     def _merge(
@@ -312,7 +295,19 @@ class CoVON(PosteriorOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._kernels = {}
+        self._forget_plans()
+
+    def _forget_plans(self) -> None:
+        self._jobs = JobCache()
+        self._kernels = KernelsByDevice(self.implementation)
+
+
+def _in_layout(grad: Tensor | None, p: Tensor) -> Tensor:
+    """The gradient with the parameter's dtype and strides, which the kernels rely on."""
+    assert grad is not None
+    if grad.stride() == p.stride() and grad.dtype == p.dtype:
+        return grad
+    return torch.empty_like(p).copy_(grad)
 
 
 def _precision(job: Job) -> Tensor:

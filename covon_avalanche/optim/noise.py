@@ -21,9 +21,7 @@ class NoiseSource:
         if device == out.device:
             out.normal_(generator=self.generator)
         else:
-            noise = torch.randn(
-                out.shape, generator=self.generator, device=device, dtype=out.dtype
-            )
+            noise = torch.randn(out.shape, generator=self.generator, device=device, dtype=out.dtype)
             out.copy_(noise)
 
     def key(self, device: torch.device) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from covon_avalanche.gaussian import DiagGaussian, check_gaussian, embed
-from covon_avalanche.optim.buffers import SecondCopy, empty_beside, second_copy
+from covon_avalanche.optim.buffers import SecondCopy, empty_beside, exchange_all, second_copy
 from covon_avalanche.optim.checks import (
     check_dtype,
     check_finite,
@@ -68,7 +68,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     ) -> None:
         self._noise = NoiseSource(generator)
         self._copies: dict[Tensor, SecondCopy] = {}  # theta, and the mean while it is in place
-        self._inside: dict[Tensor, SecondCopy] = {}  # the copies that are in place now
+        self._inside: list[tuple[Tensor, SecondCopy]] = []  # exchanged at the moment
         super().__init__(params, defaults)
         self._record = SampleRecord(self.mc_samples)
         if prior is not None:
@@ -132,7 +132,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         if train and self._record.count == 0:
             self.discard_samples()  # mc_samples may have changed since
         self._perturb(train)
-        drawn = dict(self._inside)
+        drawn = self._inside
         finished = False
         try:
             yield
@@ -150,7 +150,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                         "gradients, run all micro-batches inside one sampled_params()"
                     )
                 self.discard_samples()
-            self._record.add({p: copy.content for p, copy in drawn.items()})
+            self._record.add([(p, copy.content) for p, copy in drawn])
 
     @torch.no_grad()
     def _perturb(self, train: bool) -> None:
@@ -165,16 +165,15 @@ class PosteriorOptimizer(Optimizer, ABC):
         # A sample that waits for its step keeps its buffer; another one gets its own.
         waits = self._record.count > 0 and self.mc_samples == 1
         drawn = self._draw(places, {} if waits else self._copies, train)
-        for p, copy in drawn.items():
-            copy.exchange(p)
-            self._inside[p] = copy
+        exchange_all(drawn)
+        self._inside = drawn
 
     def _draw(
         self, places: list[Place], copies: dict[Tensor, SecondCopy], train: bool
-    ) -> dict[Tensor, SecondCopy]:
+    ) -> list[tuple[Tensor, SecondCopy]]:
         """Write samples into second copies: known ones, or new ones that are added."""
         lowest: list[tuple[str, Tensor]] = []
-        drawn = {}
+        drawn = []
         for place in places:
             p = place.parameter
             value = self._precision(p, place.group, train)
@@ -182,16 +181,16 @@ class PosteriorOptimizer(Optimizer, ABC):
                 continue
             precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
             lowest.append((place.name, precision.min()))
-            drawn[p] = second_copy(copies, p)
-            self._fill_noise(p, drawn[p].content)
-            drawn[p].content.mul_(precision.rsqrt()).add_(p)
+            copy = second_copy(copies, p)
+            self._fill_noise(p, copy.content)
+            copy.content.mul_(precision.rsqrt()).add_(p)
+            drawn.append((p, copy))
         check_precisions(lowest)
         return drawn
 
     def _restore(self) -> None:
-        for p, copy in self._inside.items():
-            copy.exchange(p)
-        self._inside = {}
+        exchange_all(self._inside)
+        self._inside = []
 
     def discard_samples(self) -> None:
         """Forget the samples drawn since the last step, as if they had not been."""
@@ -260,7 +259,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         checks: list[tuple[str, str, Tensor]] = []
         for name, p, group, _ in places:
             assert p.grad is not None
-            old = self.state[p] if p in self.state else {}
+            old = self.state.get(p, {})
             if "step" not in old:
                 old = {**self._start_task(p, group), **old}
             mean, new = self._propose(p, group, old, p.grad, record.grad_times_noise(p))
@@ -286,7 +285,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             for key, value in self.state.get(p, {}).items():
                 if torch.is_tensor(value):
                     sizes[key] = sizes.get(key, 0) + value.numel() * value.element_size()
-        copies = {**self._copies, **self._inside}.values()
+        copies = {**self._copies, **dict(self._inside)}.values()
         samples = sum(c.content.numel() * c.content.element_size() for c in copies)
         return {**sizes, "samples": samples + self._record.memory()}
 
@@ -309,12 +308,12 @@ class PosteriorOptimizer(Optimizer, ABC):
         strange = sorted(n for p, n in given.items() if p not in names)
         if strange:
             raise ValueError(f"these parameters are not in the optimizer: {strange}")
-        means, precisions = {}, {}
+        means, precisions, inside = {}, {}, dict(self._inside)
         for _, p, group, _ in self._places():
             value = self._precision(p, group, train=False)
             if p not in given or value is None:
                 continue
-            mean = self._inside[p].content if p in self._inside else p.detach()
+            mean = inside[p].content if p in inside else p.detach()
             precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
             means[given[p]] = mean.clone()
             precisions[given[p]] = precision.expand_as(p).clone()
@@ -410,5 +409,5 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._copies, self._inside = {}, {}
+        self._copies, self._inside = {}, []
         self.__dict__.setdefault("_record", SampleRecord(self.mc_samples))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -35,21 +37,22 @@ class SampleRecord:
         return parameter in self._grad
 
     @torch.no_grad()
-    def add(self, samples: dict[Tensor, Tensor]) -> None:
+    def add(self, samples: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Take over one sample and its gradients (``p.grad``).
 
-        :param samples: theta by parameter, which is at its mean again. The tensors are the
+        :param samples: parameters, at their means again, and theta. The thetas are the
             record's until the step.
         """
         self.count += 1
-        samples = {p: theta for p, theta in samples.items() if p.grad is not None}
         if self.mc_samples == 1:
-            self._sample = samples
-            self._grad = {p: p.grad for p in samples if p.grad is not None}
+            for p, theta in samples:
+                if p.grad is not None:
+                    self._sample[p], self._grad[p] = theta, p.grad
             return
-        for p, theta in samples.items():
+        for p, theta in samples:
             grad, p.grad = p.grad, None
-            assert grad is not None
+            if grad is None:
+                continue
             product = theta.sub_(p).mul_(grad)
             if p in self._grad:
                 self._grad[p].add_(grad)

@@ -12,7 +12,8 @@ from typing import Literal, get_args
 
 import torch
 
-from covon_avalanche.optim.buffers import BLOCK
+from covon_avalanche.optim.buffers import BLOCK, is_dense
+from covon_avalanche.optim.kernels.job import Job
 from covon_avalanche.optim.kernels.kernel import ForeachKernel, FusedKernel, Kernel
 
 Implementation = Literal["auto", "eager", "foreach", "compiled", "triton"]
@@ -20,11 +21,41 @@ Implementation = Literal["auto", "eager", "foreach", "compiled", "triton"]
 _LARGE_BLOCK = 2**24  # on accelerators launches cost more than memory
 
 
-def check_implementation(implementation: str) -> None:
-    """Raise a ``ValueError`` for an unknown implementation."""
-    known = get_args(Implementation)
-    if implementation not in known:
-        raise ValueError(f"implementation must be one of {known}, got {implementation!r}")
+class KernelsByDevice:
+    """The kernels of an optimizer, made when its parameters' devices are known.
+
+    :raises ValueError: for an unknown implementation.
+    """
+
+    def __init__(self, implementation: str) -> None:
+        known = get_args(Implementation)
+        if implementation not in known:
+            raise ValueError(f"implementation must be one of {known}, got {implementation!r}")
+        self.implementation = implementation
+        self._kernels: dict[torch.device | None, Kernel] = {}
+        self._jobs: list[Job] = []
+        self._split: list[tuple[Kernel, list[Job]]] = []
+
+    def split(self, jobs: list[Job]) -> list[tuple[Kernel, list[Job]]]:
+        """Jobs by device, those whose memory has gaps by torch operations; for the same list
+        of jobs the same lists."""
+        if jobs is not self._jobs:
+            parts: dict[torch.device | None, list[Job]] = {}
+            for job in jobs:
+                device = job.mean.device if is_dense(job.mean) else None
+                parts.setdefault(device, []).append(job)
+            self._split = [(self._kernel(device), some) for device, some in parts.items()]
+            self._jobs = jobs
+        return self._split
+
+    def _kernel(self, device: torch.device | None) -> Kernel:
+        if device not in self._kernels:
+            self._kernels[device] = (
+                ForeachKernel(BLOCK)
+                if device is None
+                else choose_kernel(self.implementation, device)
+            )
+        return self._kernels[device]
 
 
 def choose_kernel(implementation: str, device: torch.device) -> Kernel:
@@ -42,13 +73,13 @@ def choose_kernel(implementation: str, device: torch.device) -> Kernel:
             return ForeachKernel(_LARGE_BLOCK)
         case "compiled":
             _needs("cpu", device, implementation)
-            from covon_avalanche.optim.kernels import compiled
+            from covon_avalanche.optim.kernels.compiled import CompiledPlan
 
-            return FusedKernel(compiled)
+            return FusedKernel(CompiledPlan)
     _needs("cuda", device, implementation)
-    from covon_avalanche.optim.kernels import fused_cuda
+    from covon_avalanche.optim.kernels.fused_cuda import CudaPlan
 
-    return FusedKernel(fused_cuda)
+    return FusedKernel(CudaPlan)
 
 
 def _best(device_type: str) -> str:
@@ -67,4 +98,4 @@ def _needs(expected: str, device: torch.device, implementation: str) -> None:
         )
 
 
-__all__ = ["Implementation", "Kernel", "check_implementation", "choose_kernel"]
+__all__ = ["Implementation", "Kernel", "KernelsByDevice", "choose_kernel"]

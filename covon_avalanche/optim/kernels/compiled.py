@@ -1,15 +1,15 @@
 """CoVON's step on a CPU in one pass over memory, compiled by numba.
 
 All parameters go through one call: their addresses and settings stand in two small tables.
-The sample of the next step can be drawn in the same pass (:func:`step` with ``next_key``),
+The sample of the next step can be drawn in the same pass (``step`` with ``next_key``),
 because noise is a function of the key, and the same operations make it the very sample that
-:func:`draw` would. Work is cut into tiles; with several torch threads
+``draw`` would. Work is cut into tiles; with several torch threads
 and a large model the tiles are shared among them, with the same result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -19,14 +19,15 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from covon_avalanche.optim.kernels.job import Job
-from covon_avalanche.optim.kernels.threefry import GROUP, OPTIONS, fill_group
+from covon_avalanche.optim.kernels.job import LARGEST_GRADIENT, Job
+from covon_avalanche.optim.kernels.tables import Tables, by_kind, is_tensor
+from covon_avalanche.optim.kernels.threefry import GROUP, OPTIONS, SOURCE, fill_group
 
-LARGEST_GRADIENT = 1e9  # beyond it a float32 Hessian estimate may overflow
 _TILE = 256 * GROUP  # entries that a thread takes at a time
 _ONE_THREAD = 2**20  # entries below which threads cost more than they bring
 
 _MEAN, _SAMPLE, _GRAD, _MOMENTUM, _HESS, _PRIOR_MEAN, _PRIOR_PRECISION, _SIZE, _NUMBER = range(9)
+_ESS, _HESS0, _PRIOR_MEAN0, _PRIOR_PRECISION0, _REST1, _REST2, _LR, _CLIP, _CORRECTION = range(9)
 
 u32, u64 = np.uint32, np.uint64
 
@@ -50,22 +51,26 @@ def _entries(address, size, like):
 @cache
 def _checker() -> Callable:
     @njit(nogil=True, cache=True, error_model="numpy")
-    def check(table, like, limit, flags):
-        for row in range(len(table)):
+    def check(table, settings, like, limit, flags, first, stride):
+        for row in range(first, len(table), stride):
             grad = _entries(table[row, _GRAD], table[row, _SIZE], like)
             good = 0
             for i in range(len(grad)):
                 good += abs(grad[i]) < limit  # not so for nan
-            flags[row] = good != len(grad)
+            if good != len(grad):
+                flags[row] = True
 
     return check
 
 
 @cache
-def _drawer(dtype: type, has_hess: bool, has_prior: bool) -> Callable:
-    """Compile the sampling of parameters whose hess and prior precision are tensors or not."""
+def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) -> Callable:
+    """Compile the sampling of parameters whose hess and prior precision are tensors or not.
 
-    @njit(fastmath={"contract"}, **OPTIONS)
+    :param source: of the noise: numba's files of compiled code do not see it change.
+    """
+
+    @njit(**OPTIONS)
     def group(
         mean, sample, hess, prior, noise, spread, per_example, hess0, prior0, start, size
     ):  # fmt: skip
@@ -81,7 +86,7 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool) -> Callable:
 
     @njit(**OPTIONS)
     def draw(table, settings, key0, key1, flags, first, stride):
-        noise = np.empty(GROUP, np.float32)
+        noise = np.empty(GROUP if source else 0, np.float32)
         tile = 0
         for row in range(len(table)):
             size = table[row, _SIZE]
@@ -90,8 +95,8 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool) -> Callable:
             sample = _entries(table[row, _SAMPLE], size, one)
             hess = _entries(table[row, _HESS], size, one)
             prior = _entries(table[row, _PRIOR_PRECISION], size, one)
-            ess, hess0 = dtype(settings[row, 0]), dtype(settings[row, 1])
-            prior0 = dtype(settings[row, 2])
+            ess, hess0 = dtype(settings[row, _ESS]), dtype(settings[row, _HESS0])
+            prior0 = dtype(settings[row, _PRIOR_PRECISION0])
             spread, per_example = dtype(1) / np.sqrt(ess), dtype(1) / ess
             for begin in range(0, size, _TILE):
                 tile += 1
@@ -112,11 +117,16 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool) -> Callable:
 
 @cache
 def _stepper(
-    dtype: type, averaged: bool, has_prior_mean: bool, has_prior: bool, ahead: bool
+    dtype: type,
+    averaged: bool,
+    has_prior_mean: bool,
+    has_prior: bool,
+    ahead: bool,
+    source: int = SOURCE,
 ) -> Callable:
     """Compile the step for what is a tensor and what is not, with or without the next sample."""
 
-    @njit(fastmath={"contract"}, **OPTIONS)
+    @njit(**OPTIONS)
     def group(
         mean, sample, grad, momentum, hess, prior_mean, prior, noise, ess, spread, per_example,
         rest1, rest2, lr, clip, correction, prior_mean0, prior0, start, size,
@@ -143,7 +153,7 @@ def _stepper(
 
     @njit(**OPTIONS)
     def step(table, settings, key0, key1, first, stride):
-        noise = np.empty(GROUP, np.float32)
+        noise = np.empty(GROUP if source else 0, np.float32)
         tile = 0
         for row in range(len(table)):
             size = table[row, _SIZE]
@@ -155,11 +165,12 @@ def _stepper(
             hess = _entries(table[row, _HESS], size, one)
             prior_mean = _entries(table[row, _PRIOR_MEAN], size, one)
             prior = _entries(table[row, _PRIOR_PRECISION], size, one)
-            ess, prior0 = dtype(settings[row, 0]), dtype(settings[row, 2])
+            ess, prior0 = dtype(settings[row, _ESS]), dtype(settings[row, _PRIOR_PRECISION0])
             spread, per_example = dtype(1) / np.sqrt(ess), dtype(1) / ess
-            prior_mean0, rest1 = dtype(settings[row, 3]), dtype(settings[row, 4])
-            rest2, lr = dtype(settings[row, 5]), dtype(settings[row, 6])
-            clip, correction = dtype(settings[row, 7]), dtype(settings[row, 8])
+            prior_mean0 = dtype(settings[row, _PRIOR_MEAN0])
+            rest1, rest2 = dtype(settings[row, _REST1]), dtype(settings[row, _REST2])
+            lr, clip = dtype(settings[row, _LR]), dtype(settings[row, _CLIP])
+            correction = dtype(settings[row, _CORRECTION])
             for begin in range(0, size, _TILE):
                 tile += 1
                 if tile % stride != first:
@@ -176,58 +187,81 @@ def _stepper(
     return step
 
 
-# From tensors to tables ----------------------------------------------------------------
+# From jobs to tables -------------------------------------------------------------------
 
 
-def draw(jobs: Sequence[Job], key: int) -> list[Job]:
-    """Write a sample of each job's posterior into its ``sample``.
+class CompiledPlan:
+    """Jobs with their tables, by what one compiled kernel can do together."""
 
-    :param key: 64 bits; the same key gives the same noise.
-    :return: the jobs with a precision that is not positive.
-    """
-    bad: list[Job] = []
-    for kind, some in _by_kind(jobs, lambda j: (_tensor(j.hess), _tensor(j.prior_precision))):
-        table, settings = _tables(some)
-        flags = np.zeros(len(some), np.bool_)
-        kernel, keys = _drawer(*kind), _halves(key)
-        _run(
-            lambda first, stride: kernel(table, settings, *keys, flags, first, stride),  # noqa: B023
-            table,
-        )
-        bad += [job for job, flag in zip(some, flags, strict=True) if flag]
-    return bad
+    def __init__(self, jobs: list[Job]) -> None:
+        self.jobs = jobs
+        self._parts = [
+            (kind, some, Tables(some))
+            for kind, some in by_kind(
+                jobs,
+                lambda j: (
+                    is_tensor(j.hess),
+                    is_tensor(j.prior_mean),
+                    is_tensor(j.prior_precision),
+                ),
+            )
+        ]
 
+    def draw(self, key: int) -> list[Job]:
+        """Write a sample of each job's posterior into its ``sample``.
 
-def safe(jobs: Sequence[Job]) -> bool:
-    """Whether all gradients are finite and small enough that a step cannot overflow."""
-    for (dtype,), some in _by_kind(jobs, lambda j: ()):
-        table, _ = _tables(some)
-        flags = np.zeros(len(some), np.bool_)
-        _checker()(table, dtype(0), dtype(LARGEST_GRADIENT), flags)
-        if flags.any():
+        :param key: 64 bits; the same key gives the same noise.
+        :return: the jobs with a precision that is not positive.
+        """
+        bad: list[Job] = []
+        for (dtype, has_hess, _, has_prior), some, tables in self._parts:
+            flags = np.zeros(len(some), np.bool_)
+            kernel = _drawer(dtype, has_hess, has_prior)
+            _run(kernel, tables, *_halves(key), flags)
+            bad += [job for job, flag in zip(some, flags, strict=True) if flag]
+        return bad
+
+    def safe(self) -> bool:
+        """Whether all gradients are finite and small enough that a step cannot overflow."""
+        for (dtype, *_), _, tables in self._parts:
+            tables.refresh()
+            flags = np.zeros(len(tables.jobs), np.bool_)
+            _run(_checker(), tables, dtype(0), dtype(LARGEST_GRADIENT), flags)
+            if flags.any():
+                return False
+        return True
+
+    def step(self, next_key: int | None) -> bool:
+        """Algorithm 1, lines 6 to 9, in place.
+
+        :param next_key: draw the next sample into ``sample`` in the same pass.
+        :return: whether it was safe; if not, nothing is changed.
+        """
+        if not self.safe():
             return False
-    return True
+        for (dtype, _, has_prior_mean, has_prior), some, tables in self._parts:
+            kernel = _stepper(
+                dtype, some[0].averaged, has_prior_mean, has_prior, next_key is not None
+            )
+            _run(kernel, tables, *_halves(next_key or 0))
+        return True
 
 
-def step(jobs: Sequence[Job], next_key: int | None) -> None:
-    """Algorithm 1, lines 6 to 9, in place.
-
-    :param next_key: draw the next sample into ``sample`` in the same pass.
-    """
-    for kind, some in _by_kind(
-        jobs, lambda j: (j.averaged, _tensor(j.prior_mean), _tensor(j.prior_precision))
-    ):
-        table, settings = _tables(some)
-        kernel, keys = _stepper(*kind, next_key is not None), _halves(next_key or 0)
-        _run(lambda first, stride: kernel(table, settings, *keys, first, stride), table)  # noqa: B023
+def _what_is_a_tensor(job: Job) -> tuple[bool, bool, bool]:
+    return is_tensor(job.hess), is_tensor(job.prior_mean), is_tensor(job.prior_precision)
 
 
-def _run(work: Callable[[int, int], None], table: np.ndarray) -> None:
-    threads = torch.get_num_threads() if table[:, _SIZE].sum() > _ONE_THREAD else 1
+def _run(kernel: Callable, tables: Tables, *arguments: object) -> None:
+    """Run a kernel, by several threads if that is worth it."""
+    threads = torch.get_num_threads() if tables.entries > _ONE_THREAD else 1
     if threads == 1:
-        work(0, 1)
+        kernel(tables.places, tables.settings, *arguments, 0, 1)
         return
-    list(_pool(threads).map(work, range(threads), [threads] * threads))
+
+    def work(first: int) -> None:
+        kernel(tables.places, tables.settings, *arguments, first, threads)
+
+    list(_pool(threads).map(work, range(threads)))
 
 
 @cache
@@ -235,61 +269,5 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="covon-step")
 
 
-def _tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-_TYPES = {torch.float32: np.float32, torch.float64: np.float64}
-
-
-def _by_kind(jobs: Sequence[Job], kind: Callable[[Job], tuple]) -> list[tuple[tuple, list[Job]]]:
-    """Jobs that one compiled kernel can do together, with the arguments to compile it."""
-    kinds: dict[tuple, list[Job]] = {}
-    for job in jobs:
-        kinds.setdefault((_TYPES[job.mean.dtype], *kind(job)), []).append(job)
-    return list(kinds.items())
-
-
 def _halves(key: int) -> tuple[np.uint32, np.uint32]:
     return u32(key & 0xFFFFFFFF), u32(key >> 32 & 0xFFFFFFFF)
-
-
-def _tables(jobs: Sequence[Job]) -> tuple[np.ndarray, np.ndarray]:
-    """Addresses, sizes and numbers of the jobs, and their settings, one row each."""
-    table = [
-        (
-            job.mean.data_ptr(),
-            job.sample.data_ptr(),
-            _address(job.grad),
-            _address(job.momentum),
-            _address(job.hess),
-            _address(job.prior_mean),
-            _address(job.prior_precision),
-            job.mean.numel(),
-            job.number,
-        )
-        for job in jobs
-    ]
-    settings = [
-        (
-            job.ess,
-            _number(job.hess),
-            _number(job.prior_precision),
-            _number(job.prior_mean),
-            1 - job.beta1,
-            1 - job.beta2,
-            job.lr,
-            min(job.clip_radius, 3e38),
-            job.correction,
-        )
-        for job in jobs
-    ]
-    return np.array(table, np.int64), np.array(settings, np.float64)
-
-
-def _address(value: torch.Tensor | float | None) -> int:
-    return value.data_ptr() if isinstance(value, torch.Tensor) else 0
-
-
-def _number(value: torch.Tensor | float) -> float:
-    return 0.0 if isinstance(value, torch.Tensor) else value

@@ -7,62 +7,76 @@ CPU and no temporary is larger than a bundle.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from covon_avalanche.optim.buffers import flat_blocks
-from covon_avalanche.optim.kernels.job import Job
+from covon_avalanche.optim.buffers import is_dense
+from covon_avalanche.optim.kernels.job import LARGEST_GRADIENT, Job
 
-LARGEST_GRADIENT = 1e9  # beyond it a float32 Hessian estimate may overflow
-_TENSORS = [f.name for f in fields(Job) if "Tensor" in str(f.type)]
-_SHARED = [f.name for f in fields(Job) if f.name not in (*_TENSORS, "name", "number")]
+_TENSORS = ("mean", "sample", "hess", "prior_mean", "prior_precision")
+_SHARED = ("ess", "beta1", "beta2", "lr", "clip_radius", "correction", "averaged")
 
 
-def draw(jobs: Sequence[Job], fill: Callable[[Job], None], block: int) -> list[Job]:
-    """Write a sample of each job's posterior into its ``sample``.
+class Plan:
+    """Jobs cut into pieces and bundled.
 
-    :param fill: writes a job's standard normals into its ``sample``.
-    :param block: largest number of entries worked on at a time.
-    :return: the jobs with a precision that is not positive.
+    :param block: largest number of entries in a bundle.
     """
-    for job in jobs:
-        fill(job)
-    lowest: list[Tensor] = []
-    owners: list[Job] = []
-    for bundle in _bundles(jobs, block):
-        first = bundle[0]
-        if isinstance(first.hess, Tensor):
-            precision = torch._foreach_mul(_all(bundle, "hess"), first.ess)
-        else:
-            precision = [torch.full_like(job.mean, first.ess * first.hess) for job in bundle]
-        _add_(precision, bundle, "prior_precision")
-        owners += bundle
-        lowest += [p.min() for p in precision]
-        torch._foreach_sqrt_(precision)
-        sample = _all(bundle, "sample")
-        torch._foreach_div_(sample, precision)
-        torch._foreach_add_(sample, _all(bundle, "mean"))
-    if not jobs or (torch.stack(lowest) > 0).all():
-        return []
-    names = {job.name for job, low in zip(owners, lowest, strict=True) if not low > 0}
-    return [job for job in jobs if job.name in names]
+
+    def __init__(self, jobs: list[Job], block: int) -> None:
+        self.jobs = jobs
+        self._bundles = list(_bundles(jobs, block))
+
+    def draw(self, fill: Callable[[Job], None]) -> list[Job]:
+        """Write a sample of each job's posterior into its ``sample``.
+
+        :param fill: writes a job's standard normals into its ``sample``.
+        :return: the jobs with a precision that is not positive.
+        """
+        for job in self.jobs:
+            fill(job)
+        lowest = [low for bundle in self._bundles for low in _draw([p.job for p in bundle])]
+        if (torch.stack(lowest) > 0).all():
+            return []
+        owners = [piece.whole for bundle in self._bundles for piece in bundle]
+        bad = {id(job) for job, low in zip(owners, lowest, strict=True) if not low > 0}
+        return [job for job in self.jobs if id(job) in bad]
+
+    def step(self) -> bool:
+        """Algorithm 1, lines 6 to 9, in place. The samples are used up."""
+        for bundle in self._bundles:
+            for piece in bundle:
+                piece.refresh()
+            _step([piece.job for piece in bundle])
+        return True
 
 
 def safe(jobs: Sequence[Job]) -> bool:
     """Whether all gradients are finite and small enough that a step cannot overflow."""
     norms = torch._foreach_norm(_all(jobs, "grad"))
-    return not jobs or bool((torch.stack(norms) < LARGEST_GRADIENT).all())
+    return bool((torch.stack(norms) < LARGEST_GRADIENT).all())
 
 
-def step(jobs: Sequence[Job], block: int) -> None:
-    """Algorithm 1, lines 6 to 9, in place. The samples are used up.
-
-    :param block: largest number of entries worked on at a time.
-    """
-    for bundle in _bundles(jobs, block):
-        _step(bundle)
+def _draw(bundle: list[Job]) -> list[Tensor]:
+    first = bundle[0]
+    if isinstance(first.hess, Tensor):
+        precision = list(torch._foreach_mul(_all(bundle, "hess"), first.ess))
+    else:
+        precision = [torch.full_like(job.mean, first.ess * first.hess) for job in bundle]
+    other = first.prior_precision
+    torch._foreach_add_(
+        precision, _all(bundle, "prior_precision") if isinstance(other, Tensor) else other
+    )
+    lowest = [p.min() for p in precision]
+    torch._foreach_sqrt_(precision)
+    sample = _all(bundle, "sample")
+    torch._foreach_div_(sample, precision)
+    torch._foreach_add_(sample, _all(bundle, "mean"))
+    return lowest
 
 
 def _step(bundle: list[Job]) -> None:
@@ -73,6 +87,7 @@ def _step(bundle: list[Job]) -> None:
     if not first.averaged:
         torch._foreach_sub_(work, mean)
         torch._foreach_mul_(work, grad)
+    prior_hess: Any
     if isinstance(first.prior_precision, Tensor):
         prior_hess = torch._foreach_mul(_all(bundle, "prior_precision"), 1 / first.ess)
         both = torch._foreach_add(prior_hess, hess)
@@ -109,28 +124,60 @@ def _all(jobs: Sequence[Job], field: str) -> list[Tensor]:
     return [getattr(job, field) for job in jobs]
 
 
-def _add_(values: list[Tensor], bundle: list[Job], field: str) -> None:
-    other = getattr(bundle[0], field)
-    torch._foreach_add_(values, _all(bundle, field) if isinstance(other, Tensor) else other)
+@dataclass
+class _Piece:
+    """A part of a job, as a job: all of it, or a block of its entries in order of memory."""
+
+    job: Job
+    whole: Job
+    start: int | None = None
+
+    def refresh(self) -> None:
+        """Take over what changes from step to step."""
+        whole, job = self.whole, self.job
+        if job is whole:
+            return
+        job.averaged, job.correction = whole.averaged, whole.correction
+        job.beta1, job.beta2 = whole.beta1, whole.beta2
+        job.lr, job.clip_radius = whole.lr, whole.clip_radius
+        for field in ("grad", "momentum"):
+            tensor = getattr(whole, field)
+            setattr(job, field, _block(tensor, self.start, job.mean.numel()))
 
 
-def _bundles(jobs: Sequence[Job], block: int) -> Iterator[list[Job]]:
+def _block(tensor: Tensor, start: int | None, size: int) -> Tensor:
+    if start is None:
+        return tensor
+    return tensor.as_strided((size,), (1,), tensor.storage_offset() + start)
+
+
+def _bundles(jobs: list[Job], block: int) -> Iterator[list[_Piece]]:
     """Pieces of jobs that may be worked on together, at most ``block`` entries in all."""
-    bundle: list[Job] = []
+    bundle: list[_Piece] = []
     size, kind = 0, None
     for job in jobs:
         tensors = {k: v for k in _TENSORS if isinstance(v := getattr(job, k), Tensor)}
-        settings = tuple(getattr(job, k) for k in _SHARED)
-        own_kind = (job.mean.dtype, job.mean.device, tuple(tensors), settings)
-        small = job.mean.numel() <= block
-        pieces = [list(tensors.values())] if small else flat_blocks([*tensors.values()], block)
-        for piece in pieces:
-            entries = piece[0].numel()
+        settings = (*(getattr(job, k) for k in _SHARED), job.mean.dtype, job.mean.device)
+        own_kind = (tuple(tensors), settings)
+        for piece in _pieces(job, tensors, block):
+            entries = piece.job.mean.numel()
             if bundle and (own_kind != kind or size + entries > block):
                 yield bundle
                 bundle, size = [], 0
             kind = own_kind
-            bundle.append(replace(job, **dict(zip(tensors, piece, strict=True))))
+            bundle.append(piece)
             size += entries
     if bundle:
         yield bundle
+
+
+def _pieces(job: Job, tensors: dict[str, Tensor], block: int) -> Iterator[_Piece]:
+    if job.mean.numel() <= block or not is_dense(job.mean):
+        yield _Piece(job, job)
+        return
+    for start in range(0, job.mean.numel(), block):
+        size = min(block, job.mean.numel() - start)
+        views = {k: _block(t, start, size) for k, t in tensors.items()}
+        part = copy(job)
+        vars(part).update(views)
+        yield _Piece(part, job, start)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate in float32 may overflow
+
 
 @dataclass
 class Job:

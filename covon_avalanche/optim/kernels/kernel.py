@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,22 +14,26 @@ from covon_avalanche.optim.noise import NoiseSource
 
 
 class Kernel(Protocol):
-    """Draws samples and makes steps for parameters on one device."""
+    """Draws samples and makes steps for one or more parameters on one device.
 
-    def draw(
-        self, jobs: Sequence[Job], noise: NoiseSource, fill: Callable[[Job], None]
-    ) -> list[Job]:
+    What is derived from a list of jobs is kept for as long as the same list is given.
+    """
+
+    def draw(self, jobs: list[Job], noise: NoiseSource, fill: Callable[[Job], None]) -> list[Job]:
         """Write samples; return the jobs with a precision that is not positive.
 
         :param fill: writes a job's standard normals into its ``sample``, for kernels that
             do not make their own.
         """
 
-    def safe(self, jobs: Sequence[Job]) -> bool:
+    def safe(self, jobs: list[Job]) -> bool:
         """Whether a step cannot meet or make a number that is not finite."""
 
-    def step(self, jobs: Sequence[Job], noise: NoiseSource) -> None:
-        """Change mean, momentum and hess in place, and use up the samples."""
+    def step(self, jobs: list[Job], noise: NoiseSource) -> bool:
+        """Change mean, momentum and hess in place, and use up the samples.
+
+        :return: whether it was :meth:`safe`; if not, nothing is changed.
+        """
 
 
 class ForeachKernel:
@@ -40,20 +44,24 @@ class ForeachKernel:
 
     def __init__(self, block: int) -> None:
         self.block = block
+        self._plan = foreach.Plan([], block)
 
-    def draw(
-        self, jobs: Sequence[Job], noise: NoiseSource, fill: Callable[[Job], None]
-    ) -> list[Job]:
+    def _plan_of(self, jobs: list[Job]) -> foreach.Plan:
+        if self._plan.jobs is not jobs:
+            self._plan = foreach.Plan(jobs, self.block)
+        return self._plan
+
+    def draw(self, jobs: list[Job], noise: NoiseSource, fill: Callable[[Job], None]) -> list[Job]:
         """See :class:`Kernel`."""
-        return foreach.draw(jobs, fill, self.block)
+        return self._plan_of(jobs).draw(fill)
 
-    def safe(self, jobs: Sequence[Job]) -> bool:
+    def safe(self, jobs: list[Job]) -> bool:
         """See :class:`Kernel`."""
         return foreach.safe(jobs)
 
-    def step(self, jobs: Sequence[Job], noise: NoiseSource) -> None:
+    def step(self, jobs: list[Job], noise: NoiseSource) -> bool:
         """See :class:`Kernel`."""
-        foreach.step(jobs, self.block)
+        return foreach.safe(jobs) and self._plan_of(jobs).step()
 
 
 class FusedKernel:
@@ -63,45 +71,65 @@ class FusedKernel:
     next. It counts only if at the next draw the key and everything that the sample depends
     on are the same; otherwise it is drawn anew. So it saves time and changes nothing.
 
-    :param module: has ``draw(jobs, key)``, ``safe(jobs)`` and ``step(jobs, next_key)``.
+    :param plan: class of plans: made of jobs, with ``draw(key)``, ``safe()`` and
+        ``step(next_key)``.
     """
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
+    def __init__(self, plan: Callable[[list[Job]], FusedPlan]) -> None:
+        self._make_plan = plan
+        self._plan: FusedPlan | None = None
         self._ahead: dict[int, tuple] = {}  # number of a parameter: what its sample came from
 
-    def draw(
-        self, jobs: Sequence[Job], noise: NoiseSource, fill: Callable[[Job], None]
-    ) -> list[Job]:
+    def _plan_of(self, jobs: list[Job]) -> FusedPlan:
+        if self._plan is None or self._plan.jobs is not jobs:
+            self._plan = self._make_plan(jobs)
+        return self._plan
+
+    def draw(self, jobs: list[Job], noise: NoiseSource, fill: Callable[[Job], None]) -> list[Job]:
         """See :class:`Kernel`."""
-        if not jobs:
-            return []
         key = noise.key(jobs[0].mean.device)
         missing = [job for job in jobs if self._ahead.pop(job.number, None) != _origin(job, key)]
-        return self.module.draw(missing, key) if missing else []
+        return self._make_plan(missing).draw(key) if missing else []
 
-    def safe(self, jobs: Sequence[Job]) -> bool:
+    def safe(self, jobs: list[Job]) -> bool:
         """See :class:`Kernel`."""
-        return self.module.safe(jobs)
+        return self._plan_of(jobs).safe()
 
-    def step(self, jobs: Sequence[Job], noise: NoiseSource) -> None:
+    def step(self, jobs: list[Job], noise: NoiseSource) -> bool:
         """See :class:`Kernel`."""
-        if not jobs:
-            return
         next_key = noise.peek(jobs[0].mean.device) if not jobs[0].averaged else None
-        self.module.step(jobs, next_key)
-        for job in jobs:
-            for tensor in (job.mean, job.momentum, job.hess):
-                torch.autograd.graph.increment_version(tensor)
-            if next_key is not None:
-                self._ahead[job.number] = _origin(job, next_key)
+        if not self._plan_of(jobs).step(next_key):
+            return False
+        torch.autograd.graph.increment_version([job.mean for job in jobs])
+        if next_key is not None:
+            self._ahead.update((job.number, _origin(job, next_key)) for job in jobs)
+        return True
+
+
+class FusedPlan(Protocol):
+    """What a compiled kernel derives from jobs, once."""
+
+    jobs: list[Job]
+
+    def draw(self, key: int) -> list[Job]:
+        """Write samples made from the key; return the jobs with a precision not positive."""
+
+    def safe(self) -> bool:
+        """Whether a step cannot meet or make a number that is not finite."""
+
+    def step(self, next_key: int | None) -> bool:
+        """A step if it is safe, and with a key the next samples in the same pass."""
 
 
 def _origin(job: Job, key: int) -> tuple:
-    """What a job's sample is a function of."""
-
-    def identity(value: Tensor | float) -> tuple:
-        return (value.data_ptr(), value._version) if isinstance(value, Tensor) else (value,)
-
-    tensors = (job.mean, job.hess, job.prior_precision)
-    return key, job.ess, job.sample.data_ptr(), *(identity(t) for t in tensors)
+    """What a job's sample is a function of, beside tensors that only the optimizer changes."""
+    hess, prior = job.hess, job.prior_precision
+    return (
+        key,
+        job.ess,
+        job.sample.data_ptr(),
+        job.mean.data_ptr(),
+        job.mean._version,
+        (hess.data_ptr(), hess._version) if isinstance(hess, Tensor) else hess,
+        (prior.data_ptr(), prior._version) if isinstance(prior, Tensor) else prior,
+    )

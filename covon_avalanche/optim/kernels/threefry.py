@@ -13,10 +13,14 @@ drawn in groups of ``GROUP`` entries.
 
 from __future__ import annotations
 
+import zlib
+from pathlib import Path
+
 import numpy as np
 from numba import njit
 
-GROUP = 256
+SOURCE = zlib.crc32(Path(__file__).read_bytes()) | 1  # callers compiled elsewhere depend on it
+GROUP = 512
 _QUARTER = GROUP // 4
 
 OPTIONS = dict(nogil=True, cache=True, error_model="numpy")
@@ -104,7 +108,7 @@ def fill_group(out, key0, key1, tensor, group):
     :param out: array of ``GROUP`` entries.
     :param key0, key1: the draw; every draw of a tensor has another key.
     :param tensor: number of the tensor, below 2**32.
-    :param group: number of the group within it, below 2**26.
+    :param group: number of the group within it, below 2**25.
     """
     first = u32(group * _QUARTER)
     for j in range(_QUARTER):

@@ -1,0 +1,63 @@
+"""Jobs for the step kernels, kept from step to step while what they are made of stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from covon_avalanche.optim.kernels.job import Job
+from covon_avalanche.optim.posterior_optimizer import Place, State
+
+_SETTINGS = ("ess", "hess_init", "weight_decay")
+
+
+class JobCache:
+    """Makes one job a parameter, or gives those of the last call again.
+
+    For a small network, making them anew would cost more than the arithmetic. Kernels may
+    keep what they derive from a list of jobs for as long as they are given the same list.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: list[Job] = []
+        self._origins: list[tuple[Tensor, State]] = []
+        self._settings: list[Any] = []
+
+    def get(
+        self,
+        places: Sequence[Place],
+        states: Sequence[State],
+        samples: Sequence[Tensor],
+        make: Callable[[Place, State, Tensor], Job],
+        *more: object,
+    ) -> list[Job]:
+        """The jobs of these parameters, with these states and buffers.
+
+        :param make: makes one.
+        :param more: what it depends on beside its arguments and the group's settings.
+        """
+        settings = [more, *([p.group[k] for k in _SETTINGS] for p in places)]
+        known = settings == self._settings and all(
+            map(_is_up_to_date, self._jobs, self._origins, places, states, samples)
+        )
+        if not known:
+            self._jobs = list(map(make, places, states, samples))
+            self._origins = [(p.parameter, s) for p, s in zip(places, states, strict=True)]
+            self._settings = settings
+        return self._jobs
+
+
+def _is_up_to_date(
+    job: Job, origin: tuple[Tensor, State], place: Place, state: State, sample: Tensor
+) -> bool:
+    parameter, known_state = origin
+    return (
+        parameter is place.parameter
+        and known_state is state
+        and job.mean.data_ptr() == parameter.data_ptr()
+        and job.sample.data_ptr() == sample.data_ptr()
+        and state.get("hess", job.hess) is job.hess
+        and state.get("prior_precision", job.prior_precision) is job.prior_precision
+    )

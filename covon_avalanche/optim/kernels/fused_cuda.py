@@ -1,0 +1,182 @@
+"""CoVON's step on a GPU: one Triton launch over all parameters, noise by Triton's Philox.
+
+Not timed yet; its arithmetic is tested in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from covon_avalanche.optim.kernels.foreach import safe
+from covon_avalanche.optim.kernels.job import Job
+from covon_avalanche.optim.kernels.tables import Tables, by_kind
+
+_QUARTER = 512  # entries that get the first of Philox's four outputs, and so on
+
+
+@triton.jit
+def _pointer(table, row, column: tl.constexpr, DOUBLE: tl.constexpr):
+    address = tl.load(table + row * 9 + column)
+    if DOUBLE:
+        return address, address.to(tl.pointer_type(tl.float64))
+    return address, address.to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def _setting(settings, row, column: tl.constexpr, DOUBLE: tl.constexpr):
+    value = tl.load(settings + row * 9 + column)
+    if DOUBLE:
+        return value
+    return value.to(tl.float32)
+
+
+@triton.jit
+def _entries(address, pointer, where, size, other):
+    """Entries of a tensor, or a number where there is no tensor."""
+    return tl.load(pointer + where, mask=where < tl.where(address == 0, 0, size), other=other)
+
+
+@triton.jit
+def _draw(table, settings, chunks, flags, key, QUARTER: tl.constexpr, DOUBLE: tl.constexpr):
+    row = tl.load(chunks + 2 * tl.program_id(0)).to(tl.int64)
+    chunk = tl.load(chunks + 2 * tl.program_id(0) + 1).to(tl.int64)
+    size, number = tl.load(table + row * 9 + 7), tl.load(table + row * 9 + 8)
+    _, mean = _pointer(table, row, 0, DOUBLE)
+    _, sample = _pointer(table, row, 1, DOUBLE)
+    hess_at, hess = _pointer(table, row, 4, DOUBLE)
+    prior_at, prior = _pointer(table, row, 6, DOUBLE)
+    ess, hess0 = _setting(settings, row, 0, DOUBLE), _setting(settings, row, 1, DOUBLE)
+    prior0 = _setting(settings, row, 3, DOUBLE)
+    lane = tl.arange(0, QUARTER)
+    counter = (chunk * QUARTER + lane).to(tl.uint32)
+    n0, n1, n2, n3 = tl.randn4x(key + number * 0x9E3779B97F4A7C1, counter)
+    for part in tl.static_range(4):
+        noise = n0 if part == 0 else (n1 if part == 1 else (n2 if part == 2 else n3))
+        where = chunk * 4 * QUARTER + part * QUARTER + lane
+        inside = where < size
+        d = _entries(prior_at, prior, where, size, prior0) / ess
+        total = _entries(hess_at, hess, where, size, hess0) + d
+        m = tl.load(mean + where, mask=inside, other=0.0)
+        tl.store(flags + row, 1, mask=tl.max(tl.where(inside & ~(total > 0), 1, 0)) > 0)
+        tl.store(sample + where, m + noise * (1 / tl.sqrt(ess * total)), mask=inside)
+
+
+@triton.jit
+def _step(
+    table, settings, chunks, key,
+    QUARTER: tl.constexpr, DOUBLE: tl.constexpr, AVERAGED: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    row = tl.load(chunks + 2 * tl.program_id(0)).to(tl.int64)
+    chunk = tl.load(chunks + 2 * tl.program_id(0) + 1).to(tl.int64)
+    size, number = tl.load(table + row * 9 + 7), tl.load(table + row * 9 + 8)
+    _, mean = _pointer(table, row, 0, DOUBLE)
+    _, sample = _pointer(table, row, 1, DOUBLE)
+    _, grad = _pointer(table, row, 2, DOUBLE)
+    _, momentum = _pointer(table, row, 3, DOUBLE)
+    _, hess = _pointer(table, row, 4, DOUBLE)
+    centre_at, centre = _pointer(table, row, 5, DOUBLE)
+    prior_at, prior = _pointer(table, row, 6, DOUBLE)
+    ess, centre0 = _setting(settings, row, 0, DOUBLE), _setting(settings, row, 2, DOUBLE)
+    prior0 = _setting(settings, row, 3, DOUBLE)
+    rest1, rest2 = _setting(settings, row, 4, DOUBLE), _setting(settings, row, 5, DOUBLE)
+    lr, clip = _setting(settings, row, 6, DOUBLE), _setting(settings, row, 7, DOUBLE)
+    correction = _setting(settings, row, 8, DOUBLE)
+    lane = tl.arange(0, QUARTER)
+    if AHEAD:
+        counter = (chunk * QUARTER + lane).to(tl.uint32)
+        n0, n1, n2, n3 = tl.randn4x(key + number * 0x9E3779B97F4A7C1, counter)
+    for part in tl.static_range(4):
+        where = chunk * 4 * QUARTER + part * QUARTER + lane
+        inside = where < size
+        m = tl.load(mean + where, mask=inside, other=0.0)
+        h = tl.load(hess + where, mask=inside, other=1.0)
+        g = tl.load(grad + where, mask=inside, other=0.0)
+        b = tl.load(momentum + where, mask=inside, other=0.0)
+        product = tl.load(sample + where, mask=inside, other=0.0)
+        if not AVERAGED:
+            product = g * (product - m)
+        d = _entries(prior_at, prior, where, size, prior0) / ess
+        a = h + d
+        change = rest2 * (product * ess * a - h)
+        h = h + change + 0.5 * change * change / a  # Algorithm 1, line 8
+        b = b + rest1 * (g - b)
+        pull = d * (m - _entries(centre_at, centre, where, size, centre0))
+        direction = (b * correction + pull) / (h + d)
+        m = m - lr * tl.minimum(tl.maximum(direction, -clip), clip)  # line 9
+        tl.store(mean + where, m, mask=inside)
+        tl.store(hess + where, h, mask=inside)
+        tl.store(momentum + where, b, mask=inside)
+        if AHEAD:
+            noise = n0 if part == 0 else (n1 if part == 1 else (n2 if part == 2 else n3))
+            tl.store(sample + where, m + noise * (1 / tl.sqrt(ess * (h + d))), mask=inside)
+
+
+class CudaPlan:
+    """Jobs of one dtype each with their tables, and how a launch is cut into programs."""
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self.jobs = jobs
+        self._parts = [
+            (kind[0] is np.float64, some, Tables(some), _chunks(some))
+            for kind, some in by_kind(jobs, lambda j: ())
+        ]
+
+    def draw(self, key: int) -> list[Job]:
+        """Write a sample of each job's posterior into its ``sample``.
+
+        :param key: 63 bits; the same key gives the same noise.
+        :return: the jobs with a precision that is not positive.
+        """
+        bad: list[Job] = []
+        for double, some, tables, chunks in self._parts:
+            flags = torch.zeros(len(some), dtype=torch.int32, device=chunks.device)
+            arguments = (*_on(chunks.device, tables), chunks, flags, key)
+            _draw[(len(chunks),)](*arguments, QUARTER=_QUARTER, DOUBLE=double)
+            bad += [job for job, flag in zip(some, flags.tolist(), strict=True) if flag]
+        return bad
+
+    def safe(self) -> bool:
+        """Whether all gradients are finite and small enough that a step cannot overflow."""
+        return safe(self.jobs)
+
+    def step(self, next_key: int | None) -> bool:
+        """Algorithm 1, lines 6 to 9, in place.
+
+        :param next_key: draw the next sample into ``sample`` in the same pass.
+        :return: whether it was safe; if not, nothing is changed.
+        """
+        if not self.safe():
+            return False
+        for double, some, tables, chunks in self._parts:
+            tables.refresh()
+            _step[(len(chunks),)](
+                *_on(chunks.device, tables),
+                chunks,
+                next_key or 0,
+                QUARTER=_QUARTER,
+                DOUBLE=double,
+                AVERAGED=some[0].averaged,
+                AHEAD=next_key is not None,
+            )
+        return True
+
+
+def _chunks(jobs: list[Job]) -> torch.Tensor:
+    """For each program of a launch the job and the piece of it that it does, int32."""
+    pieces = [-(-job.mean.numel() // (4 * _QUARTER)) for job in jobs]
+    rows = np.repeat(np.arange(len(jobs)), pieces)
+    places = np.concatenate([np.arange(n) for n in pieces])
+    chunks = np.stack([rows, places], 1).astype(np.int32)
+    return torch.from_numpy(chunks).to(jobs[0].mean.device)
+
+
+def _on(device: torch.device, tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies of the tables; from pinned memory, so that nobody waits."""
+    both = torch.from_numpy(tables.places), torch.from_numpy(tables.settings)
+    if device.type == "cpu":  # Triton's interpreter
+        return both
+    places, settings = (t.pin_memory().to(device, non_blocking=True) for t in both)
+    return places, settings

@@ -1,0 +1,174 @@
+"""The ways to run CoVON's step, against Algorithm 1 as pure functions and each other."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import SIZES, largest_error, make_jobs, same_as_drawn_anew
+from toys import make_covon, train_step, weights
+
+from covon_avalanche.optim import CoVON
+from covon_avalanche.optim.kernels import KernelsByDevice, compiled, foreach
+from covon_avalanche.optim.noise import NoiseSource
+
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-13}
+each_kind = pytest.mark.parametrize(
+    ("dtype", "prior", "averaged"),
+    [
+        (torch.float32, "tensors", False),
+        (torch.float32, "numbers", False),
+        (torch.float32, "centre", False),
+        (torch.float32, "tensors", True),
+        (torch.float64, "tensors", False),
+    ],
+)
+
+
+@each_kind
+@pytest.mark.parametrize("implementation", ["eager", "foreach", "compiled"])
+def test_a_step_is_algorithm_1(implementation, dtype, prior, averaged):
+    """Small, odd and large tensors in one call; sizes around the kernels' own blocks."""
+    jobs = make_jobs(dtype, prior, averaged=averaged)
+    ((kernel, same),) = KernelsByDevice(implementation).split(jobs)
+    assert same == jobs
+    error = largest_error(jobs, lambda: kernel.step(jobs, NoiseSource(torch.Generator())))
+    assert error < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_sample_drawn_with_a_step_is_the_one_drawn_alone(dtype):
+    jobs = make_jobs(dtype, "tensors")
+    assert same_as_drawn_anew(compiled.CompiledPlan(jobs), jobs)
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "gaps", "flattened"])
+def test_the_layout_of_a_parameter_changes_nothing(layout):
+    """Dense in another order, a view with gaps, and a piece of a flattened model."""
+    values = torch.randn(4, 3, 5, 5)
+    if layout == "channels_last":
+        other = values.to(memory_format=torch.channels_last)
+    elif layout == "gaps":
+        other = torch.zeros(4, 3, 5, 10)[..., ::2].copy_(values)
+    else:
+        other = torch.zeros(values.numel() + 7)[7:].view_as(values).copy_(values)
+    runs = []
+    for start in (values.clone(), other):
+        p = torch.nn.Parameter(start)
+        noise = iter(torch.randn(6, *values.shape, generator=torch.Generator().manual_seed(1)))
+        optimizer = CoVON([p], ess=50, implementation="eager")
+        optimizer._fill_noise = lambda p, out, noise=noise: out.copy_(next(noise))
+        for step in range(6):
+            with optimizer.sampled_params():
+                optimizer.zero_grad()
+                (p - 1).square().sum().backward()
+            optimizer.step()
+            if step == 2:
+                optimizer.consolidate()
+        assert p.data_ptr() == start.data_ptr()
+        runs.append(p.detach())
+    torch.testing.assert_close(runs[0], runs[1])
+
+
+def test_the_number_of_threads_changes_nothing():
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            jobs = make_jobs(torch.float32, "tensors", sizes=(compiled._ONE_THREAD + 77, 300))
+            plan = compiled.CompiledPlan(jobs)
+            assert plan.draw(11) == []
+            assert plan.step(12)
+            results.append([torch.cat([j.mean, j.hess, j.momentum, j.sample]) for j in jobs])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_drawing_ahead_never_shows(linear, batch):
+    """Whatever happens between two steps, the run is the one that draws anew each time."""
+
+    def run(between):
+        model = torch.nn.Linear(4, 3)
+        model.load_state_dict(start)
+        optimizer = make_covon(model.parameters(), implementation="compiled")
+        for step in range(6):
+            train_step(optimizer, model, batch)
+            between(step, optimizer, model)
+        return weights(model)
+
+    def nothing(step, optimizer, model):
+        pass
+
+    def forget(step, optimizer, model):
+        optimizer._forget_plans()
+
+    def change_ess(step, optimizer, model):
+        optimizer.param_groups[0]["ess"] = 100.0 + step
+
+    def change_ess_and_forget(step, optimizer, model):
+        change_ess(step, optimizer, model)
+        optimizer._forget_plans()
+
+    def move_weights(step, optimizer, model):
+        with torch.no_grad():
+            model.weight.add_(0.1)
+
+    def move_weights_and_forget(step, optimizer, model):
+        move_weights(step, optimizer, model)
+        optimizer._forget_plans()
+
+    def reload(step, optimizer, model):
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    def predict(step, optimizer, model):
+        state = optimizer.generator.get_state()
+        with optimizer.sampled_params(train=False):
+            pass
+        optimizer.generator.set_state(state)
+
+    start = linear.state_dict()
+    for one, other in (
+        (nothing, forget),
+        (change_ess, change_ess_and_forget),
+        (move_weights, move_weights_and_forget),
+        (nothing, reload),
+        (nothing, predict),
+    ):
+        a, b = run(one), run(other)
+        assert all(torch.equal(a[n], b[n]) for n in a), other.__name__
+
+
+def test_implementations_say_where_they_work(linear):
+    with pytest.raises(ValueError, match="implementation must be one of .* got 'fastest'"):
+        CoVON(linear.parameters(), ess=10, implementation="fastest")
+    optimizer = CoVON(linear.parameters(), ess=10, implementation="triton")
+    with pytest.raises(ValueError, match="'triton' is for parameters on cuda, got cpu"):
+        optimizer.sampled_params().__enter__()
+
+
+def test_a_bundle_never_exceeds_its_block():
+    jobs = make_jobs(torch.float32, "tensors")
+    plan = foreach.Plan(jobs, 100)
+    for bundle in plan._bundles:
+        assert sum(piece.job.mean.numel() for piece in bundle) <= 100
+    pieces = [piece for bundle in plan._bundles for piece in bundle]
+    assert sum(piece.job.mean.numel() for piece in pieces) == sum(SIZES)
+
+
+def test_the_gpu_kernel_in_tritons_interpreter():
+    """On a machine without a GPU: arithmetic and indexing, not speed. In another process,
+    because Triton decides when it is imported."""
+    pytest.importorskip("triton", reason="this torch came without Triton")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("triton_interpreted.py"))],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("ok") == 5

@@ -1,0 +1,32 @@
+"""Run by test_kernels.py with TRITON_INTERPRET=1: the GPU kernel on CPU tensors."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from jobs import largest_error, make_jobs, same_as_drawn_anew
+
+from covon_avalanche.optim.kernels.fused_cuda import CudaPlan
+
+SIZES = (1, 7, 511, 2047, 2049, 5000)
+for dtype, prior, averaged in (
+    (torch.float32, "tensors", False),
+    (torch.float32, "numbers", False),
+    (torch.float32, "centre", True),
+    (torch.float64, "tensors", False),
+):
+    jobs = make_jobs(dtype, prior, averaged=averaged, sizes=SIZES)
+    plan = CudaPlan(jobs)
+    error = largest_error(jobs, lambda plan=plan: plan.step(None))
+    assert error < (2e-5 if dtype == torch.float32 else 1e-13), error
+    if not averaged:
+        assert same_as_drawn_anew(plan, jobs)
+    print("ok")
+jobs = make_jobs(torch.float32, "tensors", sizes=SIZES)
+jobs[2].hess[3] = -1.0
+assert [job.name for job in CudaPlan(jobs).draw(5)] == ["p2"]
+jobs[1].grad[0] = float("nan")
+assert not CudaPlan(jobs).step(6)
+print("ok")
