@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         EWCStarStrategy,
         VCLStrategy,
     )
+    from covon_avalanche.tensor_batches import TensorBatches
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ _HOME = {
     "CoVONStrategy": "strategies",
     "EWCStarStrategy": "strategies",
     "VCLStrategy": "strategies",
+    "TensorBatches": "tensor_batches",
 }
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "EWCStarPlugin",
     "EWCStarStrategy",
     "LossPlateau",
+    "TensorBatches",
     "VCLPlugin",
     "VCLStrategy",
 ]

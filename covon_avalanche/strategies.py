@@ -2,6 +2,7 @@
 
 Constructors are keyword-only and follow Avalanche's order. The strategy's own plugin comes
 before those in ``plugins``, which are copied, so that they see the consolidated weights.
+Batches come from tensors where the data allow it, see :class:`TensorBatches`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from covon_avalanche.plugins import (
 )
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
+from covon_avalanche.tensor_batches import TensorBatches
 
 Evaluator: TypeAlias = EvaluationPlugin | Callable[[], EvaluationPlugin]
 
 
-class _PosteriorStrategy(SupervisedTemplate):
+class _PosteriorStrategy(TensorBatches, SupervisedTemplate):
     """A strategy whose interrupted training leaves the weights at the posterior's mean."""
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +164,7 @@ class VCLStrategy(_PosteriorStrategy):
         )
 
 
-class AdaRegStrategy(SupervisedTemplate):
+class AdaRegStrategy(TensorBatches, SupervisedTemplate):
     """AdamW-Regularized; see :class:`AdaRegPlugin`."""
 
     def __init__(
@@ -222,7 +224,7 @@ class AdaRegStrategy(SupervisedTemplate):
         )
 
 
-class EWCStarStrategy(SupervisedTemplate):
+class EWCStarStrategy(TensorBatches, SupervisedTemplate):
     """EWC with accumulated Fisher and one anchor; see :class:`EWCStarPlugin`."""
 
     def __init__(

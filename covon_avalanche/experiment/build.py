@@ -25,6 +25,7 @@ from covon_avalanche.strategies import (
     EWCStarStrategy,
     VCLStrategy,
 )
+from covon_avalanche.tensor_batches import TensorBatches
 
 
 def build_benchmark(
@@ -50,6 +51,18 @@ def build_model(model: recipes.Model, benchmark: CLScenario) -> nn.Module:
         hidden_layers=model.hidden_layers,
         drop_rate=0,
     )
+
+
+class FastNaive(TensorBatches, Naive):
+    """Avalanche's Naive with batches from tensors, as our own strategies have them."""
+
+
+class FastEWC(TensorBatches, EWC):
+    """Avalanche's EWC with batches from tensors."""
+
+
+class FastJointTraining(TensorBatches, JointTraining):
+    """Avalanche's joint training with batches from tensors."""
 
 
 class Cosine:
@@ -81,11 +94,11 @@ def build_strategy(
     )
     match settings:
         case recipes.Finetune():
-            return Naive(**common)
+            return FastNaive(**common)
         case recipes.Joint():
-            return JointTraining(**common)
+            return FastJointTraining(**common)
         case recipes.EWC():
-            return EWC(ewc_lambda=settings.ewc_lambda, **common)
+            return FastEWC(ewc_lambda=settings.ewc_lambda, **common)
         case recipes.EWCStar():
             return EWCStarStrategy(
                 strength=settings.strength,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+import torch
 from avalanche.models import MultiTaskModule
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -13,6 +14,7 @@ from covon_avalanche.fisher import squared_batch_gradients, squared_example_grad
 from covon_avalanche.plugins.anchored import AnchoredPlugin
 from covon_avalanche.plugins.boundaries import task_data
 from covon_avalanche.plugins.schedule import Schedule
+from covon_avalanche.tensor_batches import FetchedExamples, rows_of
 
 _FISHER: dict[str, Callable[..., dict[str, Tensor]]] = {
     "exact": squared_example_gradients,
@@ -73,11 +75,13 @@ class EWCStarPlugin(AnchoredPlugin):
         data = task_data(strategy.experience)
         data = data.train() if self.train_transform else data.eval()
         multi_task = isinstance(strategy.model, MultiTaskModule)
-        loader = DataLoader(
-            data,
-            batch_size=self.fisher_mb_size,
-            collate_fn=getattr(data, "collate_fn", None),
-        )
-        for batch in loader:
+        for batch in self._columns(data):
             used = [*batch[:2], batch[-1]] if multi_task else batch[:2]
             yield [value.to(strategy.device) for value in used]
+
+    def _columns(self, data: Any) -> Iterable[Sequence[Tensor]]:
+        rows = rows_of(data, FetchedExamples())
+        if rows is not None:
+            return map(rows.batch, torch.arange(len(rows)).split(self.fisher_mb_size))
+        collate = getattr(data, "collate_fn", None)
+        return DataLoader(data, batch_size=self.fisher_mb_size, collate_fn=collate)

@@ -8,32 +8,56 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import (
     AvalancheDataset,
-    _make_taskaware_tensor_classification_dataset,
+    _make_taskaware_classification_dataset,
 )
 from torch import Tensor
+from torch.utils.data import Dataset
 
 Transform = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class _Images:
-    """Grey images in [0, 1] of shape (n, 1, height, width), and their labels of shape (n,)."""
+class PermutedImages(Dataset):
+    """Images seen in one pixel order; all orders share the same bytes.
 
-    x: Tensor
-    y: Tensor
+    A row is the image, a float tensor of shape (1, height, width), and its label, an int.
 
-    def take(self, indices: Tensor) -> _Images:
-        return _Images(self.x[indices], self.y[indices])
+    :param images: uint8 of shape (n, height, width).
+    :param targets: int64 of shape (n,).
+    :param order: int64 of shape (height * width,): where each pixel comes from.
+    :param scale: value that counts as 1.
+    :param normalisation: mean and standard deviation, to be taken out of the scaled pixels.
+    """
 
-    def permute(self, order: Tensor) -> _Images:
-        return _Images(self.x.flatten(1)[:, order].view_as(self.x), self.y)
+    def __init__(
+        self,
+        images: Tensor,
+        targets: Tensor,
+        order: Tensor,
+        scale: float,
+        normalisation: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        self.images, self.targets, self.order = images, targets, order
+        mean, std = normalisation
+        self._factor, self._shift = 1 / (scale * std), -mean / std
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        x, y = self.batch(torch.tensor([index]))
+        return x[0], int(y[0])
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images, float32 of shape (b, 1, height, width), and labels of these indices."""
+        pixels = self.images.index_select(0, indices).flatten(1).index_select(1, self.order)
+        images = pixels.float().mul_(self._factor).add_(self._shift)
+        return images.view(len(indices), 1, *self.images.shape[1:]), self.targets[indices]
 
 
 def PermutedDigits(
@@ -62,16 +86,15 @@ def PermutedDigits(
     from sklearn.model_selection import train_test_split
 
     digits = load_digits()
-    images = _Images(
-        torch.as_tensor(digits.images, dtype=torch.float32)[:, None] / 16,
-        torch.as_tensor(digits.target, dtype=torch.long),
-    )
+    images = torch.as_tensor(digits.images).to(torch.uint8)
+    targets = torch.as_tensor(digits.target, dtype=torch.long)
     train, test = train_test_split(
-        range(len(images.y)), test_size=360, random_state=0, stratify=digits.target
+        range(len(images)), test_size=360, random_state=0, stratify=digits.target
     )
     return _permuted(
-        images.take(torch.tensor(train)),
-        images.take(torch.tensor(test)),
+        (images[train], targets[train]),
+        (images[test], targets[test]),
+        scale=16,
         normalisation=(0.3053, 0.3760),
         n_experiences=n_experiences,
         seed=seed,
@@ -92,7 +115,7 @@ def PermutedMNIST(
 ) -> CLScenario:
     """MNIST: 60,000 images to train, 10,000 to test, 28 x 28 pixels.
 
-    Each experience holds its permuted images in memory as float32: 220 MB an experience.
+    The images are held once, as bytes, and permuted and standardised batch by batch.
 
     :param dataset_root: the folder that has, or shall have, ``MNIST/raw`` (the layout of
         torchvision); by default Avalanche's data folder. Missing files are downloaded.
@@ -104,12 +127,13 @@ def PermutedMNIST(
 
     root = default_dataset_location("mnist") if dataset_root is None else dataset_root
     train, test = (
-        _Images(data.data[:, None].float() / 255, data.targets)
+        (data.data, data.targets)
         for data in (MNIST(root, train=part, download=True) for part in (True, False))
     )
     return _permuted(
         train,
         test,
+        scale=255,
         normalisation=(0.1307, 0.3081),
         n_experiences=n_experiences,
         seed=seed,
@@ -120,9 +144,10 @@ def PermutedMNIST(
 
 
 def _permuted(
-    train: _Images,
-    test: _Images,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
     *,
+    scale: float,
     normalisation: tuple[float, float],
     n_experiences: int,
     seed: int,
@@ -132,36 +157,37 @@ def _permuted(
 ) -> CLScenario:
     if n_experiences < 1:
         raise ValueError(f"n_experiences must be >= 1, got {n_experiences}")
-    n_valid = _validation_images(validation_size, len(train.y))
+    images, targets = train
+    n_valid = _validation_images(validation_size, len(targets))
     generator = torch.Generator().manual_seed(seed)
-    pixels = train.x[0].numel()
+    pixels = images[0].numel()
     orders = [torch.arange(pixels)]
     orders += [torch.randperm(pixels, generator=generator) for _ in range(n_experiences - 1)]
-    shuffled = torch.randperm(len(train.y), generator=generator)
+    shuffled = torch.randperm(len(targets), generator=generator)
 
-    parts = {"train": train.take(shuffled[n_valid:].sort().values), "test": test}
+    kept, held_out = shuffled[n_valid:].sort().values, shuffled[:n_valid].sort().values
+    parts = {"train": (images[kept], targets[kept]), "test": test}
     if n_valid:
-        parts["valid"] = train.take(shuffled[:n_valid].sort().values)
+        parts["valid"] = (images[held_out], targets[held_out])
+
+    def standardise(x: Tensor) -> Tensor:
+        return (x - normalisation[0]) / normalisation[1]
 
     def dataset(stream: str, order: Tensor) -> AvalancheDataset:
-        images = parts[stream].permute(order)
+        data: Dataset
+        groups = None
         if train_transform is None and eval_transform is None:
-            mean, std = normalisation
-            return _make_taskaware_tensor_classification_dataset(
-                (images.x - mean) / std, images.y, task_labels=0
-            )
-
-        def standardise(x: Tensor) -> Tensor:
-            return (x - normalisation[0]) / normalisation[1]
-
-        groups = {
-            "train": (train_transform or standardise, None),
-            "eval": (eval_transform or standardise, None),
-        }
-        data = _make_taskaware_tensor_classification_dataset(
-            images.x, images.y, task_labels=0, transform_groups=groups
+            data = PermutedImages(*parts[stream], order, scale, normalisation)
+        else:
+            data = PermutedImages(*parts[stream], order, scale)
+            groups = {
+                "train": (train_transform or standardise, None),
+                "eval": (eval_transform or standardise, None),
+            }
+        wrapped = _make_taskaware_classification_dataset(
+            data, task_labels=0, transform_groups=groups, targets=parts[stream][1].tolist()
         )
-        return data if stream == "train" else data.eval()
+        return wrapped if stream == "train" else wrapped.eval()
 
     benchmark = benchmark_from_datasets(
         **{stream: [dataset(stream, order) for order in orders] for stream in parts}

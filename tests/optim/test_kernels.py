@@ -143,7 +143,7 @@ def test_drawing_ahead_never_shows(linear, batch):
 
 
 def test_implementations_say_where_they_work(linear):
-    with pytest.raises(ValueError, match="implementation must be one of .* got 'fastest'"):
+    with pytest.raises(ValueError, match=r"implementation must be one of .* got 'fastest'"):
         CoVON(linear.parameters(), ess=10, implementation="fastest")
     optimizer = CoVON(linear.parameters(), ess=10, implementation="triton")
     with pytest.raises(ValueError, match="'triton' is for parameters on cuda, got cpu"):

@@ -1,0 +1,86 @@
+"""What CoVON holds and what a step needs, measured at torch's allocator."""
+
+import pytest
+import torch
+from torch import nn
+from torch._C._profiler import _EventType
+
+from covon_avalanche.optim import CoVON
+from covon_avalanche.optim.buffers import BLOCK
+
+WIDTH = 1200  # three layers of 1.4 million weights: several blocks each
+
+
+def make(implementation):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+    optimizer = CoVON(model.named_parameters(), ess=1e4, implementation=implementation)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p) * 1e-3
+    return model, optimizer
+
+
+def iteration(optimizer):
+    gradients = [p.grad for g in optimizer.param_groups for p in g["params"]]
+    with optimizer.sampled_params():
+        for p, grad in zip(optimizer.param_groups[0]["params"], gradients, strict=True):
+            p.grad = grad  # as a backward pass would leave it
+    optimizer.step()
+
+
+def allocated(work):
+    """Bytes by which the allocations of ``work`` grew at their end, and at their peak."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        work()
+    events, stack = [], list(profile.profiler.kineto_results.experimental_event_tree())
+    while stack:
+        event = stack.pop()
+        stack.extend(event.children)
+        if event.tag == _EventType.Allocation:
+            events.append((event.start_time_ns, event.extra_fields.alloc_size))
+    total = peak = 0
+    for _, size in sorted(events, key=lambda e: e[0]):
+        total += size
+        peak = max(peak, total)
+    return total, peak
+
+
+@pytest.mark.parametrize("implementation", ["eager", "compiled"])
+def test_buffers_and_transients(implementation):
+    model, optimizer = make(implementation)
+    weights = sum(p.numel() for p in model.parameters()) * 4
+    block = BLOCK * 4
+    small = 0.01 * weights  # tables, scalars, the places of buffers
+
+    held, peak = allocated(lambda: iteration(optimizer))  # first task: momentum, hess, sample
+    assert abs(held - 3 * weights) < small
+    assert peak < held + 5 * block + small
+    for _ in range(3):  # later steps hold nothing more
+        more, peak = allocated(lambda: iteration(optimizer))
+        assert abs(more) < small
+        assert peak < 5 * block + small
+
+    freed, peak = allocated(optimizer.consolidate)  # two of the three become the prior
+    assert abs(freed + weights) < small
+    assert peak < 10 * block + small
+    held, peak = allocated(lambda: iteration(optimizer))  # and three more with the next task
+    assert abs(held - 3 * weights) < small
+    assert peak < held + 5 * block + small
+
+
+def test_what_the_optimizer_tells():
+    model, optimizer = make("compiled")
+    weights = sum(p.numel() for p in model.parameters()) * 4
+    assert optimizer.memory() == {"parameters": weights, "gradients": weights, "samples": 0}
+    iteration(optimizer)
+    first = ("parameters", "gradients", "samples", "momentum", "hess")
+    assert optimizer.memory() == dict.fromkeys(first, weights)
+    optimizer.consolidate()
+    prior = ("parameters", "gradients", "prior_mean", "prior_precision")
+    assert optimizer.memory() == {**dict.fromkeys(prior, weights), "samples": 0}
+    for _ in range(3):  # constant in the number of tasks
+        iteration(optimizer)
+        assert optimizer.memory() == dict.fromkeys({*first, *prior}, weights)
+        optimizer.consolidate()

@@ -1,0 +1,121 @@
+"""The compiled kernels' own noise: its bits against published vectors, its statistics.
+
+Limits are five standard errors of each statistic under exact normality and independence.
+"""
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+from scipy import stats
+
+from covon_avalanche.optim.kernels.threefry import GROUP, fill_group, threefry2x32
+from covon_avalanche.optim.noise import NoiseSource
+
+u32 = np.uint32
+
+
+@njit
+def _bits(key0, key1, counter0, counter1):
+    return threefry2x32(key0, key1, counter0, counter1)
+
+
+@njit
+def _normals(key0, key1, tensor, first, groups):
+    out = np.empty((groups, GROUP), np.float32)
+    for group in range(groups):
+        fill_group(out[group], key0, key1, tensor, first + group)
+    return out
+
+
+def normals(key=(1, 2), tensor=0, first=0, groups=2000):
+    return _normals(u32(key[0]), u32(key[1]), u32(tensor), first, groups).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "answer"),
+    [
+        ((0, 0), (0, 0), (0x9D1C5EC6, 0x8BD50731)),
+        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, (0xFD36D048, 0x2D17272C)),
+        ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xBA3E4725, 0xF27D669E)),
+    ],
+)
+def test_the_bits_are_those_of_random123(counter, key, answer):
+    """Known answers of threefry2x32 with 13 rounds, from the authors' ``kat_vectors``."""
+    assert _bits(*map(u32, key), *map(u32, counter)) == answer
+
+
+def test_moments_and_distribution():
+    z = normals().ravel()
+    n = len(z)
+    for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3), (6, 15)):
+        variance = stats.norm.moment(2 * power) - moment**2
+        assert abs((z**power).mean() - moment) < 5 * (variance / n) ** 0.5, power
+    assert stats.kstest(z, "norm").pvalue > 1e-4
+
+
+def test_the_far_tails_point_both_ways():
+    """Beyond 4.5 deviations in either direction, for each of the four outputs of a counter."""
+    z = normals(groups=40_000).reshape(-1, 4, GROUP // 4)
+    expected = stats.norm.sf(4.5) * z[:, 0].size
+    for output in range(4):
+        for sign in (1, -1):
+            count = (sign * z[:, output] > 4.5).sum()
+            assert abs(count - expected) < 5 * expected**0.5 + 5
+    assert 4.9 < z.max() < 6
+    assert -6 < z.min() < -4.9
+
+
+def test_pairs_are_independent():
+    """Radius and angle of each pair of outputs: uniform together, in a table of 64 x 64."""
+    z = normals(groups=20_000).reshape(-1, 4, GROUP // 4)
+    for a, b in ((0, 1), (2, 3), (0, 2), (1, 3)):
+        x, y = z[:, a].ravel(), z[:, b].ravel()
+        radius = 1 - np.exp(-(x**2 + y**2) / 2)
+        angle = np.arctan2(y, x) / (2 * np.pi) + 0.5
+        counts, *_ = np.histogram2d(radius, angle, bins=64, range=[[0, 1], [0, 1]])
+        assert stats.chisquare(counts.ravel()).pvalue > 1e-5
+
+
+@pytest.mark.parametrize("what", ["entries", "groups", "tensors", "steps", "near keys"])
+def test_no_correlation(what):
+    """Between neighbours at all short distances, and between draws that differ in one bit."""
+    z = normals()
+    n = z.size
+    if what == "entries":
+        flat = z.ravel()
+        others = [(flat[:-lag], flat[lag:]) for lag in (1, 2, 16, 64, GROUP // 4, GROUP // 2)]
+    elif what == "groups":
+        others = [(z[:-lag], z[lag:]) for lag in (1, 2, 256)]
+    elif what == "tensors":
+        others = [(z, normals(tensor=t)) for t in (1, 2, 2**31)]
+    elif what == "steps":
+        source = NoiseSource(torch.Generator().manual_seed(0))
+        keys = [source.key(torch.device("cpu")) for _ in range(4)]
+        draws = [normals((k & 0xFFFFFFFF, k >> 32)) for k in keys]
+        others = [(a, b) for i, a in enumerate(draws) for b in draws[:i]]
+    else:
+        others = [(z, normals((1 ^ 2**bit, 2))) for bit in (0, 7, 31)]
+        others += [(z, normals((1, 2 ^ 2**bit))) for bit in (0, 7, 31)]
+    for a, b in others:
+        for f, scale in ((lambda v: v, 1.0), (lambda v: v**2 - 1, 2.0), (np.abs, None)):
+            x, y = f(a).ravel(), f(b).ravel()
+            if scale is None:
+                x, y = x - (2 / np.pi) ** 0.5, y - (2 / np.pi) ** 0.5
+                scale = 1 - 2 / np.pi
+            assert abs((x * y).mean()) < 5 * scale / n**0.5 * 1.01
+
+
+class TestKeys:
+    def test_a_peek_is_the_next_key_and_takes_nothing(self):
+        for generator in (torch.Generator().manual_seed(3), None):
+            source, cpu = NoiseSource(generator), torch.device("cpu")
+            peeked = [source.peek(cpu), source.peek(cpu)]
+            assert peeked == [source.key(cpu)] * 2
+            assert source.key(cpu) != peeked[0]
+
+    def test_keys_of_a_seed_and_of_an_offset_differ(self):
+        from covon_avalanche.optim.noise import _mix
+
+        keys = {_mix(seed, offset) for seed in range(100) for offset in range(0, 400, 4)}
+        assert len(keys) == 10_000

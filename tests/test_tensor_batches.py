@@ -1,0 +1,236 @@
+"""Batches from tensors: the same as Avalanche's, or Avalanche's own."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from avalanche.benchmarks import SplitMNIST, benchmark_from_datasets
+from avalanche.benchmarks.scenarios.task_aware import with_task_labels
+from avalanche.benchmarks.utils import (
+    _make_taskaware_classification_dataset,
+    _make_taskaware_tensor_classification_dataset,
+)
+from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
+from avalanche.training.supervised import JointTraining, Naive
+from torch import nn
+from torch.utils.data import Dataset
+from toys import same, toy_benchmark, weights
+
+from covon_avalanche import TensorBatches
+from covon_avalanche.streams import PermutedDigits
+from covon_avalanche.tensor_batches import FetchedExamples, TensorLoader, rows_of
+
+
+class FastNaive(TensorBatches, Naive):
+    pass
+
+
+class FastJoint(TensorBatches, JointTraining):
+    pass
+
+
+class Pictures(Dataset):
+    """What a folder of images is: rows one by one, with a transform of its own."""
+
+    def __init__(self, n=50, transform=None):
+        self.x = torch.randint(256, (n, 3, 4, 4), dtype=torch.uint8)
+        self.targets = torch.randint(3, (n,)).tolist()
+        self.transform = transform
+        self.fetched = 0
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        self.fetched += 1
+        x = self.x[index]
+        return (x if self.transform is None else self.transform(x)), self.targets[index]
+
+
+def digits():
+    return PermutedDigits(2, validation_size=100).train_stream[1].dataset
+
+
+def tensors(n=50, transform=None):
+    x, y = torch.randn(n, 6), torch.randint(3, (n,))
+    return _make_taskaware_tensor_classification_dataset(
+        x, y, task_labels=0, transform_groups={"train": (transform, None), "eval": (None, None)}
+    )
+
+
+def pictures(transform=None):
+    data = Pictures(transform=transform)
+    return _make_taskaware_classification_dataset(data, task_labels=0, targets=data.targets)
+
+
+DATASETS = {
+    "our stream": digits,
+    "tensors": tensors,
+    "a subset of a subset": lambda: tensors().subset(range(5, 45)).subset(range(30, 0, -2)),
+    "a concatenation": lambda: tensors().concat(tensors(30)).subset(range(3, 75, 2)),
+    "tensors with a transform": lambda: tensors(transform=lambda x: 2 * x),
+    "pictures": pictures,
+    "pictures with a transform": lambda: pictures(lambda x: x.float() / 255),
+}
+
+
+def loader(kind, data, *, train=True, **options):
+    model = nn.Linear(1, 1)
+    made = kind(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_mb_size=8,
+        evaluator=EvaluationPlugin(),
+    )
+    made.experience = with_task_labels(benchmark_from_datasets(train=[data])).train_stream[0]
+    made.adapted_dataset = data
+    made.eval_mb_size = 8
+    (made.make_train_dataloader if train else made.make_eval_dataloader)(**options)
+    return made.dataloader
+
+
+@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize(
+    ("train", "options"),
+    [(True, {}), (True, {"shuffle": False}), (True, {"drop_last": True}), (False, {})],
+)
+def test_the_batches_are_avalanches_own(name, train, options):
+    """Content, dtype, order over two epochs, number, and what is left of the randomness."""
+    torch.manual_seed(1)
+    data = DATASETS[name]()
+    seen = []
+    for kind in (Naive, FastNaive):
+        batches = loader(kind, data, train=train, **options)
+        assert isinstance(batches, TensorLoader) == (kind is FastNaive)
+        torch.manual_seed(2)
+        seen.append([[*batches, *batches], torch.rand(1), len(batches)])
+    (slow, chance, length), (fast, same_chance, same_length) = seen
+    assert (chance, length, len(slow)) == (same_chance, same_length, len(fast))
+    for a, b in zip(slow, fast, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert x.dtype == y.dtype
+            assert torch.equal(x, y)
+
+
+def test_training_is_the_same_bit_by_bit():
+    benchmark = PermutedDigits(2)
+    results = []
+    for kind in (Naive, FastNaive):
+        made = trained(kind, benchmark)
+        results.append(weights(made.model))
+    assert same(*results)
+
+
+def test_joint_training_is_the_same_bit_by_bit():
+    benchmark = PermutedDigits(2)
+    assert same(*(weights(trained(k, benchmark).model) for k in (JointTraining, FastJoint)))
+
+
+def trained(kind, benchmark):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    made = kind(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        criterion=nn.CrossEntropyLoss(),
+        train_mb_size=100,
+        train_epochs=2,
+        evaluator=EvaluationPlugin(),
+    )
+    if isinstance(made, JointTraining):
+        made.train(benchmark.train_stream)
+    else:
+        for experience in benchmark.train_stream:
+            made.train(experience)
+            made.eval(benchmark.test_stream)
+    return made
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda x: x + torch.randn(()),
+        lambda x: x + __import__("random").random(),
+        lambda x: x + float(__import__("numpy").random.rand()),
+        lambda x, own=torch.Generator(): x + torch.randn((), generator=own),
+    ],
+    ids=["torch", "random", "numpy", "own generator"],
+)
+def test_random_transforms_stay_with_avalanche_and_keep_their_randomness(transform):
+    data = tensors(transform=transform)
+    torch.manual_seed(4)
+    before = torch.get_rng_state()
+    assert rows_of(data, FetchedExamples(2**20)) is None
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not isinstance(loader(FastNaive, data), TensorLoader)
+
+
+def test_fetched_examples_are_fetched_once_and_bounded():
+    data, more = pictures(), pictures(lambda x: x.float())
+    source = data._flat_data._datasets[0]
+    kept = FetchedExamples(limit=50 * (48 * 4 + 16))
+    first = rows_of(data, kept)
+    after_one = source.fetched
+    assert first.batch(torch.tensor([3]))[0].dtype == torch.uint8  # bytes stay bytes
+    rows_of(data.train(), kept)  # a new wrapper of the same data, as each experience makes
+    assert source.fetched - after_one <= 12  # only the probes
+    assert rows_of(more, kept) is not None  # takes the whole room
+    assert len(kept._kept) == 1
+    assert rows_of(more, FetchedExamples(limit=1000)) is None
+    assert pickle.loads(pickle.dumps(kept))._kept == {}
+    assert copy.deepcopy(kept).limit == kept.limit
+
+
+def test_data_that_changes_behind_the_wrapper_is_not_taken_from_memory():
+    data = pictures()
+    kept = FetchedExamples(2**20)
+    rows_of(data, kept)
+    data._flat_data._datasets[0].x += 1
+    assert rows_of(data, kept) is None
+
+
+def test_several_tasks_are_balanced_by_avalanche():
+    two = tensors().concat(
+        _make_taskaware_tensor_classification_dataset(
+            torch.randn(9, 6), torch.randint(3, (9,)), task_labels=1
+        )
+    )
+    assert rows_of(two, FetchedExamples(2**20)) is None
+
+
+def test_a_plugin_that_brings_its_own_loader_is_left_alone():
+    benchmark = toy_benchmark()
+    loaders = []
+
+    class Keep(ReplayPlugin):
+        def before_training_epoch(self, strategy, **kwargs):
+            loaders.append(type(strategy.dataloader).__name__)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+    model(benchmark.train_stream[0].dataset[0][0][None])
+    made = FastNaive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_mb_size=8,
+        plugins=[Keep(mem_size=20)],
+        evaluator=EvaluationPlugin(),
+    )
+    for experience in benchmark.train_stream[:2]:
+        made.train(experience)
+    assert loaders == ["TensorLoader", "ReplayDataLoader"]
+
+
+def test_avalanches_own_benchmarks(real_data):
+    """SplitMNIST with its PIL images and deterministic transforms."""
+    benchmark = SplitMNIST(5, dataset_root=real_data, train_transform=None)
+    data = benchmark.train_stream[0].dataset
+    small = data.subset(range(200))
+    kept = FetchedExamples(2**30)
+    rows = rows_of(small.eval(), kept)
+    x, y, t = rows.batch(torch.tensor([150, 0]))
+    want = [small.eval()[i] for i in (150, 0)]
+    assert all(torch.equal(a, b[0]) for a, b in zip(x, want, strict=True))
+    assert y.tolist() == [int(w[1]) for w in want]
+    assert t.tolist() == [int(w[2]) for w in want]
