@@ -64,8 +64,10 @@ def run_grid(
             pool.submit(_work, recipe, job, folder, dataset_root): job for job in jobs
         }
         while futures:
+            running = set(futures.values())
             for job, domains in _drain(messages):
-                notify(Event(job, domains))
+                if job in running:  # a message may arrive later than the result
+                    notify(Event(job, domains))
             for future in [f for f in futures if f.done()]:
                 job = futures.pop(future)
                 error = future.exception()

@@ -55,7 +55,8 @@ class PermutedImages(Dataset):
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images, float32 of shape (b, 1, height, width), and labels of these indices."""
-        pixels = self.images.index_select(0, indices).flatten(1).index_select(1, self.order)
+        pixels = self.images.index_select(0, indices).flatten(1)
+        pixels = pixels.gather(1, self.order.expand(len(indices), -1))
         images = pixels.float().mul_(self._factor).add_(self._shift)
         return images.view(len(indices), 1, *self.images.shape[1:]), self.targets[indices]
 
