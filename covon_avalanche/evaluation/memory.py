@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ class KeptTensors(SupervisedPlugin):
     """Measures the tensors a strategy keeps between two optimizer steps.
 
     ``parameters_worth`` is the largest total seen at the end of an epoch of weights,
-    optimizer state and the plugins' tensors (anchors, importances, old models), divided by
-    the size of the weights. Gradients, which every method has, and transients do not count.
+    optimizer state and buffers, and the plugins' tensors (anchors, importances, old models),
+    divided by the size of the weights. Gradients, which every method has, and transients do
+    not count.
     """
 
     def __init__(self) -> None:
@@ -26,13 +27,17 @@ class KeptTensors(SupervisedPlugin):
         """Count."""
         weights = _bytes(strategy.model.parameters())
         plugins = [p for p in strategy.plugins if not isinstance(p, EvaluationPlugin)]
-        kept = [*strategy.model.parameters(), *_tensors(dict(strategy.optimizer.state))]
+        kept = [*strategy.model.parameters(), *_tensors(vars(strategy.optimizer))]
         kept += [tensor for plugin in plugins for tensor in _tensors(vars(plugin))]
-        self.parameters_worth = max(self.parameters_worth, _bytes(iter(kept)) / weights)
+        gradients = [p.grad for p in strategy.model.parameters() if p.grad is not None]
+        total = _bytes(iter(kept), but_not=gradients)
+        self.parameters_worth = max(self.parameters_worth, total / weights)
 
 
-def _bytes(tensors: Iterator[Tensor]) -> int:
+def _bytes(tensors: Iterator[Tensor], but_not: Sequence[Tensor] = ()) -> int:
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    for tensor in but_not:
+        storages.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(storages.values())
 
 
