@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import platform
 import statistics
 import time
@@ -111,27 +112,39 @@ def peer(path: str, parameters: list[nn.Parameter]) -> Callable[[], object]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     optimizer = getattr(module, name)(parameters, lr=0.01, ess=1e6)
-    return Iteration(parameters, optimizer) if hasattr(optimizer, "sampled_params") else optimizer.step
+    samples = hasattr(optimizer, "sampled_params")
+    return Iteration(parameters, optimizer) if samples else optimizer.step
 
 
-def step_cases(parameters: list[nn.Parameter], options: argparse.Namespace, large: bool) -> dict:
+def step_cases(shapes: list[tuple[int, ...]], options: argparse.Namespace, large: bool) -> dict:
+    """Each optimizer with weights of its own; the gradients are the same tensors."""
+    torch.manual_seed(0)
+    gradients = [1e-3 * torch.randn(shape) for shape in shapes]
+
+    def weights() -> list[nn.Parameter]:
+        parameters = [nn.Parameter(0.05 * torch.randn(shape)) for shape in shapes]
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient
+        return parameters
+
     adamw = torch.optim.AdamW
-    cases: dict[str, Callable[[], object]] = {"AdamW fused": adamw(parameters, fused=True).step}
+    cases: dict[str, Callable[[], object]] = {"AdamW fused": adamw(weights(), fused=True).step}
     if not large:
-        cases["AdamW foreach"] = adamw(parameters, foreach=True).step
-        cases["AdamW for-loop"] = adamw(parameters, foreach=False).step
-        cases["CoVON eager, task 2"] = covon(parameters, "eager", 2, 1)
-    cases["CoVON compiled, task 1"] = covon(parameters, "compiled", 1, 1)
-    cases["CoVON compiled, task 2"] = covon(parameters, "compiled", 2, 1)
+        cases["AdamW foreach"] = adamw(weights(), foreach=True).step
+        cases["AdamW for-loop"] = adamw(weights(), foreach=False).step
+        cases["CoVON eager, task 2"] = covon(weights(), "eager", 2, 1)
+    cases["CoVON compiled, task 1"] = covon(weights(), "compiled", 1, 1)
+    cases["CoVON compiled, task 2"] = covon(weights(), "compiled", 2, 1)
     if not large:
-        cases["CoVON compiled, task 2, 4 samples"] = covon(parameters, "compiled", 2, 4)
+        cases["CoVON compiled, task 2, 4 samples"] = covon(weights(), "compiled", 2, 4)
         if importlib.util.find_spec("ivon"):
             import ivon
 
+            parameters = weights()
             optimizer = ivon.IVON(parameters, lr=0.01, ess=1e6)
             cases["ivon-opt"] = Iteration(parameters, optimizer)
         for path in options.peer:
-            cases[path] = peer(path, parameters)
+            cases[path] = peer(path, weights())
     return cases
 
 
@@ -141,12 +154,8 @@ def measure_steps(options: argparse.Namespace) -> list[Row]:
     for threads in (1,) if options.short else (1, 2):
         torch.set_num_threads(threads)
         for name in names:
-            torch.manual_seed(0)
-            parameters = [nn.Parameter(0.05 * torch.randn(shape)) for shape in MODELS[name]]
-            for p in parameters:
-                p.grad = 1e-3 * torch.randn_like(p)
-            size = sum(p.numel() for p in parameters)
-            cases = step_cases(parameters, options, large=size > 1e8)
+            size = sum(math.prod(shape) for shape in MODELS[name])
+            cases = step_cases(MODELS[name], options, large=size > 1e8)
             rounds = 200 if size < 1e6 else 11
             for case, seconds in interleaved(cases, rounds).items():
                 rows.append({"model": name, "parameters": size, "threads": threads, "case": case})
@@ -412,7 +421,8 @@ def machine() -> Row:
     info = Path("/proc/cpuinfo")
     if info.is_file():
         lines = info.read_text(encoding="utf-8").splitlines()
-        processor = next((ln.split(":")[1].strip() for ln in lines if "model name" in ln), processor)
+        names = (ln.split(":")[1].strip() for ln in lines if ln.startswith("model name"))
+        processor = next(names, processor)
     packages = ("torch", "numba", "numpy", "avalanche-lib")
     return {
         "processor": processor,

@@ -33,10 +33,8 @@ def grid(rows: list[Row], columns: list[str], ratio_to: str) -> str:
 
 
 def steps(rows: list[Row]) -> str:
-    parts = [
-        "## A step of the optimizer\n\nSample, restore, update, without forward and backward "
-        "pass; ratios to fused AdamW in the same run."
-    ]
+    title = "## A step of the optimizer\n\nSample, restore, update, without forward and backward "
+    parts = [title + "pass; ratios to fused AdamW in the same run."]
     for threads in sorted({row["threads"] for row in rows}):
         some = [row for row in rows if row["threads"] == threads]
         models = list(dict.fromkeys(row["model"] for row in some))
@@ -80,8 +78,7 @@ def growth(rows: list[Row]) -> str:
         "## What grows with the number of tasks\n\n"
         "MLP 784-100-100-10, ten tasks of 4,000 examples; milliseconds of a batch of 256 (all "
         "of it: data, forward, backward, update), milliseconds after the last epoch of a task, "
-        "and tensors kept between steps in units of the weights.\n\n"
-        + table(head, map(line, rows))
+        "and tensors kept between steps in units of the weights.\n\n" + table(head, map(line, rows))
     )
 
 
@@ -90,7 +87,7 @@ def vit(rows: list[Row]) -> str:
     cells = (
         [
             row["case"],
-            *(f"{row['batch_seconds'][t]:.2f} ({row['batch_seconds'][t] / first[t]:.3f})" for t in (0, 1)),
+            *(f"{s:.2f} ({s / f:.3f})" for s, f in zip(row["batch_seconds"], first, strict=True)),
             *(f"{row['end_seconds'][t]:.2f}" for t in (0, 1)),
             *(f"{row['memory'][t]:.1f}" for t in (0, 1)),
         ]
@@ -108,10 +105,8 @@ def vit(rows: list[Row]) -> str:
 
 def write_table(results: Path, target: Path) -> None:
     """Write the page from what is stored."""
-    parts = [
-        "# Speed and memory\n\nWritten by `python benchmarks/speed.py` from "
-        "[its results](../benchmarks/results/speed); figures are medians."
-    ]
+    title = "# Speed and memory\n\nWritten by `python benchmarks/speed.py` from "
+    parts = [title + "[its results](../benchmarks/results/speed); figures are medians."]
     for name, section in (
         ("step", steps),
         ("data", data),
