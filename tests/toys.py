@@ -108,10 +108,10 @@ class Antithetic:
     """Draws +e and -e with e = +-1 for ``mc_samples=2``, so that averages over the pair are
     exact expectations for quadratic losses. To be mixed into an optimizer class."""
 
-    def _fill_noise(self, p, out):
+    def _fill_noise(self, out, number):
         if self._record.count % 2 == 1:
-            out.copy_(-self._first[p])
+            out.copy_(-self._first[number])
             return
-        noise = torch.randint(2, p.shape, generator=self.generator).to(p) * 2 - 1
-        self._first = {**getattr(self, "_first", {}), p: noise}
+        noise = torch.randint(2, out.shape, generator=self.generator).to(out) * 2 - 1
+        self._first = {**getattr(self, "_first", {}), number: noise}
         out.copy_(noise)

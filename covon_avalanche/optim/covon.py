@@ -155,7 +155,7 @@ class CoVON(PosteriorOptimizer):
         make = self._job if train else self._job_between_tasks
         jobs = self._jobs.get(places, states, [c.content for _, c in drawn], make, train)
         for kernel, some in self._kernels.split(jobs):
-            bad = kernel.draw(some, self._noise, self._fill)
+            bad = kernel.draw(some, self._noise, self._fill_noise)
             check_precisions([(job.name, _precision(job).min()) for job in bad])
         return drawn
 
@@ -183,16 +183,16 @@ class CoVON(PosteriorOptimizer):
             done = False
         else:
             done = all(kernel.step(some, self._noise) for kernel, some in parts)
+        for job in jobs:
+            job.grad = None  # or it would outlive zero_grad()
+        if record.mc_samples > 1:
+            self._forget_plans()  # and so would the averages
         if not done:
             super()._step(places, record)  # whole tensors, checked before anything is changed
             return
         for state, place in zip(states, places, strict=True):
             state["step"] += 1
             self.state[place.parameter] = state
-
-    def _fill(self, job: Job) -> None:
-        parameter = next(p for _, p, _, number in self._places() if number == job.number)
-        self._fill_noise(parameter, job.sample)
 
     def _job(self, place: Place, state: State, sample: Tensor) -> Job:
         return Job(

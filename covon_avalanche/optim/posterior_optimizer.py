@@ -182,7 +182,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
             lowest.append((place.name, precision.min()))
             copy = second_copy(copies, p)
-            self._fill_noise(p, copy.content)
+            self._fill_noise(copy.content, place.number)
             copy.content.mul_(precision.rsqrt()).add_(p)
             drawn.append((p, copy))
         check_precisions(lowest)
@@ -202,8 +202,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         if self._record.complete:
             self.discard_samples()
 
-    def _fill_noise(self, p: Tensor, out: Tensor) -> None:
-        """Write a parameter's standard normal noise."""
+    def _fill_noise(self, out: Tensor, number: int) -> None:
+        """Write the standard normal noise of the parameter of this number."""
         self._noise.fill(out)
 
     # Stepping --------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def test_the_first_task_follows_ivon_opt_with_the_same_noise():
             if optimizer is a:  # ivon-opt draws one vector, parameter by parameter
                 flat = torch.randn(21, dtype=torch.float64)
                 parts = iter([flat[:18].view(3, 6), flat[18:]])
-                optimizer._fill_noise = lambda p, out, parts=parts: out.copy_(next(parts))
+                optimizer._fill_noise = lambda out, number, parts=parts: out.copy_(next(parts))
             with optimizer.sampled_params(train=True):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()

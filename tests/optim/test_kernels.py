@@ -59,7 +59,7 @@ def test_the_layout_of_a_parameter_changes_nothing(layout):
         p = torch.nn.Parameter(start)
         noise = iter(torch.randn(6, *values.shape, generator=torch.Generator().manual_seed(1)))
         optimizer = CoVON([p], ess=50, implementation="eager")
-        optimizer._fill_noise = lambda p, out, noise=noise: out.copy_(next(noise))
+        optimizer._fill_noise = lambda out, number, noise=noise: out.copy_(next(noise))
         for step in range(6):
             with optimizer.sampled_params():
                 optimizer.zero_grad()

@@ -1,5 +1,8 @@
 """What CoVON holds and what a step needs, measured at torch's allocator."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -68,6 +71,25 @@ def test_buffers_and_transients(implementation):
     held, peak = allocated(lambda: iteration(optimizer))  # and three more with the next task
     assert abs(held - 3 * weights) < small
     assert peak < held + 5 * block + small
+
+
+@pytest.mark.parametrize("implementation", ["eager", "compiled"])
+@pytest.mark.parametrize("mc_samples", [1, 2])
+def test_gradients_are_not_held_beyond_the_step(implementation, mc_samples):
+    model = nn.Linear(400, 400)
+    optimizer = CoVON(
+        model.parameters(), ess=10, mc_samples=mc_samples, implementation=implementation
+    )
+    for _ in range(2):
+        for _ in range(mc_samples):
+            with optimizer.sampled_params():
+                optimizer.zero_grad()
+                model(torch.randn(3, 400)).square().mean().backward()
+        optimizer.step()
+    gradients = [weakref.ref(p.grad) for p in model.parameters()]
+    optimizer.zero_grad()
+    gc.collect()
+    assert all(gradient() is None for gradient in gradients)
 
 
 def test_what_the_optimizer_tells():

@@ -17,6 +17,8 @@ from torch import Tensor
 from covon_avalanche.optim.buffers import is_dense
 from covon_avalanche.optim.kernels.job import LARGEST_GRADIENT, Job
 
+Fill = Callable[[Tensor, int], None]
+
 _TENSORS = ("mean", "sample", "hess", "prior_mean", "prior_precision")
 _SHARED = ("ess", "beta1", "beta2", "lr", "clip_radius", "correction", "averaged")
 
@@ -31,14 +33,14 @@ class Plan:
         self.jobs = jobs
         self._bundles = list(_bundles(jobs, block))
 
-    def draw(self, fill: Callable[[Job], None]) -> list[Job]:
+    def draw(self, fill: Fill) -> list[Job]:
         """Write a sample of each job's posterior into its ``sample``.
 
-        :param fill: writes a job's standard normals into its ``sample``.
+        :param fill: writes the standard normals of a parameter's number into a tensor.
         :return: the jobs with a precision that is not positive.
         """
         for job in self.jobs:
-            fill(job)
+            fill(job.sample, job.number)
         lowest = [low for bundle in self._bundles for low in _draw([p.job for p in bundle])]
         if (torch.stack(lowest) > 0).all():
             return []
@@ -52,6 +54,8 @@ class Plan:
             for piece in bundle:
                 piece.refresh()
             _step([piece.job for piece in bundle])
+            for piece in bundle:
+                piece.job.grad = None
         return True
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.optim.kernels import foreach
+from covon_avalanche.optim.kernels.foreach import Fill
 from covon_avalanche.optim.kernels.job import Job
 from covon_avalanche.optim.noise import NoiseSource
 
@@ -19,11 +20,11 @@ class Kernel(Protocol):
     What is derived from a list of jobs is kept for as long as the same list is given.
     """
 
-    def draw(self, jobs: list[Job], noise: NoiseSource, fill: Callable[[Job], None]) -> list[Job]:
+    def draw(self, jobs: list[Job], noise: NoiseSource, fill: Fill) -> list[Job]:
         """Write samples; return the jobs with a precision that is not positive.
 
-        :param fill: writes a job's standard normals into its ``sample``, for kernels that
-            do not make their own.
+        :param fill: writes the standard normals of a parameter's number into a tensor, for
+            kernels that do not make their own.
         """
 
     def safe(self, jobs: list[Job]) -> bool:
@@ -51,7 +52,7 @@ class ForeachKernel:
             self._plan = foreach.Plan(jobs, self.block)
         return self._plan
 
-    def draw(self, jobs: list[Job], noise: NoiseSource, fill: Callable[[Job], None]) -> list[Job]:
+    def draw(self, jobs: list[Job], noise: NoiseSource, fill: Fill) -> list[Job]:
         """See :class:`Kernel`."""
         return self._plan_of(jobs).draw(fill)
 
@@ -85,7 +86,7 @@ class FusedKernel:
             self._plan = self._make_plan(jobs)
         return self._plan
 
-    def draw(self, jobs: list[Job], noise: NoiseSource, fill: Callable[[Job], None]) -> list[Job]:
+    def draw(self, jobs: list[Job], noise: NoiseSource, fill: Fill) -> list[Job]:
         """See :class:`Kernel`."""
         key = noise.key(jobs[0].mean.device)
         missing = [job for job in jobs if self._ahead.pop(job.number, None) != _origin(job, key)]
