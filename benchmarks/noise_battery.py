@@ -63,7 +63,7 @@ def dieharder(stream: str, test: int) -> list[tuple[str, float, str]]:
     """Names, p-values and verdicts of one test on a fresh start of a stream."""
     command = ["dieharder", "-g", "200", "-d", str(test), "-D", "test_name", "-D", "pvalues"]
     command += ["-D", "assessment", "-c", "|"]
-    source, cpu = NoiseSource(torch.Generator().manual_seed(test)), torch.device("cpu")
+    source = NoiseSource(torch.Generator().manual_seed(test))
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
@@ -74,7 +74,7 @@ def dieharder(stream: str, test: int) -> list[tuple[str, float, str]]:
         try:
             while process.poll() is None:
                 if stream == "steps":
-                    keys[:] = [source.key(cpu) for _ in keys]
+                    keys[:] = [source.key() for _ in keys]
                 STREAMS[stream](words, start, keys)
                 start += _CHUNK // 2
                 process.stdin.write(words.tobytes())

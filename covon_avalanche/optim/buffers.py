@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -26,6 +27,14 @@ def empty_beside(p: Tensor, place: int) -> Tensor:
         return torch.empty_like(p, requires_grad=False)
     storage = torch.empty(p.numel() + place * _STEP, dtype=p.dtype)
     return storage.as_strided(p.shape, p.stride(), place * _STEP)
+
+
+def free_places(p: Tensor, state: Mapping[str, object]) -> Iterator[int]:
+    """Places for :func:`empty_beside` that no tensor of the parameter's state has, from 2 on
+    (1 is that of the samples)."""
+    tensors = (value for value in state.values() if isinstance(value, Tensor))
+    taken = {value.storage_offset() // _STEP for value in tensors}
+    return (place for place in count(2) if place not in taken)
 
 
 def is_dense(p: Tensor) -> bool:

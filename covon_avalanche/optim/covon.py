@@ -19,6 +19,7 @@ from covon_avalanche.optim.buffers import (
     SecondCopy,
     empty_beside,
     flat_blocks,
+    free_places,
     second_copy,
 )
 from covon_avalanche.optim.checks import check_positive, check_precisions
@@ -55,8 +56,9 @@ class CoVON(PosteriorOptimizer):
         the starting weights, which is what fine-tuning a pretrained network needs.
     :param prior: a posterior to continue from instead, by parameter name; parameters it
         lacks get the first prior. Move the model to its device before.
-    :param generator: source of the noise. With several processes it is required, seeded
-        alike everywhere: gradients are averaged before they meet the noise.
+    :param generator: source of the noise; by default one that is seeded by torch's global
+        one at the first sample. With several processes it is required, seeded alike
+        everywhere: gradients are averaged before they meet the noise.
     :param implementation: how the arithmetic is run: ``"compiled"`` in one pass over memory
         (CPU, by numba), ``"triton"`` in one launch (CUDA), ``"eager"`` by torch operations on
         blocks that fit a CPU's cache, ``"foreach"`` by torch operations on large blocks.
@@ -115,13 +117,14 @@ class CoVON(PosteriorOptimizer):
     # State -----------------------------------------------------------------------------
 
     def _start_task(self, p: Tensor, group: Group) -> State:
+        places = free_places(p, self.state.get(p, {}))
         start: State = {
             "step": 0,
-            "momentum": empty_beside(p, 2).zero_(),
-            "hess": empty_beside(p, 3).fill_(group["hess_init"]),
+            "momentum": empty_beside(p, next(places)).zero_(),
+            "hess": empty_beside(p, next(places)).fill_(group["hess_init"]),
         }
         if group["prior_mean"] == "init":  # only counts where no prior is in the state yet
-            start["prior_mean"] = empty_beside(p, 4).copy_(p)
+            start["prior_mean"] = empty_beside(p, next(places)).copy_(p)
         return start
 
     def _first_prior(self, p: Tensor, group: Group) -> State:

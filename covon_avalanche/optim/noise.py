@@ -1,4 +1,4 @@
-"""Where the noise of posterior samples comes from: a torch generator, or the global one."""
+"""Where the noise of posterior samples comes from."""
 
 from __future__ import annotations
 
@@ -9,46 +9,47 @@ from torch import Tensor
 class NoiseSource:
     """Standard normals, or the keys that counter-based kernels make them from.
 
-    :param generator: on any device; ``None`` for torch's global generator.
+    Without a generator of the user's, one is made at the first use, seeded by torch's global
+    one: then the global seed decides, but what else draws from it between two steps
+    (dropout, data augmentation) does not touch the noise.
+
+    :param generator: on any device, or ``None``.
     """
 
     def __init__(self, generator: torch.Generator | None) -> None:
+        self.given = generator
         self.generator = generator
 
     def fill(self, out: Tensor) -> None:
         """Replace all entries by standard normals."""
-        device = out.device if self.generator is None else self.generator.device
-        if device == out.device:
-            out.normal_(generator=self.generator)
-        else:
-            noise = torch.randn(out.shape, generator=self.generator, device=device, dtype=out.dtype)
-            out.copy_(noise)
+        generator = self._generator()
+        if generator.device != out.device:
+            generator = torch.Generator(out.device).manual_seed(self.key())
+        out.normal_(generator=generator)
 
-    def key(self, device: torch.device) -> int:
-        """The next 63-bit key. Reading it never waits for an accelerator."""
-        generator = self._generator(device)
+    def key(self) -> int:
+        """The next 63-bit key. Asking for it never waits for an accelerator."""
+        generator = self._generator()
         if generator.device.type == "cuda":  # its state, seed and offset, is on the host
             offset = generator.get_offset()
             generator.set_offset(offset + 4)
             return _mix(generator.initial_seed(), offset)
         return int(torch.randint(2**63 - 1, (), generator=generator).item())
 
-    def peek(self, device: torch.device) -> int:
+    def peek(self) -> int:
         """What :meth:`key` would return now."""
-        generator = self._generator(device)
+        generator = self._generator()
         state = generator.get_state()
         try:
-            return self.key(device)
+            return self.key()
         finally:
             generator.set_state(state)
 
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if self.generator is not None:
-            return self.generator
-        if device.type == "cuda":
-            torch.cuda.init()
-            return torch.cuda.default_generators[device.index or 0]
-        return torch.default_generator
+    def _generator(self) -> torch.Generator:
+        if self.generator is None:
+            seed = int(torch.randint(2**63 - 1, ()).item())
+            self.generator = torch.Generator().manual_seed(seed)
+        return self.generator
 
 
 def _mix(seed: int, offset: int) -> int:

@@ -107,7 +107,8 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     @property
     def generator(self) -> torch.Generator | None:
-        """Source of the noise; ``None`` is torch's global generator."""
+        """Source of the noise: the given one, or one that the global seed has decided, made
+        at the first sample."""
         return self._noise.generator
 
     @generator.setter
@@ -156,7 +157,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _perturb(self, train: bool) -> None:
         if self._inside:
             raise RuntimeError("sampled_params() cannot be nested: a sample is already in place")
-        check_generator(self.generator)
+        check_generator(self._noise.given)
         places = []
         for place in self._places():
             if place.parameter.requires_grad:

@@ -129,3 +129,17 @@ def test_large_buffers_lie_in_different_cache_sets():
     assert len(offsets) == 5
     assert all(b.shape == p.shape and b.stride() == p.stride() for b in places)
     assert all(b.data_ptr() % 64 == 0 for b in places)  # whole cache lines
+
+
+def test_the_state_of_every_task_lies_apart():
+    p = nn.Parameter(torch.randn(300, 300))
+    optimizer = make_covon([p])
+    for task in range(3):
+        with optimizer.sampled_params():
+            p.square().sum().backward()
+        optimizer.step()
+        tensors = [v for v in optimizer.state[p].values() if torch.is_tensor(v)]
+        tensors.append(optimizer._copies[p].content)
+        assert len(tensors) == (3 if task == 0 else 5)
+        assert len({t.storage_offset() for t in tensors}) == len(tensors)
+        optimizer.consolidate()

@@ -91,12 +91,20 @@ class TestSampling:
         assert not same(different, runs[0])
 
     def test_without_a_generator_the_global_seed_decides(self, make, linear):
-        optimizer, draws = make(linear.parameters(), generator=None), []
-        for _ in range(2):
+        """Once: what else draws from the global generator later does not matter."""
+        draws = []
+        for others in (0, 5):
             torch.manual_seed(11)
-            with optimizer.sampled_params():
-                draws.append(weights(linear))
-        assert same(*draws)
+            optimizer = make(linear.parameters(), generator=None)
+            for _ in range(2):
+                with optimizer.sampled_params():
+                    draws.append(weights(linear))
+                optimizer.discard_samples()
+                torch.rand(others)
+            assert optimizer.generator is not None
+        assert same(draws[0], draws[2])
+        assert same(draws[1], draws[3])
+        assert not same(draws[0], draws[1])
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_half_precision_weights_are_refused_with_the_way_out(self, make, dtype):

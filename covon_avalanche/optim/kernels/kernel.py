@@ -88,7 +88,7 @@ class FusedKernel:
 
     def draw(self, jobs: list[Job], noise: NoiseSource, fill: Fill) -> list[Job]:
         """See :class:`Kernel`."""
-        key = noise.key(jobs[0].mean.device)
+        key = noise.key()
         missing = [job for job in jobs if self._ahead.pop(job.number, None) != _origin(job, key)]
         return self._make_plan(missing).draw(key) if missing else []
 
@@ -98,7 +98,7 @@ class FusedKernel:
 
     def step(self, jobs: list[Job], noise: NoiseSource) -> bool:
         """See :class:`Kernel`."""
-        next_key = noise.peek(jobs[0].mean.device) if not jobs[0].averaged else None
+        next_key = noise.peek() if not jobs[0].averaged else None
         if not self._plan_of(jobs).step(next_key):
             return False
         torch.autograd.graph.increment_version([job.mean for job in jobs])
