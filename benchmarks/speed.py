@@ -156,7 +156,7 @@ def measure_steps(options: argparse.Namespace) -> list[Row]:
         for name in names:
             size = sum(math.prod(shape) for shape in MODELS[name])
             cases = step_cases(MODELS[name], options, large=size > 1e8)
-            rounds = 200 if size < 1e6 else 11
+            rounds = 200 if size < 1e6 else 7
             for case, seconds in interleaved(cases, rounds).items():
                 rows.append({"model": name, "parameters": size, "threads": threads, "case": case})
                 rows[-1]["seconds"] = seconds
