@@ -190,7 +190,7 @@ def measure_data_path(options: argparse.Namespace) -> list[Row]:
     data = PermutedImages(pictures, targets, torch.randperm(784), 255, (0.13, 0.31))
     wrapped = _make_taskaware_classification_dataset(data, task_labels=0, targets=targets.tolist())
     experience = with_task_labels(benchmark_from_datasets(train=[wrapped])).train_stream[0]
-    x, _ = data.batch(torch.arange(n))
+    x, _ = data.tensor_batch(torch.arange(n))
 
     def network() -> nn.Module:
         layers = [nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU()]

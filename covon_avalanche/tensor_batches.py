@@ -29,7 +29,7 @@ _PROBES = 6  # examples on which the fast way is compared with the slow one
 class TensorBatches:
     """Mixin for Avalanche strategies, to be named before the strategy's own class.
 
-    A dataset of your own takes part if it has a method ``batch(indices)`` that returns its
+    A dataset of your own takes part if it has a method ``tensor_batch(indices)`` that returns its
     columns for an int64 tensor of indices, as ``__getitem__`` would row by row.
 
     ``tensor_batches_bytes`` is the most memory that fetched examples may take.
@@ -91,7 +91,7 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: Tensor) -> Sequence[Tensor]:
+    def tensor_batch(self, indices: Tensor) -> Sequence[Tensor]:
         """Columns (inputs, targets, ...) of these examples, in order."""
 
 
@@ -113,7 +113,7 @@ class TensorLoader:
             generator = torch.Generator().manual_seed(_draw_seed())
             order = torch.randperm(len(self.rows), generator=generator)
         for indices in order.split(self.batch_size)[: len(self)]:
-            yield list(self.rows.batch(indices))
+            yield list(self.rows.tensor_batch(indices))
 
 
 def _draw_seed() -> int:
@@ -137,10 +137,14 @@ def rows_of(dataset: AvalancheDataset, kept: FetchedExamples) -> Rows | None:
         if expected is None or random_transform:
             return None
         rows = _with_attributes(dataset)
-        if rows is not None and _equal(rows.batch(probes), expected):
+        if rows is not None and _equal(rows.tensor_batch(probes), expected):
             return rows
         fetched = kept.get(dataset, expected)
-        return fetched if fetched is not None and _equal(fetched.batch(probes), expected) else None
+        return (
+            fetched
+            if fetched is not None and _equal(fetched.tensor_batch(probes), expected)
+            else None
+        )
 
 
 def _probe(dataset: AvalancheDataset, probes: Tensor) -> tuple[list[Tensor] | None, bool]:
@@ -208,7 +212,7 @@ def _unwrapped(data: Any) -> Rows | None:
         return rows if indices is None else _Subset(rows, torch.as_tensor(np.array(list(indices))))
     if isinstance(data, TensorDataset):
         return Columns(data.tensors)
-    return data if callable(getattr(data, "batch", None)) else None
+    return data if callable(getattr(data, "tensor_batch", None)) else None
 
 
 class Columns:
@@ -220,7 +224,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.columns[0])
 
-    def batch(self, indices: Tensor) -> list[Tensor]:
+    def tensor_batch(self, indices: Tensor) -> list[Tensor]:
         """See :class:`Rows`."""
         return [column.index_select(0, indices) for column in self.columns]
 
@@ -232,9 +236,9 @@ class _Beside:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, indices: Tensor) -> list[Tensor]:
+    def tensor_batch(self, indices: Tensor) -> list[Tensor]:
         more = (column.index_select(0, indices) for column in self.columns)
-        return [*self.rows.batch(indices), *more]
+        return [*self.rows.tensor_batch(indices), *more]
 
 
 class _Subset:
@@ -244,8 +248,8 @@ class _Subset:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def batch(self, indices: Tensor) -> Sequence[Tensor]:
-        return self.rows.batch(self.indices.index_select(0, indices))
+    def tensor_batch(self, indices: Tensor) -> Sequence[Tensor]:
+        return self.rows.tensor_batch(self.indices.index_select(0, indices))
 
 
 class _Concatenation:
@@ -256,14 +260,14 @@ class _Concatenation:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    def batch(self, indices: Tensor) -> list[Tensor]:
+    def tensor_batch(self, indices: Tensor) -> list[Tensor]:
         owners = torch.bucketize(indices, self.ends, right=True)
         order, pieces = [], []
         for owner in owners.unique().tolist():
             (mine,) = torch.nonzero(owners == owner, as_tuple=True)
             start = int(self.ends[owner]) - len(self.parts[owner])
             order.append(mine)
-            pieces.append(self.parts[owner].batch(indices[mine] - start))
+            pieces.append(self.parts[owner].tensor_batch(indices[mine] - start))
         back = torch.cat(order).argsort()
         return [torch.cat(column)[back] for column in zip(*pieces, strict=True)]
 

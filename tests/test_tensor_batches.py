@@ -172,7 +172,7 @@ def test_fetched_examples_are_fetched_once_and_bounded():
     kept = FetchedExamples(limit=50 * (48 * 4 + 16))
     first = rows_of(data, kept)
     after_one = source.fetched
-    assert first.batch(torch.tensor([3]))[0].dtype == torch.uint8  # bytes stay bytes
+    assert first.tensor_batch(torch.tensor([3]))[0].dtype == torch.uint8  # bytes stay bytes
     rows_of(data.train(), kept)  # a new wrapper of the same data, as each experience makes
     assert source.fetched - after_one <= 12  # only the probes
     assert rows_of(more, kept) is not None  # takes the whole room
@@ -229,7 +229,7 @@ def test_avalanches_own_benchmarks(real_data):
     small = data.subset(range(200))
     kept = FetchedExamples(2**30)
     rows = rows_of(small.eval(), kept)
-    x, y, t = rows.batch(torch.tensor([150, 0]))
+    x, y, t = rows.tensor_batch(torch.tensor([150, 0]))
     want = [small.eval()[i] for i in (150, 0)]
     assert all(torch.equal(a, b[0]) for a, b in zip(x, want, strict=True))
     assert y.tolist() == [int(w[1]) for w in want]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import queue
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -59,11 +60,13 @@ def run_grid(
     :return: the results of the jobs that did not fail, in the order of the jobs.
     """
     results: dict[Job, Result] = {}
-    with _no_parts_left(folder), _pool(processes) as (pool, messages):
+    with _no_parts_left(folder), _pool(processes) as (pool, messages), _ctrl_c() as pressed:
         futures: dict[Future[Result], Job] = {
             pool.submit(_work, recipe, job, folder, dataset_root): job for job in jobs
         }
         while futures:
+            if pressed():
+                raise KeyboardInterrupt
             running = set(futures.values())
             for job, domains in _drain(messages):
                 if job in running:  # a message may arrive later than the result
@@ -77,6 +80,21 @@ def run_grid(
                 else:
                     notify(Event(job, error=f"{type(error).__name__}: {error}"))
     return [results[job] for job in jobs if job in results]
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed, to be asked for where stopping is safe: an exception that
+    Python raises by itself may be lost, in a callback or a destructor."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # signals are the main thread's business
+        return
+    seen = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: seen.set())
+    try:
+        yield seen.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

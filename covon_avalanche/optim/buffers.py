@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
 import torch
@@ -94,13 +94,10 @@ class SecondCopy:
                 other.copy_(kept)
 
 
-@torch.no_grad()
-def exchange_all(pairs: Sequence[tuple[Tensor, SecondCopy]]) -> None:
-    """Exchange parameters with their copies. The parameters' version counters move on, so
-    that a backward pass through the old content is an error instead of a wrong gradient."""
-    for p, copy in pairs:
-        copy.exchange(p)
-    torch.autograd.graph.increment_version([p for p, _ in pairs])
+def moved(parameters: Iterable[Tensor]) -> None:
+    """Tell autograd that the content has changed, so that a backward pass through the old one
+    is an error instead of a wrong gradient."""
+    torch.autograd.graph.increment_version(list(parameters))
 
 
 def second_copy(copies: dict[Tensor, SecondCopy], p: Tensor) -> SecondCopy:

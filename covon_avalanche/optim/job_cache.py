@@ -59,5 +59,6 @@ def _is_up_to_date(
         and job.mean.data_ptr() == parameter.data_ptr()
         and job.sample.data_ptr() == sample.data_ptr()
         and state.get("hess", job.hess) is job.hess
+        and state.get("prior_mean", job.prior_mean) is job.prior_mean
         and state.get("prior_precision", job.prior_precision) is job.prior_precision
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from covon_avalanche.gaussian import DiagGaussian, check_gaussian, embed
-from covon_avalanche.optim.buffers import SecondCopy, empty_beside, exchange_all, second_copy
+from covon_avalanche.optim.buffers import SecondCopy, empty_beside, moved, second_copy
 from covon_avalanche.optim.checks import (
     check_dtype,
     check_finite,
@@ -166,8 +166,14 @@ class PosteriorOptimizer(Optimizer, ABC):
         # A sample that waits for its step keeps its buffer; another one gets its own.
         waits = self._record.count > 0 and self.mc_samples == 1
         drawn = self._draw(places, {} if waits else self._copies, train)
-        exchange_all(drawn)
-        self._inside = drawn
+        try:
+            for p, copy in drawn:
+                copy.exchange(p)
+                self._inside.append((p, copy))
+        except BaseException:
+            self._restore()
+            raise
+        moved(p for p, _ in drawn)
 
     def _draw(
         self, places: list[Place], copies: dict[Tensor, SecondCopy], train: bool
@@ -189,9 +195,12 @@ class PosteriorOptimizer(Optimizer, ABC):
         check_precisions(lowest)
         return drawn
 
+    @torch.no_grad()
     def _restore(self) -> None:
-        exchange_all(self._inside)
-        self._inside = []
+        inside, self._inside = self._inside, []
+        for p, copy in inside:
+            copy.exchange(p)
+        moved(p for p, _ in inside)
 
     def discard_samples(self) -> None:
         """Forget the samples drawn since the last step, as if they had not been."""

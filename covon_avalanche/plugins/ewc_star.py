@@ -82,6 +82,6 @@ class EWCStarPlugin(AnchoredPlugin):
     def _columns(self, data: Any) -> Iterable[Sequence[Tensor]]:
         rows = rows_of(data, FetchedExamples())
         if rows is not None:
-            return map(rows.batch, torch.arange(len(rows)).split(self.fisher_mb_size))
+            return map(rows.tensor_batch, torch.arange(len(rows)).split(self.fisher_mb_size))
         collate = getattr(data, "collate_fn", None)
         return DataLoader(data, batch_size=self.fisher_mb_size, collate_fn=collate)

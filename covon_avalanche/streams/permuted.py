@@ -50,10 +50,10 @@ class PermutedImages(Dataset):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        x, y = self.batch(torch.tensor([index]))
+        x, y = self.tensor_batch(torch.tensor([index]))
         return x[0], int(y[0])
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def tensor_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images, float32 of shape (b, 1, height, width), and labels of these indices."""
         pixels = self.images.index_select(0, indices).flatten(1)
         pixels = pixels.gather(1, self.order.expand(len(indices), -1))
