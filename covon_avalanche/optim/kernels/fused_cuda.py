@@ -60,7 +60,8 @@ def _draw(table, settings, chunks, flags, key, QUARTER: tl.constexpr, DOUBLE: tl
         d = _entries(prior_at, prior, where, size, prior0) / ess
         total = _entries(hess_at, hess, where, size, hess0) + d
         m = tl.load(mean + where, mask=inside, other=0.0)
-        tl.store(flags + row, 1, mask=tl.max(tl.where(inside & ~(total > 0), 1, 0)) > 0)
+        bad = tl.where(inside, tl.where(total > 0, 0, 1), 0)  # nan is bad, too
+        tl.atomic_max(flags + row, tl.max(bad))
         tl.store(sample + where, m + noise * (1 / tl.sqrt(ess * total)), mask=inside)
 
 
