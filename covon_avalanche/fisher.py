@@ -83,6 +83,81 @@ def squared_example_gradients(
     return _average(sums, examples)
 
 
+class ExampleSquares:
+    """Hooks on a model that leave squared per-example gradients on its parameters.
+
+    After a backward pass of a loss averaged over the batch, each trained parameter of a
+    ``Linear`` or ``Conv2d`` layer that took part has ``parameter.example_squares``, of its
+    shape, in loss²/weight²: the mean over the examples of the squares of their own gradients.
+    Further backward passes go into the mean until the attribute is deleted (CoVON deletes it
+    with each step). Scaling the loss, for accumulation for instance, scales the squares
+    twice; a layer must be called once in a forward pass, with one row an example.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._seen: dict[int, int] = {}  # examples in a parameter's mean, by its id
+        self._rows: dict[nn.Module, int] = {}  # those of the layers called in this forward pass
+        self._handles = [
+            model.register_forward_pre_hook(lambda module, inputs: self._rows.clear()),
+            *(
+                layer.register_forward_hook(self._after_forward)
+                for layer in model.modules()
+                if any(p.requires_grad for p in layer.parameters(recurse=False))
+            ),
+        ]
+
+    def remove(self) -> None:
+        """Stop watching the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _after_forward(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if not (torch.is_grad_enabled() and output.requires_grad):
+            return
+        a = inputs[0].detach()
+        if layer in self._rows or any(rows != len(a) for rows in self._rows.values()):
+            raise ValueError(
+                f"squares of per-example gradients need each layer to be called once, with one "
+                f"row an example; {layer} was called twice, or with {len(a)} rows where others "
+                f"had {sorted(set(self._rows.values()))}"
+            )
+        self._rows[layer] = len(a)
+        output.register_hook(lambda g: self._after_backward(layer, a, g))
+
+    @torch.no_grad()
+    def _after_backward(self, layer: nn.Module, a: Tensor, g: Tensor) -> None:
+        n = len(a)
+        found = {p: torch.zeros_like(p) for p in layer.parameters(recurse=False) if p.requires_grad}
+        _add_layer(layer, a, g, *(found.get(getattr(layer, k)) for k in ("weight", "bias")))
+        for p, squares in found.items():
+            mean = squares.mul_(n)  # of n² / n: the loss is a mean
+            before = getattr(p, "example_squares", None)
+            seen = 0 if before is None else self._seen[id(p)]
+            self._seen[id(p)] = seen + n
+            p.example_squares = (  # type: ignore[attr-defined]
+                mean if before is None else before.lerp_(mean, n / (seen + n))
+            )
+
+
+def track_example_squares(model: nn.Module) -> ExampleSquares:
+    """Let every backward pass leave squared per-example gradients on the model's parameters,
+    see :class:`ExampleSquares`; for ``CoVON(..., hess_approx="per_example")``.
+
+    :return: the hooks, with ``remove()``.
+    :raises ValueError: naming layers with trained parameters that are neither plain
+        ``Linear`` nor ``Conv2d``, or share them.
+    """
+    odd = _layers_without_hooks(model)
+    if odd:
+        raise ValueError(
+            "squares of per-example gradients are known for parameters of plain Linear and "
+            f"Conv2d layers that do not share them, not for those of {odd}; "
+            "hess_approx='gradsq' works for any"
+        )
+    return ExampleSquares(model)
+
+
 def _average(sums: dict[str, Tensor], examples: int) -> dict[str, Tensor]:
     if examples == 0:
         raise ValueError("the Fisher needs at least one example, got none")
@@ -107,18 +182,25 @@ def _mode(model: nn.Module, train: bool) -> Iterator[None]:
 
 def _supports_hooks(model: nn.Module) -> bool:
     """Whether every trained parameter is the own one of a plain Linear or Conv2d layer."""
-    owners: dict[Tensor, int] = {}
-    for module in model.modules():
+    return not _layers_without_hooks(model)
+
+
+def _layers_without_hooks(model: nn.Module) -> list[str]:
+    """Names of layers that have other trained parameters than that, with their types."""
+    odd = []
+    owners: set[Tensor] = set()
+    for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             if not parameter.requires_grad:
                 continue
             conv = type(module) is nn.Conv2d and (
                 module.padding_mode == "zeros" and not isinstance(module.padding, str)
             )
-            if not (conv or type(module) is nn.Linear):
-                return False
-            owners[parameter] = owners.get(parameter, 0) + 1
-    return all(count == 1 for count in owners.values())
+            known = conv or type(module) is nn.Linear
+            if not known or parameter in owners:
+                odd.append(f"{name or 'the model'} ({type(module).__name__})")
+            owners.add(parameter)
+    return list(dict.fromkeys(odd))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from covon_avalanche.optim.kernels.job import Job
 SIZES = (1, 7, 511, 512, 513, 1500, 2048, 2**17 + 3)
 
 
-def make_jobs(dtype, prior, *, averaged=False, sizes=SIZES):
+def make_jobs(dtype, prior, *, holds="theta", sizes=SIZES):
     """One job a size.
 
     :param prior: ``"tensors"``, ``"numbers"`` or ``"centre"`` (a tensor for the mean only).
@@ -33,7 +33,7 @@ def make_jobs(dtype, prior, *, averaged=False, sizes=SIZES):
             prior_mean=0.3 if prior == "numbers" else normal(n),
             prior_precision=positive(n) if prior == "tensors" else 0.4,
             ess=60.0,
-            averaged=averaged,
+            holds=holds,
             beta1=0.9,
             beta2=0.99,
             lr=0.1,
@@ -49,9 +49,12 @@ def expected(job):
     wide = {k: v.double() for k, v in vars(job).items() if isinstance(v, torch.Tensor)}
     mean, grad, hess = wide["mean"], wide["grad"], wide["hess"]
     prior_precision = wide.get("prior_precision", job.prior_precision)
-    product = wide["sample"] if job.averaged else grad * (wide["sample"] - mean)
     prior_hess = prior_precision / job.ess
-    estimate = product * (job.ess * hess + prior_precision)
+    estimate = wide["sample"]
+    if job.holds == "theta":
+        estimate = grad * (estimate - mean)
+    if job.holds != "hess":
+        estimate = estimate * (job.ess * hess + prior_precision)
     new_hess = covon_hess(hess, estimate, prior_hess, job.beta2)
     momentum = torch.lerp(wide["momentum"], grad, 1 - job.beta1)
     new_mean = covon_mean(

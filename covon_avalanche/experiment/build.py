@@ -113,7 +113,7 @@ def build_strategy(
         case recipes.VCL():
             return VCLStrategy(**common)
         case recipes.CoVON():
-            hessians = [settings.hess_init, settings.later_hess_init]
+            hessians = [settings.hess_init, settings.later_hess_init or settings.hess_init]
             return CoVONStrategy(schedule=[{"hess_init": h} for h in hessians], **common)
 
 
@@ -129,6 +129,9 @@ def _optimizer(settings: recipes.Strategy, model: nn.Module) -> torch.optim.Opti
                 weight_decay=settings.weight_decay,
                 gamma=settings.gamma,
                 clip_radius=settings.clip_radius,
+                hess_approx=settings.hess_approx,
+                consolidation=settings.consolidation,
+                mc_samples=settings.mc_samples,
             )
         case recipes.VCL():
             return optim.BayesByBackprop(

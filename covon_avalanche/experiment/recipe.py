@@ -82,11 +82,14 @@ class CoVON(_Trained):
     kind: Literal["covon"]
     ess: PositiveFloat
     hess_init: PositiveFloat
-    later_hess_init: PositiveFloat
-    """``hess_init`` from the second domain on."""
+    later_hess_init: PositiveFloat | None = None
+    """``hess_init`` from the second domain on; the same by default."""
     gamma: PositiveFloat
     beta2: Annotated[float, Field(gt=0, lt=1)]
     clip_radius: PositiveFloat
+    hess_approx: Literal["reparam", "gradsq", "per_example"] = "reparam"
+    consolidation: Literal["merge", "ema", "replace", "none"] = "merge"
+    mc_samples: PositiveInt = 1
 
 
 _KINDS = (Finetune, Joint, EWC, EWCStar, AdaReg, VCL, CoVON)

@@ -104,14 +104,14 @@ class BayesByBackprop(PosteriorOptimizer):
         return group["std_init"] ** -2 if train else None
 
     def _propose(
-        self, p: Tensor, group: Group, state: State, grad: Tensor, grad_noise: Tensor
+        self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         """Gradient step on ``E_q[loss] + KL(q || prior) / ess``; theta = m + exp(log_std) eps."""
         prior_precision = state.get("prior_precision", group["ess"] * group["weight_decay"])
         prior_hess = prior_precision / group["ess"]
         variance = torch.exp(2 * state["log_std"])
         mean_grad = grad + prior_hess * (p - state.get("prior_mean", 0.0))
-        log_std_grad = grad_noise + prior_hess * variance - 1 / group["ess"]
+        log_std_grad = statistic + prior_hess * variance - 1 / group["ess"]
         if group["inner"] == "sgd":
             log_std = state["log_std"] - group["lr"] * log_std_grad
             return p - group["lr"] * mean_grad, {"step": state["step"] + 1, "log_std": log_std}

@@ -77,3 +77,12 @@ def check_finite(tensors: list[tuple[str, str, Tensor]], *, step: int) -> None:
                 f"{what} of {name!r} is not finite in step {step} of this task; nothing "
                 f"was changed. Likely cause: {cause}."
             )
+
+
+def all_below(tensors: list[Tensor], limit: float) -> bool:
+    """Whether all norms are below a limit; one synchronisation for all tensors."""
+    if not tensors:
+        return True
+    device = tensors[0].device
+    norms = torch.stack([torch.linalg.vector_norm(t).to(device) for t in tensors])
+    return bool((norms < limit).all())

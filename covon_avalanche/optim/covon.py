@@ -8,8 +8,9 @@ no code of the authors' repository or of ivon-opt was used. MIT licence.
 
 from __future__ import annotations
 
+import warnings
 from itertools import compress
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,13 +23,28 @@ from covon_avalanche.optim.buffers import (
     free_places,
     second_copy,
 )
-from covon_avalanche.optim.checks import check_positive, check_precisions
+from covon_avalanche.optim.checks import all_below, check_positive, check_precisions
+from covon_avalanche.optim.curvature import (
+    Curvature,
+    HessApprox,
+    gradient_times_noise,
+    squared_example_gradients,
+    squared_gradient,
+)
+from covon_avalanche.optim.diagnostics import Diagnostics, add, diagnose
 from covon_avalanche.optim.job_cache import JobCache
 from covon_avalanche.optim.kernels import Implementation, KernelsByDevice
 from covon_avalanche.optim.kernels.formulas import covon_hess, covon_mean
-from covon_avalanche.optim.kernels.job import Job
+from covon_avalanche.optim.kernels.job import LARGEST_ESTIMATE, Holds, Job
 from covon_avalanche.optim.posterior_optimizer import Group, Place, PosteriorOptimizer, State
 from covon_avalanche.optim.samples import SampleRecord
+
+_MANY_STEPS = 100  # before them nobody expects a learned precision
+_MOST = 0.9
+
+Consolidation = Literal["merge", "ema", "replace", "none"]
+
+_CHOICES = {"hess_approx": get_args(HessApprox), "consolidation": get_args(Consolidation)}
 
 
 class CoVON(PosteriorOptimizer):
@@ -59,6 +75,18 @@ class CoVON(PosteriorOptimizer):
     :param generator: source of the noise; by default one that is seeded by torch's global
         one at the first sample. With several processes it is required, seeded alike
         everywhere: gradients are averaged before they meet the noise.
+    :param hess_approx: what estimates the curvature: ``"reparam"``, the paper's, from the
+        gradient and the noise; ``"gradsq"``, the squared gradient times ``batch_size``;
+        ``"per_example"``, exact squares of per-example gradients, for which
+        :func:`covon_avalanche.fisher.track_example_squares` must watch the model. See
+        ``optim/curvature.py`` for derivations and noise. The same in all groups.
+    :param batch_size: examples behind a step's gradient (over all processes), for
+        ``"gradsq"``; in Avalanche the plugin sets it.
+    :param consolidation: what the end of a task does: ``"merge"``, Eq. 8, precision-aware;
+        ``"ema"``, the same precision, but means averaged without it,
+        ``(1 - gamma) m0 + gamma m``; ``"replace"``, no slow state: the task's posterior over
+        the first prior becomes the prior; ``"none"``, plain IVON, which goes on. The last
+        three are the ablations of the paper's Figure 2b.
     :param implementation: how the arithmetic is run: ``"compiled"`` in one pass over memory
         (CPU, by numba), ``"triton"`` in one launch (CUDA), ``"eager"`` by torch operations on
         blocks that fit a CPU's cache, ``"foreach"`` by torch operations on large blocks.
@@ -85,6 +113,9 @@ class CoVON(PosteriorOptimizer):
         mc_samples: int = 1,
         prior_mean: str = "zero",
         prior: DiagGaussian | None = None,
+        hess_approx: HessApprox = "reparam",
+        batch_size: float | None = None,
+        consolidation: Consolidation = "merge",
         generator: torch.Generator | None = None,
         implementation: Implementation = "auto",
     ) -> None:
@@ -101,6 +132,9 @@ class CoVON(PosteriorOptimizer):
             debias=debias,
             mc_samples=mc_samples,
             prior_mean=prior_mean,
+            hess_approx=hess_approx,
+            batch_size=batch_size,
+            consolidation=consolidation,
         )
         super().__init__(params, defaults, prior=prior, generator=generator)
 
@@ -113,6 +147,78 @@ class CoVON(PosteriorOptimizer):
             raise ValueError(f"clip_radius must be > 0, got {group['clip_radius']}")
         if group["prior_mean"] not in ("zero", "init"):
             raise ValueError(f"prior_mean must be 'zero' or 'init', got {group['prior_mean']!r}")
+        for key, known in _CHOICES.items():
+            if group[key] not in known:
+                raise ValueError(f"{key} must be one of {known}, got {group[key]!r}")
+        for key in ("hess_approx", "batch_size"):
+            if group[key] != self.param_groups[0][key]:
+                raise ValueError(
+                    f"{key} must be the same in all groups, got {group[key]!r} and "
+                    f"{self.param_groups[0][key]!r}"
+                )
+        if group["batch_size"] is not None:
+            check_positive("batch_size", group["batch_size"])
+
+    @property
+    def hess_approx(self) -> HessApprox:
+        """What estimates the curvature, the same in all groups."""
+        return self.param_groups[0]["hess_approx"]
+
+    # Curvature -------------------------------------------------------------------------
+
+    def _curvature(self) -> Curvature:
+        match self.hess_approx:
+            case "gradsq":
+                return squared_gradient(self._batch_size)
+            case "per_example":
+                return squared_example_gradients(self._name)
+        return gradient_times_noise()
+
+    @property
+    def _statistic_is(self) -> Holds:
+        return "product" if self.hess_approx == "reparam" else "hess"
+
+    @torch.no_grad()
+    def diagnostics(self) -> dict[str, Diagnostics]:
+        """Whether the precision is being learned, by parameter name, and pooled over all under
+        ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
+        and the next ``zero_grad``; empty before the first step."""
+        found = {
+            name: diagnose(p, group, self.state[p], self._prior_precision(self.state[p], group))
+            for name, p, group, _ in self._places()
+            if "hess" in self.state.get(p, {})
+        }
+        if not found:
+            return {}
+        pooled = {"all": add(list(found.values())), **found}
+        return {name: sums.diagnostics() for name, sums in pooled.items()}
+
+    def _warn_unless_learned(self, trained: list[Place]) -> None:
+        """Say so if a task of some length has left the precision as it began."""
+        steps = max((self.state[place.parameter]["step"] for place in trained), default=0)
+        if steps < _MANY_STEPS:
+            return
+        share = self.diagnostics()["all"].hess_at_start
+        if share > _MOST:
+            warnings.warn(
+                f"the posterior has not learned its precision: after {steps} steps {share:.0%} of "
+                "the entries of hess are within 10 % of hess_init, so the prior it becomes is "
+                "nearly isotropic; lower beta2, choose hess_init nearer to the curvature, or see "
+                "optimizer.diagnostics()",
+                stacklevel=4,
+            )
+
+    def _name(self, p: Tensor) -> str:
+        return next(name for name, q, *_ in self._places() if q is p)
+
+    def _batch_size(self) -> float:
+        size = self.param_groups[0]["batch_size"]
+        if size is None:
+            raise ValueError(
+                "hess_approx='gradsq' needs the number of examples behind a gradient: give "
+                "batch_size=, or set it in param_groups before each step"
+            )
+        return size
 
     # State -----------------------------------------------------------------------------
 
@@ -153,6 +259,9 @@ class CoVON(PosteriorOptimizer):
         if not train:
             known = [bool(s.keys() & {"hess", "prior_precision"}) for s in states]
             places, states = list(compress(places, known)), list(compress(states, known))
+        if train and self.hess_approx == "per_example":
+            for place in places:  # of a sample that no step has used
+                vars(place.parameter).pop("example_squares", None)
         drawn = [(place.parameter, second_copy(copies, place.parameter)) for place in places]
         # Between tasks the slow posterior predicts.
         make = self._job if train else self._job_between_tasks
@@ -165,27 +274,31 @@ class CoVON(PosteriorOptimizer):
     def _step(self, places: list[Place], record: SampleRecord) -> None:
         """The fast step, Algorithm 1, lines 6 to 9."""
         states, samples = [], []
+        from_theta = record.mc_samples == 1 and self.hess_approx == "reparam"
         for _, p, group, _ in places:
             state = self.state.get(p, {})
             if "step" not in state:
                 state = {**self._start_task(p, group), **state}
             states.append(state)
-            theta = record.theta(p)
-            samples.append(record.grad_times_noise(p) if theta is None else theta)
+            samples.append(record.theta(p) if from_theta else record.statistic(p))
         jobs = self._jobs.get(places, states, samples, self._job, True)
+        holds: Holds = "theta" if from_theta else self._statistic_is
         for job, state, (_, p, group, _) in zip(jobs, states, places, strict=True):
             job.grad = _in_layout(p.grad, p)
-            job.averaged = record.mc_samples > 1
+            job.holds = holds
             job.momentum = state["momentum"]
             job.beta1, job.beta2 = group["betas"]
             job.lr, job.clip_radius = float(group["lr"]), group["clip_radius"]
             job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1)) if group["debias"] else 1.0
         parts = self._kernels.split(jobs)
         several = len(parts) > 1  # no device may step if another cannot
-        if several and not all(kernel.safe(some) for kernel, some in parts):
+        if not (from_theta or all_below(samples, LARGEST_ESTIMATE)) or (
+            several and not all(kernel.safe(some) for kernel, some in parts)
+        ):
             done = False
         else:
-            done = all(kernel.step(some, self._noise) for kernel, some in parts)
+            ahead = record.mc_samples == 1
+            done = all(kernel.step(some, self._noise, ahead) for kernel, some in parts)
         for job in jobs:
             job.grad = None  # or it would outlive zero_grad()
         if record.mc_samples > 1:
@@ -213,7 +326,7 @@ class CoVON(PosteriorOptimizer):
         return self._job(place, {"hess": 0.0, **state}, sample)
 
     def _propose(
-        self, p: Tensor, group: Group, state: State, grad: Tensor, grad_noise: Tensor
+        self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         """The fast step as pure functions, for steps that may not be finite."""
         beta1, beta2 = group["betas"]
@@ -222,7 +335,8 @@ class CoVON(PosteriorOptimizer):
         prior_hess = prior_precision / group["ess"]
         precision = group["ess"] * state["hess"] + prior_precision
         momentum = torch.lerp(state["momentum"], grad, 1 - beta1)
-        hess = covon_hess(state["hess"], grad_noise * precision, prior_hess, beta2)
+        estimate = statistic * precision if self._statistic_is == "product" else statistic
+        hess = covon_hess(state["hess"], estimate, prior_hess, beta2)
         mean = covon_mean(
             p,
             momentum / (1 - beta1**step) if group["debias"] else momentum,
@@ -253,7 +367,13 @@ class CoVON(PosteriorOptimizer):
         for value, name in ((gamma, "gamma"), (gamma_precision, "gamma_precision")):
             if value is not None:
                 check_gamma(value, name)
-        trained = [p for p in self._places() if "hess" in self.state.get(p.parameter, {})]
+        trained = [
+            place
+            for place in self._places()
+            if "hess" in self.state.get(place.parameter, {})
+            and place.group["consolidation"] != "none"
+        ]
+        self._warn_unless_learned(trained)
         for write in (False, True):  # nothing is written before all is known to be Gaussian
             for place in trained:
                 self._merge(place, gamma, gamma_precision, write=write)
@@ -272,15 +392,18 @@ class CoVON(PosteriorOptimizer):
         new_precision = state["hess"] if prior_precision is None else prior_precision
         blocks = flat_blocks([p.detach(), state["hess"], new_mean, new_precision])
         for mean, hess, centre, precision in blocks:
-            s0 = group["ess"] * group["weight_decay"] if prior_precision is None else precision
-            merged_mean, merged_precision = merge_tensors(
-                0.0 if prior_mean is None else centre,
-                s0,
-                mean,
-                group["ess"] * hess + s0,
-                group["gamma"] if gamma is None else gamma,
-                gamma_precision,
-            )
+            first = group["ess"] * group["weight_decay"]
+            s0 = first if prior_precision is None else precision
+            m0 = 0.0 if prior_mean is None else centre
+            weight = group["gamma"] if gamma is None else gamma
+            if group["consolidation"] == "replace":
+                merged_mean, merged_precision = mean, group["ess"] * hess + first
+            else:
+                merged_mean, merged_precision = merge_tensors(
+                    m0, s0, mean, group["ess"] * hess + s0, weight, gamma_precision
+                )
+                if group["consolidation"] == "ema":
+                    merged_mean = m0 + weight * (mean - m0)
             if not write:
                 check_gaussian(place.name, merged_mean, merged_precision)
                 continue

@@ -20,6 +20,7 @@ from covon_avalanche.optim.checks import (
     check_positive,
     check_precisions,
 )
+from covon_avalanche.optim.curvature import Curvature, gradient_times_noise
 from covon_avalanche.optim.noise import NoiseSource
 from covon_avalanche.optim.samples import SampleRecord
 
@@ -70,7 +71,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._copies: dict[Tensor, SecondCopy] = {}  # theta, and the mean while it is in place
         self._inside: list[tuple[Tensor, SecondCopy]] = []  # exchanged at the moment
         super().__init__(params, defaults)
-        self._record = SampleRecord(self.mc_samples)
+        self.discard_samples()
         if prior is not None:
             self._install_prior(prior)
 
@@ -91,12 +92,13 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _propose(
-        self, p: Tensor, group: Group, state: State, grad: Tensor, grad_noise: Tensor
+        self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         """New mean and changed state entries after a step, as new tensors.
 
         :param grad: average gradient over the samples.
-        :param grad_noise: average of ``gradient * (theta - mean)``.
+        :param statistic: average of what :meth:`_curvature` says, by default of
+            ``gradient * (theta - mean)``.
         """
 
     @abstractmethod
@@ -204,7 +206,11 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def discard_samples(self) -> None:
         """Forget the samples drawn since the last step, as if they had not been."""
-        self._record = SampleRecord(self.mc_samples)
+        self._record = SampleRecord(self.mc_samples, self._curvature())
+
+    def _curvature(self) -> Curvature:
+        """The statistic of a sample that steps are made with, beside the gradient."""
+        return gradient_times_noise()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; a complete set of samples that no step has used goes, too."""
@@ -272,7 +278,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             old = self.state.get(p, {})
             if "step" not in old:
                 old = {**self._start_task(p, group), **old}
-            mean, new = self._propose(p, group, old, p.grad, record.grad_times_noise(p))
+            mean, new = self._propose(p, group, old, p.grad, record.statistic(p))
             state = {**old, **new}
             checks.append((name, "gradient", p.grad))
             checks.append((name, "new mean", mean))
@@ -420,4 +426,4 @@ class PosteriorOptimizer(Optimizer, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._copies, self._inside = {}, []
-        self.__dict__.setdefault("_record", SampleRecord(self.mc_samples))
+        self.discard_samples()

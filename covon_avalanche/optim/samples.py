@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from covon_avalanche.optim.curvature import Curvature, gradient_times_noise
+
 
 class SampleRecord:
     """The samples drawn since the last step, and their gradients.
@@ -14,18 +16,21 @@ class SampleRecord:
     With one sample, theta stays in its buffer and the gradient in ``p.grad``, so that
     whatever changes it before the step (unscaling, clipping) counts. With several, the
     sums are kept here and the average gradient is put into ``p.grad`` after the last one;
-    a later change of its scale is carried over to ``grad * noise``.
+    a later change of its scale is carried over to the statistic.
 
     :param mc_samples: samples per step.
+    :param curvature: the statistic; by default ``gradient * (theta - mean)``.
     """
 
-    def __init__(self, mc_samples: int) -> None:
+    def __init__(self, mc_samples: int, curvature: Curvature | None = None) -> None:
         self.mc_samples = mc_samples
+        self.curvature = curvature or gradient_times_noise()
         self.count = 0
         self._sample: dict[Tensor, Tensor] = {}  # one sample: theta
         self._grad: dict[Tensor, Tensor] = {}  # several: the sum; afterwards what p.grad is
-        self._product: dict[Tensor, Tensor] = {}  # several: sum of grad * noise
-        self._norm: dict[Tensor, Tensor] = {}  # several: norm of the average when handed out
+        self._statistic: dict[Tensor, Tensor] = {}  # several: the sum, then the average
+        self._used_up: dict[Tensor, Tensor] = {}  # one sample: the statistic, in theta's memory
+        self._norm: dict[Tensor, Tensor] = {}  # of the gradient when handed out, where it counts
 
     @property
     def complete(self) -> bool:
@@ -48,21 +53,23 @@ class SampleRecord:
             for p, theta in samples:
                 if p.grad is not None:
                     self._sample[p], self._grad[p] = theta, p.grad
+                    if not self.curvature.from_gradient:
+                        self._norm[p] = torch.linalg.vector_norm(p.grad)
             return
         for p, theta in samples:
             grad, p.grad = p.grad, None
             if grad is None:
                 continue
-            product = theta.sub_(p).mul_(grad)
+            statistic = self.curvature.of(p, theta, grad)
             if p in self._grad:
                 self._grad[p].add_(grad)
-                self._product[p].add_(product)
+                self._statistic[p].add_(statistic)
             else:
-                self._grad[p], self._product[p] = grad.clone(), product.clone()
+                self._grad[p], self._statistic[p] = grad.clone(), statistic.clone()
         if self.complete:
             for p, grad in self._grad.items():
                 p.grad = grad.div_(self.mc_samples)
-                self._product[p].div_(self.mc_samples)
+                self._statistic[p].div_(self.mc_samples)
                 self._norm[p] = torch.linalg.vector_norm(grad)
 
     def still_in_grad(self) -> bool:
@@ -72,18 +79,28 @@ class SampleRecord:
 
     def memory(self) -> int:
         """Bytes of what is kept here beside the buffers of the samples."""
-        kept = [*self._product.values()] + ([*self._grad.values()] if self._product else [])
+        kept = [*self._statistic.values()] + ([*self._grad.values()] if self._statistic else [])
         return sum(t.numel() * t.element_size() for t in kept)
 
-    def theta(self, parameter: Tensor) -> Tensor | None:
+    def theta(self, parameter: Tensor) -> Tensor:
         """The sample, where there was only one."""
-        return self._sample.get(parameter)
+        return self._sample[parameter]
 
-    def grad_times_noise(self, parameter: Tensor) -> Tensor:
-        """Average over the samples of ``gradient * (theta - mean)``, in loss units."""
-        assert parameter.grad is not None
+    @torch.no_grad()
+    def statistic(self, parameter: Tensor) -> Tensor:
+        """Its average over the samples, at the scale of what ``parameter.grad`` is now. With
+        one sample this uses up theta."""
+        grad = parameter.grad
+        assert grad is not None
         if self.mc_samples == 1:
-            return (self._sample[parameter] - parameter.detach()) * parameter.grad
+            if parameter not in self._used_up:
+                theta = self._sample.pop(parameter)
+                self._used_up[parameter] = self.curvature.of(parameter, theta, grad)
+            value = self._used_up[parameter]
+            if self.curvature.from_gradient:
+                return value
+        else:
+            value = self._statistic[parameter]
         norm = self._norm[parameter]
-        scale = torch.linalg.vector_norm(parameter.grad) / norm
-        return self._product[parameter] * torch.where(norm > 0, scale, torch.ones_like(scale))
+        scale = (torch.linalg.vector_norm(grad) / norm) ** self.curvature.power
+        return value * torch.where(norm > 0, scale, torch.ones_like(scale))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from covon_avalanche.fisher import ExampleSquares, track_example_squares
 from covon_avalanche.optim import CoVON
+from covon_avalanche.optim.diagnostics import Diagnostics
 from covon_avalanche.plugins.plateau import LossPlateau
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
@@ -50,6 +52,9 @@ class CoVONPlugin(PosteriorPlugin):
         self.gamma = gamma
         self.consolidate_every = consolidate_every
         self.plateau = plateau
+        self.diagnostics: dict[str, Diagnostics] = {}
+        """Those of the optimizer at the end of the last experience, before the merge."""
+        self._squares: ExampleSquares | None = None
         self._steps = 0
         self._gamma_is_set = False
 
@@ -64,6 +69,26 @@ class CoVONPlugin(PosteriorPlugin):
             self._set(strategy, {"gamma": self.gamma})
             self._gamma_is_set = True
         super().before_training_exp(strategy, **kwargs)
+        self._stop_tracking()
+        if strategy.optimizer.hess_approx == "per_example":
+            self._squares = track_example_squares(strategy.model)
+
+    def before_forward(self, strategy: Any, **kwargs: Any) -> None:
+        """Tell the optimizer the size of the batch, and replace the weights by a sample."""
+        for group in strategy.optimizer.param_groups:
+            group["batch_size"] = len(strategy.mb_y)
+        super().before_forward(strategy, **kwargs)
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Note the diagnostics of the task and consolidate."""
+        self._stop_tracking()
+        self.diagnostics = strategy.optimizer.diagnostics()
+        super().after_training_exp(strategy, **kwargs)
+
+    def _stop_tracking(self) -> None:
+        if self._squares is not None:
+            self._squares.remove()
+            self._squares = None
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Without task boundaries: merge if it is time."""

@@ -16,22 +16,24 @@ from covon_avalanche.optim.noise import NoiseSource
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-13}
 each_kind = pytest.mark.parametrize(
-    ("dtype", "prior", "averaged"),
+    ("dtype", "prior", "holds"),
     [
-        (torch.float32, "tensors", False),
-        (torch.float32, "numbers", False),
-        (torch.float32, "centre", False),
-        (torch.float32, "tensors", True),
-        (torch.float64, "tensors", False),
+        (torch.float32, "tensors", "theta"),
+        (torch.float32, "numbers", "theta"),
+        (torch.float32, "centre", "theta"),
+        (torch.float32, "tensors", "product"),
+        (torch.float32, "numbers", "hess"),
+        (torch.float64, "tensors", "hess"),
+        (torch.float64, "tensors", "theta"),
     ],
 )
 
 
 @each_kind
 @pytest.mark.parametrize("implementation", ["eager", "foreach", "compiled"])
-def test_a_step_is_algorithm_1(implementation, dtype, prior, averaged):
+def test_a_step_is_algorithm_1(implementation, dtype, prior, holds):
     """Small, odd and large tensors in one call; sizes around the kernels' own blocks."""
-    jobs = make_jobs(dtype, prior, averaged=averaged)
+    jobs = make_jobs(dtype, prior, holds=holds)
     ((kernel, same),) = KernelsByDevice(implementation).split(jobs)
     assert same == jobs
     error = largest_error(jobs, lambda: kernel.step(jobs, NoiseSource(torch.Generator())))
@@ -171,4 +173,4 @@ def test_the_gpu_kernel_in_tritons_interpreter():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("ok") == 5
+    assert done.stdout.count("ok") == 6

@@ -327,7 +327,7 @@ class TestStepping:
         record = optimizer._record
         torch.testing.assert_close(linear.weight.grad, (grads[0] + grads[1]) / 2)
         expected = (grads[0] * noises[0] + grads[1] * noises[1]) / 2
-        torch.testing.assert_close(record.grad_times_noise(linear.weight), expected)
+        torch.testing.assert_close(record.statistic(linear.weight), expected)
 
     def test_too_few_samples_are_named(self, make, linear, batch):
         optimizer = make(linear.parameters(), mc_samples=3)

@@ -11,17 +11,18 @@ from jobs import largest_error, make_jobs, same_as_drawn_anew
 from covon_avalanche.optim.kernels.fused_cuda import CudaPlan
 
 SIZES = (1, 7, 511, 2047, 2049, 5000)
-for dtype, prior, averaged in (
-    (torch.float32, "tensors", False),
-    (torch.float32, "numbers", False),
-    (torch.float32, "centre", True),
-    (torch.float64, "tensors", False),
+for dtype, prior, holds in (
+    (torch.float32, "tensors", "theta"),
+    (torch.float32, "numbers", "theta"),
+    (torch.float32, "centre", "product"),
+    (torch.float32, "numbers", "hess"),
+    (torch.float64, "tensors", "theta"),
 ):
-    jobs = make_jobs(dtype, prior, averaged=averaged, sizes=SIZES)
+    jobs = make_jobs(dtype, prior, holds=holds, sizes=SIZES)
     plan = CudaPlan(jobs)
     error = largest_error(jobs, lambda plan=plan: plan.step(None))
     assert error < (2e-5 if dtype == torch.float32 else 1e-13), error
-    if not averaged:
+    if holds == "theta":
         assert same_as_drawn_anew(plan, jobs)
     print("ok")
 jobs = make_jobs(torch.float32, "tensors", sizes=SIZES)

@@ -3,8 +3,8 @@
 All parameters go through one call: their addresses and settings stand in two small tables.
 The sample of the next step can be drawn in the same pass (``step`` with ``next_key``),
 because noise is a function of the key, and the same operations make it the very sample that
-``draw`` would. Work is cut into tiles; with several torch threads
-and a large model the tiles are shared among them, with the same result.
+``draw`` would. Work is cut into tiles; with several torch threads and a large model the tiles
+are shared among them, with the same result.
 """
 
 from __future__ import annotations
@@ -118,13 +118,14 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) 
 @cache
 def _stepper(
     dtype: type,
-    averaged: bool,
+    holds: str,
     has_prior_mean: bool,
     has_prior: bool,
     ahead: bool,
     source: int = SOURCE,
 ) -> Callable:
     """Compile the step for what is a tensor and what is not, with or without the next sample."""
+    from_theta, given = holds == "theta", holds == "hess"
 
     @njit(**OPTIONS)
     def group(
@@ -137,8 +138,12 @@ def _stepper(
             g, m, h = grad[i], mean[i], hess[i]
             d = (prior[i] if has_prior else prior0) * per_example
             a = h + d
-            product = sample[i] if averaged else g * (sample[i] - m)
-            change = rest2 * (product * ess * a - h)
+            estimate = sample[i]
+            if from_theta:
+                estimate = g * (estimate - m)
+            if not given:
+                estimate = estimate * ess * a
+            change = rest2 * (estimate - h)
             h = h + change + half * change * change / a  # Algorithm 1, line 8
             b = momentum[i] + rest1 * (g - momentum[i])
             root = dtype(1) / np.sqrt(h + d)
@@ -196,15 +201,7 @@ class CompiledPlan:
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
         self._parts = [
-            (kind, some, Tables(some))
-            for kind, some in by_kind(
-                jobs,
-                lambda j: (
-                    is_tensor(j.hess),
-                    is_tensor(j.prior_mean),
-                    is_tensor(j.prior_precision),
-                ),
-            )
+            (kind, some, Tables(some)) for kind, some in by_kind(jobs, _what_is_a_tensor)
         ]
 
     def draw(self, key: int) -> list[Job]:
@@ -240,9 +237,7 @@ class CompiledPlan:
         if not self.safe():
             return False
         for (dtype, _, has_prior_mean, has_prior), some, tables in self._parts:
-            kernel = _stepper(
-                dtype, some[0].averaged, has_prior_mean, has_prior, next_key is not None
-            )
+            kernel = _stepper(dtype, some[0].holds, has_prior_mean, has_prior, next_key is not None)
             _run(kernel, tables, *_halves(next_key or 0))
         return True
 

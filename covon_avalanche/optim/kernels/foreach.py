@@ -20,7 +20,7 @@ from covon_avalanche.optim.kernels.job import LARGEST_GRADIENT, Job
 Fill = Callable[[Tensor, int], None]
 
 _TENSORS = ("mean", "sample", "hess", "prior_mean", "prior_precision")
-_SHARED = ("ess", "beta1", "beta2", "lr", "clip_radius", "correction", "averaged")
+_SHARED = ("ess", "beta1", "beta2", "lr", "clip_radius", "correction", "holds")
 
 
 class Plan:
@@ -88,7 +88,7 @@ def _step(bundle: list[Job]) -> None:
     mean, hess = _all(bundle, "mean"), _all(bundle, "hess")
     momentum, grad = _all(bundle, "momentum"), _all(bundle, "grad")
     work = _all(bundle, "sample")
-    if not first.averaged:
+    if first.holds == "theta":
         torch._foreach_sub_(work, mean)
         torch._foreach_mul_(work, grad)
     prior_hess: Any
@@ -99,8 +99,9 @@ def _step(bundle: list[Job]) -> None:
         prior_hess = first.prior_precision / first.ess
         both = torch._foreach_add(hess, prior_hess)
     # line 8: work becomes the estimate, then the change of hess, then its square
-    torch._foreach_mul_(work, both)
-    torch._foreach_mul_(work, first.ess)
+    if first.holds != "hess":
+        torch._foreach_mul_(work, both)
+        torch._foreach_mul_(work, first.ess)
     torch._foreach_sub_(work, hess)
     torch._foreach_mul_(work, 1 - first.beta2)
     torch._foreach_add_(hess, work)
@@ -141,7 +142,7 @@ class _Piece:
         whole, job = self.whole, self.job
         if job is whole:
             return
-        job.averaged, job.correction = whole.averaged, whole.correction
+        job.holds, job.correction = whole.holds, whole.correction
         job.beta1, job.beta2 = whole.beta1, whole.beta2
         job.lr, job.clip_radius = whole.lr, whole.clip_radius
         for field in ("grad", "momentum"):

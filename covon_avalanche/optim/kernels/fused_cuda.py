@@ -68,7 +68,7 @@ def _draw(table, settings, chunks, flags, key, QUARTER: tl.constexpr, DOUBLE: tl
 @triton.jit
 def _step(
     table, settings, chunks, key,
-    QUARTER: tl.constexpr, DOUBLE: tl.constexpr, AVERAGED: tl.constexpr, AHEAD: tl.constexpr,
+    QUARTER: tl.constexpr, DOUBLE: tl.constexpr, HOLDS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     row = tl.load(chunks + 2 * tl.program_id(0)).to(tl.int64)
     chunk = tl.load(chunks + 2 * tl.program_id(0) + 1).to(tl.int64)
@@ -96,12 +96,14 @@ def _step(
         h = tl.load(hess + where, mask=inside, other=1.0)
         g = tl.load(grad + where, mask=inside, other=0.0)
         b = tl.load(momentum + where, mask=inside, other=0.0)
-        product = tl.load(sample + where, mask=inside, other=0.0)
-        if not AVERAGED:
-            product = g * (product - m)
+        estimate = tl.load(sample + where, mask=inside, other=0.0)
+        if HOLDS == "theta":
+            estimate = g * (estimate - m)
         d = _entries(prior_at, prior, where, size, prior0) / ess
         a = h + d
-        change = rest2 * (product * ess * a - h)
+        if HOLDS != "hess":
+            estimate = estimate * ess * a
+        change = rest2 * (estimate - h)
         h = h + change + 0.5 * change * change / a  # Algorithm 1, line 8
         b = b + rest1 * (g - b)
         pull = d * (m - _entries(centre_at, centre, where, size, centre0))
@@ -159,7 +161,7 @@ class CudaPlan:
                 next_key or 0,
                 QUARTER=_QUARTER,
                 DOUBLE=double,
-                AVERAGED=some[0].averaged,
+                HOLDS=some[0].holds,
                 AHEAD=next_key is not None,
             )
         return True

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
+Holds = Literal["theta", "product", "hess"]
+
+LARGEST_ESTIMATE = 1e15  # beyond it its square may overflow in float32
 LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate in float32 may overflow
 
 
@@ -19,8 +23,8 @@ class Job:
     :param mean: the parameter, at its mean. Changed in place by a step.
     :param sample: theta; written by ``draw``. Its content is used up by a step.
     :param grad: average gradient over the samples, loss/weight.
-    :param averaged: ``sample`` holds the average of ``gradient * (theta - mean)`` over
-        several samples instead of theta.
+    :param holds: what a step finds in ``sample``: ``"theta"``; ``"product"``, the average of
+        ``gradient * (theta - mean)`` over several samples; or ``"hess"``, a Hessian estimate.
     :param momentum: gradient average. Changed in place.
     :param hess: Hessian average, loss/weight². Changed in place.
     :param correction: ``1 / (1 - beta1**step)``, or 1 without debiasing.
@@ -35,7 +39,7 @@ class Job:
     prior_precision: Tensor | float
     ess: float
     grad: Tensor | None = None
-    averaged: bool = False
+    holds: Holds = "theta"
     momentum: Tensor | None = None
     beta1: float = 0.0
     beta2: float = 0.0

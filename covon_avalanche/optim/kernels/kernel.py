@@ -30,9 +30,10 @@ class Kernel(Protocol):
     def safe(self, jobs: list[Job]) -> bool:
         """Whether a step cannot meet or make a number that is not finite."""
 
-    def step(self, jobs: list[Job], noise: NoiseSource) -> bool:
+    def step(self, jobs: list[Job], noise: NoiseSource, ahead: bool = True) -> bool:
         """Change mean, momentum and hess in place, and use up the samples.
 
+        :param ahead: whether ``sample`` is where the next draw writes, too.
         :return: whether it was :meth:`safe`; if not, nothing is changed.
         """
 
@@ -60,7 +61,7 @@ class ForeachKernel:
         """See :class:`Kernel`."""
         return foreach.safe(jobs)
 
-    def step(self, jobs: list[Job], noise: NoiseSource) -> bool:
+    def step(self, jobs: list[Job], noise: NoiseSource, ahead: bool = True) -> bool:
         """See :class:`Kernel`."""
         return foreach.safe(jobs) and self._plan_of(jobs).step()
 
@@ -96,9 +97,9 @@ class FusedKernel:
         """See :class:`Kernel`."""
         return self._plan_of(jobs).safe()
 
-    def step(self, jobs: list[Job], noise: NoiseSource) -> bool:
+    def step(self, jobs: list[Job], noise: NoiseSource, ahead: bool = True) -> bool:
         """See :class:`Kernel`."""
-        next_key = noise.peek() if not jobs[0].averaged else None
+        next_key = noise.peek() if ahead else None
         if not self._plan_of(jobs).step(next_key):
             return False
         torch.autograd.graph.increment_version([job.mean for job in jobs])

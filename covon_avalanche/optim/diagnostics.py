@@ -1,0 +1,112 @@
+"""Whether a CoVON posterior is learning its precision, in four numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from covon_avalanche.optim.posterior_optimizer import Group, State
+
+_NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
+
+
+class Diagnostics(NamedTuple):
+    """One parameter's, or those of all together.
+
+    ``hess_signal_to_noise``: how far ``hess`` has gone from ``hess_init`` (root mean square),
+    in units of the noise that its estimates leave in the average. About 1: what looks like
+    curvature is noise. The noise is that of the formulas in ``optim/curvature.py`` with the
+    last step's gradient; NaN if that is gone.
+
+    ``hess_at_start``: share of the entries of ``hess`` still within 10 % of ``hess_init``. Near
+    1: the precision has not been learned, the posterior is nearly isotropic.
+
+    ``prior_pull``: prior's part of the update against the data's (root mean squares), of
+    ``prior_hess * (mean - prior_mean)`` and the gradient average.
+
+    ``noise_to_weights``: standard deviation of the posterior against the weights (root mean
+    squares).
+    """
+
+    hess_signal_to_noise: float
+    hess_at_start: float
+    prior_pull: float
+    noise_to_weights: float
+
+
+class Sums(NamedTuple):
+    """Sums over a parameter's entries that the diagnostics are made of; they add up."""
+
+    entries: int
+    moved: float
+    noise: float
+    at_start: float
+    prior: float
+    data: float
+    variance: float
+    weights: float
+
+    def diagnostics(self) -> Diagnostics:
+        """The ratios."""
+        return Diagnostics(
+            hess_signal_to_noise=_ratio(self.moved, self.noise),
+            hess_at_start=self.at_start / self.entries,
+            prior_pull=_ratio(self.prior, self.data),
+            noise_to_weights=_ratio(self.variance, self.weights),
+        )
+
+
+def diagnose(p: Tensor, group: Group, state: State, prior_precision: Tensor | float) -> Sums:
+    """The sums of a parameter within a task.
+
+    :param state: with ``hess``, ``momentum`` and ``step``.
+    """
+    hess, step = state["hess"], state["step"]
+    prior_hess = prior_precision / group["ess"]
+    precision = group["ess"] * hess + prior_precision
+    beta1, beta2 = group["betas"]
+    correction = 1 - beta1**step if group["debias"] else 1.0
+    moved = hess - group["hess_init"]
+    average = (1 - beta2) / (1 + beta2) * (1 - beta2 ** (2 * step))  # of independent estimates
+    return Sums(
+        entries=p.numel(),
+        moved=_squares(moved),
+        noise=_noise(p, group, hess, precision) * average,
+        at_start=(moved.abs() <= _NEAR * group["hess_init"]).sum().item(),
+        prior=_squares(prior_hess * (p - state.get("prior_mean", 0.0))),
+        data=_squares(state["momentum"] / correction),
+        variance=(1 / precision).sum(dtype=torch.float64).item(),
+        weights=_squares(p),
+    )
+
+
+def add(sums: list[Sums]) -> Sums:
+    """Over several parameters."""
+    return Sums(*map(sum, zip(*sums, strict=True)))
+
+
+def _noise(p: Tensor, group: Group, hess: Tensor, precision: Tensor) -> float:
+    """Sum of the variances of a single estimate."""
+    match group["hess_approx"]:
+        case "gradsq":
+            return 2 * _squares(hess) / group["mc_samples"]
+        case "per_example":
+            return 2 * _squares(hess) / group["mc_samples"] / (group["batch_size"] or 1)
+    if p.grad is None:
+        return math.nan
+    variances = p.grad.square() * precision
+    return variances.sum(dtype=torch.float64).item() / group["mc_samples"]
+
+
+def _squares(x: Tensor) -> float:
+    return x.square().sum(dtype=torch.float64).item()
+
+
+def _ratio(squares: float, others: float) -> float:
+    """Of root mean squares."""
+    if others == 0:
+        return math.inf if squares > 0 else math.nan
+    return math.sqrt(squares / others)
