@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -197,6 +197,31 @@ def merge_ema(prior: DiagGaussian, posterior: DiagGaussian, gamma: float) -> Dia
     for name, mean in merged.mean.items():
         check_gaussian(name, mean, merged.precision[name])
     return merged
+
+
+def pool(gaussians: Sequence[DiagGaussian], weights: Sequence[float]) -> DiagGaussian:
+    """The Gaussian proportional to the weighted geometric mean of several.
+
+    Its precision is ``sum(w s)``, its mean ``sum(w s m) / sum(w s)``. For weights that sum to
+    one, ``KL(q || pooled)`` is ``sum(w KL(q || gaussian))`` less what does not depend on
+    ``q``: so a weighted sum of KL divergences costs no more than one.
+
+    :raises ValueError: where names differ, the numbers of weights and Gaussians do, or a
+        weight is not positive.
+    """
+    if len(gaussians) != len(weights) or not gaussians:
+        raise ValueError(f"{len(gaussians)} Gaussians need as many weights, got {len(weights)}")
+    if not all(w > 0 for w in weights):
+        raise ValueError(f"weights must be > 0, got {list(weights)}")
+    for other in gaussians[1:]:
+        _check_names(gaussians[0], other)
+    means, precisions = {}, {}
+    for name in gaussians[0].mean:
+        scaled = [w * g.precision[name] for w, g in zip(weights, gaussians, strict=True)]
+        terms = [s * g.mean[name] for s, g in zip(scaled, gaussians, strict=True)]
+        precisions[name] = torch.stack(scaled).sum(0)
+        means[name] = torch.stack(terms).sum(0) / precisions[name]
+    return DiagGaussian(means, precisions)
 
 
 def kl(q: DiagGaussian, p: DiagGaussian) -> Tensor:

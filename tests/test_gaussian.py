@@ -17,6 +17,7 @@ from covon_avalanche.gaussian import (
     merge,
     merge_ema,
     merge_tensors,
+    pool,
     quadratic_penalty,
 )
 
@@ -211,3 +212,31 @@ class TestFiles:
         gaussian(0.0, -1.0).save(tmp_path / "q")
         with pytest.raises(ValueError, match="precision of 'w' must be positive"):
             DiagGaussian.load(tmp_path / "q")
+
+
+def test_kl_to_the_pooled_gaussian_is_the_weighted_sum_up_to_a_constant():
+    generator = torch.Generator().manual_seed(0)
+
+    def gaussian():
+        mean = torch.randn(5, generator=generator, dtype=torch.float64)
+        precision = torch.rand(5, generator=generator, dtype=torch.float64) + 0.1
+        return DiagGaussian({"w": mean}, {"w": precision})
+
+    priors, weights = [gaussian() for _ in range(3)], [0.5, 0.3, 0.2]
+    pooled = pool(priors, weights)
+    differences = []
+    for _ in range(4):
+        q = gaussian()
+        total = sum(w * kl(q, p) for w, p in zip(weights, priors, strict=True))
+        differences.append((total - kl(q, pooled)).item())
+    assert differences == pytest.approx([differences[0]] * 4, abs=1e-12)
+
+
+def test_pooling_says_what_it_needs():
+    q = DiagGaussian({"w": torch.zeros(2)}, {"w": torch.ones(2)})
+    with pytest.raises(ValueError, match="2 Gaussians need as many weights, got 1"):
+        pool([q, q], [1.0])
+    with pytest.raises(ValueError, match="weights must be > 0"):
+        pool([q, q], [1.0, 0.0])
+    with pytest.raises(ValueError, match="same names"):
+        pool([q, DiagGaussian({}, {})], [0.5, 0.5])

@@ -7,6 +7,7 @@ Networks" (ICML 2015) for the gradients.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,13 +34,19 @@ class BayesByBackprop(PosteriorOptimizer):
     :param eps: Adam's constant.
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
         ``s0 = ess * weight_decay``.
+    :param importance_strength: weight of EVCL's penalty
+        ``0.5 * sum(importance * ((mean - m')² + (std - std')²))`` beside the loss per example,
+        with ``m'`` and ``std'`` of the previous posterior (Batra and Clark, "EVCL: Elastic
+        Variational Continual Learning with Weight Consolidation", 2024, Eq. 6); only where
+        :meth:`consolidate` was given an importance.
     :param mc_samples: posterior samples per step.
     :param prior: a posterior to continue from instead, by parameter name.
     :param generator: source of the noise; see :class:`CoVON`.
     :raises ValueError: naming the value and the rule.
 
     State per parameter: ``log_std`` for good; ``step`` and Adam's four moments within a
-    task; ``prior_mean`` and ``prior_precision`` from the first consolidation on.
+    task; ``prior_mean`` and ``prior_precision`` from the first consolidation on, and
+    ``importance`` where one was given.
     """
 
     def __init__(
@@ -53,6 +60,7 @@ class BayesByBackprop(PosteriorOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-4,
+        importance_strength: float = 0.0,
         mc_samples: int = 1,
         prior: DiagGaussian | None = None,
         generator: torch.Generator | None = None,
@@ -65,6 +73,7 @@ class BayesByBackprop(PosteriorOptimizer):
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
+            importance_strength=importance_strength,
             mc_samples=mc_samples,
         )
         super().__init__(params, defaults, prior=prior, generator=generator)
@@ -75,6 +84,7 @@ class BayesByBackprop(PosteriorOptimizer):
         check_positive("std_init", group["std_init"])
         check_positive("eps", group["eps"])
         check_positive("weight_decay", group["weight_decay"])  # the KL needs a proper prior
+        check_positive("importance_strength", group["importance_strength"], zero=True)
         if group["inner"] not in ("adam", "sgd"):
             raise ValueError(f"inner must be 'adam' or 'sgd', got {group['inner']!r}")
 
@@ -112,6 +122,11 @@ class BayesByBackprop(PosteriorOptimizer):
         variance = torch.exp(2 * state["log_std"])
         mean_grad = grad + prior_hess * (p - state.get("prior_mean", 0.0))
         log_std_grad = statistic + prior_hess * variance - 1 / group["ess"]
+        if "importance" in state and group["importance_strength"] > 0:
+            weight = group["importance_strength"] * state["importance"]
+            std = variance.sqrt()
+            mean_grad += weight * (p - state["prior_mean"])
+            log_std_grad += weight * (std - prior_precision.rsqrt()) * std
         if group["inner"] == "sgd":
             log_std = state["log_std"] - group["lr"] * log_std_grad
             return p - group["lr"] * mean_grad, {"step": state["step"] + 1, "log_std": log_std}
@@ -129,16 +144,23 @@ class BayesByBackprop(PosteriorOptimizer):
         return mean, new
 
     @torch.no_grad()
-    def consolidate(self) -> None:
+    def consolidate(self, *, importance: Mapping[Tensor, Tensor] | None = None) -> None:
         """The task's posterior becomes the prior of the next (Algorithm 4), and the moments
-        of the inner update begin anew. Parameters without a step keep their prior."""
+        of the inner update begin anew. Parameters without a step keep their prior.
+
+        :param importance: curvature per example of the task by parameter, for EVCL; those of
+            all tasks add up.
+        """
         if self._inside:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
         for _, p, *_ in self._places():
             state = self.state.get(p, {})
             if "step" in state:
+                kept = {k: state[k] for k in ("log_std", "importance") if k in state}
+                if importance is not None and p in importance:
+                    kept["importance"] = kept.get("importance", 0.0) + importance[p]
                 self.state[p] = {
-                    "log_std": state["log_std"],
+                    **kept,
                     "prior_mean": p.detach().clone(),
                     "prior_precision": torch.exp(-2 * state["log_std"]),
                 }

@@ -319,11 +319,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             ``model.named_parameters()`` to its constructor), else ``"group.index"``.
         :raises ValueError: for a parameter that is not in the optimizer.
         """
-        names = {p: name for name, p, *_ in self._places()}
-        given = names if named_parameters is None else {p: n for n, p in named_parameters}
-        strange = sorted(n for p, n in given.items() if p not in names)
-        if strange:
-            raise ValueError(f"these parameters are not in the optimizer: {strange}")
+        given = self._names(named_parameters)
         means, precisions, inside = {}, {}, dict(self._inside)
         for _, p, group, _ in self._places():
             value = self._precision(p, group, train=False)
@@ -334,6 +330,31 @@ class PosteriorOptimizer(Optimizer, ABC):
             means[given[p]] = mean.clone()
             precisions[given[p]] = precision.expand_as(p).clone()
         return DiagGaussian(means, precisions)
+
+    @torch.no_grad()
+    def prior(self, named_parameters: Iterable[tuple[str, Tensor]] | None = None) -> DiagGaussian:
+        """The prior of the current task, as copies, over all parameters.
+
+        :param named_parameters: see :meth:`posterior`.
+        """
+        given = self._names(named_parameters)
+        means, precisions = {}, {}
+        for _, p, group, _ in self._places():
+            if p in given:
+                state = {**self._first_prior(p, group), **self.state.get(p, {})}
+                means[given[p]] = state["prior_mean"].clone()
+                precisions[given[p]] = state["prior_precision"].clone()
+        return DiagGaussian(means, precisions)
+
+    def _names(self, named_parameters: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
+        names = {p: name for name, p, *_ in self._places()}
+        if named_parameters is None:
+            return names
+        given = {p: name for name, p in named_parameters}
+        strange = sorted(n for p, n in given.items() if p not in names)
+        if strange:
+            raise ValueError(f"these parameters are not in the optimizer: {strange}")
+        return given
 
     def _install_prior(self, prior: DiagGaussian) -> None:
         if any("param_names" not in group for group in self.param_groups):
@@ -376,7 +397,11 @@ class PosteriorOptimizer(Optimizer, ABC):
             )
         group = groups[0]
         fresh = {**self._start_task(parameter, group), **self._first_prior(parameter, group)}
-        state = {k: embed(v, fresh[k]) if torch.is_tensor(v) else v for k, v in saved.items()}
+        nothing = torch.zeros_like(parameter)
+        state = {
+            k: embed(v, fresh.get(k, nothing)) if torch.is_tensor(v) else v
+            for k, v in saved.items()
+        }
         self.state[parameter] = state
 
     # torch.optim plumbing --------------------------------------------------------------

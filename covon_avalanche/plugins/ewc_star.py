@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
-from avalanche.models import MultiTaskModule
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from covon_avalanche.fisher import squared_batch_gradients, squared_example_gradients
 from covon_avalanche.plugins.anchored import AnchoredPlugin
-from covon_avalanche.plugins.boundaries import task_data
 from covon_avalanche.plugins.schedule import Schedule
-from covon_avalanche.tensor_batches import FetchedExamples, rows_of
+from covon_avalanche.plugins.task_batches import task_batches
 
 _FISHER: dict[str, Callable[..., dict[str, Tensor]]] = {
     "exact": squared_example_gradients,
@@ -65,23 +61,7 @@ class EWCStarPlugin(AnchoredPlugin):
     def _importance(self, strategy: Any) -> dict[str, Tensor]:
         return _FISHER[self.fisher](
             strategy.model,
-            self._batches(strategy),
+            task_batches(strategy, self.fisher_mb_size, train_transform=self.train_transform),
             strategy._criterion,
             train_mode=self.train_mode,
         )
-
-    def _batches(self, strategy: Any) -> Iterator[list[Tensor]]:
-        """The task's data as ``(x, y)``, with task labels if the model takes them."""
-        data = task_data(strategy.experience)
-        data = data.train() if self.train_transform else data.eval()
-        multi_task = isinstance(strategy.model, MultiTaskModule)
-        for batch in self._columns(data):
-            used = [*batch[:2], batch[-1]] if multi_task else batch[:2]
-            yield [value.to(strategy.device) for value in used]
-
-    def _columns(self, data: Any) -> Iterable[Sequence[Tensor]]:
-        rows = rows_of(data, FetchedExamples())
-        if rows is not None:
-            return map(rows.tensor_batch, torch.arange(len(rows)).split(self.fisher_mb_size))
-        collate = getattr(data, "collate_fn", None)
-        return DataLoader(data, batch_size=self.fisher_mb_size, collate_fn=collate)

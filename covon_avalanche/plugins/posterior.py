@@ -89,8 +89,10 @@ class PosteriorPlugin(SupervisedPlugin):
         if not self.task_free:
             require_boundaries(strategy.experience)
         if self._boundaries.begins(strategy.experience):
-            values = values_for(self.schedule, task_index(strategy), self.scheduled)
-            self._set(strategy, values)
+            self._start_task(strategy)
+
+    def _start_task(self, strategy: Any) -> None:
+        self._set(strategy, values_for(self.schedule, task_index(strategy), self.scheduled))
 
     def _save_states(self, strategy: Any) -> None:
         known = strategy.optimized_param_id or dict(strategy.model.named_parameters())
@@ -141,7 +143,10 @@ class PosteriorPlugin(SupervisedPlugin):
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Consolidate at the end of a task."""
         if not self.task_free and self._boundaries.ends(strategy.experience):
-            strategy.optimizer.consolidate()
+            self._consolidate(strategy)
+
+    def _consolidate(self, strategy: Any) -> None:
+        strategy.optimizer.consolidate()
 
     # Prediction ------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from toys import QUIET, STRATEGIES, make_strategy, same, toy_benchmark, toy_mode
 
 from covon_avalanche import AdaRegPlugin, AdaRegStrategy, EWCStarPlugin, EWCStarStrategy
 from covon_avalanche.fisher import squared_batch_gradients, squared_example_gradients
+from covon_avalanche.plugins.task_batches import task_batches
 
 LR, BETAS, EPS = 0.01, (0.9, 0.999), 1e-8
 
@@ -104,11 +105,9 @@ def test_ewc_star_is_algorithm_3(strength, fisher, monkeypatch):
         return function(model, [(x.double(), y) for x, y in batches(experience)])
 
     expected, s = algorithm(benchmark, strength, 0.1, importance, restart_adam=False)
-    original = EWCStarPlugin._batches
     monkeypatch.setattr(
-        EWCStarPlugin,
-        "_batches",
-        lambda self, strategy: ((x.double(), y) for x, y in original(self, strategy)),
+        "covon_avalanche.plugins.ewc_star.task_batches",
+        lambda *args, **kwargs: ((x.double(), y) for x, y in task_batches(*args, **kwargs)),
     )
     strategy = trained(
         EWCStarStrategy,
@@ -193,7 +192,7 @@ class TestOnlineStreams:
         assert sizes == [48.0] * 6
         if kind == "ewc-star":
             strategy.experience = experience
-            assert sum(len(y) for _, y in plugin._batches(strategy)) == 48
+            assert sum(len(y) for _, y in task_batches(strategy, 16)) == 48
 
     def test_without_boundaries_they_say_so(self, kind):
         stream = split_online_stream(toy_benchmark(1).train_stream, experience_size=16)

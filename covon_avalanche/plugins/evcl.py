@@ -1,0 +1,56 @@
+"""Elastic variational continual learning in an Avalanche strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from covon_avalanche.fisher import squared_example_gradients
+from covon_avalanche.optim.checks import check_positive
+from covon_avalanche.plugins.schedule import Schedule
+from covon_avalanche.plugins.task_batches import task_batches
+from covon_avalanche.plugins.vcl import VCLPlugin
+
+
+class EVCLPlugin(VCLPlugin):
+    """VCL with an elastic penalty on means and standard deviations; needs a
+    ``BayesByBackprop`` optimizer.
+
+    Batra and Clark, "EVCL: Elastic Variational Continual Learning with Weight Consolidation"
+    (2024): beside the KL divergence, ``strength / 2 * sum(F ((m - m')² + (std - std')²))``
+    with the Fisher information F of all past tasks, from an exact pass over each task's data
+    at the posterior mean, and the previous posterior. The penalty is beside the loss per
+    example. (In the authors' released code it is never back-propagated, and F is zero.) Task
+    identities are used for multi-head models only.
+    """
+
+    def __init__(
+        self,
+        *,
+        strength: float = 1.0,
+        fisher_mb_size: int = 256,
+        schedule: Schedule | None = None,
+        eval_samples: int = 0,
+    ) -> None:
+        """
+        :param strength: of the penalty.
+        :param fisher_mb_size: examples per batch of the Fisher pass.
+
+        See :class:`PosteriorPlugin` for the others.
+        """
+        super().__init__(schedule=schedule, eval_samples=eval_samples)
+        check_positive("strength", strength, zero=True)
+        self.strength = strength
+        self.fisher_mb_size = fisher_mb_size
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Tell the optimizer the strength."""
+        super().before_training_exp(strategy, **kwargs)
+        for group in strategy.optimizer.param_groups:
+            group["importance_strength"] = self.strength
+
+    def _consolidate(self, strategy: Any) -> None:
+        batches = task_batches(strategy, self.fisher_mb_size)
+        fisher = squared_example_gradients(strategy.model, batches, strategy._criterion)
+        parameters = dict(strategy.model.named_parameters())
+        importance = {parameters[name]: value for name, value in fisher.items()}
+        strategy.optimizer.consolidate(importance=importance)

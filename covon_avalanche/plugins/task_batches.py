@@ -1,0 +1,37 @@
+"""The data of the task just trained, once more, for a pass that is not training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from avalanche.models import MultiTaskModule
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from covon_avalanche.plugins.boundaries import task_data
+from covon_avalanche.tensor_batches import FetchedExamples, rows_of
+
+
+def task_batches(
+    strategy: Any, mb_size: int, *, train_transform: bool = False
+) -> Iterator[list[Tensor]]:
+    """The task's data as ``(x, y)``, with task labels if the model takes them, in order.
+
+    :param train_transform: use the training transform instead of that of the evaluation.
+    """
+    data = task_data(strategy.experience)
+    data = data.train() if train_transform else data.eval()
+    multi_task = isinstance(strategy.model, MultiTaskModule)
+    for batch in _columns(data, mb_size):
+        used = [*batch[:2], batch[-1]] if multi_task else batch[:2]
+        yield [value.to(strategy.device) for value in used]
+
+
+def _columns(data: Any, mb_size: int) -> Iterable[Sequence[Tensor]]:
+    rows = rows_of(data, FetchedExamples())
+    if rows is not None:
+        return map(rows.tensor_batch, torch.arange(len(rows)).split(mb_size))
+    collate = getattr(data, "collate_fn", None)
+    return DataLoader(data, batch_size=mb_size, collate_fn=collate)

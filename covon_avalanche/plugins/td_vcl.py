@@ -1,0 +1,120 @@
+"""Temporal-difference variational continual learning in an Avalanche strategy."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from avalanche.models import avalanche_forward
+from torch import Tensor
+
+from covon_avalanche.gaussian import DiagGaussian, pool
+from covon_avalanche.plugins.boundaries import task_data
+from covon_avalanche.plugins.schedule import Schedule
+from covon_avalanche.plugins.vcl import VCLPlugin
+
+
+class TDVCLPlugin(VCLPlugin):
+    """VCL against several past posteriors, with replay; needs a ``BayesByBackprop`` optimizer.
+
+    Melo et al., "Temporal-Difference Variational Continual Learning" (2024). The posterior is
+    fitted to a weighted mean of k-step targets, k = 1 to n: the target k is the prior of k
+    tasks ago with the data of the last k tasks. With weights ``w_k`` that sum to one the
+    objective is ``sum_i v_i log p(D_{t-i}) - sum_k w_k KL(q || q_{t-k})`` with ``v_i = sum_{k>i}
+    w_k``. Past data are a few stored examples per task: **this method uses replay**.
+
+    The sum of divergences equals one divergence to the pooled posterior (``gaussian.pool``), so
+    a step costs what VCL's does, beside the replay; memory is n posteriors. A model that grows
+    begins a new history.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_steps: int = 5,
+        decay: float = 1.0,
+        replay_tasks: int = 2,
+        replay_examples: int = 200,
+        replay_mb_size: int = 64,
+        schedule: Schedule | None = None,
+        eval_samples: int = 0,
+    ) -> None:
+        """
+        :param n_steps: past posteriors to use; 1 without replay is VCL.
+        :param decay: weights are proportional to ``decay ** k``: 1 is the n-step form,
+            below 1 TD(lambda) with this lambda.
+        :param replay_tasks: past tasks whose examples are kept; at most ``n_steps - 1`` count.
+        :param replay_examples: kept of each, drawn at random, as the training transform gave
+            them once.
+        :param replay_mb_size: drawn of each in a step.
+
+        See :class:`PosteriorPlugin` for the others.
+        """
+        super().__init__(schedule=schedule, eval_samples=eval_samples)
+        for name, value in (("n_steps", n_steps), ("replay_mb_size", replay_mb_size)):
+            if value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+        for name, value in (("replay_tasks", replay_tasks), ("replay_examples", replay_examples)):
+            if value < 0:
+                raise ValueError(f"{name} must be >= 0, got {value}")
+        if not 0 < decay <= 1:
+            raise ValueError(f"decay must be in (0, 1], got {decay}")
+        self.n_steps = n_steps
+        self.decay = decay
+        self.replay_examples = replay_examples
+        self.replay_mb_size = replay_mb_size
+        self.posteriors: deque[DiagGaussian] = deque(maxlen=n_steps)
+        """Latest last; the first prior counts as one."""
+        self._memory: deque[tuple[Tensor, Tensor, Tensor]] = deque(
+            maxlen=min(replay_tasks, n_steps - 1)
+        )
+
+    def weights(self) -> list[float]:
+        """``w_k`` for the posteriors there are, latest first."""
+        powers = [self.decay**k for k in range(max(1, len(self.posteriors)))]
+        return [power / sum(powers) for power in powers]
+
+    def _start_task(self, strategy: Any) -> None:
+        super()._start_task(strategy)
+        optimizer, named = strategy.optimizer, dict(strategy.model.named_parameters())
+        shapes = {name: p.shape for name, p in named.items()}
+        fitting = [q for q in self.posteriors if _shapes(q) == shapes]
+        self.posteriors = deque(fitting, self.n_steps)
+        if not fitting:  # the first task, or the model has grown
+            self.posteriors.append(optimizer.prior(named.items()))
+        if len(self.posteriors) == 1:
+            return
+        pooled = pool(list(reversed(self.posteriors)), self.weights())
+        for name, p in named.items():
+            optimizer.state[p]["prior_mean"] = pooled.mean[name].to(p)
+            optimizer.state[p]["prior_precision"] = pooled.precision[name].to(p)
+
+    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+        """Add the loss on stored examples of past tasks, at the sample in place."""
+        weights = self.weights()
+        for i, (x, y, task) in enumerate(reversed(self._memory), start=1):
+            rows = torch.randint(len(y), (min(self.replay_mb_size, len(y)),))
+            x, y, task = (part[rows].to(strategy.device) for part in (x, y, task))
+            loss = strategy._criterion(avalanche_forward(strategy.model, x, task), y)
+            strategy.loss += sum(weights[i:]) * loss
+
+    def _consolidate(self, strategy: Any) -> None:
+        super()._consolidate(strategy)
+        posterior = strategy.optimizer.posterior(strategy.model.named_parameters())
+        self.posteriors.append(posterior)
+        if self.replay_examples and self._memory.maxlen:
+            self._memory.append(_some(task_data(strategy.experience), self.replay_examples))
+
+
+def _shapes(q: DiagGaussian) -> dict[str, torch.Size]:
+    return {name: mean.shape for name, mean in q.mean.items()}
+
+
+def _some(data: Any, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random examples: inputs, targets, task labels."""
+    rows = [data[i] for i in torch.randperm(len(data))[:n].tolist()]
+    x = torch.stack([torch.as_tensor(row[0]) for row in rows])
+    y = torch.tensor([int(row[1]) for row in rows])
+    task = torch.tensor([int(row[-1]) for row in rows])
+    return x, y, task
