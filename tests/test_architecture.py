@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "strategies": {"optim", "plugins", "tensor_batches"},
     "streams": set(),
     "evaluation": set(),
-    "experiment": {"optim", "strategies", "streams", "evaluation", "tensor_batches"},
+    "experiment": {"optim", "plugins", "strategies", "streams", "evaluation", "tensor_batches"},
     "cli": {"experiment"},
     "__main__": {"cli"},
 }

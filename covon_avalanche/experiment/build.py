@@ -10,7 +10,12 @@ import torch
 from avalanche.benchmarks import CLScenario
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.models import SimpleMLP
-from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
+from avalanche.training.plugins import (
+    EvaluationPlugin,
+    LRSchedulerPlugin,
+    LwFPlugin,
+    SupervisedPlugin,
+)
 from avalanche.training.supervised import EWC, JointTraining, Naive
 from avalanche.training.templates import SupervisedTemplate
 from torch import nn
@@ -19,6 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from covon_avalanche import optim, streams
 from covon_avalanche.evaluation.memory import KeptTensors
 from covon_avalanche.experiment import recipe as recipes
+from covon_avalanche.plugins import EVCLPlugin, SIPlugin, TDVCLPlugin
 from covon_avalanche.strategies import (
     AdaRegStrategy,
     CoVONStrategy,
@@ -32,11 +38,18 @@ def build_benchmark(
     stream: recipes.Stream,
     *,
     seed: int,
-    validation_size: int | float = 0,
+    validation_size: int | None = None,
     dataset_root: str | os.PathLike[str] | None = None,
 ) -> CLScenario:
-    """The recipe's stream with the permutations of a seed."""
-    options: dict[str, Any] = {"seed": seed, "validation_size": validation_size}
+    """The recipe's stream with the permutations of a seed.
+
+    :param validation_size: instead of the recipe's.
+    """
+    options: dict[str, Any] = {
+        "seed": seed,
+        "permute_first": stream.permute_first,
+        "validation_size": stream.validation_size if validation_size is None else validation_size,
+    }
     if stream.name == "PermutedMNIST":
         options["dataset_root"] = dataset_root
     return getattr(streams, stream.name)(stream.n_experiences, **options)
@@ -89,12 +102,10 @@ def build_strategy(
         train_mb_size=recipe.train_mb_size,
         train_epochs=recipe.epochs,
         eval_mb_size=1024,
-        plugins=[LRSchedulerPlugin(schedule), KeptTensors()],
+        plugins=[*_plugins(settings), LRSchedulerPlugin(schedule), KeptTensors()],
         evaluator=EvaluationPlugin(accuracy_metrics(experience=True)),
     )
     match settings:
-        case recipes.Finetune():
-            return FastNaive(**common)
         case recipes.Joint():
             return FastJointTraining(**common)
         case recipes.EWC():
@@ -110,11 +121,34 @@ def build_strategy(
             return AdaRegStrategy(
                 strength=settings.strength, weight_decay=settings.weight_decay, **common
             )
-        case recipes.VCL():
-            return VCLStrategy(**common)
         case recipes.CoVON():
             hessians = [settings.hess_init, settings.later_hess_init or settings.hess_init]
             return CoVONStrategy(schedule=[{"hess_init": h} for h in hessians], **common)
+        case recipes.VCL() if settings.kind == "vcl":
+            return VCLStrategy(**common)
+    return FastNaive(**common)
+
+
+def _plugins(settings: recipes.Strategy) -> list[SupervisedPlugin]:
+    """What makes Avalanche's Naive the method, where no strategy has it built in."""
+    match settings:
+        case recipes.LwF():
+            return [LwFPlugin(settings.alpha, settings.temperature)]
+        case recipes.SI():
+            return [SIPlugin(si_lambda=settings.si_lambda)]
+        case recipes.EVCL():
+            return [EVCLPlugin(strength=settings.strength)]
+        case recipes.TDVCL():
+            return [
+                TDVCLPlugin(
+                    n_steps=settings.n_steps,
+                    decay=settings.decay,
+                    replay_tasks=settings.replay_tasks,
+                    replay_examples=settings.replay_examples,
+                    replay_mb_size=settings.replay_mb_size,
+                )
+            ]
+    return []
 
 
 def _optimizer(settings: recipes.Strategy, model: nn.Module) -> torch.optim.Optimizer:
@@ -126,8 +160,10 @@ def _optimizer(settings: recipes.Strategy, model: nn.Module) -> torch.optim.Opti
                 ess=settings.ess,
                 hess_init=settings.hess_init,
                 betas=(0.9, settings.beta2),
+                hess_horizon=settings.hess_horizon,
                 weight_decay=settings.weight_decay,
                 gamma=settings.gamma,
+                gamma_precision=settings.gamma_precision,
                 clip_radius=settings.clip_radius,
                 hess_approx=settings.hess_approx,
                 consolidation=settings.consolidation,

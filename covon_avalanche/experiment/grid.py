@@ -162,7 +162,7 @@ def _work(recipe: Recipe, job: Job, folder: Path, dataset_root: str | None) -> R
         job.strategy,
         job.seed,
         dataset_root=dataset_root,
-        progress=lambda domains: _messages.put((job, domains)),
+        progress=lambda domains, _: _messages.put((job, domains)),
     )
     result.save(job.file(folder))
     return result

@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -60,6 +61,21 @@ class EWCStar(_Trained):
     fisher: Literal["exact", "batch"] = "exact"
 
 
+class LwF(_Trained):
+    """Avalanche's Learning without Forgetting with AdamW."""
+
+    kind: Literal["lwf"]
+    alpha: NonNegativeFloat
+    temperature: PositiveFloat = 2.0
+
+
+class SI(_Trained):
+    """Avalanche's Synaptic Intelligence with AdamW."""
+
+    kind: Literal["si"]
+    si_lambda: NonNegativeFloat
+
+
 class AdaReg(_Trained):
     """Ada-Reg with AdamW."""
 
@@ -76,8 +92,27 @@ class VCL(_Trained):
     std_init: PositiveFloat
 
 
+class EVCL(VCL):
+    """VCL with an elastic penalty by the Fisher information."""
+
+    kind: Literal["evcl"]  # type: ignore[assignment]
+    strength: NonNegativeFloat
+
+
+class TDVCL(VCL):
+    """VCL against several past posteriors. Uses replay: 2 x 200 examples by default."""
+
+    kind: Literal["td-vcl"]  # type: ignore[assignment]
+    n_steps: PositiveInt
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """1: the n-step form; below: TD(lambda)."""
+    replay_tasks: NonNegativeInt = 2
+    replay_examples: NonNegativeInt = 200
+    replay_mb_size: PositiveInt = 64
+
+
 class CoVON(_Trained):
-    """CoVON; ``gamma = 1`` is CoVON-NoM."""
+    """CoVON; ``gamma = 1`` is CoVON-NoM, ``consolidation = "none"`` plain IVON."""
 
     kind: Literal["covon"]
     ess: PositiveFloat
@@ -85,16 +120,19 @@ class CoVON(_Trained):
     later_hess_init: PositiveFloat | None = None
     """``hess_init`` from the second domain on; the same by default."""
     gamma: PositiveFloat
+    gamma_precision: PositiveFloat | None = None
     beta2: Annotated[float, Field(gt=0, lt=1)]
+    hess_horizon: PositiveFloat | None = None
     clip_radius: PositiveFloat
     hess_approx: Literal["reparam", "gradsq", "per_example"] = "reparam"
     consolidation: Literal["merge", "ema", "replace", "none"] = "merge"
     mc_samples: PositiveInt = 1
 
 
-_KINDS = (Finetune, Joint, EWC, EWCStar, AdaReg, VCL, CoVON)
+_KINDS = (Finetune, Joint, EWC, EWCStar, LwF, SI, AdaReg, VCL, EVCL, TDVCL, CoVON)
 Strategy = Annotated[
-    Finetune | Joint | EWC | EWCStar | AdaReg | VCL | CoVON, Field(discriminator="kind")
+    Finetune | Joint | EWC | EWCStar | LwF | SI | AdaReg | VCL | EVCL | TDVCL | CoVON,
+    Field(discriminator="kind"),
 ]
 
 
@@ -103,6 +141,10 @@ class Stream(_Settings):
 
     name: Literal["PermutedDigits", "PermutedMNIST"]
     n_experiences: PositiveInt
+    permute_first: bool = False
+    """Whether the first domain is permuted, too, instead of natural."""
+    validation_size: NonNegativeInt = 0
+    """Training images that are always held out, to choose hyperparameters with."""
 
 
 class Model(_Settings):

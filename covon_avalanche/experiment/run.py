@@ -27,18 +27,19 @@ def run_strategy(
     seed: int,
     *,
     stream: Literal["test", "valid"] = "test",
-    validation_size: int | float = 0,
+    validation_size: int | None = None,
     dataset_root: str | os.PathLike[str] | None = None,
-    progress: Callable[[int], None] = lambda experience: None,
+    progress: Callable[[int, float], None] = lambda experience, accuracy: None,
 ) -> Result:
     """Train through the stream, evaluating on all domains after each.
 
     :param seed: of permutations, initial weights, data order and noise. The same seed gives
         the same result on the same machine with the same number of threads.
     :param stream: what to evaluate on.
-    :param validation_size: what to keep away from training for the ``valid`` stream.
+    :param validation_size: images to keep away from training for the ``valid`` stream, instead
+        of the recipe's.
     :param dataset_root: where image data lies; see the streams.
-    :param progress: called with the number of domains learned.
+    :param progress: called with the number of domains learned and the mean accuracy on them.
     """
     settings = recipe.strategies[strategy_name]
     benchmark = build_benchmark(
@@ -53,14 +54,12 @@ def run_strategy(
     if joint:
         matrix.rows += [None] * (recipe.stream.n_experiences - 1)
     seconds = []
-    for step, experience in enumerate(
-        [benchmark.train_stream] if joint else benchmark.train_stream
-    ):
+    for experience in [benchmark.train_stream] if joint else benchmark.train_stream:
         start = time.perf_counter()
         strategy.train(experience)
         seconds.append(time.perf_counter() - start)
         matrix.add_row(strategy.eval(evaluated), stream)
-        progress(recipe.stream.n_experiences if joint else step + 1)
+        progress(len(matrix.rows), matrix.curve()[-1] or 0.0)
     return Result(
         recipe=recipe.name,
         strategy=strategy_name,

@@ -32,6 +32,7 @@ from covon_avalanche.optim.curvature import (
     squared_gradient,
 )
 from covon_avalanche.optim.diagnostics import Diagnostics, add, diagnose
+from covon_avalanche.optim.horizon import betas_at
 from covon_avalanche.optim.job_cache import JobCache
 from covon_avalanche.optim.kernels import Implementation, KernelsByDevice
 from covon_avalanche.optim.kernels.formulas import covon_hess, covon_mean
@@ -60,9 +61,18 @@ class CoVON(PosteriorOptimizer):
         of the task is the Bayesian choice. Larger means less noise and weaker memory.
     :param hess_init: Hessian per example (loss/weight²) at the start of each task.
     :param betas: averaging coefficients of gradient and Hessian.
+    :param hess_horizon: let the Hessian average reach over about this fraction of the task's
+        steps made so far: ``1 - beta2 = 1 / (20 + hess_horizon * step)`` as long as that is
+        more than ``betas`` says. What counts is the curvature at the end of a task; an average
+        with a fixed coefficient is too noisy for a long task or full of its beginning in a
+        short one. ``None`` is Algorithm 1 literally, with ``betas`` alone.
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
         ``s0 = ess * weight_decay``. New parameters of later tasks start with it too.
     :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1 is CoVON-NoM, plain VCL.
+    :param gamma_precision: another coefficient for the precision a task adds to the prior; the
+        mean is then normalised by its own weights (see ``gaussian.merge``). Above 1 it keeps
+        more of the past than Bayes' rule, which needs a Hessian estimate that is never
+        negative (``"gradsq"``, ``"per_example"``).
     :param clip_radius: largest change of a weight in a step, in units of ``lr``;
         ``float("inf")`` for none. Where the Hessian estimate is still noisy, Newton steps
         without a limit diverge.
@@ -84,8 +94,9 @@ class CoVON(PosteriorOptimizer):
         ``"gradsq"``; in Avalanche the plugin sets it.
     :param consolidation: what the end of a task does: ``"merge"``, Eq. 8, precision-aware;
         ``"ema"``, the same precision, but means averaged without it,
-        ``(1 - gamma) m0 + gamma m``; ``"replace"``, no slow state: the task's posterior over
-        the first prior becomes the prior; ``"none"``, plain IVON, which goes on. The last
+        ``(1 - gamma) m0 + gamma m``; ``"replace"``, no slow state: what the task alone adds to
+        the first prior becomes the prior (negative entries of the Hessian count as 0);
+        ``"none"``, plain IVON, which goes on. The last
         three are the ablations of the paper's Figure 2b.
     :param implementation: how the arithmetic is run: ``"compiled"`` in one pass over memory
         (CPU, by numba), ``"triton"`` in one launch (CUDA), ``"eager"`` by torch operations on
@@ -106,8 +117,10 @@ class CoVON(PosteriorOptimizer):
         lr: float = 0.05,
         hess_init: float = 0.05,
         betas: tuple[float, float] = (0.9, 0.999),
+        hess_horizon: float | None = None,
         weight_decay: float = 1e-4,
         gamma: float = 0.8,
+        gamma_precision: float | None = None,
         clip_radius: float = 0.1,
         debias: bool = True,
         mc_samples: int = 1,
@@ -126,8 +139,10 @@ class CoVON(PosteriorOptimizer):
             ess=ess,
             hess_init=hess_init,
             betas=betas,
+            hess_horizon=hess_horizon,
             weight_decay=weight_decay,
             gamma=gamma,
+            gamma_precision=gamma_precision,
             clip_radius=clip_radius,
             debias=debias,
             mc_samples=mc_samples,
@@ -143,6 +158,10 @@ class CoVON(PosteriorOptimizer):
         super().check_group(group)
         check_positive("hess_init", group["hess_init"])
         check_gamma(group["gamma"])
+        if group["gamma_precision"] is not None:
+            check_positive("gamma_precision", group["gamma_precision"])
+        if group["hess_horizon"] is not None:
+            check_positive("hess_horizon", group["hess_horizon"])
         if not group["clip_radius"] > 0:
             raise ValueError(f"clip_radius must be > 0, got {group['clip_radius']}")
         if group["prior_mean"] not in ("zero", "init"):
@@ -287,7 +306,7 @@ class CoVON(PosteriorOptimizer):
             job.grad = _in_layout(p.grad, p)
             job.holds = holds
             job.momentum = state["momentum"]
-            job.beta1, job.beta2 = group["betas"]
+            job.beta1, job.beta2 = betas_at(group, state["step"])
             job.lr, job.clip_radius = float(group["lr"]), group["clip_radius"]
             job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1)) if group["debias"] else 1.0
         parts = self._kernels.split(jobs)
@@ -329,7 +348,7 @@ class CoVON(PosteriorOptimizer):
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         """The fast step as pure functions, for steps that may not be finite."""
-        beta1, beta2 = group["betas"]
+        beta1, beta2 = betas_at(group, state["step"])
         step = state["step"] + 1
         prior_precision = self._prior_precision(state, group)
         prior_hess = prior_precision / group["ess"]
@@ -359,7 +378,7 @@ class CoVON(PosteriorOptimizer):
         task keep theirs.
 
         :param gamma: instead of the groups' ``gamma``.
-        :param gamma_precision: a different coefficient for the precision.
+        :param gamma_precision: instead of the groups' ``gamma_precision``.
         :raises ValueError: if the merged posterior is no Gaussian; nothing is changed then.
         """
         if self._inside:
@@ -397,10 +416,15 @@ class CoVON(PosteriorOptimizer):
             m0 = 0.0 if prior_mean is None else centre
             weight = group["gamma"] if gamma is None else gamma
             if group["consolidation"] == "replace":
-                merged_mean, merged_precision = mean, group["ess"] * hess + first
+                merged_mean, merged_precision = mean, group["ess"] * hess.clamp(min=0) + first
             else:
                 merged_mean, merged_precision = merge_tensors(
-                    m0, s0, mean, group["ess"] * hess + s0, weight, gamma_precision
+                    m0,
+                    s0,
+                    mean,
+                    group["ess"] * hess + s0,
+                    weight,
+                    group["gamma_precision"] if gamma_precision is None else gamma_precision,
                 )
                 if group["consolidation"] == "ema":
                     merged_mean = m0 + weight * (mean - m0)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from covon_avalanche.optim.horizon import betas_at
 from covon_avalanche.optim.posterior_optimizer import Group, State
 
 _NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
@@ -67,7 +68,7 @@ def diagnose(p: Tensor, group: Group, state: State, prior_precision: Tensor | fl
     hess, step = state["hess"], state["step"]
     prior_hess = prior_precision / group["ess"]
     precision = group["ess"] * hess + prior_precision
-    beta1, beta2 = group["betas"]
+    beta1, beta2 = betas_at(group, step)
     correction = 1 - beta1**step if group["debias"] else 1.0
     moved = hess - group["hess_init"]
     average = (1 - beta2) / (1 + beta2) * (1 - beta2 ** (2 * step))  # of independent estimates

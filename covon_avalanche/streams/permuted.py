@@ -1,7 +1,7 @@
 """Permuted pixels: the same images in every experience, each time in another pixel order.
 
-Domain-incremental: one head, task label 0 everywhere. The first experience is not permuted
-(Goodfellow et al., "An Empirical Investigation of Catastrophic Forgetting", 2013).
+Domain-incremental: one head, task label 0 everywhere. The first experience is by default not
+permuted (Goodfellow et al., "An Empirical Investigation of Catastrophic Forgetting", 2013).
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def PermutedDigits(
     n_experiences: int = 5,
     *,
     seed: int = 0,
+    permute_first: bool = False,
     validation_size: int | float = 0,
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
@@ -74,8 +75,9 @@ def PermutedDigits(
     1,437 images train and 360 test, a stratified split that is always the same. Task
     identities are not used: every experience has task label 0 and all ten classes.
 
-    :param n_experiences: how many pixel orders; the first is the natural one.
+    :param n_experiences: how many pixel orders; the first is by default the natural one.
     :param seed: of the permutations and of the validation split.
+    :param permute_first: permute the first experience, too.
     :param validation_size: images (or their fraction) of each training experience to put
         into a third stream, ``benchmark.streams["valid"]``; 0 for none.
     :param train_transform: applied to a permuted image (a float tensor of shape (1, 8, 8) in
@@ -99,6 +101,7 @@ def PermutedDigits(
         normalisation=(0.3053, 0.3760),
         n_experiences=n_experiences,
         seed=seed,
+        permute_first=permute_first,
         validation_size=validation_size,
         train_transform=train_transform,
         eval_transform=eval_transform,
@@ -109,6 +112,7 @@ def PermutedMNIST(
     n_experiences: int = 10,
     *,
     seed: int = 0,
+    permute_first: bool = False,
     validation_size: int | float = 0,
     dataset_root: str | os.PathLike[str] | None = None,
     train_transform: Transform | None = None,
@@ -138,6 +142,7 @@ def PermutedMNIST(
         normalisation=(0.1307, 0.3081),
         n_experiences=n_experiences,
         seed=seed,
+        permute_first=permute_first,
         validation_size=validation_size,
         train_transform=train_transform,
         eval_transform=eval_transform,
@@ -152,6 +157,7 @@ def _permuted(
     normalisation: tuple[float, float],
     n_experiences: int,
     seed: int,
+    permute_first: bool,
     validation_size: int | float,
     train_transform: Transform | None,
     eval_transform: Transform | None,
@@ -165,6 +171,8 @@ def _permuted(
     orders = [torch.arange(pixels)]
     orders += [torch.randperm(pixels, generator=generator) for _ in range(n_experiences - 1)]
     shuffled = torch.randperm(len(targets), generator=generator)
+    if permute_first:
+        orders[0] = torch.randperm(pixels, generator=generator)
 
     kept, held_out = shuffled[n_valid:].sort().values, shuffled[:n_valid].sort().values
     parts = {"train": (images[kept], targets[kept]), "test": test}
