@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import JustifyMethod
 from rich.table import Table
@@ -13,6 +14,13 @@ from rich.table import Table
 from covon_avalanche.evaluation import mean_and_std
 from covon_avalanche.experiment.result import Result
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS = (
+    *("#0b6e4f", "#7a4fbf", "#c2571a", "#1f6fb4"),
+    *("#b0892b", "#a33b5e", "#4d7c0f", "#6b7280"),
+)
 COLUMNS = ("strategy", "A_T %", "BWT %", "seconds", "memory", "seeds")
 
 
@@ -109,7 +117,7 @@ def plot_curves(summaries: Sequence[Summary], title: str, path: Path) -> None:
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
-    colours = iter(("#0b6e4f", "#7a4fbf", "#c2571a", "#1f6fb4", "#b0892b", "#a33b5e", "#6b7280"))
+    colours = iter(_COLOURS)
     ends: list[tuple[float, str, str]] = []
     order = sorted(summaries, key=lambda s: -s.accuracy[0])
     steps = max((len(s.curve) for s in summaries), default=1)
@@ -138,6 +146,43 @@ def plot_curves(summaries: Sequence[Summary], title: str, path: Path) -> None:
     axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
+    _save(figure, path)
+
+
+def plot_matrices(results: Mapping[str, Sequence[Result]], path: Path) -> None:
+    """Accuracy on each domain (across) after each domain learned (down), as heat maps side by
+    side: the mean over a strategy's results, in percent."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    width = 0.6 + 2.9 * len(results)
+    figure, all_axes = plt.subplots(
+        1, len(results), figsize=(width, 3.1), layout="constrained", sharey=True, squeeze=False
+    )
+    image = None
+    for axes, (name, runs) in zip(all_axes[0], results.items(), strict=True):
+        rows = [[row for row in run.accuracy if row is not None] for run in runs]
+        mean = [
+            [100 * sum(cells) / len(cells) for cells in zip(*same, strict=True)]
+            for same in zip(*rows, strict=True)
+        ]
+        seen = [
+            [a if i <= t else math.nan for i, a in enumerate(row)] for t, row in enumerate(mean)
+        ]
+        image = axes.imshow(seen, cmap="viridis", vmin=50, vmax=100)
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel("domain")
+    all_axes[0][0].set_ylabel("domains learned")
+    if image is not None:
+        figure.colorbar(image, ax=list(all_axes[0]), label="accuracy (%)", shrink=0.85)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    from matplotlib import pyplot as plt
+
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     figure.savefig(part, format=path.suffix[1:], dpi=160)

@@ -38,6 +38,8 @@ class Result(BaseModel):
     parameters: int
     parameters_worth: float
     """Tensors kept between steps, in units of the weights, see ``KeptTensors``."""
+    diagnostics: list[dict[str, float]] = []
+    """Of CoVON's posterior at the end of each domain, before the merge, see ``Diagnostics``."""
     versions: dict[str, str]
     machine: dict[str, Any]
 

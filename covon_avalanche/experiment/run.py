@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from avalanche.training.templates import SupervisedTemplate
 
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.evaluation.memory import KeptTensors
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.recipe import Joint, Recipe
 from covon_avalanche.experiment.result import Result
+from covon_avalanche.plugins import CoVONPlugin
 
 _PACKAGES = ("covon_avalanche", "torch", "avalanche-lib", "scikit-learn", "numpy")
 
@@ -54,10 +56,12 @@ def run_strategy(
     if joint:
         matrix.rows += [None] * (recipe.stream.n_experiences - 1)
     seconds = []
+    diagnostics = []
     for experience in [benchmark.train_stream] if joint else benchmark.train_stream:
         start = time.perf_counter()
         strategy.train(experience)
         seconds.append(time.perf_counter() - start)
+        diagnostics += _diagnostics(strategy)
         matrix.add_row(strategy.eval(evaluated), stream)
         progress(len(matrix.rows), matrix.curve()[-1] or 0.0)
     return Result(
@@ -79,6 +83,7 @@ def run_strategy(
         parameters_worth=next(
             p.parameters_worth for p in strategy.plugins if isinstance(p, KeptTensors)
         ),
+        diagnostics=diagnostics,
         versions={"python": platform.python_version(), **{p: version(p) for p in _PACKAGES}},
         machine={
             "platform": platform.platform(),
@@ -87,6 +92,12 @@ def run_strategy(
             "threads": torch.get_num_threads(),
         },
     )
+
+
+def _diagnostics(strategy: SupervisedTemplate) -> list[dict[str, float]]:
+    """Those of the experience just trained, where there are any."""
+    found = [p.diagnostics for p in strategy.plugins if isinstance(p, CoVONPlugin)]
+    return [d["all"]._asdict() for d in found if d]
 
 
 def _processor() -> str:

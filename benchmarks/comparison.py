@@ -1,0 +1,87 @@
+"""What the comparisons share: results stored as they come, and pages with generated parts."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from covon_avalanche.experiment.grid import Event, Job, run_grid
+from covon_avalanche.experiment.recipe import Recipe, Strategy
+from covon_avalanche.experiment.result import Result, write_atomically
+
+ROOT = Path(__file__).parents[1]
+
+
+def stored_results(file: Path) -> list[Result]:
+    """What has been measured so far, one result a line."""
+    if not file.exists():
+        return []
+    return [Result.model_validate_json(line) for line in file.read_text().splitlines()]
+
+
+def _as_today(settings: dict[str, Any]) -> dict[str, Any]:
+    """Stored settings of a strategy with what has become optional since."""
+    return TypeAdapter(Strategy).validate_python(settings).model_dump()
+
+
+def run_missing(
+    recipe: Recipe, seeds: Iterable[int], file: Path, dataset_root: str | None = None
+) -> None:
+    """Measure what is missing, seed by seed, storing each result as it comes.
+
+    A stored result of other settings than the recipe's is measured again.
+    """
+    strategies = {name: s.model_dump() for name, s in recipe.strategies.items()}
+    have = {
+        (r.strategy, r.seed): r
+        for r in stored_results(file)
+        if _as_today(r.settings["strategy"]) == strategies.get(r.strategy)
+    }
+    jobs = [Job(s, seed) for seed in seeds for s in strategies if (s, seed) not in have]
+    order = {name: i for i, name in enumerate(strategies)}
+
+    def store(event: Event) -> None:
+        if event.error is not None:
+            print(f"{event.job}: {event.error}", flush=True)
+        if event.result is None:
+            return
+        have[event.job.strategy, event.job.seed] = event.result
+        keys = sorted(have, key=lambda k: (order[k[0]], k[1]))
+        write_atomically(file, "".join(have[key].model_dump_json() + "\n" for key in keys))
+        print(f"{event.job}: {100 * event.result.average_accuracy:.2f} %", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_grid(
+            recipe,
+            jobs,
+            Path(folder),
+            processes=os.cpu_count() or 1,
+            dataset_root=dataset_root,
+            notify=store,
+        )
+
+
+def origin(results: list[Result]) -> str:
+    """How many seeds, which versions, what machine."""
+    machine, versions = results[0].machine, results[0].versions
+    seeds = len({result.seed for result in results})
+    return (
+        f"Mean ± standard deviation over {seeds} seeds; torch {versions['torch']}, "
+        f"avalanche-lib {versions['avalanche-lib']}, {machine['cores']} cores "
+        f"({machine['processor']}), one thread a run."
+    )
+
+
+def replace_part(page: Path, script: str, text: str) -> None:
+    """Write what a script generates between its markers in a page."""
+    start, end = f"<!-- results: {script} -->\n", "<!-- end of results -->\n"
+    before, found, rest = page.read_text(encoding="utf-8").partition(start)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"{page} has no {start.strip()} ... {end.strip()}")
+    write_atomically(page, f"{before}{start}\n{text}\n{end}{after}")
