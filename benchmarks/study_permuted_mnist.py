@@ -93,14 +93,11 @@ def gamma() -> Iterator[dict[str, Any]]:
 
 
 def length() -> Iterator[dict[str, Any]]:
-    horizon = {"beta2": 0.9999, "hess_horizon": 0.1}
     for epochs in (1, 5, 30):
         for label, centre in (("reparam", CENTRE), ("gradsq", GRADSQ)):
-            for beta2 in (0.99, 0.999):
+            for beta2 in (0.99, 0.998, 0.999):
                 name = f"{epochs} epochs, {label}, beta2 {beta2:g}"
                 yield run_of("length", name, {**centre, "beta2": beta2}, epochs=epochs)
-            name = f"{epochs} epochs, {label}, horizon 0.1"
-            yield run_of("length", name, {**centre, **horizon}, epochs=epochs)
 
 
 def fifty() -> Iterator[dict[str, Any]]:

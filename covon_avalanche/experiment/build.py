@@ -160,7 +160,6 @@ def _optimizer(settings: recipes.Strategy, model: nn.Module) -> torch.optim.Opti
                 ess=settings.ess,
                 hess_init=settings.hess_init,
                 betas=(0.9, settings.beta2),
-                hess_horizon=settings.hess_horizon,
                 weight_decay=settings.weight_decay,
                 gamma=settings.gamma,
                 gamma_precision=settings.gamma_precision,

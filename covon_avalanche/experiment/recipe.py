@@ -122,7 +122,6 @@ class CoVON(_Trained):
     gamma: PositiveFloat
     gamma_precision: PositiveFloat | None = None
     beta2: Annotated[float, Field(gt=0, lt=1)]
-    hess_horizon: PositiveFloat | None = None
     clip_radius: PositiveFloat
     hess_approx: Literal["reparam", "gradsq", "per_example"] = "reparam"
     consolidation: Literal["merge", "ema", "replace", "none"] = "merge"

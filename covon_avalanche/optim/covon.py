@@ -32,7 +32,6 @@ from covon_avalanche.optim.curvature import (
     squared_gradient,
 )
 from covon_avalanche.optim.diagnostics import Diagnostics, add, diagnose
-from covon_avalanche.optim.horizon import betas_at
 from covon_avalanche.optim.job_cache import JobCache
 from covon_avalanche.optim.kernels import Implementation, KernelsByDevice
 from covon_avalanche.optim.kernels.formulas import covon_hess, covon_mean
@@ -61,11 +60,6 @@ class CoVON(PosteriorOptimizer):
         of the task is the Bayesian choice. Larger means less noise and weaker memory.
     :param hess_init: Hessian per example (loss/weight²) at the start of each task.
     :param betas: averaging coefficients of gradient and Hessian.
-    :param hess_horizon: let the Hessian average reach over about this fraction of the task's
-        steps made so far: ``1 - beta2 = 1 / (20 + hess_horizon * step)`` as long as that is
-        more than ``betas`` says. What counts is the curvature at the end of a task; an average
-        with a fixed coefficient is too noisy for a long task or full of its beginning in a
-        short one. ``None`` is Algorithm 1 literally, with ``betas`` alone.
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
         ``s0 = ess * weight_decay``. New parameters of later tasks start with it too.
     :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1 is CoVON-NoM, plain VCL.
@@ -88,10 +82,11 @@ class CoVON(PosteriorOptimizer):
     :param hess_approx: what estimates the curvature: ``"reparam"``, the paper's, from the
         gradient and the noise; ``"gradsq"``, the squared gradient times ``batch_size``;
         ``"per_example"``, exact squares of per-example gradients, for which
-        :func:`covon_avalanche.fisher.track_example_squares` must watch the model. See
+        :func:`covon_avalanche.fisher.track_example_squares` must watch the model; ``"auto"``,
+        ``"gradsq"`` where ``batch_size`` is known, else ``"reparam"``. See
         ``optim/curvature.py`` for derivations and noise. The same in all groups.
     :param batch_size: examples behind a step's gradient (over all processes), for
-        ``"gradsq"``; in Avalanche the plugin sets it.
+        ``"gradsq"``; in Avalanche the plugin sets it in each step.
     :param consolidation: what the end of a task does: ``"merge"``, Eq. 8, precision-aware;
         ``"ema"``, the same precision, but means averaged without it,
         ``(1 - gamma) m0 + gamma m``; ``"replace"``, no slow state: what the task alone adds to
@@ -117,7 +112,6 @@ class CoVON(PosteriorOptimizer):
         lr: float = 0.05,
         hess_init: float = 0.05,
         betas: tuple[float, float] = (0.9, 0.999),
-        hess_horizon: float | None = None,
         weight_decay: float = 1e-4,
         gamma: float = 0.8,
         gamma_precision: float | None = None,
@@ -126,7 +120,7 @@ class CoVON(PosteriorOptimizer):
         mc_samples: int = 1,
         prior_mean: str = "zero",
         prior: DiagGaussian | None = None,
-        hess_approx: HessApprox = "reparam",
+        hess_approx: HessApprox = "auto",
         batch_size: float | None = None,
         consolidation: Consolidation = "merge",
         generator: torch.Generator | None = None,
@@ -139,7 +133,6 @@ class CoVON(PosteriorOptimizer):
             ess=ess,
             hess_init=hess_init,
             betas=betas,
-            hess_horizon=hess_horizon,
             weight_decay=weight_decay,
             gamma=gamma,
             gamma_precision=gamma_precision,
@@ -160,8 +153,6 @@ class CoVON(PosteriorOptimizer):
         check_gamma(group["gamma"])
         if group["gamma_precision"] is not None:
             check_positive("gamma_precision", group["gamma_precision"])
-        if group["hess_horizon"] is not None:
-            check_positive("hess_horizon", group["hess_horizon"])
         if not group["clip_radius"] > 0:
             raise ValueError(f"clip_radius must be > 0, got {group['clip_radius']}")
         if group["prior_mean"] not in ("zero", "init"):
@@ -180,8 +171,11 @@ class CoVON(PosteriorOptimizer):
 
     @property
     def hess_approx(self) -> HessApprox:
-        """What estimates the curvature, the same in all groups."""
-        return self.param_groups[0]["hess_approx"]
+        """What estimates the curvature, the same in all groups; never ``"auto"``."""
+        group = self.param_groups[0]
+        if group["hess_approx"] == "auto":
+            return "reparam" if group["batch_size"] is None else "gradsq"
+        return group["hess_approx"]
 
     # Curvature -------------------------------------------------------------------------
 
@@ -203,9 +197,9 @@ class CoVON(PosteriorOptimizer):
         ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
         and the next ``zero_grad``; empty before the first step."""
         found = {
-            name: diagnose(p, group, self.state[p], self._prior_precision(self.state[p], group))
+            name: diagnose(p, group, state, self._prior_precision(state, group), self.hess_approx)
             for name, p, group, _ in self._places()
-            if "hess" in self.state.get(p, {})
+            if "hess" in (state := self.state.get(p, {}))
         }
         if not found:
             return {}
@@ -306,7 +300,7 @@ class CoVON(PosteriorOptimizer):
             job.grad = _in_layout(p.grad, p)
             job.holds = holds
             job.momentum = state["momentum"]
-            job.beta1, job.beta2 = betas_at(group, state["step"])
+            job.beta1, job.beta2 = group["betas"]
             job.lr, job.clip_radius = float(group["lr"]), group["clip_radius"]
             job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1)) if group["debias"] else 1.0
         parts = self._kernels.split(jobs)
@@ -348,7 +342,7 @@ class CoVON(PosteriorOptimizer):
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         """The fast step as pure functions, for steps that may not be finite."""
-        beta1, beta2 = betas_at(group, state["step"])
+        beta1, beta2 = group["betas"]
         step = state["step"] + 1
         prior_precision = self._prior_precision(state, group)
         prior_hess = prior_precision / group["ess"]

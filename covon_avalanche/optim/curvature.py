@@ -28,7 +28,7 @@ from typing import Literal
 
 from torch import Tensor
 
-HessApprox = Literal["reparam", "gradsq", "per_example"]
+HessApprox = Literal["auto", "reparam", "gradsq", "per_example"]
 
 
 @dataclass(frozen=True)

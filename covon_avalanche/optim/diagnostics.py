@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covon_avalanche.optim.horizon import betas_at
+from covon_avalanche.optim.curvature import HessApprox
 from covon_avalanche.optim.posterior_optimizer import Group, State
 
 _NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
@@ -60,22 +60,25 @@ class Sums(NamedTuple):
         )
 
 
-def diagnose(p: Tensor, group: Group, state: State, prior_precision: Tensor | float) -> Sums:
+def diagnose(
+    p: Tensor, group: Group, state: State, prior_precision: Tensor | float, hess_approx: HessApprox
+) -> Sums:
     """The sums of a parameter within a task.
 
+    :param hess_approx: the estimator in use.
     :param state: with ``hess``, ``momentum`` and ``step``.
     """
     hess, step = state["hess"], state["step"]
     prior_hess = prior_precision / group["ess"]
     precision = group["ess"] * hess + prior_precision
-    beta1, beta2 = betas_at(group, step)
+    beta1, beta2 = group["betas"]
     correction = 1 - beta1**step if group["debias"] else 1.0
     moved = hess - group["hess_init"]
     average = (1 - beta2) / (1 + beta2) * (1 - beta2 ** (2 * step))  # of independent estimates
     return Sums(
         entries=p.numel(),
         moved=_squares(moved),
-        noise=_noise(p, group, hess, precision) * average,
+        noise=_noise(p, group, hess, precision, hess_approx) * average,
         at_start=(moved.abs() <= _NEAR * group["hess_init"]).sum().item(),
         prior=_squares(prior_hess * (p - state.get("prior_mean", 0.0))),
         data=_squares(state["momentum"] / correction),
@@ -89,9 +92,11 @@ def add(sums: list[Sums]) -> Sums:
     return Sums(*map(sum, zip(*sums, strict=True)))
 
 
-def _noise(p: Tensor, group: Group, hess: Tensor, precision: Tensor) -> float:
+def _noise(
+    p: Tensor, group: Group, hess: Tensor, precision: Tensor, hess_approx: HessApprox
+) -> float:
     """Sum of the variances of a single estimate."""
-    match group["hess_approx"]:
+    match hess_approx:
         case "gradsq":
             return 2 * _squares(hess) / group["mc_samples"]
         case "per_example":

@@ -1,14 +1,18 @@
 """Estimators of the curvature: against closed forms, and through the optimizer's steps."""
 
+import copy
 import itertools
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
+from avalanche.training import Naive
+from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
-from toys import make_covon, train_step, weights
+from toys import QUIET, make_covon, toy_benchmark, toy_model, train_step, weights
 
+from covon_avalanche import CoVONPlugin
 from covon_avalanche.fisher import squared_example_gradients, track_example_squares
 from covon_avalanche.optim.kernels.formulas import covon_hess
 
@@ -140,6 +144,52 @@ def test_what_is_missing_is_named(linear, batch):
         make_covon(groups)
     with pytest.raises(ValueError, match=r"not for those of \['1 \(LayerNorm\)'\]"):
         track_example_squares(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
+
+
+def test_auto_takes_squares_where_the_batch_size_is_known(linear, batch):
+    runs = []
+    for options in (
+        {"hess_approx": "auto"},
+        {"hess_approx": "reparam"},
+        {"hess_approx": "auto", "batch_size": 16},
+        {"hess_approx": "gradsq", "batch_size": 16},
+    ):
+        model = copy.deepcopy(linear)
+        optimizer = make_covon(model.parameters(), **options)
+        for _ in range(3):
+            train_step(optimizer, model, batch)
+        runs.append(optimizer.state[model.weight]["hess"])
+    assert torch.equal(runs[0], runs[1])
+    assert torch.equal(runs[2], runs[3])
+    assert not torch.equal(runs[0], runs[2])
+    assert (runs[2] > 0).all()
+
+
+@pytest.mark.parametrize("hess_approx", [*KINDS, "reparam"])
+def test_the_plugin_feeds_each_estimator(hess_approx):
+    """The batch's size, also of the last, smaller one, and the squares of its examples."""
+    model = toy_model()
+    optimizer = make_covon(
+        model.named_parameters(), hess_approx=hess_approx, implementation="eager", lr=0.0
+    )
+    seen, plugin = [], CoVONPlugin()
+
+    class Watch(SupervisedPlugin):
+        def after_update(self, strategy, **kwargs):
+            seen.append((strategy.optimizer.param_groups[0]["batch_size"], len(strategy.mb_y)))
+
+    strategy = Naive(
+        model=model,
+        optimizer=optimizer,
+        criterion=nn.CrossEntropyLoss(),
+        plugins=[plugin, Watch()],
+        **{**QUIET, "train_mb_size": 20},
+    )
+    strategy.train(toy_benchmark(1).train_stream[0])
+    assert seen == [(20, 20), (20, 20), (8, 8)] * 2
+    assert plugin.diagnostics["all"].hess_at_start < 1
+    assert not any(hasattr(p, "example_squares") for p in model.parameters())
+    assert all(len(m._forward_hooks) == 0 for m in model.modules())
 
 
 def test_a_layer_used_twice_is_refused():
