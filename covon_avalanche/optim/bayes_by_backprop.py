@@ -16,7 +16,8 @@ from torch import Tensor
 from covon_avalanche.gaussian import DiagGaussian
 from covon_avalanche.optim.checks import check_positive
 from covon_avalanche.optim.kernels.formulas import adam_step
-from covon_avalanche.optim.posterior_optimizer import Group, PosteriorOptimizer, State
+from covon_avalanche.optim.places import Group, State
+from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
 
 
 class BayesByBackprop(PosteriorOptimizer):

@@ -18,8 +18,7 @@ def empty_beside(p: Tensor, place: int) -> Tensor:
 
     Large CPU tensors begin at the same offset in a page, so that the same entry of seven of
     them competes for the eight places of one cache set; the ``place`` shifts a tensor to
-    another set. A step over 86 million weights is about a fifth faster so (see
-    ``benchmarks/speed.py``).
+    another set.
 
     :param place: another small number for each tensor that a step reads together.
     """

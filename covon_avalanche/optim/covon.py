@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import warnings
 from itertools import compress
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from covon_avalanche.gaussian import DiagGaussian, check_gamma, check_gaussian, merge_tensors
+from covon_avalanche.gaussian import DiagGaussian, check_gamma
 from covon_avalanche.optim.buffers import (
     SecondCopy,
     empty_beside,
-    flat_blocks,
     free_places,
     second_copy,
 )
 from covon_avalanche.optim.checks import all_below, check_positive, check_precisions
+from covon_avalanche.optim.consolidation import Consolidation, consolidate
 from covon_avalanche.optim.curvature import (
     Curvature,
     HessApprox,
@@ -36,13 +36,12 @@ from covon_avalanche.optim.job_cache import JobCache
 from covon_avalanche.optim.kernels import Implementation, KernelsByDevice
 from covon_avalanche.optim.kernels.formulas import covon_hess, covon_mean
 from covon_avalanche.optim.kernels.job import LARGEST_ESTIMATE, Holds, Job
-from covon_avalanche.optim.posterior_optimizer import Group, Place, PosteriorOptimizer, State
+from covon_avalanche.optim.places import Group, Place, State
+from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
 from covon_avalanche.optim.samples import SampleRecord
 
 _MANY_STEPS = 100  # before them nobody expects a learned precision
 _MOST = 0.9
-
-Consolidation = Literal["merge", "ema", "replace", "none"]
 
 _CHOICES = {"hess_approx": get_args(HessApprox), "consolidation": get_args(Consolidation)}
 
@@ -57,7 +56,8 @@ class CoVON(PosteriorOptimizer):
         names (``model.named_parameters()``) posteriors and errors carry them.
     :param lr: learning rate of the Newton step (dimensionless; not that of Adam).
     :param ess: effective sample size lambda, in examples; the number of training examples
-        of the task is the Bayesian choice. Larger means less noise and weaker memory.
+        of the task is the Bayesian choice. Larger means less noise; larger than in the tasks
+        before, a weaker memory of them.
     :param hess_init: Hessian per example (loss/weight²) at the start of each task.
     :param betas: averaging coefficients of gradient and Hessian.
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
@@ -91,8 +91,8 @@ class CoVON(PosteriorOptimizer):
         ``"ema"``, the same precision, but means averaged without it,
         ``(1 - gamma) m0 + gamma m``; ``"replace"``, no slow state: what the task alone adds to
         the first prior becomes the prior (negative entries of the Hessian count as 0);
-        ``"none"``, plain IVON, which goes on. The last
-        three are the ablations of the paper's Figure 2b.
+        ``"none"``, plain IVON, which goes on. The last three are the ablations of the paper's
+        Figure 2b.
     :param implementation: how the arithmetic is run: ``"compiled"`` in one pass over memory
         (CPU, by numba), ``"triton"`` in one launch (CUDA), ``"eager"`` by torch operations on
         blocks that fit a CPU's cache, ``"foreach"`` by torch operations on large blocks.
@@ -281,7 +281,7 @@ class CoVON(PosteriorOptimizer):
         jobs = self._jobs.get(places, states, [c.content for _, c in drawn], make, train)
         for kernel, some in self._kernels.split(jobs):
             bad = kernel.draw(some, self._noise, self._fill_noise)
-            check_precisions([(job.name, _precision(job).min()) for job in bad])
+            check_precisions([(job.name, _precision_of(job).min()) for job in bad])
         return drawn
 
     def _step(self, places: list[Place], record: SampleRecord) -> None:
@@ -377,9 +377,10 @@ class CoVON(PosteriorOptimizer):
         """
         if self._inside:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
-        for value, name in ((gamma, "gamma"), (gamma_precision, "gamma_precision")):
+        given = {"gamma": gamma, "gamma_precision": gamma_precision}
+        for key, value in given.items():
             if value is not None:
-                check_gamma(value, name)
+                check_gamma(value, key)
         trained = [
             place
             for place in self._places()
@@ -388,49 +389,14 @@ class CoVON(PosteriorOptimizer):
         ]
         self._warn_unless_learned(trained)
         for write in (False, True):  # nothing is written before all is known to be Gaussian
-            for place in trained:
-                self._merge(place, gamma, gamma_precision, write=write)
+            for name, p, group, _ in trained:
+                settings = {**group, **{k: v for k, v in given.items() if v is not None}}
+                state = consolidate(name, p, settings, self.state[p], write=write)
+                if write:
+                    self.state[p] = state
         self._copies = {}
         self._forget_plans()
         self.discard_samples()
-
-    def _merge(
-        self, place: Place, gamma: float | None, gamma_precision: float | None, *, write: bool
-    ) -> None:
-        """Eq. 8 for a parameter, block by block, in the memory of its state."""
-        p, group, state = place.parameter, place.group, self.state[place.parameter]
-        prior_mean, prior_precision = state.get("prior_mean"), state.get("prior_precision")
-        # In the first task momentum and hess, which are not needed any more, make room.
-        new_mean = state["momentum"] if prior_mean is None else prior_mean
-        new_precision = state["hess"] if prior_precision is None else prior_precision
-        blocks = flat_blocks([p.detach(), state["hess"], new_mean, new_precision])
-        for mean, hess, centre, precision in blocks:
-            first = group["ess"] * group["weight_decay"]
-            s0 = first if prior_precision is None else precision
-            m0 = 0.0 if prior_mean is None else centre
-            weight = group["gamma"] if gamma is None else gamma
-            if group["consolidation"] == "replace":
-                merged_mean, merged_precision = mean, group["ess"] * hess.clamp(min=0) + first
-            else:
-                merged_mean, merged_precision = merge_tensors(
-                    m0,
-                    s0,
-                    mean,
-                    group["ess"] * hess + s0,
-                    weight,
-                    group["gamma_precision"] if gamma_precision is None else gamma_precision,
-                )
-                if group["consolidation"] == "ema":
-                    merged_mean = m0 + weight * (mean - m0)
-            if not write:
-                check_gaussian(place.name, merged_mean, merged_precision)
-                continue
-            mean.copy_(merged_mean)
-            centre.copy_(merged_mean)
-            precision.copy_(merged_precision)
-        if write:
-            torch.autograd.graph.increment_version(p)
-            self.state[p] = {"prior_mean": new_mean, "prior_precision": new_precision}
 
     # Copies ----------------------------------------------------------------------------
 
@@ -454,5 +420,5 @@ def _in_layout(grad: Tensor | None, p: Tensor) -> Tensor:
     return torch.empty_like(p).copy_(grad)
 
 
-def _precision(job: Job) -> Tensor:
+def _precision_of(job: Job) -> Tensor:
     return torch.as_tensor(job.ess * job.hess + job.prior_precision, dtype=job.mean.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.optim.curvature import HessApprox
-from covon_avalanche.optim.posterior_optimizer import Group, State
+from covon_avalanche.optim.places import Group, State
 
 _NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from covon_avalanche.optim.kernels.job import Job
-from covon_avalanche.optim.posterior_optimizer import Place, State
+from covon_avalanche.optim.places import Place, State
 
 _SETTINGS = ("ess", "hess_init", "weight_decay")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from covon_avalanche.gaussian import DiagGaussian, check_gaussian, embed
 from covon_avalanche.optim.buffers import SecondCopy, empty_beside, moved, second_copy
@@ -22,22 +21,11 @@ from covon_avalanche.optim.checks import (
 )
 from covon_avalanche.optim.curvature import Curvature, gradient_times_noise
 from covon_avalanche.optim.noise import NoiseSource
+from covon_avalanche.optim.places import Group, NamedOptimizer, Place, State
 from covon_avalanche.optim.samples import SampleRecord
 
-Group = dict[str, Any]
-State = dict[str, Any]
 
-
-class Place(NamedTuple):
-    """A parameter of an optimizer: its name, its group, and its number over all groups."""
-
-    name: str
-    parameter: Tensor
-    group: Group
-    number: int
-
-
-class PosteriorOptimizer(Optimizer, ABC):
+class PosteriorOptimizer(NamedOptimizer, ABC):
     """Base of :class:`CoVON` and :class:`BayesByBackprop`.
 
     The parameters themselves are the posterior's mean. One step is::
@@ -346,16 +334,6 @@ class PosteriorOptimizer(Optimizer, ABC):
                 precisions[given[p]] = state["prior_precision"].clone()
         return DiagGaussian(means, precisions)
 
-    def _names(self, named_parameters: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
-        names = {p: name for name, p, *_ in self._places()}
-        if named_parameters is None:
-            return names
-        given = {p: name for name, p in named_parameters}
-        strange = sorted(n for p, n in given.items() if p not in names)
-        if strange:
-            raise ValueError(f"these parameters are not in the optimizer: {strange}")
-        return given
-
     def _install_prior(self, prior: DiagGaussian) -> None:
         if any("param_names" not in group for group in self.param_groups):
             raise ValueError(
@@ -429,15 +407,6 @@ class PosteriorOptimizer(Optimizer, ABC):
                 raise ValueError(f"betas must be in [0, 1), got {group['betas']}")
         if not (isinstance(group["mc_samples"], int) and group["mc_samples"] >= 1):
             raise ValueError(f"mc_samples must be a whole number >= 1, got {group['mc_samples']}")
-
-    def _places(self) -> Iterator[Place]:
-        number = 0
-        for i, group in enumerate(self.param_groups):
-            names = group.get("param_names", ())
-            for j, p in enumerate(group["params"]):
-                name = names[j] if len(names) == len(group["params"]) else f"{i}.{j}"
-                yield Place(name, p, group, number)
-                number += 1
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore groups and state. The generator is not part of them: restore it with

@@ -170,7 +170,7 @@ def test_the_plugin_feeds_each_estimator(hess_approx):
     """The batch's size, also of the last, smaller one, and the squares of its examples."""
     model = toy_model()
     optimizer = make_covon(
-        model.named_parameters(), hess_approx=hess_approx, implementation="eager", lr=0.0
+        model.named_parameters(), hess_approx=hess_approx, betas=(0.9, 0.5), lr=0.0
     )
     seen, plugin = [], CoVONPlugin()
 

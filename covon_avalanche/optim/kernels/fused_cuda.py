@@ -16,6 +16,26 @@ from covon_avalanche.optim.kernels.tables import Tables, by_kind
 
 _QUARTER = 512  # entries that get the first of Philox's four outputs, and so on
 
+# Columns of the two tables, see Tables.
+_MEAN = tl.constexpr(0)
+_SAMPLE = tl.constexpr(1)
+_GRAD = tl.constexpr(2)
+_MOMENTUM = tl.constexpr(3)
+_HESS = tl.constexpr(4)
+_PRIOR_MEAN = tl.constexpr(5)
+_PRIOR_PRECISION = tl.constexpr(6)
+_SIZE = tl.constexpr(7)
+_NUMBER = tl.constexpr(8)
+_ESS = tl.constexpr(0)
+_HESS0 = tl.constexpr(1)
+_PRIOR_MEAN0 = tl.constexpr(2)
+_PRIOR_PRECISION0 = tl.constexpr(3)
+_REST1 = tl.constexpr(4)
+_REST2 = tl.constexpr(5)
+_LR = tl.constexpr(6)
+_CLIP = tl.constexpr(7)
+_CORRECTION = tl.constexpr(8)
+
 
 @triton.jit
 def _pointer(table, row, column: tl.constexpr, DOUBLE: tl.constexpr):
@@ -43,13 +63,13 @@ def _entries(address, pointer, where, size, other):
 def _draw(table, settings, chunks, flags, key, QUARTER: tl.constexpr, DOUBLE: tl.constexpr):
     row = tl.load(chunks + 2 * tl.program_id(0)).to(tl.int64)
     chunk = tl.load(chunks + 2 * tl.program_id(0) + 1).to(tl.int64)
-    size, number = tl.load(table + row * 9 + 7), tl.load(table + row * 9 + 8)
-    _, mean = _pointer(table, row, 0, DOUBLE)
-    _, sample = _pointer(table, row, 1, DOUBLE)
-    hess_at, hess = _pointer(table, row, 4, DOUBLE)
-    prior_at, prior = _pointer(table, row, 6, DOUBLE)
-    ess, hess0 = _setting(settings, row, 0, DOUBLE), _setting(settings, row, 1, DOUBLE)
-    prior0 = _setting(settings, row, 3, DOUBLE)
+    size, number = tl.load(table + row * 9 + _SIZE), tl.load(table + row * 9 + _NUMBER)
+    _, mean = _pointer(table, row, _MEAN, DOUBLE)
+    _, sample = _pointer(table, row, _SAMPLE, DOUBLE)
+    hess_at, hess = _pointer(table, row, _HESS, DOUBLE)
+    prior_at, prior = _pointer(table, row, _PRIOR_PRECISION, DOUBLE)
+    ess, hess0 = _setting(settings, row, _ESS, DOUBLE), _setting(settings, row, _HESS0, DOUBLE)
+    prior0 = _setting(settings, row, _PRIOR_PRECISION0, DOUBLE)
     lane = tl.arange(0, QUARTER)
     counter = (chunk * QUARTER + lane).to(tl.uint32)
     n0, n1, n2, n3 = tl.randn4x(key + number * 0x9E3779B97F4A7C1, counter)
@@ -72,19 +92,22 @@ def _step(
 ):  # fmt: skip
     row = tl.load(chunks + 2 * tl.program_id(0)).to(tl.int64)
     chunk = tl.load(chunks + 2 * tl.program_id(0) + 1).to(tl.int64)
-    size, number = tl.load(table + row * 9 + 7), tl.load(table + row * 9 + 8)
-    _, mean = _pointer(table, row, 0, DOUBLE)
-    _, sample = _pointer(table, row, 1, DOUBLE)
-    _, grad = _pointer(table, row, 2, DOUBLE)
-    _, momentum = _pointer(table, row, 3, DOUBLE)
-    _, hess = _pointer(table, row, 4, DOUBLE)
-    centre_at, centre = _pointer(table, row, 5, DOUBLE)
-    prior_at, prior = _pointer(table, row, 6, DOUBLE)
-    ess, centre0 = _setting(settings, row, 0, DOUBLE), _setting(settings, row, 2, DOUBLE)
-    prior0 = _setting(settings, row, 3, DOUBLE)
-    rest1, rest2 = _setting(settings, row, 4, DOUBLE), _setting(settings, row, 5, DOUBLE)
-    lr, clip = _setting(settings, row, 6, DOUBLE), _setting(settings, row, 7, DOUBLE)
-    correction = _setting(settings, row, 8, DOUBLE)
+    size, number = tl.load(table + row * 9 + _SIZE), tl.load(table + row * 9 + _NUMBER)
+    _, mean = _pointer(table, row, _MEAN, DOUBLE)
+    _, sample = _pointer(table, row, _SAMPLE, DOUBLE)
+    _, grad = _pointer(table, row, _GRAD, DOUBLE)
+    _, momentum = _pointer(table, row, _MOMENTUM, DOUBLE)
+    _, hess = _pointer(table, row, _HESS, DOUBLE)
+    centre_at, centre = _pointer(table, row, _PRIOR_MEAN, DOUBLE)
+    prior_at, prior = _pointer(table, row, _PRIOR_PRECISION, DOUBLE)
+    ess, centre0 = (
+        _setting(settings, row, _ESS, DOUBLE),
+        _setting(settings, row, _PRIOR_MEAN0, DOUBLE),
+    )
+    prior0 = _setting(settings, row, _PRIOR_PRECISION0, DOUBLE)
+    rest1, rest2 = _setting(settings, row, _REST1, DOUBLE), _setting(settings, row, _REST2, DOUBLE)
+    lr, clip = _setting(settings, row, _LR, DOUBLE), _setting(settings, row, _CLIP, DOUBLE)
+    correction = _setting(settings, row, _CORRECTION, DOUBLE)
     lane = tl.arange(0, QUARTER)
     if AHEAD:
         counter = (chunk * QUARTER + lane).to(tl.uint32)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
+from covon_avalanche.optim.buffers import moved
 from covon_avalanche.optim.kernels import foreach
 from covon_avalanche.optim.kernels.foreach import Fill
 from covon_avalanche.optim.kernels.job import Job
@@ -102,7 +102,7 @@ class FusedKernel:
         next_key = noise.peek() if ahead else None
         if not self._plan_of(jobs).step(next_key):
             return False
-        torch.autograd.graph.increment_version([job.mean for job in jobs])
+        moved(job.mean for job in jobs)
         if next_key is not None:
             self._ahead.update((job.number, _origin(job, next_key)) for job in jobs)
         return True
