@@ -2,24 +2,39 @@
 
 import json
 import os
+from typing import get_args
 
 import pytest
 
 from covon_avalanche.experiment import report
 from covon_avalanche.experiment.grid import Job, run_grid
-from covon_avalanche.experiment.recipe import Recipe, load_recipe
+from covon_avalanche.experiment.recipe import _KINDS, Recipe, load_recipe
 from covon_avalanche.experiment.result import Result, write_atomically
 from covon_avalanche.experiment.run import run_strategy
 
 NEWTON = dict(kind="covon", lr=0.1, ess=1437.0, hess_init=0.05, later_hess_init=0.05, beta2=0.99)
+BAYES = dict(lr=0.01, ess=1437.0, std_init=0.01, weight_decay=1e-4)
 STRATEGIES = {
     "finetune": dict(kind="finetune", lr=0.01),
     "ewc": dict(kind="ewc", lr=0.01, ewc_lambda=1.0),
     "ewc-star": dict(kind="ewc-star", lr=0.01, strength=1.0),
     "ada-reg": dict(kind="ada-reg", lr=0.01, strength=10.0),
-    "vcl": dict(kind="vcl", lr=0.01, ess=1437.0, std_init=0.01, weight_decay=1e-4),
+    "lwf": dict(kind="lwf", lr=0.01, alpha=1.0),
+    "si": dict(kind="si", lr=0.01, si_lambda=10.0),
+    "vcl": dict(kind="vcl", **BAYES),
+    "evcl": dict(kind="evcl", strength=1.0, **BAYES),
+    "td-vcl": dict(kind="td-vcl", n_steps=3, decay=0.5, replay_examples=20, **BAYES),
     "covon-nom": dict(**NEWTON, clip_radius=0.1, gamma=1.0, weight_decay=1e-4),
     "covon": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4),
+    "covon-gradsq": dict(
+        **{**NEWTON, "later_hess_init": None},
+        clip_radius=0.1,
+        gamma=1.0,
+        gamma_precision=2.0,
+        weight_decay=1e-4,
+        hess_approx="gradsq",
+    ),
+    "ema": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4, consolidation="ema"),
     "joint": dict(kind="joint", lr=0.01),
 }
 
@@ -28,7 +43,9 @@ STRATEGIES = {
 def recipe() -> Recipe:
     """All kinds of strategies on two domains, for one epoch, with a small network."""
     main = load_recipe("permuted-digits")
-    assert list(STRATEGIES) == list(main.strategies)
+    assert {s["kind"] for s in STRATEGIES.values()} == {
+        get_args(kind.model_fields["kind"].annotation)[0] for kind in _KINDS
+    }
     return Recipe.model_validate(
         {
             **main.model_dump(),
@@ -113,6 +130,33 @@ def test_validation_runs_never_touch_the_test_images(recipe):
     result = run_strategy(recipe, "finetune", 0, stream="valid", validation_size=100)
     assert result.counts == [100, 100]
     assert result.stream == "valid"
+
+
+def test_the_validation_images_of_a_recipe_are_always_held_out(recipe):
+    stream = recipe.stream.model_copy(update={"validation_size": 1337, "permute_first": True})
+    held_out = recipe.model_copy(update={"stream": stream})
+    whole, part = (run_strategy(r, "finetune", 0) for r in (recipe, held_out))
+    assert part.counts == whole.counts == [360, 360]
+    assert part.average_accuracy < whole.average_accuracy - 0.1  # from 100 images
+    assert run_strategy(held_out, "finetune", 0, stream="valid").counts == [1337, 1337]
+
+
+def test_a_run_of_covon_tells_its_diagnostics(results):
+    for result in results[2]:
+        if result.strategy.startswith("covon"):
+            assert len(result.diagnostics) == 2
+            assert all(0 <= d["hess_at_start"] <= 1 for d in result.diagnostics)
+        elif result.strategy != "ema":
+            assert result.diagnostics == []
+
+
+def test_matrices_are_drawn(results, tmp_path):
+    by_name = {
+        name: [r for r in results[2] if r.strategy == name] for name in ("finetune", "covon")
+    }
+    report.plot_matrices(by_name, tmp_path / "matrices.png")
+    assert (tmp_path / "matrices.png").stat().st_size > 10_000
+    assert [p.name for p in tmp_path.iterdir()] == ["matrices.png"]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -60,6 +60,14 @@ def test_permutations():
     assert not torch.equal(tensors(other.train_stream[1])[0], tensors(benchmark.train_stream[1])[0])
 
 
+def test_the_first_experience_may_be_permuted_too():
+    streams = [PermutedDigits(2, permute_first=p).train_stream for p in (False, True)]
+    natural, permuted = (tensors(stream[0])[0] for stream in streams)
+    assert not torch.equal(natural, permuted)
+    assert torch.equal(natural.flatten(1).sort().values, permuted.flatten(1).sort().values)
+    assert torch.equal(*(tensors(stream[1])[0] for stream in streams))
+
+
 def column_order(natural, permuted):
     """Some order of the natural columns that gives the permuted ones."""
     columns = {tuple(c.tolist()): i for i, c in enumerate(natural.flatten(1).T)}
