@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,17 @@ settings.load_profile("steady")
 
 
 @pytest.fixture
-def real_data() -> Path:
-    """The folder with real MNIST, beside the project or named by COVON_DATA."""
+def real_data() -> Callable[[str], Path]:
+    """Finds the folder with real data, beside the project or named by COVON_DATA; the test is
+    skipped where the part it needs is missing."""
     folder = Path(os.environ.get("COVON_DATA", Path(__file__).parents[2] / "shared" / "data"))
-    if not (folder / "MNIST" / "raw").is_dir():
-        pytest.skip(f"needs MNIST/raw in {folder} (set COVON_DATA)")
-    return folder
+
+    def find(needed: str) -> Path:
+        if not (folder / needed).exists():
+            pytest.skip(f"needs {needed} in {folder} (set COVON_DATA)")
+        return folder
+
+    return find
 
 
 @pytest.fixture

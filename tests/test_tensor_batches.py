@@ -224,7 +224,7 @@ def test_a_plugin_that_brings_its_own_loader_is_left_alone():
 
 def test_avalanches_own_benchmarks(real_data):
     """SplitMNIST with its PIL images and deterministic transforms."""
-    benchmark = SplitMNIST(5, dataset_root=real_data, train_transform=None)
+    benchmark = SplitMNIST(5, dataset_root=real_data("MNIST/raw"), train_transform=None)
     data = benchmark.train_stream[0].dataset
     small = data.subset(range(200))
     kept = FetchedExamples(2**30)

@@ -1,5 +1,20 @@
-"""Domain-incremental benchmarks: one training experience per domain, task label 0."""
+"""Domain-incremental benchmarks: one head, task label 0 everywhere."""
 
+from covon_avalanche.streams.cddb import CDDB
+from covon_avalanche.streams.core50 import CORe50
+from covon_avalanche.streams.domainnet import DomainNet
+from covon_avalanche.streams.folders import DomainFolders
+from covon_avalanche.streams.images import image_transforms
+from covon_avalanche.streams.pacs import PACS
 from covon_avalanche.streams.permuted import PermutedDigits, PermutedMNIST
 
-__all__ = ["PermutedDigits", "PermutedMNIST"]
+__all__ = [
+    "CDDB",
+    "PACS",
+    "CORe50",
+    "DomainFolders",
+    "DomainNet",
+    "PermutedDigits",
+    "PermutedMNIST",
+    "image_transforms",
+]

@@ -142,10 +142,10 @@ def test_bad_sizes_are_named():
 
 
 def test_real_mnist(real_data):
-    benchmark = PermutedMNIST(2, seed=1, dataset_root=real_data)
+    benchmark = PermutedMNIST(2, seed=1, dataset_root=real_data("MNIST/raw"))
     assert [len(e.dataset) for e in benchmark.train_stream] == [60_000, 60_000]
     assert [len(e.dataset) for e in benchmark.test_stream] == [10_000, 10_000]
-    original = MNIST(real_data, train=False)
+    original = MNIST(real_data("MNIST/raw"), train=False)
     image, label, task = benchmark.test_stream[0].dataset[7]
     assert (label, task) == (original.targets[7].item(), 0)
     torch.testing.assert_close(

@@ -1,0 +1,92 @@
+"""CDDB: real against generated images, generator after generator.
+
+Li et al., "A Continual Deepfake Detection Benchmark" (WACV 2023).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from avalanche.benchmarks import CLScenario
+from avalanche.benchmarks.datasets import default_dataset_location
+
+from covon_avalanche.streams.images import (
+    ImageFiles,
+    Transform,
+    choose_domains,
+    image_benchmark,
+    image_files,
+)
+
+CLASSES = ("real", "fake")
+_EASY = ("gaugan", "biggan", "cyclegan", "imle", "deepfake", "crn", "wild")
+TRACKS: dict[str, tuple[str, ...]] = {
+    "hard": ("gaugan", "biggan", "wild", "whichfaceisreal", "san"),
+    "easy": _EASY,
+    "long": (*_EASY, "glow", "stargan_gf", "stylegan", "whichfaceisreal", "san"),
+}
+#: Training and evaluation images of the hard track, as PINA counts them in all.
+HARD_COUNTS = (16_068, 5_353)
+_LABELS = {"0_real": 0, "1_fake": 1}
+
+
+def CDDB(
+    *,
+    track: Literal["hard", "easy", "long"] = "hard",
+    dataset_root: str | os.PathLike[str] | None = None,
+    domains: Sequence[str] | None = None,
+    validation_size: float = 0,
+    limit: int | None = None,
+    seed: int = 0,
+    train_transform: Transform | None = None,
+    eval_transform: Transform | None = None,
+) -> CLScenario:
+    """CDDB: class 0 is real, 1 is fake; each domain is one source of fakes.
+
+    Images are found at any depth below ``DOMAIN/{train,val}``; the nearest folder named
+    ``0_real`` or ``1_fake`` is the label. As everywhere in the literature, ``val`` is what is
+    tested on. Task identities are not used.
+
+    :param track: ``"hard"`` (5 domains), ``"easy"`` (7) or ``"long"`` (12).
+    :param dataset_root: by default ``CDDB`` in Avalanche's data folder.
+    :param domains: some of the track's domains, in the order to learn them.
+
+    See :func:`image_benchmark` for the other parameters.
+    """
+    if track not in TRACKS:
+        raise ValueError(f"track must be one of {list(TRACKS)}, got {track!r}")
+    root = Path(default_dataset_location("CDDB") if dataset_root is None else dataset_root)
+    names = choose_domains(domains, TRACKS[track], f"CDDB ({track})")
+    train = {name: _labelled(root / name / "train") for name in names}
+    test = {name: _labelled(root / name / "val") for name in names}
+    counts = (sum(map(len, train.values())), sum(map(len, test.values())))
+    if track == "hard" and len(names) == len(TRACKS["hard"]) and counts != HARD_COUNTS:
+        warnings.warn(
+            f"CDDB-Hard should have {HARD_COUNTS} images to train and to test, found {counts}",
+            stacklevel=2,
+        )
+    return image_benchmark(
+        train,
+        test,
+        CLASSES,
+        validation_size=validation_size,
+        limit=limit,
+        seed=seed,
+        train_transform=train_transform,
+        eval_transform=eval_transform,
+    )
+
+
+def _labelled(folder: Path) -> ImageFiles:
+    files, labels = [], []
+    for file in image_files(folder):
+        names = [p.name for p in file.relative_to(folder).parents if p.name in _LABELS]
+        if not names:
+            raise ValueError(f"{file} is in no folder named 0_real or 1_fake below {folder}")
+        files.append(file)
+        labels.append(_LABELS[names[0]])
+    return ImageFiles(files, labels)

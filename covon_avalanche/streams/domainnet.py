@@ -1,0 +1,118 @@
+"""DomainNet: 345 classes in six domains, about 587,000 images.
+
+Peng et al., "Moment Matching for Multi-Source Domain Adaptation" (ICCV 2019); the cleaned
+version. Class ids always come from the official table (``domainnet_classes.txt``), because
+painting has no training image of *t-shirt* and no test image of *syringe*: counting folders
+would shift the labels.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from avalanche.benchmarks import CLScenario
+from avalanche.benchmarks.datasets import default_dataset_location
+
+from covon_avalanche.streams.images import (
+    ImageFiles,
+    Transform,
+    choose_domains,
+    class_folders,
+    image_benchmark,
+)
+
+#: Training and test images of each domain, in the order of the domain-incremental protocol.
+COUNTS = {
+    "clipart": (33_525, 14_604),
+    "infograph": (36_023, 15_582),
+    "painting": (50_416, 21_850),
+    "quickdraw": (120_750, 51_750),
+    "real": (120_906, 52_041),
+    "sketch": (48_212, 20_916),
+}
+
+
+def domainnet_classes() -> list[str]:
+    """The 345 class names by official class id."""
+    table = resources.files("covon_avalanche.streams") / "domainnet_classes.txt"
+    return table.read_text(encoding="utf-8").split()
+
+
+def DomainNet(
+    *,
+    dataset_root: str | os.PathLike[str] | None = None,
+    domains: Sequence[str] | None = None,
+    validation_size: float = 0,
+    limit: int | None = None,
+    seed: int = 0,
+    train_transform: Transform | None = None,
+    eval_transform: Transform | None = None,
+) -> CLScenario:
+    """DomainNet, clipart -> infograph -> painting -> quickdraw -> real -> sketch.
+
+    Two layouts are recognised: the official one, ``DOMAIN/CLASS/*.jpg`` with the lists
+    ``DOMAIN_train.txt`` and ``DOMAIN_test.txt`` in the root, and folders
+    ``DOMAIN/{train,test}/CLASS/*.jpg``. Where the counts are not those of the cleaned
+    version, a warning says so. Task identities are not used.
+
+    :param dataset_root: by default ``domainnet`` in Avalanche's data folder.
+    :param domains: some of the domains, in the order to learn them.
+
+    See :func:`image_benchmark` for the other parameters.
+    """
+    root = Path(default_dataset_location("domainnet") if dataset_root is None else dataset_root)
+    classes = domainnet_classes()
+    names = choose_domains(domains, list(COUNTS), "DomainNet")
+    parts = {name: _train_and_test(root, name, classes) for name in names}
+    for name, (train, test) in parts.items():
+        counts = (len(train), len(test))
+        if counts != COUNTS[name]:
+            warnings.warn(
+                f"DomainNet's {name} should have {COUNTS[name]} images to train and test, found "
+                f"{counts}: incomplete, or not the cleaned version",
+                stacklevel=2,
+            )
+    return image_benchmark(
+        {name: train for name, (train, _) in parts.items()},
+        {name: test for name, (_, test) in parts.items()},
+        classes,
+        validation_size=validation_size,
+        limit=limit,
+        seed=seed,
+        train_transform=train_transform,
+        eval_transform=eval_transform,
+    )
+
+
+def _train_and_test(root: Path, name: str, classes: list[str]) -> tuple[ImageFiles, ImageFiles]:
+    train, test = (root / f"{name}_{part}.txt" for part in ("train", "test"))
+    if train.is_file() and test.is_file():
+        return _listed(root, train, classes), _listed(root, test, classes)
+    folders = [root / name / part for part in ("train", "test")]
+    if not all(folder.is_dir() for folder in folders):
+        raise ValueError(
+            f"{root} has neither {train.name} and {test.name} nor the folders {name}/train and "
+            f"{name}/test"
+        )
+    return class_folders(folders[0], classes), class_folders(folders[1], classes)
+
+
+def _listed(root: Path, file: Path, classes: list[str]) -> ImageFiles:
+    """``clipart/aircraft_carrier/clipart_001_000005.jpg 0``, a line an image."""
+    files, labels = [], []
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        path, _, label = line.strip().rpartition(" ")
+        named = Path(path).parent.name
+        if not (label.isdecimal() and int(label) < len(classes) and classes[int(label)] == named):
+            raise ValueError(
+                f"{file}, line {number}: expected a path DOMAIN/CLASS/FILE and the official id "
+                f"of that class, got {line!r}"
+            )
+        files.append(root / path)
+        labels.append(int(label))
+    return ImageFiles(files, labels)

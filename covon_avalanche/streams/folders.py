@@ -1,0 +1,127 @@
+"""Anyone's own images as a domain-incremental benchmark."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from avalanche.benchmarks import CLScenario
+
+from covon_avalanche.streams.images import (
+    ImageFiles,
+    Transform,
+    choose_domains,
+    class_folders,
+    image_benchmark,
+    split_by_name,
+)
+
+_COLUMNS = ("file", "domain", "label", "split")
+
+
+def DomainFolders(
+    dataset_root: str | os.PathLike[str],
+    *,
+    classes: Sequence[str] | None = None,
+    domains: Sequence[str] | None = None,
+    validation_size: float = 0,
+    limit: int | None = None,
+    seed: int = 0,
+    train_transform: Transform | None = None,
+    eval_transform: Transform | None = None,
+) -> CLScenario:
+    """A benchmark from folders or a table; a domain may lack some of the classes.
+
+    :param dataset_root: a folder with ``DOMAIN/CLASS/*`` (one fifth of each class is for tests,
+        chosen by file name) or ``DOMAIN/{train,test}/CLASS/*``; or a CSV file with the columns
+        ``file`` (relative to it), ``domain``, ``label`` and ``split`` (train or test).
+    :param classes: names by class id; by default those found in any domain, sorted.
+    :param domains: some of the domains, in the order to learn them; by default all, sorted (in
+        a CSV file, in order of appearance).
+
+    See :func:`image_benchmark` for the other parameters.
+    """
+    root = Path(dataset_root)
+    if root.suffix == ".csv":
+        rows = _rows(root)
+        names = sorted({row["label"] for row in rows}) if classes is None else list(classes)
+        known = list(dict.fromkeys(row["domain"] for row in rows))
+        wanted = choose_domains(domains, known, str(root))
+        parts = {name: _from_rows(root, rows, name, names) for name in wanted}
+    else:
+        if not root.is_dir():
+            raise ValueError(f"there is no folder {root}")
+        known = _folders(root)
+        wanted = choose_domains(domains, known, str(root))
+        names = _class_names(root, known) if classes is None else list(classes)
+        parts = {name: _from_folders(root, name, names) for name in wanted}
+    return image_benchmark(
+        {name: train for name, (train, _) in parts.items()},
+        {name: test for name, (_, test) in parts.items()},
+        names,
+        validation_size=validation_size,
+        limit=limit,
+        seed=seed,
+        train_transform=train_transform,
+        eval_transform=eval_transform,
+    )
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _is_split(folder: Path) -> bool:
+    return {"train", "test"} <= set(_folders(folder))
+
+
+def _class_names(root: Path, domains: Sequence[str]) -> list[str]:
+    names: set[str] = set()
+    for domain in domains:
+        split = _is_split(root / domain)
+        for folder in ("train", "test") if split else (".",):
+            names.update(_folders(root / domain / folder))
+    return sorted(names)
+
+
+def _from_folders(root: Path, domain: str, classes: Sequence[str]) -> tuple[ImageFiles, ImageFiles]:
+    folder = root / domain
+    if _is_split(folder):
+        return class_folders(folder / "train", classes), class_folders(folder / "test", classes)
+    return split_by_name(class_folders(folder, classes), root)
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    try:
+        with file.open(encoding="utf-8", newline="") as handle:
+            reader = csv.DictReader(handle)
+            missing = [c for c in _COLUMNS if c not in (reader.fieldnames or ())]
+            if missing:
+                raise ValueError(f"{file} lacks the columns {missing}")
+            rows = list(reader)
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+    for number, row in enumerate(rows, start=2):
+        if row["split"] not in ("train", "test"):
+            raise ValueError(
+                f"{file}, line {number}: split must be train or test, got {row['split']!r}"
+            )
+    return rows
+
+
+def _from_rows(
+    file: Path, rows: Sequence[dict[str, str]], domain: str, classes: Sequence[str]
+) -> tuple[ImageFiles, ImageFiles]:
+    ids = {name: i for i, name in enumerate(classes)}
+    unknown = sorted({row["label"] for row in rows} - ids.keys())
+    if unknown:
+        raise ValueError(f"{file} has labels that are no classes: {unknown}")
+
+    def some(split: str) -> ImageFiles:
+        chosen = [row for row in rows if row["domain"] == domain and row["split"] == split]
+        files = [file.parent / row["file"] for row in chosen]
+        return ImageFiles(files, [ids[row["label"]] for row in chosen])
+
+    return some("train"), some("test")

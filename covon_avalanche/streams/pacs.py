@@ -1,0 +1,77 @@
+"""PACS: seven classes in photographs, paintings, cartoons and sketches.
+
+Li et al., "Deeper, Broader and Artier Domain Generalization" (ICCV 2017).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from avalanche.benchmarks import CLScenario
+from avalanche.benchmarks.datasets import default_dataset_location
+
+from covon_avalanche.streams.images import (
+    ImageFiles,
+    Transform,
+    choose_domains,
+    class_folders,
+    image_benchmark,
+    split_by_name,
+)
+
+CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
+_LISTS = ("train_kfold", "crossval_kfold")  # of the official release; labels from 1
+
+
+def PACS(
+    *,
+    dataset_root: str | os.PathLike[str] | None = None,
+    domains: Sequence[str] | None = None,
+    validation_size: float = 0,
+    limit: int | None = None,
+    seed: int = 0,
+    train_transform: Transform | None = None,
+    eval_transform: Transform | None = None,
+) -> CLScenario:
+    """PACS: 9,991 images of seven classes in four domains.
+
+    With the official lists (``DOMAIN_train_kfold.txt`` and ``DOMAIN_crossval_kfold.txt``) in
+    the root or in its folder ``splits``, they say what trains and what tests; without, one
+    fifth of each class is for tests, chosen by file name. Task identities are not used.
+
+    :param dataset_root: the folder that has ``photo/dog/*.jpg`` and so on; by default ``PACS``
+        in Avalanche's data folder.
+    :param domains: some of ``photo``, ``art_painting``, ``cartoon``, ``sketch``, in the order to
+        learn them; by default this one.
+
+    See :func:`image_benchmark` for the other parameters.
+    """
+    root = Path(default_dataset_location("PACS") if dataset_root is None else dataset_root)
+    names = choose_domains(domains, DOMAINS, "PACS")
+    parts = {name: _train_and_test(root, name) for name in names}
+    return image_benchmark(
+        {name: train for name, (train, _) in parts.items()},
+        {name: test for name, (_, test) in parts.items()},
+        CLASSES,
+        validation_size=validation_size,
+        limit=limit,
+        seed=seed,
+        train_transform=train_transform,
+        eval_transform=eval_transform,
+    )
+
+
+def _train_and_test(root: Path, name: str) -> tuple[ImageFiles, ImageFiles]:
+    for folder in (root, root / "splits"):
+        train, test = (folder / f"{name}_{kind}.txt" for kind in _LISTS)
+        if train.is_file() and test.is_file():
+            return _listed(root, train), _listed(root, test)
+    return split_by_name(class_folders(root / name, CLASSES), root)
+
+
+def _listed(root: Path, file: Path) -> ImageFiles:
+    rows = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return ImageFiles([root / path for path, _ in rows], [int(label) - 1 for _, label in rows])

@@ -1,0 +1,349 @@
+"""Streams of images: miniature trees with the real layouts, names and traps, and real PACS.
+
+The colour of a made image tells its class and domain, so that labels can be checked without
+trusting paths.
+"""
+
+import csv
+import itertools
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from avalanche.training import LwF
+from PIL import Image
+from torch import nn
+from toys import QUIET
+
+from covon_avalanche.streams import CDDB, PACS, CORe50, DomainFolders, DomainNet
+from covon_avalanche.streams.core50 import NI_ORDERS
+from covon_avalanche.streams.domainnet import COUNTS, domainnet_classes
+
+
+def paint(file: Path, label: int, domain: int = 0) -> str:
+    """A 4 x 4 PNG, whatever the file's suffix; returns its path."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("wb") as handle:
+        Image.new("RGB", (4, 4), (label // 256, label % 256, domain)).save(handle, "PNG")
+    return str(file)
+
+
+def as_is(image: Image.Image) -> torch.Tensor:
+    return torch.tensor(np.asarray(image)[0, 0].astype(np.int64))
+
+
+def open_stream(stream, root, **options):
+    """Without transforms and without the warnings about counts of the real data."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = {"train_transform": as_is, "eval_transform": as_is, **options}
+        return stream(dataset_root=root, **options)
+
+
+def seen(experience) -> list[tuple[int, int, int]]:
+    """Label, class by colour, domain by colour."""
+    rows = (experience.dataset[i] for i in range(len(experience.dataset)))
+    return [(int(y), int(x[0]) * 256 + int(x[1]), int(x[2])) for x, y, *_ in rows]
+
+
+def check_labels(benchmark, domain_codes):
+    """All labels are those of the colours, in every stream."""
+    for stream in benchmark.streams.values():
+        for experience in stream:
+            rows = seen(experience)
+            assert rows
+            assert all(label == painted for label, painted, _ in rows)
+            assert {code for *_, code in rows} == {domain_codes[experience.domain]}
+            assert set(experience.dataset.targets_task_labels) == {0}
+
+
+# DomainNet -----------------------------------------------------------------------------
+
+CLASSES = domainnet_classes()
+GAPS = {("painting", "train"): "t-shirt", ("painting", "test"): "syringe"}
+CODES = {"clipart": 1, "painting": 2}
+
+
+def domainnet(root: Path, layout: str) -> Path:
+    for domain, part in itertools.product(CODES, ("train", "test")):
+        lines = []
+        for label, name in enumerate(CLASSES):
+            if GAPS.get((domain, part)) == name:
+                continue
+            middle = (domain, part, name) if layout == "folders" else (domain, name)
+            file = root.joinpath(*middle, f"{domain}_{part}_{label}.jpg")
+            paint(file, label, CODES[domain])
+            lines.append(f"{file.relative_to(root)} {label}\n")
+        if layout == "lists":
+            (root / f"{domain}_{part}.txt").write_text("".join(lines))
+    return root
+
+
+@pytest.fixture(scope="module", params=["lists", "folders"])
+def domainnet_root(request, tmp_path_factory):
+    return domainnet(tmp_path_factory.mktemp("domainnet"), request.param)
+
+
+def test_domainnet_labels_stay_right_where_classes_are_missing(domainnet_root):
+    benchmark = open_stream(DomainNet, domainnet_root, domains=["painting", "clipart"])
+    check_labels(benchmark, CODES)
+    assert [e.domain for e in benchmark.train_stream] == ["painting", "clipart"]
+    assert benchmark.n_classes == 345
+    painting = benchmark.train_stream[0]
+    assert 327 not in painting.classes_in_this_experience
+    assert 300 not in benchmark.test_stream[0].classes_in_this_experience
+    assert {327, 300} <= set(benchmark.train_stream[1].classes_in_this_experience)
+
+
+def test_domainnet_says_when_counts_differ(domainnet_root):
+    with pytest.warns(UserWarning, match=r"clipart should have \(33525, 14604\).*found \(345, 345"):
+        DomainNet(dataset_root=domainnet_root, domains=["clipart"])
+    assert [sum(c) for c in zip(*COUNTS.values(), strict=True)] == [409_832, 176_743]
+
+
+def test_domainnet_refuses_wrong_ids_and_unknown_folders(tmp_path):
+    with pytest.raises(ValueError, match=r"neither real_train.txt and real_test.txt nor"):
+        DomainNet(dataset_root=tmp_path, domains=["real"])
+    for part in ("train", "test"):
+        (tmp_path / f"real_{part}.txt").write_text("real/t-shirt/a.jpg 327\nreal/zebra/b.jpg 344\n")
+    with pytest.raises(ValueError, match=r"real_train.txt, line 2: .*official id.*zebra"):
+        DomainNet(dataset_root=tmp_path, domains=["real"])
+    for part in ("train", "test"):
+        paint(tmp_path / "sketch" / part / "tshirt" / "a.jpg", 0)
+    with pytest.raises(ValueError, match=r"folders that are no classes: \['tshirt'\]"):
+        DomainNet(dataset_root=tmp_path, domains=["sketch"])
+
+
+# CDDB ----------------------------------------------------------------------------------
+
+
+def cddb(root: Path) -> dict[str, int]:
+    """Two plain domains and one with object classes between; decoys in ``test``."""
+    codes = {"gaugan": 1, "biggan": 2, "cyclegan": 3}
+    for (domain, code), part in itertools.product(codes.items(), ("train", "val", "test")):
+        for label, name in enumerate(("0_real", "1_fake")):
+            between = ("horse",) if domain == "cyclegan" else ()
+            for i in range(3):
+                wrong = 9 if part == "test" else label
+                paint(root.joinpath(domain, part, *between, name, f"{i}.png"), wrong, code)
+    return codes
+
+
+def test_cddb_finds_labels_at_any_depth_and_tests_on_val(tmp_path):
+    codes = cddb(tmp_path)
+    benchmark = open_stream(CDDB, tmp_path, track="easy", domains=list(codes))
+    check_labels(benchmark, codes)
+    assert [len(e.dataset) for e in benchmark.test_stream] == [6, 6, 6]
+    assert benchmark.classes == ["real", "fake"]
+
+
+def test_cddb_tracks_and_errors(tmp_path):
+    cddb(tmp_path)
+    with pytest.raises(ValueError, match=r"CDDB \(hard\) has the domains .* got \['cyclegan'\]"):
+        CDDB(dataset_root=tmp_path, domains=["cyclegan"])
+    with pytest.raises(ValueError, match="track must be one of"):
+        CDDB(dataset_root=tmp_path, track="Hard")
+    with pytest.raises(ValueError, match=r"no folder .*wild"):
+        CDDB(dataset_root=tmp_path, domains=["wild"])
+    paint(tmp_path / "gaugan" / "train" / "stray.png", 0)
+    with pytest.raises(ValueError, match=r"stray.png is in no folder named 0_real or 1_fake"):
+        CDDB(dataset_root=tmp_path, domains=["gaugan"])
+
+
+# CORe50 --------------------------------------------------------------------------------
+
+
+def core50(root: Path, layout: str) -> dict[str, int]:
+    """Two frames of the objects 1, 2, 7 and 50 in all sessions."""
+    codes = {f"s{k}": k for k in range(1, 12)}
+    paths, pixels = [], []
+    for (session, code), number, frame in itertools.product(codes.items(), (1, 2, 7, 50), range(2)):
+        path = f"{session}/o{number}/C_{code:02d}_{number:02d}_{frame:03d}.png"
+        if layout == "tree":
+            paint(root / "core50_128x128" / path, number - 1, code)
+        paths.append(path)
+        pixels.append(np.broadcast_to(np.uint8([0, number - 1, code]), (4, 4, 3)))
+    if layout == "archive":
+        np.savez(root / "core50_imgs.npz", x=np.stack(pixels))
+        (root / "paths.pkl").write_bytes(pickle.dumps(paths))
+    return codes
+
+
+@pytest.mark.parametrize("layout", ["tree", "archive"])
+def test_core50_official_and_authors_splits(tmp_path, layout):
+    codes = core50(tmp_path, layout)
+    for _ in range(2):  # the second time from what the first has unpacked
+        benchmark = open_stream(CORe50, tmp_path, run=3)
+        check_labels(benchmark, codes)
+        assert [e.domain for e in benchmark.train_stream] == [f"s{k}" for k in NI_ORDERS[3]]
+        assert [e.domain for e in benchmark.test_stream] == ["s3", "s7", "s10"]
+        assert benchmark.n_classes == 50
+    authors = open_stream(CORe50, tmp_path, split="authors", labels="category")
+    assert [e.domain for e in authors.train_stream] == [f"s{k}" for k in range(1, 9)]
+    assert [e.domain for e in authors.test_stream] == ["s9", "s10", "s11"]
+    assert sorted({label for label, *_ in seen(authors.train_stream[0])}) == [0, 1, 9]
+    assert authors.n_classes == 10
+
+
+def test_core50_orders_are_permutations_of_the_official_sessions():
+    assert all(sorted(order) == [1, 2, 4, 5, 6, 8, 9, 11] for order in NI_ORDERS)
+    assert len(set(NI_ORDERS)) == 10
+
+
+class Hostile:
+    """A pickle that would write a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return (Path.touch, (self.file,))
+
+
+def test_core50_runs_nothing_from_its_pickle_and_refuses_damaged_files(tmp_path):
+    core50(tmp_path, "archive")
+    (tmp_path / "paths.pkl").write_bytes(pickle.dumps([Hostile(tmp_path / "harm")]))
+    with pytest.raises(ValueError, match=r"not a pickled list of paths: .*not allowed"):
+        open_stream(CORe50, tmp_path)
+    assert not (tmp_path / "harm").exists()
+    (tmp_path / "paths.pkl").write_bytes(pickle.dumps(["s1/o1/C_01_01_000.png"]))
+    with pytest.raises(ValueError, match="has 1 paths for 88 images"):
+        open_stream(CORe50, tmp_path)
+    (tmp_path / "core50_imgs.npy").unlink()
+    (tmp_path / "core50_imgs.npz").write_bytes(b"PK no zip")
+    with pytest.raises(ValueError, match=r"core50_imgs.npz is damaged"):
+        open_stream(CORe50, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["core50_imgs.npz", "paths.pkl"]
+    with pytest.raises(ValueError, match=r"run must be in 0 to 9, got 10"):
+        CORe50(dataset_root=tmp_path, run=10)
+
+
+# PACS ----------------------------------------------------------------------------------
+
+
+def test_real_pacs_is_split_by_name(real_data):
+    root = real_data("PACS") / "PACS"
+    benchmark = PACS(dataset_root=root)
+    names = ["photo", "art_painting", "cartoon", "sketch"]
+    assert [e.domain for e in benchmark.train_stream] == names
+    totals = []
+    for train, test in zip(benchmark.train_stream, benchmark.test_stream, strict=True):
+        both = [torch.tensor(list(e.dataset.targets)).bincount() for e in (train, test)]
+        totals.append(int(sum(both).sum()))
+        assert ((both[1] / sum(both)) - 0.2).abs().max() < 0.01
+    assert totals == [1670, 2048, 2344, 3929]
+    x, y, task = benchmark.train_stream[0].dataset[0]
+    assert (x.shape, y, task) == ((3, 224, 224), 0, 0)
+    small = PACS(dataset_root=root, domains=names[::-1], limit=3)
+    assert [e.domain for e in small.test_stream] == names[::-1]
+    assert [len(e.dataset) for e in small.train_stream] == [21] * 4
+
+
+def test_official_lists_of_pacs_count(tmp_path):
+    for i, name in enumerate(("a", "b", "c")):
+        paint(tmp_path / "photo" / "giraffe" / f"{name}.jpg", 2, i)
+    (tmp_path / "splits").mkdir()
+    for kind, names in (("train", "ac"), ("crossval", "b")):
+        lines = [f"photo/giraffe/{name}.jpg 3\n" for name in names]
+        (tmp_path / "splits" / f"photo_{kind}_kfold.txt").write_text("".join(lines))
+    benchmark = open_stream(PACS, tmp_path, domains=["photo"])
+    assert seen(benchmark.train_stream[0]) == [(2, 2, 0), (2, 2, 2)]
+    assert seen(benchmark.test_stream[0]) == [(2, 2, 1)]
+
+
+# Anyone's folders ----------------------------------------------------------------------
+
+OWN = {"day": ("cat", "dog"), "night": ("dog", "fox")}
+OWN_CLASSES = ["cat", "dog", "fox"]
+OWN_CODES = {"day": 1, "night": 2}
+
+
+def own(root: Path, layout: str) -> Path:
+    rows = []
+    for (domain, names), i in itertools.product(OWN.items(), range(10)):
+        for name in names:
+            part = "test" if i < 2 else "train"
+            middle = (domain, part, name) if layout == "split" else (domain, name)
+            file = root.joinpath(*middle, f"{i}.png")
+            paint(file, OWN_CLASSES.index(name), OWN_CODES[domain])
+            rows.append((file.relative_to(root), domain, name, part))
+    if layout != "csv":
+        return root
+    with (root / "table.csv").open("w", newline="") as handle:
+        csv.writer(handle).writerows([("file", "domain", "label", "split"), *rows])
+    return root / "table.csv"
+
+
+@pytest.mark.parametrize("layout", ["plain", "split", "csv"])
+def test_own_folders_share_one_class_table(tmp_path, layout):
+    benchmark = open_stream(DomainFolders, own(tmp_path, layout))
+    check_labels(benchmark, OWN_CODES)
+    assert benchmark.classes == OWN_CLASSES
+    assert [len(e.dataset) for e in benchmark.train_stream] == [16, 16]
+    assert [len(e.dataset) for e in benchmark.test_stream] == [4, 4]
+    assert benchmark.train_stream[1].classes_in_this_experience == {1, 2}
+
+
+def test_validation_images_are_held_out_class_by_class(tmp_path):
+    benchmark = open_stream(DomainFolders, own(tmp_path, "split"), validation_size=0.25)
+    check_labels(benchmark, OWN_CODES)
+    for kept, held_out in zip(benchmark.train_stream, benchmark.streams["valid"], strict=True):
+        assert (len(kept.dataset), len(held_out.dataset)) == (12, 4)
+        counts = torch.tensor(list(held_out.dataset.targets)).bincount()
+        assert sorted(counts[counts > 0].tolist()) == [2, 2]
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    root = own(tmp_path / "good", "plain")
+    for options, message in (
+        ({"validation_size": 1.0}, r"validation_size must be a fraction in \[0, 1\), got 1.0"),
+        ({"limit": 0}, "limit must be >= 1, got 0"),
+        ({"domains": ["dawn"]}, r"has the domains \['day', 'night'\], got \['dawn'\]"),
+        ({"domains": ["day", "day"]}, "domains must be distinct"),
+        ({"classes": ["cat", "dog"]}, r"no classes: \['fox'\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DomainFolders(root, **options)
+    with pytest.raises(ValueError, match="there is no folder"):
+        DomainFolders(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"nowhere.csv cannot be read: No such file"):
+        DomainFolders(tmp_path / "nowhere.csv")
+    (tmp_path / "a.csv").write_text("file,domain,label\n")
+    with pytest.raises(ValueError, match=r"lacks the columns \['split'\]"):
+        DomainFolders(tmp_path / "a.csv")
+    (tmp_path / "b.csv").write_text("file,domain,label,split\nx.png,day,cat,valid\n")
+    with pytest.raises(ValueError, match="line 2: split must be train or test, got 'valid'"):
+        DomainFolders(tmp_path / "b.csv")
+    (tmp_path / "empty" / "day" / "cat").mkdir(parents=True)
+    with pytest.raises(ValueError, match="domain 'day' has no images for the 'train' stream"):
+        DomainFolders(tmp_path / "empty")
+
+
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
+    root = own(tmp_path, "split")
+    (root / "day" / "train" / "cat" / "2.png").write_bytes(b"no image")
+    benchmark = open_stream(DomainFolders, root)
+    with pytest.raises(ValueError, match=r"day/train/cat/2.png cannot be decoded"):
+        seen(benchmark.train_stream[0])
+
+
+def test_avalanches_own_methods_train_on_them(tmp_path):
+    benchmark = DomainFolders(own(tmp_path, "split"))
+    model = nn.Sequential(nn.AvgPool2d(56), nn.Flatten(), nn.Linear(48, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {**QUIET, "train_epochs": 1}
+    strategy = LwF(
+        model=model,
+        optimizer=optimizer,
+        criterion=nn.CrossEntropyLoss(),
+        alpha=1.0,
+        temperature=2.0,
+        **options,
+    )
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+    strategy.eval(benchmark.test_stream)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
