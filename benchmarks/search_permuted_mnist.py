@@ -199,7 +199,7 @@ def search(name: str, root: str) -> None:
     stored = json.loads(file.read_text()) if file.exists() else {"trials": [], "finalists": []}
     trials, finalists = stored["trials"], stored["finalists"]
     sampler = optuna.samplers.TPESampler(seed=len(trials), n_startup_trials=RANDOM)
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=1)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=2)
     study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
     study.add_trials([stored_trial(record, space) for record in trials])
 
