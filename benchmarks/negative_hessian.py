@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from avalanche.training.plugins import SupervisedPlugin
 
+from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.result import write_atomically
@@ -48,7 +49,7 @@ def main() -> None:
     benchmark = build_benchmark(recipe.stream, seed=0)
     torch.manual_seed(0)
     strategy = build_strategy(
-        recipe.strategies["covon"], recipe, build_model(recipe.model, benchmark)
+        recipe.strategies["covon"], recipe, build_model(recipe.model, benchmark), DomainMetrics()
     )
     rows = []
     for experience in benchmark.train_stream:

@@ -1,5 +1,27 @@
-"""What is measured: accuracy matrix, average accuracy, backward transfer, memory."""
+"""What is measured: accuracy matrix, average accuracy, backward transfer, calibration, memory.
+
+Names are loaded on first use, so that results can be read without importing torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix, mean_and_std
 
-__all__ = ["AccuracyMatrix", "mean_and_std"]
+if TYPE_CHECKING:
+    from covon_avalanche.evaluation.calibration import Calibration, CalibrationSums
+    from covon_avalanche.evaluation.domain_metrics import DomainMetrics
+
+_HOME = {
+    "Calibration": "calibration",
+    "CalibrationSums": "calibration",
+    "DomainMetrics": "domain_metrics",
+}
+
+__all__ = ["AccuracyMatrix", "Calibration", "CalibrationSums", "DomainMetrics", "mean_and_std"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

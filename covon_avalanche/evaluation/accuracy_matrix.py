@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 Row = list[float]
@@ -18,30 +18,13 @@ class AccuracyMatrix:
     before it are ``None``.
 
     :param counts: test images per domain.
+    :param held_out: the domains of the test stream are never trained on (CORe50's official
+        split): what compares before and after is not defined, and averages are over all.
     """
 
     counts: list[int]
     rows: list[Row | None] = field(default_factory=list)
-
-    def add_row(self, metrics: Mapping[str, float], stream: str = "test") -> None:
-        """Append the row of an evaluation over the whole stream.
-
-        :param metrics: what ``strategy.eval`` returns, with ``accuracy_metrics(experience=True)``
-            in its evaluator.
-        :param stream: name of the stream evaluated.
-        :raises ValueError: if a domain's accuracy is missing.
-        """
-        row = []
-        for i in range(len(self.counts)):
-            prefix, suffix = f"Top1_Acc_Exp/eval_phase/{stream}_stream", f"/Exp{i:03d}"
-            found = [v for k, v in metrics.items() if k.startswith(prefix) and k.endswith(suffix)]
-            if not found:
-                raise ValueError(
-                    f"no accuracy of experience {i} of the {stream!r} stream among the metrics: "
-                    "is accuracy_metrics(experience=True) in the evaluator?"
-                )
-            row.append(float(found[-1]))
-        self.rows.append(row)
+    held_out: bool = False
 
     @property
     def last(self) -> Row:
@@ -54,30 +37,56 @@ class AccuracyMatrix:
         """A_T, the mean over domains after the last one."""
         return sum(self.last) / len(self.last)
 
-    def weighted_accuracy(self) -> float:
-        """A_T, pooled over the images of all domains."""
-        hits = (a * n for a, n in zip(self.last, self.counts, strict=True))
-        return sum(hits) / sum(self.counts)
+    def weighted_accuracy(self, domains: int | None = None) -> float:
+        """A_T, pooled over the images of all domains, or of the first so many."""
+        hits = [a * n for a, n in zip(self.last, self.counts, strict=True)]
+        return sum(hits[:domains]) / sum(self.counts[:domains])
 
     def curve(self) -> list[float | None]:
         """Mean accuracy over the domains seen so far, after each domain."""
+
+        def mean(row: Row, seen: int) -> float:
+            return sum(row[:seen]) / len(row[:seen])
+
+        everything = len(self.counts)
         return [
-            None if row is None else sum(row[: t + 1]) / (t + 1) for t, row in enumerate(self.rows)
+            None if row is None else mean(row, everything if self.held_out else t + 1)
+            for t, row in enumerate(self.rows)
         ]
 
     def bwt(self) -> float | None:
         """Backward transfer, the paper's F_T: mean over past domains of last minus first
         accuracy, ``mean_i<T (a[T, i] - a[i, i])``. Negative means forgetting; ``None`` where
         it is not defined (a single domain, or joint training)."""
-        changes = [self.last[i] - row[i] for i, row in enumerate(self.rows[:-1]) if row is not None]
-        if not changes or len(changes) < len(self.rows) - 1:
-            return None
-        return sum(changes) / len(changes)
+        return self._mean_over_past(lambda i, before: self.last[i] - before[0])
 
     def forgetting(self) -> float | None:
         """``-bwt``, what Avalanche calls StreamForgetting."""
         bwt = self.bwt()
         return None if bwt is None else -bwt
+
+    def max_forgetting(self) -> float | None:
+        """Mean over past domains of the best accuracy since they were learned minus the last
+        (Chaudhry et al., 2018)."""
+        return self._mean_over_past(lambda i, before: max(before) - self.last[i])
+
+    def plasticity(self) -> float | None:
+        """Mean of the diagonal: accuracy on each domain right after it was learned."""
+        if self.held_out or not self.rows or any(row is None for row in self.rows):
+            return None
+        diagonal = [row[i] for i, row in enumerate(self.rows) if row is not None]
+        return sum(diagonal) / len(diagonal)
+
+    def _mean_over_past(self, change: Callable[[int, Row], float]) -> float | None:
+        """Mean of ``change(i, before)`` with ``before`` the accuracies on domain i from when it
+        was learned to before the last domain; ``None`` where that is not defined."""
+        rows = self.rows[:-1]
+        if self.held_out or not rows or any(row is None for row in rows):
+            return None
+        past = [
+            change(i, [row[i] for row in rows[i:] if row is not None]) for i in range(len(rows))
+        ]
+        return sum(past) / len(past)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:

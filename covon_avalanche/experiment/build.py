@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from avalanche.benchmarks import CLScenario
-from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.models import SimpleMLP
 from avalanche.training.plugins import (
     EvaluationPlugin,
@@ -22,6 +21,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from covon_avalanche import optim, streams
+from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import KeptTensors
 from covon_avalanche.experiment import recipe as recipes
 from covon_avalanche.plugins import EVCLPlugin, SIPlugin, TDVCLPlugin
@@ -90,7 +90,7 @@ class Cosine:
 
 
 def build_strategy(
-    settings: recipes.Strategy, recipe: recipes.Recipe, model: nn.Module
+    settings: recipes.Strategy, recipe: recipes.Recipe, model: nn.Module, metrics: DomainMetrics
 ) -> SupervisedTemplate:
     """An Avalanche strategy with optimizer, LR schedule and metrics."""
     optimizer = _optimizer(settings, model)
@@ -103,7 +103,7 @@ def build_strategy(
         train_epochs=recipe.epochs,
         eval_mb_size=1024,
         plugins=[*_plugins(settings), LRSchedulerPlugin(schedule), KeptTensors()],
-        evaluator=EvaluationPlugin(accuracy_metrics(experience=True)),
+        evaluator=EvaluationPlugin(metrics),
     )
     match settings:
         case recipes.Joint():

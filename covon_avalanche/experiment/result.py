@@ -33,6 +33,8 @@ class Result(BaseModel):
     weighted_accuracy: float
     """A_T, image-weighted."""
     bwt: float | None
+    calibration: dict[str, float] = {}
+    """NLL (nats), Brier score and expected calibration error after the last domain, domain mean."""
     train_seconds: list[float]
     """Wall-clock seconds of training, per domain."""
     parameters: int

@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from avalanche.training.templates import SupervisedTemplate
 
-from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
+from covon_avalanche.evaluation.calibration import Calibration
+from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import KeptTensors
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.recipe import Joint, Recipe
@@ -49,9 +50,9 @@ def run_strategy(
     )
     torch.manual_seed(seed)
     model = build_model(recipe.model, benchmark)
-    strategy = build_strategy(settings, recipe, model)
-    evaluated = benchmark.streams[stream]
-    matrix = AccuracyMatrix([len(experience.dataset) for experience in evaluated])
+    metrics = DomainMetrics(stream)
+    strategy = build_strategy(settings, recipe, model, metrics)
+    matrix = metrics.matrix
     joint = isinstance(settings, Joint)
     if joint:
         matrix.rows += [None] * (recipe.stream.n_experiences - 1)
@@ -62,7 +63,7 @@ def run_strategy(
         strategy.train(experience)
         seconds.append(time.perf_counter() - start)
         diagnostics += _diagnostics(strategy)
-        matrix.add_row(strategy.eval(evaluated), stream)
+        strategy.eval(benchmark.streams[stream])
         progress(len(matrix.rows), matrix.curve()[-1] or 0.0)
     return Result(
         recipe=recipe.name,
@@ -78,6 +79,7 @@ def run_strategy(
         average_accuracy=matrix.average_accuracy(),
         weighted_accuracy=matrix.weighted_accuracy(),
         bwt=matrix.bwt(),
+        calibration=_mean(metrics.calibration[-1]),
         train_seconds=seconds,
         parameters=sum(p.numel() for p in model.parameters()),
         parameters_worth=next(
@@ -92,6 +94,11 @@ def run_strategy(
             "threads": torch.get_num_threads(),
         },
     )
+
+
+def _mean(row: list[Calibration]) -> dict[str, float]:
+    """Over the domains."""
+    return {k: sum(getattr(c, k) for c in row) / len(row) for k in ("nll", "brier", "ece")}
 
 
 def _diagnostics(strategy: SupervisedTemplate) -> list[dict[str, float]]:

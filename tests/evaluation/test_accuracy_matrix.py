@@ -1,13 +1,8 @@
-"""The accuracy matrix, against hand-computed values and Avalanche's own metrics."""
+"""The accuracy matrix, against hand-computed values."""
 
 import math
 
 import pytest
-import torch
-from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics
-from avalanche.training import Naive
-from avalanche.training.plugins import EvaluationPlugin
-from toys import QUIET, toy_benchmark, toy_model
 
 from covon_avalanche.evaluation import AccuracyMatrix, mean_and_std
 
@@ -32,35 +27,22 @@ def test_what_is_not_defined_is_none():
         AccuracyMatrix([10]).average_accuracy()
 
 
-def test_rows_come_from_avalanche_and_agree_with_its_metrics():
-    benchmark, model = toy_benchmark(4), toy_model()
-    strategy = Naive(
-        model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.02),
-        criterion=torch.nn.CrossEntropyLoss(),
-        **{
-            **QUIET,
-            "evaluator": EvaluationPlugin(
-                accuracy_metrics(experience=True, stream=True), forgetting_metrics(stream=True)
-            ),
-        },
-    )
-    matrix = AccuracyMatrix([len(e.dataset) for e in benchmark.test_stream])
-    for experience in benchmark.train_stream:
-        strategy.train(experience)
-        metrics = strategy.eval(benchmark.test_stream)
-        matrix.add_row(metrics)
-    pooled = metrics["Top1_Acc_Stream/eval_phase/test_stream/Task000"]
-    assert matrix.weighted_accuracy() == pytest.approx(pooled)
-    forgetting = metrics["StreamForgetting/eval_phase/test_stream"]
-    assert forgetting > 0
-    assert matrix.forgetting() == pytest.approx(forgetting)
-    with pytest.raises(ValueError, match="no accuracy of experience 0 of the 'valid' stream"):
-        matrix.add_row(metrics, "valid")
-
-
 def test_mean_and_sample_standard_deviation():
     assert mean_and_std([1.0, 2.0, 3.0]) == pytest.approx((2.0, 1.0))
     mean, std = mean_and_std([5.0])
     assert mean == 5.0
     assert math.isnan(std)
+
+
+def test_forgetting_from_the_best_and_plasticity_by_hand():
+    matrix = AccuracyMatrix([1, 1, 1], [[0.9, 0.1, 0.1], [0.95, 0.8, 0.1], [0.5, 0.85, 0.7]])
+    assert matrix.max_forgetting() == pytest.approx(((0.95 - 0.5) + (0.8 - 0.85)) / 2)
+    assert matrix.bwt() == pytest.approx(((0.5 - 0.9) + (0.85 - 0.8)) / 2)
+    assert matrix.plasticity() == pytest.approx(0.8)
+    assert matrix.weighted_accuracy(2) == pytest.approx((0.5 + 0.85) / 2)
+
+
+def test_domains_that_are_never_trained_have_averages_only():
+    matrix = AccuracyMatrix([10, 30], [[0.2, 0.4], [0.6, 0.8]], held_out=True)
+    assert matrix.curve() == pytest.approx([0.3, 0.7])
+    assert matrix.bwt() is matrix.max_forgetting() is matrix.plasticity() is None

@@ -78,6 +78,7 @@ def test_every_strategy_runs_and_learns_something(recipe, results):
         assert (result.bwt is None) == (result.strategy == "joint")
         assert result.counts == [360, 360]
         assert all(s > 0 for s in result.train_seconds)
+        assert result.calibration.keys() == {"nll", "brier", "ece"}
 
 
 def test_results_on_disk_are_what_was_returned(results):

@@ -1,0 +1,119 @@
+"""The accuracy matrix of a run as an Avalanche metric, and what is computed from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from avalanche.evaluation import PluginMetric
+from avalanche.evaluation.metric_results import MetricValue
+from avalanche.training.templates import SupervisedTemplate
+
+from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
+from covon_avalanche.evaluation.calibration import Calibration, CalibrationSums
+
+
+class DomainMetrics(PluginMetric[dict[str, float]]):
+    """Records ``matrix.rows[t][i]``, the accuracy on domain i after t + 1 experiences.
+
+    For an ``EvaluationPlugin``. Each ``strategy.eval`` of a whole stream is a row; of several
+    evaluations between two experiences the last counts, and those inside ``train``, which come
+    before posteriors are merged, do not. It reports, for the domains learned so
+    far, A_T as domain mean and image-weighted, BWT (the paper's F_T), forgetting as Avalanche
+    defines it and from the best accuracy ever, plasticity, and calibration; what is not
+    defined, such as BWT after one domain, is not reported. Task identities are not used.
+
+    Beside the numbers of the names, in Avalanche they differ: its ``StreamAccuracy`` pools
+    all images of what is evaluated, domains not learned yet included.
+    """
+
+    def __init__(self, stream: str = "test", *, held_out: bool = False, bins: int = 15) -> None:
+        """
+        :param stream: name of the stream to record.
+        :param held_out: its domains are not those that are trained (CORe50's official split).
+        :param bins: of the expected calibration error.
+        """
+        super().__init__()
+        self.stream = stream
+        self.bins = bins
+        self.matrix = AccuracyMatrix([], held_out=held_out)
+        self.calibration: list[list[Calibration]] = []
+        """Of each domain, by rows as in the matrix."""
+        self._experiences = 0  # trained before the last row
+        self._inside_train = False
+        self._domains = -1  # in the whole stream
+        self._row: dict[int, tuple[int, CalibrationSums]] = {}  # hits and sums by domain
+
+    def reset(self) -> None:
+        """Nothing: the matrix is of the whole run."""
+
+    def result(self) -> dict[str, float]:
+        """The metrics of the last row, by name."""
+        matrix = self.matrix
+        seen = len(matrix.counts) if matrix.held_out else len(matrix.rows)
+        found = {
+            "DomainMeanAccuracy": matrix.curve()[-1],
+            "ImageWeightedAccuracy": matrix.weighted_accuracy(seen),
+            "BWT": matrix.bwt(),
+            "Forgetting": matrix.forgetting(),
+            "MaxForgetting": matrix.max_forgetting(),
+            "Plasticity": matrix.plasticity(),
+        }
+        row = self.calibration[-1][:seen]
+        for name in ("nll", "brier", "ece"):
+            label = {"nll": "NLL", "brier": "Brier", "ece": "ECE"}[name]
+            found[label] = sum(getattr(c, name) for c in row) / len(row)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def before_training(self, strategy: SupervisedTemplate) -> None:
+        """From here on evaluations are Avalanche's periodic ones."""
+        self._inside_train = True
+
+    def after_training(self, strategy: SupervisedTemplate) -> None:
+        """Until here."""
+        self._inside_train = False
+
+    def before_eval(self, strategy: SupervisedTemplate) -> None:
+        """Begin a row."""
+        self._row = {}
+
+    def after_eval_iteration(self, strategy: SupervisedTemplate) -> None:
+        """Count a batch."""
+        super().after_eval_iteration(strategy)
+        if not self._is_recorded(strategy):
+            return
+        self._domains = len(strategy.experience.origin_stream)
+        domain = strategy.experience.current_experience
+        hits, sums = self._row.setdefault(domain, (0, CalibrationSums(self.bins)))
+        sums.add(strategy.mb_output, strategy.mb_y)
+        right = (strategy.mb_output.argmax(1) == strategy.mb_y).sum().item()
+        self._row[domain] = (hits + int(right), sums)
+
+    def after_eval(self, strategy: SupervisedTemplate) -> list[MetricValue] | None:
+        """End a row, if the whole stream was evaluated."""
+        domains = sorted(self._row)
+        experiences = strategy.clock.train_exp_counter
+        whole = domains == list(range(self._domains))
+        if not whole or self._inside_train or experiences == 0:
+            return None
+        counts = self.matrix.counts = [self._row[i][1].count for i in domains]
+        if self._experiences == experiences:
+            self.matrix.rows.pop()
+            self.calibration.pop()
+        self._experiences = experiences
+        self.matrix.rows.append([self._row[i][0] / counts[i] for i in domains])
+        self.calibration.append([self._row[i][1].result() for i in domains])
+        return [
+            MetricValue(
+                self,
+                f"{name}/eval_phase/{self.stream}_stream",
+                value,
+                strategy.clock.train_iterations,
+            )
+            for name, value in self.result().items()
+        ]
+
+    def _is_recorded(self, strategy: Any) -> bool:
+        return bool(strategy.experience.origin_stream.name == self.stream)
+
+    def __str__(self) -> str:
+        return "DomainMetrics"

@@ -1,0 +1,115 @@
+"""The metrics in a run, against Avalanche's own, torchmetrics and definitions."""
+
+import pytest
+import torch
+from avalanche.evaluation.metrics import accuracy_metrics, bwt_metrics, forgetting_metrics
+from avalanche.training import Naive
+from avalanche.training.plugins import EvaluationPlugin
+from torchmetrics.functional.classification import multiclass_calibration_error
+from toys import QUIET, make_strategy, toy_benchmark, toy_model
+
+from covon_avalanche.evaluation import CalibrationSums, DomainMetrics
+
+
+def naive(metrics, **options):
+    model = toy_model()
+    evaluator = EvaluationPlugin(
+        metrics,
+        accuracy_metrics(experience=True, stream=True),
+        forgetting_metrics(stream=True),
+        bwt_metrics(stream=True),
+    )
+    return Naive(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.02),
+        criterion=torch.nn.CrossEntropyLoss(),
+        **{**QUIET, "evaluator": evaluator, **options},
+    )
+
+
+def test_a_run_agrees_with_avalanches_metrics():
+    benchmark, metrics = toy_benchmark(4), DomainMetrics()
+    strategy = naive(metrics)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        found = strategy.eval(benchmark.test_stream)
+    for i, name in enumerate(metrics.matrix.last):
+        key = f"Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp{i:03d}"
+        assert name == pytest.approx(found[key])
+    prefix = "/eval_phase/test_stream"
+    assert found[f"Forgetting{prefix}"] == pytest.approx(found[f"StreamForgetting{prefix}"])
+    assert found[f"BWT{prefix}"] == pytest.approx(found[f"StreamBWT{prefix}"])
+    pooled = found[f"Top1_Acc_Stream{prefix}/Task000"]
+    assert found[f"ImageWeightedAccuracy{prefix}"] == pytest.approx(pooled)
+    assert found[f"DomainMeanAccuracy{prefix}"] == metrics.matrix.average_accuracy()
+    assert len(metrics.matrix.rows) == len(metrics.calibration) == 4
+    assert metrics.matrix.counts == [48] * 4
+    assert f"Plasticity{prefix}" in found
+
+
+def test_only_the_last_evaluation_between_two_experiences_counts():
+    benchmark, metrics = toy_benchmark(2), DomainMetrics()
+    strategy = naive(metrics, eval_every=1)
+    strategy.eval(benchmark.test_stream)  # before any training
+    strategy.eval([benchmark.test_stream[0]])
+    for experience in benchmark.train_stream:
+        strategy.train(experience, eval_streams=[benchmark.test_stream])
+        strategy.eval(benchmark.test_stream)
+        strategy.eval(benchmark.train_stream)  # another stream
+        strategy.eval([benchmark.test_stream[1]])  # not the whole stream
+    assert len(metrics.matrix.rows) == 2
+    assert metrics.matrix.bwt() is not None
+
+
+def test_what_is_not_defined_is_not_reported():
+    benchmark, metrics = toy_benchmark(2), DomainMetrics(held_out=True)
+    strategy = naive(metrics)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        found = strategy.eval(benchmark.test_stream)
+    assert "DomainMeanAccuracy/eval_phase/test_stream" in found
+    assert not any(key.startswith(("BWT", "Forgetting", "Plasticity")) for key in found)
+
+
+def test_calibration_is_by_definition_whatever_the_batches():
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(500, 7, generator=generator)
+    targets = torch.randint(7, (500,), generator=generator)
+    sums = CalibrationSums(bins=15)
+    for rows in torch.arange(500).split(64):
+        sums.add(logits[rows], targets[rows])
+    found, p = sums.result(), logits.softmax(1)
+    assert found.nll == pytest.approx(torch.nn.functional.cross_entropy(logits, targets).item())
+    truth = torch.eye(7)[targets]
+    assert found.brier == pytest.approx((p - truth).square().sum(1).mean().item(), rel=1e-5)
+    peer = multiclass_calibration_error(p, targets, num_classes=7, n_bins=15, norm="l1")
+    assert found.ece == pytest.approx(peer.item(), abs=1e-6)
+
+
+def test_perfect_and_overconfident_predictions():
+    sums = CalibrationSums()
+    sums.add(torch.tensor([[50.0, 0.0], [0.0, 50.0]]), torch.tensor([0, 1]))
+    assert sums.result().ece == pytest.approx(0)
+    sums.add(torch.tensor([[50.0, 0.0], [0.0, 50.0]]), torch.tensor([1, 0]))
+    assert sums.result().ece == pytest.approx(0.5)
+    assert sums.result().brier == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="at least one image"):
+        CalibrationSums().result()
+    with pytest.raises(ValueError, match="bins must be >= 1, got 0"):
+        CalibrationSums(bins=0)
+
+
+def test_posterior_samples_are_measured_too():
+    """With eval_samples the strategy's output is the mixture's log-probability."""
+    benchmark, rows = toy_benchmark(1), []
+    for samples in (0, 32):
+        metrics = DomainMetrics()
+        strategy = make_strategy(
+            "covon", toy_model(), evaluator=EvaluationPlugin(metrics), eval_samples=samples
+        )
+        torch.manual_seed(0)
+        strategy.train(benchmark.train_stream[0])
+        strategy.eval(benchmark.test_stream)
+        rows.append(metrics.calibration[0][0])
+    assert rows[0] != rows[1]
+    assert all(0 <= c.ece <= 1 and c.nll > 0 for c in rows)
