@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "tensor_batches": set(),
     "plugins": {"gaussian", "optim", "fisher", "tensor_batches"},
     "strategies": {"optim", "plugins", "tensor_batches"},
+    "backbones": set(),
     "streams": set(),
     "evaluation": set(),
     "experiment": {"optim", "plugins", "strategies", "streams", "evaluation", "tensor_batches"},
