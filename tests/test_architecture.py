@@ -20,7 +20,15 @@ MAY_IMPORT = {
     "backbones": set(),
     "streams": set(),
     "evaluation": set(),
-    "experiment": {"optim", "plugins", "strategies", "streams", "evaluation", "tensor_batches"},
+    "experiment": {
+        "backbones",
+        "optim",
+        "plugins",
+        "strategies",
+        "streams",
+        "evaluation",
+        "tensor_batches",
+    },
     "cli": {"experiment"},
     "__main__": {"cli"},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from covon_avalanche import optim, streams
+from covon_avalanche.backbones import create_backbone
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import KeptTensors
 from covon_avalanche.experiment import recipe as recipes
@@ -33,37 +35,53 @@ from covon_avalanche.strategies import (
 )
 from covon_avalanche.tensor_batches import TensorBatches
 
+_FOLDERS = {"PACS": "PACS", "DomainNet": "domainnet", "CDDB": "CDDB", "CORe50": "core50"}
+
 
 def build_benchmark(
     stream: recipes.Stream,
     *,
     seed: int,
-    validation_size: int | None = None,
+    validation_size: float | None = None,
     dataset_root: str | os.PathLike[str] | None = None,
 ) -> CLScenario:
     """The recipe's stream with the permutations of a seed.
 
     :param validation_size: instead of the recipe's.
+    :param dataset_root: the folder with the data of all streams, each in its own below.
     """
-    options: dict[str, Any] = {
-        "seed": seed,
-        "permute_first": stream.permute_first,
-        "validation_size": stream.validation_size if validation_size is None else validation_size,
-    }
-    if stream.name == "PermutedMNIST":
-        options["dataset_root"] = dataset_root
-    return getattr(streams, stream.name)(stream.n_experiences, **options)
+    options = stream.model_dump(exclude={"name", "n_experiences", "image_size"})
+    options["seed"] = seed
+    if validation_size is not None:
+        options["validation_size"] = validation_size
+    build = getattr(streams, stream.name)
+    if isinstance(stream, recipes.PermutedStream):
+        if stream.name == "PermutedMNIST":
+            options["dataset_root"] = dataset_root
+        return build(stream.n_experiences, **options)
+    train, evaluation = streams.image_transforms(stream.image_size)
+    root = None if dataset_root is None else Path(dataset_root) / _FOLDERS[stream.name]
+    return build(dataset_root=root, train_transform=train, eval_transform=evaluation, **options)
 
 
-def build_model(model: recipes.Model, benchmark: CLScenario) -> nn.Module:
+def build_model(
+    model: recipes.Model,
+    benchmark: CLScenario,
+    dataset_root: str | os.PathLike[str] | None = None,
+) -> nn.Module:
     """The recipe's network, with inputs and outputs as the benchmark needs them."""
-    return SimpleMLP(
-        num_classes=benchmark.n_classes,
-        input_size=benchmark.train_stream[0].dataset[0][0].numel(),
-        hidden_size=model.hidden_size,
-        hidden_layers=model.hidden_layers,
-        drop_rate=0,
-    )
+    if isinstance(model, recipes.Perceptron):
+        return SimpleMLP(
+            num_classes=benchmark.n_classes,
+            input_size=benchmark.train_stream[0].dataset[0][0].numel(),
+            hidden_size=model.hidden_size,
+            hidden_layers=model.hidden_layers,
+            drop_rate=0,
+        )
+    weights: str | Path | None = model.weights
+    if weights not in (None, "default"):
+        weights = Path(dataset_root or ".") / str(weights)
+    return create_backbone(model.backbone, benchmark.n_classes, weights=weights)
 
 
 class FastNaive(TensorBatches, Naive):
@@ -122,11 +140,17 @@ def build_strategy(
                 strength=settings.strength, weight_decay=settings.weight_decay, **common
             )
         case recipes.CoVON():
-            hessians = [settings.hess_init, settings.later_hess_init or settings.hess_init]
-            return CoVONStrategy(schedule=[{"hess_init": h} for h in hessians], **common)
+            return CoVONStrategy(schedule=_schedule(settings), **common)
         case recipes.VCL() if settings.kind == "vcl":
             return VCLStrategy(**common)
     return FastNaive(**common)
+
+
+def _schedule(settings: recipes.CoVON) -> list[dict[str, float]]:
+    if settings.schedule:
+        return [task.model_dump(exclude_none=True) for task in settings.schedule]
+    later = settings.later_hess_init or settings.hess_init
+    return [{"hess_init": settings.hess_init}, {"hess_init": later}]
 
 
 def _plugins(settings: recipes.Strategy) -> list[SupervisedPlugin]:
@@ -164,6 +188,7 @@ def _optimizer(settings: recipes.Strategy, model: nn.Module) -> torch.optim.Opti
                 gamma=settings.gamma,
                 gamma_precision=settings.gamma_precision,
                 clip_radius=settings.clip_radius,
+                prior_mean=settings.prior_mean,
                 hess_approx=settings.hess_approx,
                 consolidation=settings.consolidation,
                 mc_samples=settings.mc_samples,

@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Tag,
     ValidationError,
     field_validator,
 )
@@ -111,6 +113,17 @@ class TDVCL(VCL):
     replay_mb_size: PositiveInt = 64
 
 
+class TaskSettings(_Settings):
+    """What a domain changes; what it leaves out stays as it was in the one before."""
+
+    lr: PositiveFloat | None = None
+    ess: PositiveFloat | None = None
+    hess_init: PositiveFloat | None = None
+    gamma: PositiveFloat | None = None
+    gamma_precision: PositiveFloat | None = None
+    epochs: PositiveInt | None = None
+
+
 class CoVON(_Trained):
     """CoVON; ``gamma = 1`` is CoVON-NoM, ``consolidation = "none"`` plain IVON."""
 
@@ -123,9 +136,13 @@ class CoVON(_Trained):
     gamma_precision: PositiveFloat | None = None
     beta2: Annotated[float, Field(gt=0, lt=1)]
     clip_radius: PositiveFloat
+    prior_mean: Literal["zero", "init"] = "zero"
+    """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
     hess_approx: Literal["reparam", "gradsq", "per_example"] = "reparam"
     consolidation: Literal["merge", "ema", "replace", "none"] = "merge"
     mc_samples: PositiveInt = 1
+    schedule: list[TaskSettings] = []
+    """Settings by domain, in order; instead of ``later_hess_init``."""
 
 
 _KINDS = (Finetune, Joint, EWC, EWCStar, LwF, SI, AdaReg, VCL, EVCL, TDVCL, CoVON)
@@ -135,8 +152,8 @@ Strategy = Annotated[
 ]
 
 
-class Stream(_Settings):
-    """A benchmark of ``covon_avalanche.streams``."""
+class PermutedStream(_Settings):
+    """Permuted pixels: ``PermutedDigits`` or ``PermutedMNIST``."""
 
     name: Literal["PermutedDigits", "PermutedMNIST"]
     n_experiences: PositiveInt
@@ -146,11 +163,81 @@ class Stream(_Settings):
     """Training images that are always held out, to choose hyperparameters with."""
 
 
-class Model(_Settings):
+class _ImageStream(_Settings):
+    domains: Annotated[list[str], Field(min_length=1)]
+    """In the order they are learned."""
+    image_size: PositiveInt = 224
+    """Height and width of what the network sees."""
+    validation_size: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Fraction of the training images that is always held out."""
+    limit: PositiveInt | None = None
+    """Most images per class and domain."""
+
+    @property
+    def n_experiences(self) -> int:
+        """How many domains are learned."""
+        return len(self.domains)
+
+
+class ImageStream(_ImageStream):
+    """Images on disk: ``PACS`` or ``DomainNet``."""
+
+    name: Literal["PACS", "DomainNet"]
+
+
+class CDDBStream(_ImageStream):
+    """Real against generated images."""
+
+    name: Literal["CDDB"]
+    track: Literal["hard", "easy", "long"] = "hard"
+
+
+class CORe50Stream(_ImageStream):
+    """Objects filmed in sessions; with the official split the test sessions are others."""
+
+    name: Literal["CORe50"]
+    split: Literal["official", "authors"] = "official"
+    run: Annotated[int, Field(ge=0, le=9)] = 0
+    labels: Literal["object", "category"] = "object"
+
+
+_STREAMS = (PermutedStream, ImageStream, CDDBStream, CORe50Stream)
+Stream = Annotated[
+    PermutedStream | ImageStream | CDDBStream | CORe50Stream, Field(discriminator="name")
+]
+
+
+class Perceptron(_Settings):
     """A multilayer perceptron with ReLU, the same width in all hidden layers."""
 
     hidden_size: PositiveInt
     hidden_layers: PositiveInt
+
+
+class Backbone(_Settings):
+    """A network of ``covon_avalanche.backbones``, with a new last layer."""
+
+    backbone: str
+    weights: str | None
+    """``default`` for the library's own, or a file; a relative path is below the folder of the
+    data. TOML has no null: leave it out (``""``) for random weights."""
+
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _empty(cls, weights: object) -> object:
+        return weights or None
+
+
+def _kind_of_model(value: object) -> str:
+    has = "backbone" in value if isinstance(value, dict) else isinstance(value, Backbone)
+    return "backbone" if has else "perceptron"
+
+
+_MODELS = {"perceptron": Perceptron, "backbone": Backbone}
+Model = Annotated[
+    Annotated[Perceptron, Tag("perceptron")] | Annotated[Backbone, Tag("backbone")],
+    Discriminator(_kind_of_model),
+]
 
 
 class Recipe(_Settings):
@@ -218,10 +305,14 @@ def _sentence(error: ValidationError) -> str:
     parts = [str(part) for part in first["loc"]]
     model: Any = Recipe
     if parts[0] == "strategies" and len(parts) > 2:
-        model = {get_args(m.model_fields["kind"].annotation)[0]: m for m in _KINDS}[parts[2]]
+        model = _by_choice("kind", _KINDS)[parts[2]]
         del parts[2]  # pydantic repeats the kind there
-    elif len(parts) > 1:
-        model = Recipe.model_fields[parts[0]].annotation
+    elif parts[0] == "stream" and len(parts) > 1:
+        model = _by_choice("name", _STREAMS)[parts[1]]
+        del parts[1]  # and the name
+    elif parts[0] == "model" and len(parts) > 1:
+        model = _MODELS[parts[1]]
+        del parts[1]  # and the tag
     key = ".".join(parts)
     if first["type"] == "extra_forbidden":
         return f"{key}: unknown key; known are {', '.join(model.model_fields)}"
@@ -230,6 +321,11 @@ def _sentence(error: ValidationError) -> str:
     if isinstance(first["input"], dict):
         return f"{key}: {first['msg']}"
     return f"{key} = {first['input']!r}: {first['msg']}"
+
+
+def _by_choice(key: str, models: tuple[type[BaseModel], ...]) -> dict[str, type[BaseModel]]:
+    """Models by each value that their discriminating field may have."""
+    return {value: m for m in models for value in get_args(m.model_fields[key].annotation)}
 
 
 def _folder() -> Path:

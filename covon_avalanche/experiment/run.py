@@ -17,7 +17,7 @@ from covon_avalanche.evaluation.calibration import Calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import KeptTensors
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
-from covon_avalanche.experiment.recipe import Joint, Recipe
+from covon_avalanche.experiment.recipe import CORe50Stream, Joint, Recipe
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.plugins import CoVONPlugin
 
@@ -30,7 +30,7 @@ def run_strategy(
     seed: int,
     *,
     stream: Literal["test", "valid"] = "test",
-    validation_size: int | None = None,
+    validation_size: float | None = None,
     dataset_root: str | os.PathLike[str] | None = None,
     progress: Callable[[int, float], None] = lambda experience, accuracy: None,
 ) -> Result:
@@ -49,8 +49,10 @@ def run_strategy(
         recipe.stream, seed=seed, validation_size=validation_size, dataset_root=dataset_root
     )
     torch.manual_seed(seed)
-    model = build_model(recipe.model, benchmark)
-    metrics = DomainMetrics(stream)
+    model = build_model(recipe.model, benchmark, dataset_root)
+    official = isinstance(recipe.stream, CORe50Stream) and recipe.stream.split == "official"
+    held_out = official and stream == "test"
+    metrics = DomainMetrics(stream, held_out=held_out)
     strategy = build_strategy(settings, recipe, model, metrics)
     matrix = metrics.matrix
     joint = isinstance(settings, Joint)

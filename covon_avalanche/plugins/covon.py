@@ -21,7 +21,7 @@ class CoVONPlugin(PosteriorPlugin):
     """
 
     optimizer_class = CoVON
-    scheduled = frozenset({"lr", "ess", "hess_init", "gamma", "epochs"})
+    scheduled = frozenset({"lr", "ess", "hess_init", "gamma", "gamma_precision", "epochs"})
 
     def __init__(
         self,
@@ -34,8 +34,9 @@ class CoVONPlugin(PosteriorPlugin):
     ) -> None:
         """
         :param gamma: merging coefficient, instead of the optimizer's.
-        :param schedule: per-experience ``lr``, ``ess``, ``hess_init``, ``gamma``, ``epochs``:
-            a list of dicts, a dict of dicts by experience, or a callable of the index.
+        :param schedule: per-experience ``lr``, ``ess``, ``hess_init``, ``gamma``,
+            ``gamma_precision``, ``epochs``: a list of dicts, a dict of dicts by experience, or a
+            callable of the index.
         :param eval_samples: posterior samples to predict with in ``strategy.eval``; 0
             predicts with the mean weights.
         :param consolidate_every: merge every so many optimizer steps instead of after each

@@ -70,10 +70,17 @@ def test_a_users_file(tmp_path):
         ("gamma = 0.8", "gamma = -1.0", r"strategies\.mine\.gamma = -1\.0: .*greater than 0"),
         ("epochs = 1", "epochs = 0", r"epochs = 0: .*greater than 0"),
         ('kind = "covon"', 'kind = "covonn"', r"strategies\.mine: .*'covonn'.*'covon'"),
-        ('"PermutedDigits"', '"Digits"', r"stream\.name = 'Digits': .*'PermutedDigits'"),
+        ('"PermutedDigits"', '"Digits"', r"stream: .*'Digits'.*'PermutedDigits'"),
         ("seeds = [0]", "seeds = []", r"seeds = \[\]: .*at least 1"),
         ("title = ", "title ", "not valid TOML"),
         ("seeds = [0]", "seeds = [0, 0]", r"seeds = \[0, 0\]: .*distinct"),
+        (
+            "n_experiences = 2",
+            "n_domains = 2",
+            r"stream\.n_domains: unknown key; known are .*permute_first",
+        ),
+        ("hidden_size = 8, ", "", r"model\.hidden_size: is missing"),
+        ('name = "PermutedDigits"', 'name = "PACS"', r"stream\.n_experiences: unknown key"),
         ("beta2 = 0.99", "beta2 = 1.0", r"strategies\.mine\.beta2 = 1\.0: .*less than 1"),
     ],
 )

@@ -1,11 +1,5 @@
-"""Streams of images: miniature trees with the real layouts, names and traps, and real PACS.
+"""Streams of images: miniature trees with the real layouts, names and traps, and real PACS."""
 
-The colour of a made image tells its class and domain, so that labels can be checked without
-trusting paths.
-"""
-
-import csv
-import itertools
 import pickle
 import warnings
 from pathlib import Path
@@ -14,21 +8,23 @@ import numpy as np
 import pytest
 import torch
 from avalanche.training import LwF
+from miniature import (
+    CODES,
+    OWN_CLASSES,
+    OWN_CODES,
+    cddb,
+    core50,
+    domainnet,
+    own,
+    paint,
+)
 from PIL import Image
 from torch import nn
 from toys import QUIET
 
 from covon_avalanche.streams import CDDB, PACS, CORe50, DomainFolders, DomainNet
 from covon_avalanche.streams.core50 import NI_ORDERS
-from covon_avalanche.streams.domainnet import COUNTS, domainnet_classes
-
-
-def paint(file: Path, label: int, domain: int = 0) -> str:
-    """A 4 x 4 PNG, whatever the file's suffix; returns its path."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("wb") as handle:
-        Image.new("RGB", (4, 4), (label // 256, label % 256, domain)).save(handle, "PNG")
-    return str(file)
+from covon_avalanche.streams.domainnet import COUNTS
 
 
 def as_is(image: Image.Image) -> torch.Tensor:
@@ -61,25 +57,6 @@ def check_labels(benchmark, domain_codes):
 
 
 # DomainNet -----------------------------------------------------------------------------
-
-CLASSES = domainnet_classes()
-GAPS = {("painting", "train"): "t-shirt", ("painting", "test"): "syringe"}
-CODES = {"clipart": 1, "painting": 2}
-
-
-def domainnet(root: Path, layout: str) -> Path:
-    for domain, part in itertools.product(CODES, ("train", "test")):
-        lines = []
-        for label, name in enumerate(CLASSES):
-            if GAPS.get((domain, part)) == name:
-                continue
-            middle = (domain, part, name) if layout == "folders" else (domain, name)
-            file = root.joinpath(*middle, f"{domain}_{part}_{label}.jpg")
-            paint(file, label, CODES[domain])
-            lines.append(f"{file.relative_to(root)} {label}\n")
-        if layout == "lists":
-            (root / f"{domain}_{part}.txt").write_text("".join(lines))
-    return root
 
 
 @pytest.fixture(scope="module", params=["lists", "folders"])
@@ -120,18 +97,6 @@ def test_domainnet_refuses_wrong_ids_and_unknown_folders(tmp_path):
 # CDDB ----------------------------------------------------------------------------------
 
 
-def cddb(root: Path) -> dict[str, int]:
-    """Two plain domains and one with object classes between; decoys in ``test``."""
-    codes = {"gaugan": 1, "biggan": 2, "cyclegan": 3}
-    for (domain, code), part in itertools.product(codes.items(), ("train", "val", "test")):
-        for label, name in enumerate(("0_real", "1_fake")):
-            between = ("horse",) if domain == "cyclegan" else ()
-            for i in range(3):
-                wrong = 9 if part == "test" else label
-                paint(root.joinpath(domain, part, *between, name, f"{i}.png"), wrong, code)
-    return codes
-
-
 def test_cddb_finds_labels_at_any_depth_and_tests_on_val(tmp_path):
     codes = cddb(tmp_path)
     benchmark = open_stream(CDDB, tmp_path, track="easy", domains=list(codes))
@@ -154,22 +119,6 @@ def test_cddb_tracks_and_errors(tmp_path):
 
 
 # CORe50 --------------------------------------------------------------------------------
-
-
-def core50(root: Path, layout: str) -> dict[str, int]:
-    """Two frames of the objects 1, 2, 7 and 50 in all sessions."""
-    codes = {f"s{k}": k for k in range(1, 12)}
-    paths, pixels = [], []
-    for (session, code), number, frame in itertools.product(codes.items(), (1, 2, 7, 50), range(2)):
-        path = f"{session}/o{number}/C_{code:02d}_{number:02d}_{frame:03d}.png"
-        if layout == "tree":
-            paint(root / "core50_128x128" / path, number - 1, code)
-        paths.append(path)
-        pixels.append(np.broadcast_to(np.uint8([0, number - 1, code]), (4, 4, 3)))
-    if layout == "archive":
-        np.savez(root / "core50_imgs.npz", x=np.stack(pixels))
-        (root / "paths.pkl").write_bytes(pickle.dumps(paths))
-    return codes
 
 
 @pytest.mark.parametrize("layout", ["tree", "archive"])
@@ -255,26 +204,6 @@ def test_official_lists_of_pacs_count(tmp_path):
 
 
 # Anyone's folders ----------------------------------------------------------------------
-
-OWN = {"day": ("cat", "dog"), "night": ("dog", "fox")}
-OWN_CLASSES = ["cat", "dog", "fox"]
-OWN_CODES = {"day": 1, "night": 2}
-
-
-def own(root: Path, layout: str) -> Path:
-    rows = []
-    for (domain, names), i in itertools.product(OWN.items(), range(10)):
-        for name in names:
-            part = "test" if i < 2 else "train"
-            middle = (domain, part, name) if layout == "split" else (domain, name)
-            file = root.joinpath(*middle, f"{i}.png")
-            paint(file, OWN_CLASSES.index(name), OWN_CODES[domain])
-            rows.append((file.relative_to(root), domain, name, part))
-    if layout != "csv":
-        return root
-    with (root / "table.csv").open("w", newline="") as handle:
-        csv.writer(handle).writerows([("file", "domain", "label", "split"), *rows])
-    return root / "table.csv"
 
 
 @pytest.mark.parametrize("layout", ["plain", "split", "csv"])

@@ -1,0 +1,79 @@
+"""Recipes of image streams, end to end on miniature data with a small network."""
+
+import warnings
+
+import pytest
+import torch
+from miniature import cddb, core50, domainnet, pacs
+
+from covon_avalanche.evaluation import DomainMetrics
+from covon_avalanche.experiment.build import build_strategy
+from covon_avalanche.experiment.recipe import Recipe, load_recipe
+from covon_avalanche.experiment.run import run_strategy
+
+SMALL = {"backbone": "squeezenet", "weights": None}
+MAKERS = {
+    "domainnet": ("domainnet", lambda root: domainnet(root, "lists"), ["clipart", "painting"]),
+    "cddb-hard": ("CDDB", cddb, ["gaugan", "biggan"]),
+    "core50": ("core50", lambda root: core50(root, "tree"), ["s11", "s4"]),
+}
+
+
+def small(recipe: Recipe, domains: list[str], **changes) -> Recipe:
+    """The same with a small network on small images, one epoch, one image a class."""
+    data = recipe.model_dump()
+    stream = data["stream"] | {"domains": domains, "image_size": 32, "limit": 1}
+    return Recipe.model_validate(
+        {**data, "stream": stream, "model": SMALL, "epochs": 1, "train_mb_size": 32, **changes}
+    )
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_shipped_recipes_run_on_the_real_layouts(name, tmp_path):
+    folder, make, domains = MAKERS[name]
+    make(tmp_path / folder) if name != "core50" else None
+    if name == "core50":
+        (tmp_path / folder).mkdir()
+        make(tmp_path / folder)
+    recipe = small(load_recipe(name), domains)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about counts
+        result = run_strategy(recipe, "covon-paper", 0, dataset_root=tmp_path)
+    tested = 3 if name == "core50" else 2
+    assert [len(row) for row in result.accuracy] == [tested, tested]
+    assert (result.bwt is None) == (name == "core50")
+
+
+@pytest.mark.parametrize("name", ["domainnet", "core50"])
+def test_the_authors_settings_come_domain_by_domain(name):
+    recipe = load_recipe(name)
+    settings = recipe.strategies["covon-authors"]
+    model = torch.nn.Linear(2, 2)
+    strategy = build_strategy(settings, recipe, model, DomainMetrics())
+    schedule = strategy.plugins[0].schedule
+    assert len(schedule) == (6 if name == "domainnet" else 2)
+    assert schedule[1]["lr"] < 1e-3
+    assert all(None not in task.values() for task in schedule)
+    assert strategy.optimizer.param_groups[0]["gamma_precision"] == settings.gamma_precision
+
+
+def test_weights_are_looked_for_below_the_folder_of_the_data(tmp_path):
+    pacs(tmp_path / "PACS")
+    recipe = Recipe.model_validate(
+        {
+            "name": "pacs-test",
+            "title": "PACS",
+            "epochs": 1,
+            "train_mb_size": 32,
+            "final_lr_factor": 1.0,
+            "seeds": [0],
+            "stream": {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32},
+            "model": {"backbone": "squeezenet", "weights": "weights/mine.safetensors"},
+            "strategies": {"finetune": {"kind": "finetune", "lr": 1e-4}},
+        }
+    )
+    with pytest.raises(ValueError, match=r"there is no file .*weights/mine\.safetensors"):
+        run_strategy(recipe, "finetune", 0, dataset_root=tmp_path)
+    random = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
+    result = run_strategy(random, "finetune", 0, dataset_root=tmp_path)
+    assert result.counts == [14, 14]
