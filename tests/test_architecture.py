@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "plugins": {"gaussian", "optim", "fisher", "tensor_batches"},
     "strategies": {"optim", "plugins", "tensor_batches"},
     "backbones": set(),
+    "data": set(),
     "streams": set(),
     "evaluation": set(),
     "experiment": {
@@ -29,7 +30,7 @@ MAY_IMPORT = {
         "evaluation",
         "tensor_batches",
     },
-    "cli": {"experiment"},
+    "cli": {"data", "experiment"},
     "__main__": {"cli"},
 }
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")

@@ -1,0 +1,4 @@
+"""Getting the image data sets onto a disk, and making sure that they are whole.
+
+Nothing here imports torch.
+"""
