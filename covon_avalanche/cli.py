@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from covon_avalanche import __version__
+from covon_avalanche.cli_data import app as data
 from covon_avalanche.experiment.grid import Event, Job, run_grid
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, shipped_recipes
 
@@ -22,6 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+app.add_typer(data, name="data")
 
 
 def main() -> None:

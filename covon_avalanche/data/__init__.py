@@ -1,4 +1,1 @@
-"""Getting the image data sets onto a disk, and making sure that they are whole.
-
-Nothing here imports torch.
-"""
+"""Getting the image data sets onto a disk, and making sure that they are whole."""

@@ -36,7 +36,8 @@ def DomainFolders(
 
     :param dataset_root: a folder with ``DOMAIN/CLASS/*`` (one fifth of each class is for tests,
         chosen by file name) or ``DOMAIN/{train,test}/CLASS/*``; or a CSV file with the columns
-        ``file`` (relative to it), ``domain``, ``label`` and ``split`` (train or test).
+        ``file`` (relative to it), ``domain``, ``label`` and ``split`` (train or test), such as
+        ``covon data verify`` writes; lines that begin with ``#`` do not count.
     :param classes: names by class id; by default those found in any domain, sorted.
     :param domains: some of the domains, in the order to learn them; by default all, sorted (in
         a CSV file, in order of appearance).
@@ -44,7 +45,8 @@ def DomainFolders(
     See :func:`image_benchmark` for the other parameters.
     """
     root = Path(dataset_root)
-    if root.suffix == ".csv":
+    from_table = root.suffix == ".csv"  # where a domain may be for training or tests alone
+    if from_table:
         rows = _rows(root)
         names = sorted({row["label"] for row in rows}) if classes is None else list(classes)
         known = list(dict.fromkeys(row["domain"] for row in rows))
@@ -58,8 +60,8 @@ def DomainFolders(
         names = _class_names(root, known) if classes is None else list(classes)
         parts = {name: _from_folders(root, name, names) for name in wanted}
     return image_benchmark(
-        {name: train for name, (train, _) in parts.items()},
-        {name: test for name, (_, test) in parts.items()},
+        {name: train for name, (train, _) in parts.items() if train or not from_table},
+        {name: test for name, (_, test) in parts.items() if test or not from_table},
         names,
         validation_size=validation_size,
         limit=limit,
@@ -96,7 +98,7 @@ def _from_folders(root: Path, domain: str, classes: Sequence[str]) -> tuple[Imag
 def _rows(file: Path) -> list[dict[str, str]]:
     try:
         with file.open(encoding="utf-8", newline="") as handle:
-            reader = csv.DictReader(handle)
+            reader = csv.DictReader(line for line in handle if not line.startswith("#"))
             missing = [c for c in _COLUMNS if c not in (reader.fieldnames or ())]
             if missing:
                 raise ValueError(f"{file} lacks the columns {missing}")

@@ -84,7 +84,8 @@ def image_benchmark(
 
     Task identities are not used: every experience has task label 0, and all classes share one
     head, whether a domain has images of all of them or not. ``benchmark.n_classes`` and
-    ``benchmark.classes`` tell them, ``experience.domain`` the domain's name.
+    ``benchmark.classes`` tell them, ``experience.domain`` the domain's name, and
+    ``benchmark.images[stream][domain]`` has the images before any limit.
 
     :param train: images to train on by domain.
     :param test: images to test on by domain, as a rule the same domains in the same order.
@@ -135,6 +136,7 @@ def image_benchmark(
             experience.domain = name
     benchmark.n_classes = len(classes)
     benchmark.classes = list(classes)
+    benchmark.images = {stream: dict(domains) for stream, domains in streams.items()}
     return benchmark
 
 

@@ -1,0 +1,108 @@
+"""The ``covon data`` commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from covon_avalanche.data.catalogue import CATALOGUE, DataSet
+from covon_avalanche.data.download import DataError, download
+from covon_avalanche.data.unpack import unpack
+
+app = typer.Typer(help="Image data sets: what there is, getting it, checking it.")
+
+_MANY = 20  # problems that are printed one by one
+
+Name = Annotated[str, typer.Argument(help="One of those that `covon data list` names.")]
+Root = Annotated[
+    Path, typer.Option(help="The folder of all data; each data set has its own below.")
+]
+
+
+@app.command("list")
+def list_data() -> None:
+    """What there is, and how to get it."""
+    for dataset in CATALOGUE.values():
+        typer.echo(f"{dataset.name}: {dataset.note}")
+
+
+@app.command("download")
+def download_data(name: Name, root: Root) -> None:
+    """Fetch a data set; the same command goes on after an interruption.
+
+    Archives are unpacked once, next to a file .NAME.unpacked that says so.
+    """
+    dataset = _dataset(name)
+    if not dataset.files:
+        _fail(f"{name} cannot be downloaded from here: {dataset.note}")
+    folder = root / dataset.folder
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        for file in dataset.files:
+            done = folder / f".{file.name}.unpacked"
+            if done.is_file():
+                continue
+            task = progress.add_task(file.name, total=file.size)
+            try:
+                path = download(
+                    file, folder, progress=lambda n, task=task: progress.update(task, completed=n)
+                )
+                if file.unpack:
+                    unpack(path, folder / file.folder)
+                    done.touch()
+                    path.unlink()
+            except DataError as error:
+                _fail(str(error))
+            except OSError as error:
+                _fail(f"{folder} cannot be written: {error.strerror}")
+            typer.echo(f"{file.name}: done")
+
+
+@app.command("verify")
+def verify_data(
+    name: Name,
+    root: Root,
+    manifest: Annotated[
+        Path | None, typer.Option(help="Write a table of the good images, for DomainFolders.")
+    ] = None,
+) -> None:
+    """Read every image; exit status 1 if one is missing, empty, damaged or extra."""
+    dataset = _dataset(name)
+    from covon_avalanche import streams
+    from covon_avalanche.data.verify import verify, write_manifest
+
+    try:
+        report = verify(getattr(streams, dataset.name), root / dataset.folder)
+        if manifest is not None:
+            write_manifest(report, manifest)
+    except DataError as error:
+        _fail(str(error))
+    problems = report.problems
+    for problem in problems[:_MANY]:
+        typer.echo(problem)
+    if len(problems) > _MANY:
+        typer.echo(f"... and {len(problems) - _MANY} more")
+    good = sum(not entry.problem for entry in report.entries)
+    typer.echo(f"{dataset.name}: {good} good images, {len(problems)} problems")
+    raise typer.Exit(1 if problems else 0)
+
+
+def _dataset(name: str) -> DataSet:
+    if name not in CATALOGUE:
+        _fail(f"there is no data set {name!r}; known are {', '.join(CATALOGUE)}")
+    return CATALOGUE[name]
+
+
+def _fail(sentence: str) -> None:
+    typer.echo(f"covon: {sentence}", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,65 @@
+"""Every damaged, missing or extra image is named; the manifest makes the same benchmark."""
+
+import csv
+import warnings
+
+import pytest
+from miniature import domainnet, pacs, paint
+
+from covon_avalanche.data.download import DataError
+from covon_avalanche.data.verify import COLUMNS, verify, write_manifest
+from covon_avalanche.streams import PACS, DomainFolders, DomainNet
+
+OPTIONS = {"domains": ["photo", "sketch"]}
+
+
+def test_a_whole_data_set_has_no_problems(tmp_path):
+    report = verify(PACS, pacs(tmp_path), **OPTIONS)
+    assert report.problems == []
+    assert len(report.entries) == 140
+    assert len({e.sha256 for e in report.entries}) == 14  # one picture a class and domain
+
+
+def test_each_problem_is_named(tmp_path):
+    root = domainnet(tmp_path, "lists")
+    axe = root / "clipart" / "axe"
+    (axe / "clipart_train_11.jpg").unlink()
+    (axe / "clipart_test_11.jpg").write_bytes(b"")
+    broken = root / "clipart" / "bat" / "clipart_train_20.jpg"
+    broken.write_bytes(broken.read_bytes()[:40])
+    paint(axe / "stray.jpg", 11)
+    report = verify(DomainNet, root, domains=["clipart"])
+    found = "\n".join(report.problems)
+    assert "clipart should have (33525, 14604)" in found
+    assert "clipart_train_11.jpg: is missing" in found
+    assert "clipart_test_11.jpg: is empty" in found
+    assert "clipart_train_20.jpg: cannot be decoded" in found
+    assert "stray.jpg: belongs to no split" in found
+    assert len(report.problems) == 5
+
+
+def test_a_manifest_makes_the_same_benchmark(tmp_path):
+    root = pacs(tmp_path / "PACS")
+    (root / "photo" / "dog" / "0.jpg").write_bytes(b"")
+    report = verify(PACS, root, **OPTIONS)
+    write_manifest(report, tmp_path / "pacs.csv")
+    lines = (tmp_path / "pacs.csv").read_text().splitlines()
+    assert lines[0] == "# covon_avalanche manifest, version 1"
+    assert tuple(next(csv.reader(lines[1:]))) == COLUMNS
+    again = DomainFolders(tmp_path / "pacs.csv")
+    original = PACS(dataset_root=root, **OPTIONS)
+    assert again.classes == original.classes
+    for stream in ("train", "test"):
+        for domain, images in original.images[stream].items():
+            files = [f.resolve() for f in images.files if f.stat().st_size]
+            assert [f.resolve() for f in again.images[stream][domain].files] == files
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_what_is_not_there_at_all(tmp_path):
+    with pytest.raises(DataError, match="there is no folder .*photo"):
+        verify(PACS, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DataError, match="cannot be written"):
+            write_manifest(verify(PACS, pacs(tmp_path), **OPTIONS), tmp_path / "no" / "a.csv")
