@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TransferSpeedColumn,
+)
 
 from covon_avalanche.data.catalogue import CATALOGUE, DataSet
 from covon_avalanche.data.download import DataError, download
@@ -18,9 +26,7 @@ app = typer.Typer(help="Image data sets: what there is, getting it, checking it.
 _MANY = 20  # problems that are printed one by one
 
 Name = Annotated[str, typer.Argument(help="One of those that `covon data list` names.")]
-Root = Annotated[
-    Path, typer.Option(help="The folder of all data; each data set has its own below.")
-]
+Root = Annotated[Path, typer.Option(help="The folder of all data; each set has its own below.")]
 
 
 @app.command("list")
@@ -54,9 +60,7 @@ def download_data(name: Name, root: Root) -> None:
                 continue
             task = progress.add_task(file.name, total=file.size)
             try:
-                path = download(
-                    file, folder, progress=lambda n, task=task: progress.update(task, completed=n)
-                )
+                path = download(file, folder, progress=partial(_advance, progress, task))
                 if file.unpack:
                     unpack(path, folder / file.folder)
                     done.touch()
@@ -66,6 +70,10 @@ def download_data(name: Name, root: Root) -> None:
             except OSError as error:
                 _fail(f"{folder} cannot be written: {error.strerror}")
             typer.echo(f"{file.name}: done")
+
+
+def _advance(progress: Progress, task: TaskID, completed: int) -> None:
+    progress.update(task, completed=completed)
 
 
 @app.command("verify")
@@ -103,6 +111,6 @@ def _dataset(name: str) -> DataSet:
     return CATALOGUE[name]
 
 
-def _fail(sentence: str) -> None:
+def _fail(sentence: str) -> NoReturn:
     typer.echo(f"covon: {sentence}", err=True)
     raise typer.Exit(2)

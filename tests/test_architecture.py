@@ -30,7 +30,7 @@ MAY_IMPORT = {
         "evaluation",
         "tensor_batches",
     },
-    "cli_data": {"data"},
+    "cli_data": {"data", "streams"},
     "cli": {"cli_data", "experiment"},
     "__main__": {"cli"},
 }

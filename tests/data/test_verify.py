@@ -57,7 +57,7 @@ def test_a_manifest_makes_the_same_benchmark(tmp_path):
 
 
 def test_what_is_not_there_at_all(tmp_path):
-    with pytest.raises(DataError, match="there is no folder .*photo"):
+    with pytest.raises(DataError, match=r"there is no folder .*photo"):
         verify(PACS, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
