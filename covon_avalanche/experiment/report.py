@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _COLOURS = (
     *("#0b6e4f", "#7a4fbf", "#c2571a", "#1f6fb4"),
-    *("#b0892b", "#a33b5e", "#4d7c0f", "#6b7280"),
+    *("#b0892b", "#a33b5e", "#6b7280", "#4d7c0f"),
 )
 COLUMNS = ("strategy", "A_T %", "BWT %", "seconds", "memory", "seeds")
 
