@@ -4,8 +4,8 @@
     python benchmarks/permuted_mnist.py --report              from stored results only
 
 Results go to ``benchmarks/results/permuted-mnist-hard/results.jsonl`` as they come (one result a
-line), tables into ``README.md`` and ``docs/permuted-mnist.md`` between their markers, pictures
-to ``docs/permuted-mnist.png`` and ``docs/permuted-mnist-matrices.png``.
+line), tables into ``docs/permuted-mnist.md`` between its markers, pictures to
+``docs/permuted-mnist.png`` and ``docs/permuted-mnist-matrices.png``.
 """
 
 from __future__ import annotations
@@ -118,7 +118,6 @@ def write_report() -> None:
         ROOT / "docs/permuted-mnist-matrices.png",
     )
     whole = f"{main_table(summaries)}\n{origin(results)}\n"
-    replace_part(ROOT / "README.md", NAME, whole)
     page = ROOT / "docs/permuted-mnist.md"
     replace_part(page, NAME, whole)
     replace_part(page, f"{NAME}, Figure 2b", ablation_table(summaries))

@@ -231,10 +231,11 @@ def table(records: list[dict[str, Any]], part: str) -> str:
 def write_report() -> None:
     """Tables into the page, and the picture."""
     records = stored()
-    order = {(r["part"], r["name"]): i for part in PARTS.values() for i, r in enumerate(part())}
-    records.sort(key=lambda r: (list(PARTS).index(r["part"]), order[r["part"], r["name"]]))
+    present = [part for part in PARTS if any(r["part"] == part for r in records)]
+    order = [(part, run["name"]) for part in present for run in PARTS[part]()]
+    records.sort(key=lambda r: order.index((r["part"], r["name"])))
     plot_sensitivity(records)
-    for part in PARTS:
+    for part in present:
         replace_part(PAGE, f"{NAME}, {part}", table(records, part))
 
 
