@@ -27,12 +27,21 @@ def check_dtype(p: Tensor, name: str) -> None:
 
 def check_generator(generator: torch.Generator | None) -> None:
     """Refuse to draw different noise in each of several processes."""
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    if several and generator is None:
+    if _several_processes() and generator is None:
         raise ValueError(
             "in distributed training every rank must draw the same noise: pass "
             "generator=torch.Generator(device).manual_seed(seed), seeded alike on all ranks"
         )
+
+
+def check_one_process(what: str) -> None:
+    """Refuse what would see the examples of one process only."""
+    if _several_processes():
+        raise ValueError(f"{what} does not work in distributed training: use 'gradsq'")
+
+
+def _several_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def check_precisions(lowest: list[tuple[str, Tensor]]) -> None:

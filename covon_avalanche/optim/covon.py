@@ -22,7 +22,12 @@ from covon_avalanche.optim.buffers import (
     free_places,
     second_copy,
 )
-from covon_avalanche.optim.checks import all_below, check_positive, check_precisions
+from covon_avalanche.optim.checks import (
+    all_below,
+    check_one_process,
+    check_positive,
+    check_precisions,
+)
 from covon_avalanche.optim.consolidation import Consolidation, consolidate
 from covon_avalanche.optim.curvature import (
     Curvature,
@@ -86,7 +91,8 @@ class CoVON(PosteriorOptimizer):
         ``"gradsq"`` where ``batch_size`` is known, else ``"reparam"``. See
         ``optim/curvature.py`` for derivations and noise. The same in all groups.
     :param batch_size: examples behind a step's gradient (over all processes), for
-        ``"gradsq"``; in Avalanche the plugin sets it in each step.
+        ``"gradsq"``; in Avalanche the plugin sets it in each step. That of the first group
+        counts.
     :param consolidation: what the end of a task does: ``"merge"``, Eq. 8, precision-aware;
         ``"ema"``, the same precision, but means averaged without it,
         ``(1 - gamma) m0 + gamma m``; ``"replace"``, no slow state: what the task alone adds to
@@ -160,12 +166,11 @@ class CoVON(PosteriorOptimizer):
         for key, known in _CHOICES.items():
             if group[key] not in known:
                 raise ValueError(f"{key} must be one of {known}, got {group[key]!r}")
-        for key in ("hess_approx", "batch_size"):
-            if group[key] != self.param_groups[0][key]:
-                raise ValueError(
-                    f"{key} must be the same in all groups, got {group[key]!r} and "
-                    f"{self.param_groups[0][key]!r}"
-                )
+        if group["hess_approx"] != self.param_groups[0]["hess_approx"]:
+            raise ValueError(
+                f"hess_approx must be the same in all groups, got {group['hess_approx']!r} and "
+                f"{self.param_groups[0]['hess_approx']!r}"
+            )
         if group["batch_size"] is not None:
             check_positive("batch_size", group["batch_size"])
 
@@ -184,6 +189,7 @@ class CoVON(PosteriorOptimizer):
             case "gradsq":
                 return squared_gradient(self._batch_size)
             case "per_example":
+                check_one_process("hess_approx='per_example'")
                 return squared_example_gradients(self._name)
         return gradient_times_noise()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from covon_avalanche.optim.buffers import flat_blocks
 from covon_avalanche.optim.curvature import HessApprox
 from covon_avalanche.optim.places import Group, State
 
@@ -63,27 +65,45 @@ class Sums(NamedTuple):
 def diagnose(
     p: Tensor, group: Group, state: State, prior_precision: Tensor | float, hess_approx: HessApprox
 ) -> Sums:
-    """The sums of a parameter within a task.
+    """The sums of a parameter within a task, block by block.
 
     :param hess_approx: the estimator in use.
     :param state: with ``hess``, ``momentum`` and ``step``.
     """
-    hess, step = state["hess"], state["step"]
-    prior_hess = prior_precision / group["ess"]
-    precision = group["ess"] * hess + prior_precision
+    values: dict[str, Tensor | float | None] = {
+        "mean": p.detach(),
+        "hess": state["hess"],
+        "momentum": state["momentum"],
+        "prior_mean": state.get("prior_mean", 0.0),
+        "prior_precision": prior_precision,
+        "grad": None if p.grad is None else p.grad.expand_as(p),
+    }
+    tensors = {k: v for k, v in values.items() if isinstance(v, Tensor)}
+    alike = all(t.stride() == p.stride() for t in tensors.values())
+    blocks = flat_blocks([*tensors.values()]) if alike else [[*tensors.values()]]
+    return add(
+        [
+            _sums({**values, **dict(zip(tensors, block, strict=True))}, group, state, hess_approx)
+            for block in blocks
+        ]
+    )
+
+
+def _sums(v: Mapping[str, Any], group: Group, state: State, hess_approx: HessApprox) -> Sums:
+    step, ess = state["step"], group["ess"]
     beta1, beta2 = group["betas"]
-    correction = 1 - beta1**step if group["debias"] else 1.0
-    moved = hess - group["hess_init"]
     average = (1 - beta2) / (1 + beta2) * (1 - beta2 ** (2 * step))  # of independent estimates
+    precision = ess * v["hess"] + v["prior_precision"]
+    moved = v["hess"] - group["hess_init"]
     return Sums(
-        entries=p.numel(),
+        entries=moved.numel(),
         moved=_squares(moved),
-        noise=_noise(p, group, hess, precision, hess_approx) * average,
+        noise=_noise(v["grad"], group, v["hess"], precision, hess_approx) * average,
         at_start=(moved.abs() <= _NEAR * group["hess_init"]).sum().item(),
-        prior=_squares(prior_hess * (p - state.get("prior_mean", 0.0))),
-        data=_squares(state["momentum"] / correction),
+        prior=_squares((v["mean"] - v["prior_mean"]) * (v["prior_precision"] / ess)),
+        data=_squares(v["momentum"] / (1 - beta1**step if group["debias"] else 1.0)),
         variance=(1 / precision).sum(dtype=torch.float64).item(),
-        weights=_squares(p),
+        weights=_squares(v["mean"]),
     )
 
 
@@ -93,7 +113,7 @@ def add(sums: list[Sums]) -> Sums:
 
 
 def _noise(
-    p: Tensor, group: Group, hess: Tensor, precision: Tensor, hess_approx: HessApprox
+    grad: Tensor | None, group: Group, hess: Tensor, precision: Tensor, hess_approx: HessApprox
 ) -> float:
     """Sum of the variances of a single estimate."""
     match hess_approx:
@@ -101,9 +121,9 @@ def _noise(
             return 2 * _squares(hess) / group["mc_samples"]
         case "per_example":
             return 2 * _squares(hess) / group["mc_samples"] / (group["batch_size"] or 1)
-    if p.grad is None:
+    if grad is None:
         return math.nan
-    variances = p.grad.square() * precision
+    variances = grad.square() * precision
     return variances.sum(dtype=torch.float64).item() / group["mc_samples"]
 
 

@@ -14,6 +14,7 @@ from toys import QUIET, make_covon, toy_benchmark, toy_model, train_step, weight
 
 from covon_avalanche import CoVONPlugin
 from covon_avalanche.fisher import squared_example_gradients, track_example_squares
+from covon_avalanche.optim import checks
 from covon_avalanche.optim.kernels.formulas import covon_hess
 
 KINDS = ["gradsq", "per_example"]
@@ -302,3 +303,37 @@ class TestConsolidation:
         state = optimizer.state[linear.weight]
         assert state["step"] == 6
         assert "prior_mean" not in state
+
+
+def test_diagnostics_of_a_large_parameter_are_those_of_its_whole():
+    """It is read block by block."""
+    p = nn.Parameter(torch.randn(2**17 + 5))
+    optimizer = make_covon([p], betas=(0.9, 0.9))
+    for _ in range(3):
+        with optimizer.sampled_params():
+            optimizer.zero_grad()
+            p.square().sum().backward()
+        optimizer.step()
+    state, found = optimizer.state[p], optimizer.diagnostics()["all"]
+    hess, mean = state["hess"].double(), p.detach().double()
+    precision = 100 * hess + 1.0
+    noise = (p.grad.double().square() * precision).sum() * 0.1 / 1.9 * (1 - 0.9**6)
+    signal = (hess - 0.5).square().sum()
+    assert found.hess_signal_to_noise == pytest.approx((signal / noise).sqrt().item(), rel=1e-4)
+    momentum = state["momentum"].double() / (1 - 0.9**3)
+    pull = ((0.01 * mean).square().sum() / momentum.square().sum()).sqrt()
+    assert found.prior_pull == pytest.approx(pull.item(), rel=1e-4)
+
+
+def test_a_group_may_come_later_without_a_batch_size(linear, batch):
+    optimizer = make_covon([linear.weight], hess_approx="auto", batch_size=16)
+    optimizer.param_groups[0]["batch_size"] = 8
+    optimizer.add_param_group({"params": [linear.bias]})
+    train_step(optimizer, linear, batch)
+    assert optimizer.hess_approx == "gradsq"
+
+
+def test_squares_of_one_process_only_are_refused(linear, monkeypatch):
+    monkeypatch.setattr(checks, "_several_processes", lambda: True)
+    with pytest.raises(ValueError, match=r"'per_example' does not work in distributed training"):
+        make_covon(linear.parameters(), hess_approx="per_example")
