@@ -206,7 +206,7 @@ def plot_sensitivity(records: list[dict[str, Any]]) -> None:
         axes.set_xlabel("1 - beta2" if key == "beta2" else key)
         if key != "gamma":
             axes.set_xscale("log")
-        axes.set_ylim(60, 97)
+        axes.set_ylim(35, 97)
         axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
     all_axes[0][0].legend(frameon=False)

@@ -20,7 +20,7 @@ train, test = rows[:1437], rows[1437:]
 model = nn.Sequential(
     nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10)
 )
-optimizer = CoVON(model.named_parameters(), ess=1437, batch_size=64)
+optimizer = CoVON(model.named_parameters(), lr=0.05, ess=1437, batch_size=64)  # few steps
 
 
 def accuracy(images: torch.Tensor) -> float:
