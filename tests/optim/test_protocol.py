@@ -581,7 +581,7 @@ class TestPriors:
 
 
 def test_covon_is_a_torch_optimizer_for_schedulers_and_groups(linear, batch):
-    optimizer = CoVON([linear.weight], ess=10)
+    optimizer = CoVON([linear.weight], ess=10, lr=0.05)
     optimizer.add_param_group({"params": [linear.bias], "lr": 0.5})
     assert optimizer.param_groups[1]["ess"] == 10
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1**step)
