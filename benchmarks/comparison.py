@@ -10,9 +10,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from covon_avalanche.experiment.atomic import write_atomically
 from covon_avalanche.experiment.grid import Event, Job, run_grid
 from covon_avalanche.experiment.recipe import Recipe, Strategy
-from covon_avalanche.experiment.result import Result, write_atomically
+from covon_avalanche.experiment.result import Result
 
 ROOT = Path(__file__).parents[1]
 

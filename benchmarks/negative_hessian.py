@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from avalanche.training.plugins import SupervisedPlugin
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 
 from covon_avalanche.evaluation import DomainMetrics
-from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
+from covon_avalanche.experiment.atomic import write_atomically
+from covon_avalanche.experiment.build import build_benchmark, build_model
+from covon_avalanche.experiment.epoch_log import EpochLog
+from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import load_recipe
-from covon_avalanche.experiment.result import write_atomically
 
 FILE = Path(__file__).parent / "results" / "negative-hessian.json"
 
@@ -48,8 +50,9 @@ def main() -> None:
     recipe = load_recipe("permuted-digits")
     benchmark = build_benchmark(recipe.stream, seed=0)
     torch.manual_seed(0)
+    model = build_model(recipe.model, benchmark)
     strategy = build_strategy(
-        recipe.strategies["covon"], recipe, build_model(recipe.model, benchmark), DomainMetrics()
+        recipe.strategies["covon"], recipe, model, EvaluationPlugin(DomainMetrics()), EpochLog()
     )
     rows = []
     for experience in benchmark.train_stream:

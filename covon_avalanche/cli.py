@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.syntax import Syntax
 
 from covon_avalanche import __version__
 from covon_avalanche.cli_data import app as data
+from covon_avalanche.cli_errors import fail
+from covon_avalanche.cli_results import compare, report
+from covon_avalanche.cli_search import search
+from covon_avalanche.display import Display
 from covon_avalanche.experiment.grid import Event, Job, run_grid
-from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, shipped_recipes
+from covon_avalanche.experiment.recipe import (
+    Recipe,
+    RecipeError,
+    choose,
+    load_recipe,
+    recipe_file,
+    shipped_recipes,
+)
 
 app = typer.Typer(
     help="Bayesian, exemplar-free continual learning: fair comparisons on domain-incremental "
@@ -25,17 +38,9 @@ app = typer.Typer(
 )
 
 
-app.add_typer(data, name="data")
-
-
 def main() -> None:
     """Entry point of the console script."""
     app()
-
-
-def _fail(sentence: str) -> NoReturn:
-    typer.echo(f"covon: {sentence}", err=True)
-    raise typer.Exit(2)
 
 
 def _print_version(asked: bool) -> None:
@@ -53,18 +58,27 @@ def _options(
     pass
 
 
-@app.command()
-def recipes() -> None:
-    """List the recipes that come with the package."""
-    for name in shipped_recipes():
-        typer.echo(f"{name}: {load_recipe(name).title}")
+class Launcher(str, Enum):
+    """Where runs go."""
+
+    local = "local"
+    slurm = "slurm"
+
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="E.g. strategies.covon.lr=0.02; repeatable."),
+]
 
 
 @app.command()
 def run(
     recipe: Annotated[
-        str, typer.Argument(help="A shipped recipe (see `covon recipes`) or a .toml file.")
-    ] = "permuted-digits",
+        list[str] | None,
+        typer.Argument(
+            help="Shipped recipes (see `covon recipes`) or .toml files. [default: permuted-digits]"
+        ),
+    ] = None,
     strategies: Annotated[
         str | None,
         typer.Option(help="Some of the recipe's strategies only, e.g. covon,ewc-star."),
@@ -75,6 +89,7 @@ def run(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs per domain instead of the recipe's.")
     ] = None,
+    settings: Set = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results. [default: runs/RECIPE]")
     ] = None,
@@ -84,37 +99,70 @@ def run(
     dataset_root: Annotated[
         Path | None, typer.Option(help="Where image data lies or is downloaded to.")
     ] = None,
+    checkpoint_minutes: Annotated[
+        float,
+        typer.Option(min=0, help="Store inside long epochs so often; ends of epochs are, too."),
+    ] = 5.0,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Log for TensorBoard in the runs' folders.")
+    ] = False,
+    wandb: Annotated[str | None, typer.Option(help="Log to this project of W&B.")] = None,
+    launcher: Annotated[Launcher, typer.Option(help="Processes here, or jobs of a cluster.")] = (
+        Launcher.local
+    ),
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="For the cluster, e.g. partition=gpu; repeatable."),
+    ] = None,
 ) -> None:
     """Compare continual-learning strategies: train each with each seed, then a table and a plot.
 
-    Every run writes FOLDER/STRATEGY/seed-SEED/result.json as soon as it is done; the table
-    goes to FOLDER/table.md and the plot to FOLDER/accuracy.png.
+    Every run has a folder FOLDER/STRATEGY/seed-SEED-HASH with its settings, log, checkpoints and
+    result. The same command again skips what is finished and goes on where it was interrupted.
+    The table goes to FOLDER/table.md and the plot to FOLDER/accuracy.png.
     """
+    names = recipe or ["permuted-digits"]
+    if out is not None and len(names) > 1:
+        fail("--out is for one recipe; several go to runs/RECIPE each")
     try:
-        chosen = _choose(load_recipe(recipe), strategies, seeds, epochs)
+        chosen = [
+            choose(load_recipe(name, settings or ()), strategies, seeds, epochs) for name in names
+        ]
     except RecipeError as error:
-        _fail(str(error))
-    folder = out or Path("runs") / chosen.name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        _fail(f"the folder {folder} cannot be made: {error.strerror}")
-    grid = [Job(strategy, seed) for seed in chosen.seeds for strategy in chosen.strategies]
-    processes = min(jobs or os.cpu_count() or 1, len(grid))
-    raise typer.Exit(_run_and_report(chosen, grid, folder, processes, dataset_root))
+        fail(str(error))
+    options: dict[str, object] = {"seconds": 60 * checkpoint_minutes}
+    options |= {"tensorboard": tensorboard, "wandb": wandb}
+    statuses = []
+    for one in chosen:
+        folder = out or Path("runs") / one.name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            fail(f"the folder {folder} cannot be made: {error.strerror}")
+        if launcher is Launcher.slurm:
+            statuses.append(_submit(one, folder, dataset_root, options, slurm or []))
+        else:
+            statuses.append(_run_and_report(one, folder, jobs, dataset_root, options))
+    raise typer.Exit(max(statuses))
 
 
 def _run_and_report(
-    recipe: Recipe, grid: list[Job], folder: Path, processes: int, dataset_root: Path | None
+    recipe: Recipe,
+    folder: Path,
+    jobs: int | None,
+    dataset_root: Path | None,
+    options: dict[str, object],
 ) -> int:
     """Train, print and store; the exit status."""
     console = Console()
     start = time.perf_counter()
+    grid = [Job(strategy, seed) for seed in recipe.seeds for strategy in recipe.strategies]
+    processes = min(jobs or os.cpu_count() or 1, len(grid))
     console.print(
         f"{recipe.title}: {len(recipe.strategies)} strategies x {len(recipe.seeds)} seeds, "
         f"{processes} at a time"
     )
-    display = _Display(console, recipe)
+    display = Display(console, recipe, grid)
     interrupted = False
     try:
         with display:
@@ -125,16 +173,16 @@ def _run_and_report(
                 processes=processes,
                 dataset_root=None if dataset_root is None else str(dataset_root),
                 notify=display.show,
+                options=options,
             )
     except KeyboardInterrupt:
         interrupted = True
-        console.print("Interrupted; finished runs are on disk.")
-    for error in display.errors:
-        typer.echo(f"covon: {error}", err=True)
+        console.print("Interrupted; the same command goes on from here.")
+    _print_failures(display.failures)
     finished = sorted(display.finished, key=lambda r: list(recipe.strategies).index(r.strategy))
     if finished:
         from covon_avalanche.experiment import report
-        from covon_avalanche.experiment.result import write_atomically
+        from covon_avalanche.experiment.atomic import write_atomically
 
         summaries = report.summarise(finished)
         console.print(report.rich_table(summaries, recipe.title))
@@ -146,90 +194,73 @@ def _run_and_report(
             "state and anchors, in units of the weights."
         )
         console.print(f"{folder}/accuracy.png, table.md and {len(finished)} result.json files")
+        console.print(f"`covon report {folder}` makes a page of them", soft_wrap=True)
         console.print(f"{time.perf_counter() - start:.0f} seconds in all")
-    return 130 if interrupted else 1 if display.errors else 0
+    if interrupted:
+        return 130
+    return max((2 if event.bad_input else 1 for event in display.failures), default=0)
 
 
-def _choose(
-    recipe: Recipe, strategies: str | None, seeds: str | None, epochs: int | None
-) -> Recipe:
-    """The recipe with what the command line overrides."""
-    update: dict[str, object] = {}
-    if strategies is not None:
-        names = list(dict.fromkeys(name.strip() for name in strategies.split(",")))
-        unknown = [name for name in names if name not in recipe.strategies]
-        if unknown:
-            raise RecipeError(
-                f"recipe {recipe.name} has no strategy {', '.join(map(repr, unknown))}; known are "
-                f"{', '.join(recipe.strategies)}"
-            )
-        update["strategies"] = {name: recipe.strategies[name] for name in names}
-    if seeds is not None:
-        update["seeds"] = _parse_seeds(seeds)
-    if epochs is not None:
-        update["epochs"] = epochs
-    return recipe.model_copy(update=update)
+def _print_failures(failures: list[Event]) -> None:
+    """One sentence for each error; the same one in many runs is told once."""
+    by_error: dict[str, list[Job]] = defaultdict(list)
+    for event in failures:
+        by_error[str(event.error)].append(event.job)
+    for error, jobs in by_error.items():
+        more = f" (and {len(jobs) - 1} other runs)" if len(jobs) > 1 else ""
+        name = f"{jobs[0].strategy}, seed {jobs[0].seed}{more}"
+        typer.echo(f"covon: {name}: {error}", err=True)
 
 
-def _parse_seeds(text: str) -> list[int]:
-    seeds: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last.isdecimal() if dash else True)):
-            raise RecipeError(f"seeds must look like 0-4 or 0,3,7, got {text!r}")
-        found = list(range(int(first), int(last if dash else first) + 1))
-        if not found:
-            raise RecipeError(f"the range of seeds {part.strip()!r} is empty")
-        seeds += found
-    return list(dict.fromkeys(seeds))
+def _submit(
+    recipe: Recipe,
+    folder: Path,
+    dataset_root: Path | None,
+    options: dict[str, object],
+    parameters: list[str],
+) -> int:
+    """Send the runs to a cluster; the exit status."""
+    from covon_avalanche.experiment.cluster import submit
 
-
-class _Display:
-    """One bar per strategy in a terminal, one line per finished run elsewhere."""
-
-    def __init__(self, console: Console, recipe: Recipe) -> None:
-        self.finished: list = []
-        self.errors: list[str] = []
-        self._console = console
-        self._domains: dict[Job, int] = {}
-        self._progress = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("domains"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[accuracy]}"),
-            console=console,
-            disable=not console.is_terminal,
+    grid = [Job(strategy, seed) for seed in recipe.seeds for strategy in recipe.strategies]
+    root = None if dataset_root is None else str(dataset_root)
+    try:
+        submitted = submit(
+            recipe, grid, folder, dataset_root=root, options=options, parameters=parameters
         )
-        total = len(recipe.seeds) * recipe.stream.n_experiences
-        self._tasks = {
-            name: self._progress.add_task(name, total=total, accuracy="", start=False)
-            for name in recipe.strategies
-        }
+    except ValueError as error:
+        fail(str(error))
+    typer.echo(f"{len(submitted)} jobs of {recipe.title}: {submitted[0]} to {submitted[-1]}")
+    typer.echo(f"when they are done: covon report {folder}")
+    return 0
 
-    def __enter__(self) -> None:
-        self._progress.start()
 
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+@app.command()
+def recipes() -> None:
+    """List the recipes that come with the package."""
+    for name in shipped_recipes():
+        typer.echo(f"{name}: {load_recipe(name).title}")
 
-    def show(self, event: Event) -> None:
-        """Take in one event."""
-        name, task = event.job.strategy, self._tasks[event.job.strategy]
-        if event.error is not None:
-            self.errors.append(f"{name}, seed {event.job.seed}: {event.error}")
-            return
-        self._domains[event.job] = max(event.domains, self._domains.get(event.job, 0))
-        self._progress.start_task(task)
-        done = sum(n for job, n in self._domains.items() if job.strategy == name)
-        self._progress.update(task, completed=done)
-        if event.result is None:
-            return
-        self.finished.append(event.result)
-        runs = [r.average_accuracy for r in self.finished if r.strategy == name]
-        accuracy = f"A_T {100 * sum(runs) / len(runs):.1f} %"
-        self._progress.update(task, accuracy=accuracy)
-        if not self._console.is_terminal:
-            a, seconds = 100 * event.result.average_accuracy, sum(event.result.train_seconds)
-            self._console.print(f"{name}, seed {event.job.seed}: A_T {a:.2f} %, {seconds:.1f} s")
+
+@app.command()
+def show(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a .toml file.")],
+) -> None:
+    """Print a recipe, to read it or to begin one of your own: covon show NAME > mine.toml"""
+    try:
+        file = recipe_file(recipe)
+        load_recipe(recipe)
+    except RecipeError as error:
+        fail(str(error))
+    text = file.read_text(encoding="utf-8")
+    console = Console()
+    if console.is_terminal:
+        console.print(Syntax(text, "toml", background_color="default"))
+    else:
+        typer.echo(text, nl=False)
+
+
+app.command()(search)
+app.command()(report)
+app.command()(compare)
+app.add_typer(data, name="data")

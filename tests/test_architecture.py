@@ -30,8 +30,12 @@ MAY_IMPORT = {
         "evaluation",
         "tensor_batches",
     },
+    "display": {"experiment"},
+    "cli_errors": set(),
     "cli_data": {"data", "streams"},
-    "cli": {"cli_data", "experiment"},
+    "cli_results": {"cli_errors", "experiment"},
+    "cli_search": {"cli_errors", "experiment"},
+    "cli": {"cli_data", "cli_errors", "cli_results", "cli_search", "display", "experiment"},
     "__main__": {"cli"},
 }
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from covon_avalanche import __version__
 from covon_avalanche.cli import app
-from covon_avalanche.experiment.recipe import load_recipe
+from covon_avalanche.experiment.recipe import load_recipe, parse_seeds
 
 
 def covon(*arguments):
@@ -28,13 +28,19 @@ def test_a_short_run_prints_the_table_and_stores_everything(tmp_path):
     assert "covon, seed 0: A_T" in done.stdout
     assert "A_T %" in done.stdout
     assert done.stderr == ""
-    files = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.*")}
-    assert files == {
-        "accuracy.png",
-        "table.md",
-        "covon/seed-0/result.json",
-        "finetune/seed-0/result.json",
-    }
+    assert (tmp_path / "out" / "accuracy.png").stat().st_size > 10_000
+    assert "covon" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    for strategy in ("covon", "finetune"):
+        (folder,) = (tmp_path / "out" / strategy).glob("seed-0-*")
+        files = {p.name for p in folder.iterdir() if p.is_file()}
+        assert files == {".lock", "log.txt", "metrics.jsonl", "result.json", "run.json"}
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        assert [json.loads(line)["experience"] for line in lines] == [0, 1, 2, 3, 4]
+    written = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("result.json")}
+    again = covon("run", *arguments, "--out", str(tmp_path / "out"))
+    assert again.exit_code == 0
+    assert "covon, seed 0: A_T" in again.stdout
+    assert written == {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("result.json")}
 
 
 def group_members(group: int) -> list[str]:
@@ -78,12 +84,12 @@ def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "Interrupted; finished runs are on disk." in output
+    assert "Interrupted; the same command goes on from here." in output
     assert "Traceback" not in errors
     results = list(tmp_path.rglob("result.json"))
     assert 1 <= len(results) < 20
     assert all(p.read_text().endswith("}\n") for p in results)
-    assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]
+    assert not list(tmp_path.rglob("*.part"))
     deadline = time.monotonic() + 20
     while group_members(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -120,7 +126,5 @@ def test_help_version_and_recipes():
 
 
 def test_seeds_are_lists_and_ranges_without_repeats():
-    from covon_avalanche.cli import _parse_seeds
-
-    assert _parse_seeds("0-3") == [0, 1, 2, 3]
-    assert _parse_seeds("7, 2-3,2") == [7, 2, 3]
+    assert parse_seeds("0-3") == [0, 1, 2, 3]
+    assert parse_seeds("7, 2-3,2") == [7, 2, 3]

@@ -8,15 +8,17 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
+from typing import Any
 
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.result import Result
+from covon_avalanche.experiment.result import Epoch, Result
+from covon_avalanche.experiment.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -26,19 +28,20 @@ class Job:
     strategy: str
     seed: int
 
-    def file(self, folder: Path) -> Path:
-        """Where its result goes."""
-        return folder / self.strategy / f"seed-{self.seed}" / "result.json"
-
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a job: it has learned so many domains, is done, or failed."""
+    """What happened to a job: an epoch, another domain learned, its end, or a failure."""
 
     job: Job
     domains: int = 0
+    epoch: Epoch | None = None
+    epochs: int = 0
+    """Of the domain that ``epoch`` belongs to."""
     result: Result | None = None
     error: str | None = None
+    bad_input: bool = False
+    """Whether the error is in what the user gave: data, settings, folders."""
 
 
 def run_grid(
@@ -49,28 +52,57 @@ def run_grid(
     processes: int,
     dataset_root: str | None = None,
     notify: Callable[[Event], None] = lambda event: None,
+    options: Mapping[str, Any] | None = None,
 ) -> list[Result]:
     """Run all jobs, one thread each; every finished one has written its result file.
 
-    A job that fails does not stop the others; what it raised comes as an event.
+    What is finished already is not run again, what was interrupted goes on. A job that fails
+    does not stop the others; what it raised comes as an event.
 
-    :param folder: results go to ``folder/STRATEGY/seed-SEED/result.json``.
+    :param folder: of all runs, see :class:`RunFolder`.
     :param processes: how many runs at a time.
     :param notify: called in this process for each event.
+    :param options: more arguments of :func:`run_in_folder`.
     :return: the results of the jobs that did not fail, in the order of the jobs.
     """
+    results = _finished(recipe, jobs, folder)
+    for job, result in results.items():
+        notify(Event(job, recipe.stream.n_experiences, result=result))
+    missing = [job for job in jobs if job not in results]
+    if missing:
+        results |= _run_missing(
+            recipe, missing, folder, processes, dataset_root, notify, dict(options or {})
+        )
+    return [results[job] for job in jobs if job in results]
+
+
+def _finished(recipe: Recipe, jobs: list[Job], folder: Path) -> dict[Job, Result]:
+    stored = {job: RunFolder(folder, recipe, job.strategy, job.seed).result() for job in jobs}
+    return {job: result for job, result in stored.items() if result is not None}
+
+
+def _run_missing(
+    recipe: Recipe,
+    jobs: list[Job],
+    folder: Path,
+    processes: int,
+    dataset_root: str | None,
+    notify: Callable[[Event], None],
+    options: dict[str, Any],
+) -> dict[Job, Result]:
     results: dict[Job, Result] = {}
+    processes = min(processes, len(jobs))
     with _no_parts_left(folder), _pool(processes) as (pool, messages), _ctrl_c() as pressed:
         futures: dict[Future[Result], Job] = {
-            pool.submit(_work, recipe, job, folder, dataset_root): job for job in jobs
+            pool.submit(_work, recipe, job, folder, dataset_root, options): job for job in jobs
         }
         while futures:
             if pressed():
                 raise KeyboardInterrupt
             running = set(futures.values())
-            for job, domains in _drain(messages):
-                if job in running:  # a message may arrive later than the result
-                    notify(Event(job, domains))
+            for event in _drain(messages):
+                if event.job in running:  # a message may arrive later than the result
+                    notify(event)
             for future in [f for f in futures if f.done()]:
                 job = futures.pop(future)
                 error = future.exception()
@@ -78,8 +110,16 @@ def run_grid(
                     results[job] = future.result()
                     notify(Event(job, recipe.stream.n_experiences, result=results[job]))
                 else:
-                    notify(Event(job, error=f"{type(error).__name__}: {error}"))
-    return [results[job] for job in jobs if job in results]
+                    notify(_failure(job, error))
+    return results
+
+
+def _failure(job: Job, error: BaseException) -> Event:
+    """One sentence about it."""
+    bad_input = isinstance(error, ValueError | OSError)
+    name = "" if bad_input else f"{type(error).__name__}: "
+    text = " ".join(str(error).split()) or "no reason given"
+    return Event(job, error=name + text, bad_input=bad_input)
 
 
 @contextmanager
@@ -109,9 +149,9 @@ def _no_parts_left(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _pool(processes: int) -> Iterator[tuple[ProcessPoolExecutor, Queue[tuple[Job, int]]]]:
+def _pool(processes: int) -> Iterator[tuple[ProcessPoolExecutor, Queue[Event]]]:
     context = multiprocessing.get_context("spawn")
-    messages: Queue[tuple[Job, int]] = context.Queue()
+    messages: Queue[Event] = context.Queue()
     pool = ProcessPoolExecutor(processes, context, initializer=_start, initargs=(messages,))
     try:
         yield pool, messages
@@ -129,7 +169,7 @@ def _pool(processes: int) -> Iterator[tuple[ProcessPoolExecutor, Queue[tuple[Job
         messages.cancel_join_thread()
 
 
-def _drain(messages: Queue[tuple[Job, int]]) -> Iterator[tuple[Job, int]]:
+def _drain(messages: Queue[Event]) -> Iterator[Event]:
     """The waiting messages; waits a moment where there are none."""
     try:
         while True:
@@ -140,10 +180,10 @@ def _drain(messages: Queue[tuple[Job, int]]) -> Iterator[tuple[Job, int]]:
 
 # In the worker processes ---------------------------------------------------------------
 
-_messages: Queue[tuple[Job, int]]
+_messages: Queue[Event]
 
 
-def _start(messages: Queue[tuple[Job, int]]) -> None:
+def _start(messages: Queue[Event]) -> None:
     global _messages
     _messages = messages
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
@@ -154,15 +194,30 @@ def _start(messages: Queue[tuple[Job, int]]) -> None:
     torch.set_num_threads(1)
 
 
-def _work(recipe: Recipe, job: Job, folder: Path, dataset_root: str | None) -> Result:
-    from covon_avalanche.experiment.run import run_strategy
+def _work(
+    recipe: Recipe, job: Job, folder: Path, dataset_root: str | None, options: dict[str, Any]
+) -> Result:
+    return run_job(recipe, job, folder, dataset_root, options, _messages.put)
 
-    result = run_strategy(
+
+def run_job(
+    recipe: Recipe,
+    job: Job,
+    folder: Path,
+    dataset_root: str | None,
+    options: dict[str, Any],
+    notify: Callable[[Event], None] = lambda event: None,
+) -> Result:
+    """One run of a grid, in this process."""
+    from covon_avalanche.experiment.run import run_in_folder
+
+    return run_in_folder(
         recipe,
         job.strategy,
         job.seed,
+        folder,
         dataset_root=dataset_root,
-        progress=lambda domains, _: _messages.put((job, domains)),
+        progress=lambda domains, _: notify(Event(job, domains)),
+        watch=lambda epoch, n: notify(Event(job, epoch.experience, epoch=epoch, epochs=n)),
+        **options,
     )
-    result.save(job.file(folder))
-    return result

@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
-import os
+import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
+from covon_avalanche.experiment.atomic import write_atomically
+
+SCHEMA = 2
+
+
+class ResultError(ValueError):
+    """A file that is no result; one sentence.
+
+    :param newer: whether it is one of a later version of this package.
+    """
+
+    def __init__(self, sentence: str, newer: bool = False) -> None:
+        super().__init__(sentence)
+        self.newer = newer
+
+
+class Epoch(BaseModel):
+    """What training did in one epoch."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    experience: int
+    epoch: int
+    """In this experience; both from 0."""
+    loss: float
+    """What was minimised, penalties included: mean over the images."""
+    accuracy: float
+    """On the training images as they were seen, by the weights of each step (a posterior sample
+    of CoVON and VCL)."""
+    images: int
+    seconds: float
 
 
 class Result(BaseModel):
@@ -16,7 +47,9 @@ class Result(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
+    run_hash: str = ""
+    """Of what decided the result, see :func:`run_hash`."""
     recipe: str
     strategy: str
     seed: int
@@ -35,11 +68,18 @@ class Result(BaseModel):
     bwt: float | None
     calibration: dict[str, float] = {}
     """NLL (nats), Brier score and expected calibration error after the last domain, domain mean."""
+    sampled: dict[str, float] = {}
+    """``average_accuracy`` and calibration with the mean of ``posterior_samples`` predictions."""
+    epochs: list[Epoch] = []
     train_seconds: list[float]
     """Wall-clock seconds of training, per domain."""
     parameters: int
     parameters_worth: float
     """Tensors kept between steps, in units of the weights, see ``KeptTensors``."""
+    peak_memory: int | None = None
+    """Bytes of the process, or of the accelerator where there is one."""
+    continued: int = 0
+    """How often the run was started again after an interruption."""
     diagnostics: list[dict[str, float]] = []
     """Of CoVON's posterior at the end of each domain, before the merge, see ``Diagnostics``."""
     versions: dict[str, str]
@@ -56,20 +96,51 @@ class Result(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        """Read what :meth:`save` wrote."""
-        return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        """Read what :meth:`save` wrote.
 
+        :raises ResultError: naming the file and what is wrong with it.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ResultError(f"{path} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ResultError(f"{path} is no result: it is not text") from error
+        return cls.parse(text, str(path))
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    @classmethod
+    def parse(cls, text: str, name: str) -> Result:
+        """A result from JSON.
+
+        :param name: of where it is from, for the error.
+        :raises ResultError: saying what is wrong with it.
+        """
+        try:
+            data = json.loads(text)
+            version = data["schema_version"]
+        except (ValueError, KeyError, TypeError):
+            raise ResultError(
+                f"{name} is no result: it is not JSON with a schema_version"
+            ) from None
+        if isinstance(version, int) and version > SCHEMA:
+            raise ResultError(
+                f"{name} has schema {version}, of a newer version of this package, which knows "
+                f"{SCHEMA}",
+                newer=True,
+            )
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise ResultError(f"{name} is no result: {key}: {first['msg']}") from error
+
+    def outcome(self) -> dict[str, Any]:
+        """All that the settings decide: the result without what depends on when and where it was
+        measured."""
+        data = self.model_dump(
+            exclude={"train_seconds", "peak_memory", "continued", "versions", "machine"}
+        )
+        for epoch in data["epochs"]:
+            del epoch["seconds"]
+        return data

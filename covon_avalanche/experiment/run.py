@@ -2,26 +2,99 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import platform
-import time
-from collections.abc import Callable
-from importlib.metadata import version
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from avalanche.benchmarks import CLScenario
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 
 from covon_avalanche.evaluation.calibration import Calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import KeptTensors
-from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
-from covon_avalanche.experiment.recipe import CORe50Stream, Joint, Recipe
-from covon_avalanche.experiment.result import Result
+from covon_avalanche.experiment.build import build_benchmark, build_model
+from covon_avalanche.experiment.data_settings import CORe50Stream
+from covon_avalanche.experiment.epoch_log import EpochLog
+from covon_avalanche.experiment.machine import (
+    machine,
+    peak_memory,
+    reset_peak_memory,
+    versions,
+)
+from covon_avalanche.experiment.methods import build_strategy
+from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.result import Epoch, Result
+from covon_avalanche.experiment.resumable import Checkpoints
+from covon_avalanche.experiment.run_folder import RunFolder, run_hash, settings_of
+from covon_avalanche.experiment.state import StateError, Surroundings
+from covon_avalanche.experiment.strategy_settings import Joint
+from covon_avalanche.experiment.training_loggers import training_loggers
 from covon_avalanche.plugins import CoVONPlugin
+from covon_avalanche.plugins.posterior import PosteriorPlugin
 
-_PACKAGES = ("covon_avalanche", "torch", "avalanche-lib", "scikit-learn", "numpy")
+Stream = Literal["test", "valid"]
+Loggers = tuple[Sequence[BaseLogger], Sequence[Any]]
+_log = logging.getLogger(__name__)
+
+
+def run_in_folder(
+    recipe: Recipe,
+    strategy_name: str,
+    seed: int,
+    runs: Path,
+    *,
+    dataset_root: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, float], None] = lambda experience, accuracy: None,
+    watch: Callable[[Epoch, int], None] = lambda epoch, epochs: None,
+    tensorboard: bool = False,
+    wandb: str | None = None,
+    **checkpoints: Any,
+) -> Result:
+    """Run, or go on from where an interrupted run was, or give the result of a finished one.
+
+    :param runs: the run gets a folder below, see :class:`RunFolder`.
+    :param tensorboard: log for TensorBoard in the run's folder.
+    :param wandb: log to this project of W&B.
+    :param checkpoints: ``seconds`` and ``share`` of :class:`Checkpoints`.
+
+    See :func:`run_strategy` for the others.
+    """
+    folder = RunFolder(runs, recipe, strategy_name, seed)
+    with folder.opened():
+        stored = folder.result()
+        if stored is not None:
+            return stored
+        starts = folder.write_start({"seed": seed, "versions": versions(), "machine": machine()})
+        loggers = training_loggers(
+            folder.path,
+            tensorboard=tensorboard,
+            wandb=wandb,
+            name=f"{recipe.name}, {strategy_name}, seed {seed}",
+            settings=folder.settings,
+        )
+        result = run_strategy(
+            recipe,
+            strategy_name,
+            seed,
+            dataset_root=dataset_root,
+            progress=progress,
+            watch=watch,
+            folder=folder,
+            loggers=loggers,
+            **checkpoints,
+        )
+        result.continued = starts - 1
+        result.save(folder.result_file)
+        for file in folder.checkpoints.glob("*"):
+            file.unlink()
+        return result
 
 
 def run_strategy(
@@ -29,10 +102,14 @@ def run_strategy(
     strategy_name: str,
     seed: int,
     *,
-    stream: Literal["test", "valid"] = "test",
+    stream: Stream = "test",
     validation_size: float | None = None,
     dataset_root: str | os.PathLike[str] | None = None,
     progress: Callable[[int, float], None] = lambda experience, accuracy: None,
+    watch: Callable[[Epoch, int], None] = lambda epoch, epochs: None,
+    folder: RunFolder | None = None,
+    loggers: Loggers = ((), ()),
+    **checkpoints: Any,
 ) -> Result:
     """Train through the stream, evaluating on all domains after each.
 
@@ -43,59 +120,141 @@ def run_strategy(
         of the recipe's.
     :param dataset_root: where image data lies; see the streams.
     :param progress: called with the number of domains learned and the mean accuracy on them.
+    :param watch: called after each epoch, with the number of epochs of the experience.
+    :param folder: where checkpoints go, and from where an interrupted run goes on.
+    :param loggers: of Avalanche, and metrics for them.
+    :raises ValueError: if data and recipe do not fit, naming the value.
+    :raises FloatingPointError: if the training diverges.
     """
-    settings = recipe.strategies[strategy_name]
-    benchmark = build_benchmark(
-        recipe.stream, seed=seed, validation_size=validation_size, dataset_root=dataset_root
-    )
-    torch.manual_seed(seed)
-    model = build_model(recipe.model, benchmark, dataset_root)
-    official = isinstance(recipe.stream, CORe50Stream) and recipe.stream.split == "official"
-    held_out = official and stream == "test"
-    metrics = DomainMetrics(stream, held_out=held_out)
-    strategy = build_strategy(settings, recipe, model, metrics)
-    matrix = metrics.matrix
-    joint = isinstance(settings, Joint)
-    if joint:
-        matrix.rows += [None] * (recipe.stream.n_experiences - 1)
-    seconds = []
-    diagnostics = []
-    for experience in [benchmark.train_stream] if joint else benchmark.train_stream:
-        start = time.perf_counter()
-        strategy.train(experience)
-        seconds.append(time.perf_counter() - start)
-        diagnostics += _diagnostics(strategy)
-        strategy.eval(benchmark.streams[stream])
-        progress(len(matrix.rows), matrix.curve()[-1] or 0.0)
-    return Result(
-        recipe=recipe.name,
-        strategy=strategy_name,
-        seed=seed,
-        stream=stream,
-        settings={
-            **recipe.model_dump(exclude={"strategies", "seeds"}),
-            "strategy": settings.model_dump(),
-        },
-        accuracy=matrix.rows,
-        counts=matrix.counts,
-        average_accuracy=matrix.average_accuracy(),
-        weighted_accuracy=matrix.weighted_accuracy(),
-        bwt=matrix.bwt(),
-        calibration=_mean(metrics.calibration[-1]),
-        train_seconds=seconds,
-        parameters=sum(p.numel() for p in model.parameters()),
-        parameters_worth=next(
-            p.parameters_worth for p in strategy.plugins if isinstance(p, KeptTensors)
-        ),
-        diagnostics=diagnostics,
-        versions={"python": platform.python_version(), **{p: version(p) for p in _PACKAGES}},
-        machine={
-            "platform": platform.platform(),
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-        },
-    )
+    while True:
+        benchmark = build_benchmark(
+            recipe.stream, seed=seed, validation_size=validation_size, dataset_root=dataset_root
+        )
+        _check(recipe, benchmark, stream)
+        run = _Run(recipe, strategy_name, seed, stream, benchmark, dataset_root, watch, loggers)
+        try:
+            return run.finish(folder, progress, checkpoints)
+        except StateError as error:
+            # A run that is half restored is thrown away; its checkpoint is gone already.
+            _log.warning("%s; the checkpoint before it is used", error)
+
+
+def _check(recipe: Recipe, benchmark: CLScenario, stream: str) -> None:
+    if stream not in benchmark.streams:
+        raise ValueError("there are no validation images: stream.validation_size is 0")
+    for experience in benchmark.train_stream:
+        images = len(experience.dataset)
+        if recipe.train_mb_size > images:
+            raise ValueError(
+                f"train_mb_size = {recipe.train_mb_size} is more than the {images} training "
+                f"images of domain {experience.current_experience + 1}"
+            )
+
+
+class _Run:
+    """The objects of a run, built from the recipe and the seed."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        name: str,
+        seed: int,
+        stream: Stream,
+        benchmark: CLScenario,
+        dataset_root: str | os.PathLike[str] | None,
+        watch: Callable[[Epoch, int], None],
+        loggers: Loggers,
+    ) -> None:
+        self.recipe, self.name, self.seed, self.stream = recipe, name, seed, stream
+        self.settings = recipe.strategies[name]
+        self.benchmark = benchmark
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        self.model = build_model(recipe.model, benchmark, dataset_root)
+        official = isinstance(recipe.stream, CORe50Stream) and recipe.stream.split == "official"
+        self.metrics = DomainMetrics(stream, held_out=official and stream == "test")
+        self.log = EpochLog(watch)
+        evaluator = EvaluationPlugin(self.metrics, *loggers[1], loggers=list(loggers[0]))
+        self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
+        self.diagnostics: list[dict[str, float]] = []
+
+    def finish(
+        self,
+        folder: RunFolder | None,
+        progress: Callable[[int, float], None],
+        options: dict[str, Any],
+    ) -> Result:
+        """Train and evaluate what is missing."""
+        reset_peak_memory()
+        joint = isinstance(self.settings, Joint)
+        experiences = [self.benchmark.train_stream] if joint else self.benchmark.train_stream
+        checkpoints = None if folder is None else self._checkpoints(folder, options)
+        matrix = self.metrics.matrix
+        first = 0 if checkpoints is None else checkpoints.resume()
+        if first == 0 and joint:
+            matrix.rows += [None] * (self.recipe.stream.n_experiences - 1)
+        workers = {"num_workers": self.recipe.workers}
+        for experience in list(experiences)[first:]:
+            self.strategy.train(experience, **workers)
+            self.diagnostics += _diagnostics(self.strategy)
+            self.strategy.eval(self.benchmark.streams[self.stream], **workers)
+            progress(len(matrix.rows), matrix.curve()[-1] or 0.0)
+            if folder is not None and checkpoints is not None:
+                folder.write_epochs(self.log.epochs)
+                checkpoints.end_experience()
+        return self._result()
+
+    def _checkpoints(self, folder: RunFolder, options: dict[str, Any]) -> Checkpoints:
+        root = {
+            "model": self.model,
+            "strategy": self.strategy,
+            "diagnostics": self.diagnostics,
+        }
+        surroundings = Surroundings(self.benchmark.streams)
+        checkpoints = Checkpoints(folder.checkpoints, folder.hash, root, surroundings, **options)
+        self.strategy.checkpoints = checkpoints
+        return checkpoints
+
+    def _result(self) -> Result:
+        matrix = self.metrics.matrix
+        calibration = _mean(self.metrics.calibration[-1])
+        kept = next(p for p in self.strategy.plugins if isinstance(p, KeptTensors))
+        return Result(
+            run_hash=run_hash(self.recipe, self.name, self.seed),
+            recipe=self.recipe.name,
+            strategy=self.name,
+            seed=self.seed,
+            stream=self.stream,
+            settings=settings_of(self.recipe, self.name),
+            accuracy=matrix.rows,
+            counts=matrix.counts,
+            average_accuracy=matrix.average_accuracy(),
+            weighted_accuracy=matrix.weighted_accuracy(),
+            bwt=matrix.bwt(),
+            calibration=calibration,
+            sampled=self._sampled(),
+            epochs=[Epoch(**epoch) for epoch in self.log.epochs],
+            train_seconds=self.log.seconds,
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            parameters_worth=kept.parameters_worth,
+            peak_memory=peak_memory(),
+            diagnostics=self.diagnostics,
+            versions=versions(),
+            machine=machine(),
+        )
+
+    def _sampled(self) -> dict[str, float]:
+        """The last evaluation once more, predicting with posterior samples."""
+        plugin = next((p for p in self.strategy.plugins if isinstance(p, PosteriorPlugin)), None)
+        if plugin is None or self.recipe.posterior_samples == 0:
+            return {}
+        metrics = DomainMetrics(self.stream, held_out=self.metrics.matrix.held_out)
+        plugin.eval_samples = self.recipe.posterior_samples
+        self.strategy.evaluator.metrics = [metrics]
+        self.strategy.eval(self.benchmark.streams[self.stream], num_workers=self.recipe.workers)
+        accuracy = metrics.matrix.average_accuracy()
+        return {"average_accuracy": accuracy, **_mean(metrics.calibration[-1])}
 
 
 def _mean(row: list[Calibration]) -> dict[str, float]:
@@ -107,11 +266,3 @@ def _diagnostics(strategy: SupervisedTemplate) -> list[dict[str, float]]:
     """Those of the experience just trained, where there are any."""
     found = [p.diagnostics for p in strategy.plugins if isinstance(p, CoVONPlugin)]
     return [d["all"]._asdict() for d in found if d]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(ln.split(":", 1)[1].strip() for ln in lines if ln.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -4,10 +4,11 @@ import warnings
 
 import pytest
 import torch
+from avalanche.training.plugins import EvaluationPlugin
 from miniature import cddb, core50, domainnet, pacs
 
-from covon_avalanche.evaluation import DomainMetrics
-from covon_avalanche.experiment.build import build_strategy
+from covon_avalanche.experiment.epoch_log import EpochLog
+from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.run import run_strategy
 
@@ -24,7 +25,7 @@ def small(recipe: Recipe, domains: list[str], **changes) -> Recipe:
     data = recipe.model_dump()
     stream = data["stream"] | {"domains": domains, "image_size": 32, "limit": 1}
     return Recipe.model_validate(
-        {**data, "stream": stream, "model": SMALL, "epochs": 1, "train_mb_size": 32, **changes}
+        {**data, "stream": stream, "model": SMALL, "epochs": 1, "train_mb_size": 2, **changes}
     )
 
 
@@ -49,7 +50,7 @@ def test_the_authors_settings_come_domain_by_domain(name):
     recipe = load_recipe(name)
     settings = recipe.strategies["covon-authors"]
     model = torch.nn.Linear(2, 2)
-    strategy = build_strategy(settings, recipe, model, DomainMetrics())
+    strategy = build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
     schedule = strategy.plugins[0].schedule
     assert len(schedule) == (6 if name == "domainnet" else 2)
     assert schedule[1]["lr"] < 1e-3
@@ -64,7 +65,7 @@ def test_weights_are_looked_for_below_the_folder_of_the_data(tmp_path):
             "name": "pacs-test",
             "title": "PACS",
             "epochs": 1,
-            "train_mb_size": 32,
+            "train_mb_size": 8,
             "final_lr_factor": 1.0,
             "seeds": [0],
             "stream": {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32},

@@ -5,58 +5,25 @@ import os
 from typing import get_args
 
 import pytest
+from small_recipes import STRATEGIES, small_recipe
 
 from covon_avalanche.experiment import report
+from covon_avalanche.experiment.atomic import write_atomically
 from covon_avalanche.experiment.grid import Job, run_grid
-from covon_avalanche.experiment.recipe import _KINDS, Recipe, load_recipe
-from covon_avalanche.experiment.result import Result, write_atomically
+from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run import run_strategy
-
-NEWTON = dict(kind="covon", lr=0.1, ess=1437.0, hess_init=0.05, later_hess_init=0.05, beta2=0.99)
-BAYES = dict(lr=0.01, ess=1437.0, std_init=0.01, weight_decay=1e-4)
-STRATEGIES = {
-    "finetune": dict(kind="finetune", lr=0.01),
-    "ewc": dict(kind="ewc", lr=0.01, ewc_lambda=1.0),
-    "ewc-star": dict(kind="ewc-star", lr=0.01, strength=1.0),
-    "ada-reg": dict(kind="ada-reg", lr=0.01, strength=10.0),
-    "lwf": dict(kind="lwf", lr=0.01, alpha=1.0),
-    "si": dict(kind="si", lr=0.01, si_lambda=10.0),
-    "vcl": dict(kind="vcl", **BAYES),
-    "evcl": dict(kind="evcl", strength=1.0, **BAYES),
-    "td-vcl": dict(kind="td-vcl", n_steps=3, decay=0.5, replay_examples=20, **BAYES),
-    "covon-nom": dict(**NEWTON, clip_radius=0.1, gamma=1.0, weight_decay=1e-4),
-    "covon": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4),
-    "covon-gradsq": dict(
-        **{**NEWTON, "later_hess_init": None},
-        clip_radius=0.1,
-        gamma=1.0,
-        gamma_precision=2.0,
-        weight_decay=1e-4,
-        hess_approx="gradsq",
-    ),
-    "ema": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4, consolidation="ema"),
-    "joint": dict(kind="joint", lr=0.01),
-}
+from covon_avalanche.experiment.run_folder import RunFolder
+from covon_avalanche.experiment.strategy_settings import KINDS
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
     """All kinds of strategies on two domains, for one epoch, with a small network."""
-    main = load_recipe("permuted-digits")
     assert {s["kind"] for s in STRATEGIES.values()} == {
-        get_args(kind.model_fields["kind"].annotation)[0] for kind in _KINDS
+        get_args(kind.model_fields["kind"].annotation)[0] for kind in KINDS
     }
-    return Recipe.model_validate(
-        {
-            **main.model_dump(),
-            "epochs": 1,
-            "train_mb_size": 32,
-            "stream": {"name": "PermutedDigits", "n_experiences": 2},
-            "model": {"hidden_size": 32, "hidden_layers": 1},
-            "seeds": [0, 1],
-            "strategies": STRATEGIES,
-        }
-    )
+    return small_recipe(STRATEGIES, epochs=1, train_mb_size=32, seeds=[0, 1])
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +41,7 @@ def test_every_strategy_runs_and_learns_something(recipe, results):
     assert not [e.error for e in events if e.error]
     for result in found:
         assert max(result.accuracy[-1]) > 0.25, result.strategy  # chance is 0.1
+        assert [e.images for e in result.epochs[:1]] == [1437 * (1 + (result.bwt is None))]
         assert len(result.accuracy) == 2
         assert (result.bwt is None) == (result.strategy == "joint")
         assert result.counts == [360, 360]
@@ -81,12 +49,13 @@ def test_every_strategy_runs_and_learns_something(recipe, results):
         assert result.calibration.keys() == {"nll", "brier", "ece"}
 
 
-def test_results_on_disk_are_what_was_returned(results):
+def test_results_on_disk_are_what_was_returned(recipe, results):
     folder, jobs, found, _ = results
     for job, result in zip(jobs, found, strict=True):
-        assert Result.load(job.file(folder)) == result
+        assert RunFolder(folder, recipe, job.strategy, job.seed).result() == result
     assert len(list(folder.rglob("result.json"))) == len(jobs)
-    assert not [p for p in folder.rglob("*") if p.name.startswith(".")]
+    assert not list(folder.rglob("*.part"))
+    assert not list(folder.rglob("*.safetensors"))
 
 
 def test_progress_is_told_domain_by_domain(results):
@@ -124,6 +93,7 @@ def test_a_failing_run_is_reported_and_the_others_finish(recipe, tmp_path):
     (failure,) = [e for e in events if e.error]
     assert failure.job == Job("covon", 0)
     assert failure.error.startswith("FloatingPointError: ")
+    assert not failure.bad_input
     assert [p.parent.parent.name for p in tmp_path.rglob("result.json")] == ["finetune"]
 
 
@@ -234,10 +204,11 @@ class TestReport:
         assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_results_are_plain_json_with_all_that_decides_them(results):
-    folder, jobs, *_ = results
-    data = json.loads(jobs[-2].file(folder).read_text())
-    assert data["schema_version"] == 1
+def test_results_are_plain_json_with_all_that_decides_them(recipe, results):
+    folder, *_ = results
+    data = json.loads(RunFolder(folder, recipe, "covon", 1).result_file.read_text())
+    assert data["schema_version"] == 2
     assert data["settings"]["strategy"]["kind"] == "covon"
+    assert data["peak_memory"] > 50e6
     assert {"torch", "avalanche-lib", "covon_avalanche", "python"} <= data["versions"].keys()
     assert data["machine"]["threads"] == 1

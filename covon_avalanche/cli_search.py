@@ -1,0 +1,125 @@
+"""``covon search``."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from covon_avalanche.cli_errors import fail
+from covon_avalanche.experiment.atomic import write_atomically
+from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe
+
+
+def search(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a .toml file.")],
+    strategies: Annotated[
+        str | None, typer.Option(help="Some of the recipe's strategies only, e.g. covon,ewc-star.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="For each strategy, in all.")] = 20,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of permutations and weights: none that you will report.")
+    ] = 1000,
+    validation_size: Annotated[
+        float | None,
+        typer.Option(min=0, help="Images (or a fraction of them) instead of the recipe's."),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs per domain instead of the recipe's.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the trials and the best recipe. [default: searches/RECIPE]"),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Trials at a time. [default: one per core]")
+    ] = None,
+    dataset_root: Annotated[
+        Path | None, typer.Option(help="Where image data lies or is downloaded to.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="E.g. stream.limit=20; repeatable."),
+    ] = None,
+) -> None:
+    """Choose hyperparameters on validation images, with as many trials for every strategy.
+
+    Trials are kept in FOLDER/trials.journal: the same command goes on after an interruption, and
+    on several machines that share the folder all work on the same trials. The best settings go
+    to FOLDER/best.toml, a recipe. Ranges are in the recipe's [search.STRATEGY] tables, such as
+    lr = { low = 1e-4, high = 1e-1 }; without one, from a tenth to ten times each setting.
+    """
+    if find_spec("optuna") is None:
+        fail("covon search needs optuna: pip install 'covon_avalanche[search]'")
+    try:
+        chosen = choose(load_recipe(recipe, settings or ()), strategies, None, epochs)
+    except RecipeError as error:
+        fail(str(error))
+    folder = out or Path("searches") / chosen.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"the folder {folder} cannot be made: {error.strerror}")
+    root = None if dataset_root is None else str(dataset_root)
+    options: dict[str, Any] = {"trials": trials, "seed": seed, "dataset_root": root}
+    options["validation_size"] = validation_size
+    workers = jobs or os.cpu_count() or 1
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context) as pool:
+        shares = [name for name in chosen.strategies for _ in range(_share(workers, chosen))]
+        futures = [
+            pool.submit(_work, chosen, name, folder / "trials.journal", options) for name in shares
+        ]
+        try:
+            for future in futures:
+                future.result()
+        except (ValueError, OSError) as error:
+            for future in futures:
+                future.cancel()
+            fail(" ".join(str(error).split()))
+    _write_best(chosen, folder)
+
+
+def _share(workers: int, recipe: Recipe) -> int:
+    """Processes that work on the same strategy, so that none is idle where there are few."""
+    return max(1, -(-workers // len(recipe.strategies)))
+
+
+def _work(recipe: Recipe, strategy: str, journal: Path, options: dict[str, Any]) -> None:
+    import warnings
+
+    warnings.filterwarnings("ignore")
+    import optuna
+    import torch
+
+    from covon_avalanche.experiment.searching import search_strategy
+
+    torch.set_num_threads(1)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    search_strategy(recipe, strategy, journal, notify=_say, **options)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True, file=sys.stdout)
+
+
+def _write_best(recipe: Recipe, folder: Path) -> None:
+    import optuna
+
+    from covon_avalanche.experiment.searching import best_settings, recipe_text, with_settings
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    comments = {}
+    for name in recipe.strategies:
+        settings, value = best_settings(folder / "trials.journal", recipe, name)
+        recipe = with_settings(recipe, name, settings)
+        comments[name] = f"validation A_T {100 * value:.2f} %"
+        typer.echo(f"{name}: {comments[name]}")
+    write_atomically(folder / "best.toml", recipe_text(recipe, comments))
+    typer.echo(f"{folder}/best.toml: covon run {folder}/best.toml")

@@ -1,0 +1,100 @@
+"""Checkpoints on disk: tensors in safetensors, the rest in JSON. Nothing of them is executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from covon_avalanche.experiment.atomic import write_atomically
+
+FORMAT = 1
+_log = logging.getLogger(__name__)
+
+
+class Point(NamedTuple):
+    """Where a run goes on: what comes next, all counted from 0."""
+
+    experience: int
+    epoch: int = 0
+    batch: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.experience:04d}-{self.epoch:05d}-{self.batch:07d}"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; one sentence."""
+
+
+def save_checkpoint(
+    folder: Path, point: Point, state: Mapping[str, Any], tensors: Mapping[str, Tensor], run: str
+) -> None:
+    """Write ``POINT.safetensors``, then ``POINT.json``, which vouches for both.
+
+    :param run: of which run this is; a checkpoint of another one is refused.
+    :raises OSError: if there is no room or no permission; older checkpoints stay as they are.
+    """
+    data = save(dict(tensors))
+    body = {"format": FORMAT, "run": run, "state": state, "tensors": _digest(data)}
+    text = json.dumps(body)
+    write_atomically(folder / f"{point}.safetensors", data)
+    write_atomically(
+        folder / f"{point}.json", json.dumps({"digest": _digest(text.encode()), "body": text})
+    )
+
+
+def load_checkpoint(folder: Path, point: Point, run: str) -> tuple[dict[str, Any], dict]:
+    """State and tensors of a checkpoint.
+
+    :raises CheckpointError: if it is truncated, changed, of another run or a newer format.
+    """
+    file = folder / f"{point}.json"
+    try:
+        outer = json.loads(file.read_text(encoding="utf-8"))
+        text = outer["body"]
+        if outer["digest"] != _digest(text.encode()):
+            raise CheckpointError(f"the checkpoint {file} has been changed")
+        body = json.loads(text)
+        if body["format"] > FORMAT:
+            raise CheckpointError(f"the checkpoint {file} is of a newer version of this package")
+        if body["run"] != run:
+            raise CheckpointError(f"the checkpoint {file} belongs to another run")
+        data = file.with_suffix(".safetensors").read_bytes()
+        if body["tensors"] != _digest(data):
+            raise CheckpointError(f"the checkpoint {file.with_suffix('.safetensors')} is damaged")
+        return body["state"], load(data)
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise CheckpointError(f"the checkpoint {file} cannot be read: {error}") from error
+
+
+def stored_points(folder: Path) -> list[Point]:
+    """The points there are files for, latest first."""
+    pattern = re.compile(r"(\d{4,})-(\d{5,})-(\d{7,})\.json")
+    found = [pattern.fullmatch(path.name) for path in folder.glob("*.json")]
+    return sorted((Point(*map(int, m.groups())) for m in found if m), reverse=True)
+
+
+def remove_outdated(folder: Path) -> None:
+    """Keep the latest two points between experiences, and the latest two inside the last one."""
+    points = stored_points(folder)
+    between = [p for p in points if p == Point(p.experience)][:2]
+    last = between[0].experience if between else 0
+    inside = [p for p in points if p > Point(last)][:2]
+    for point in set(points) - {*between, *inside}:
+        for suffix in (".json", ".safetensors"):
+            (folder / f"{point}{suffix}").unlink(missing_ok=True)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

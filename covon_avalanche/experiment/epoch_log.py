@@ -1,0 +1,82 @@
+"""What happens in training, epoch by epoch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from avalanche.training.plugins import SupervisedPlugin
+
+from covon_avalanche.experiment.result import Epoch
+
+
+class EpochLog(SupervisedPlugin):
+    """Loss, accuracy and speed of each epoch, and the seconds of each experience.
+
+    :param notify: called after each epoch with it and the number of epochs of the experience.
+    """
+
+    not_stored = frozenset({"notify", "_since"})
+
+    def __init__(self, notify: Callable[[Epoch, int], None] = lambda epoch, epochs: None) -> None:
+        super().__init__()
+        self.notify = notify
+        self.epochs: list[dict[str, Any]] = []
+        self.seconds: list[float] = []
+        """Of training, by experience; time lost in interruptions is not counted."""
+        self._since = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._loss = torch.zeros(())
+        self._hits = torch.zeros((), dtype=torch.int64)
+        self._images = 0
+
+    def before_training(self, strategy: Any, **kwargs: Any) -> None:
+        """Start the clock."""
+        self.seconds.append(0.0)
+        self._begin()
+        self._since = time.perf_counter()
+
+    def _tick(self) -> float:
+        now = time.perf_counter()
+        passed, self._since = now - self._since, now
+        self.seconds[-1] += passed
+        return passed
+
+    @torch.no_grad()
+    def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        """Count a batch."""
+        images = len(strategy.mb_y)
+        self._loss = self._loss.to(strategy.loss.device) + images * strategy.loss.detach()
+        hits = (strategy.mb_output.argmax(1) == strategy.mb_y).sum()
+        self._hits = self._hits.to(hits.device) + hits
+        self._images += images
+
+    def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        """Record an epoch."""
+        experience = len(self.seconds) - 1
+        number = sum(epoch["experience"] == experience for epoch in self.epochs)
+        epoch = Epoch(
+            experience=experience,
+            epoch=number,
+            loss=float(self._loss) / max(1, self._images),
+            accuracy=float(self._hits) / max(1, self._images),
+            images=self._images,
+            seconds=self._tick(),
+        )
+        if not math.isfinite(epoch.loss):
+            raise FloatingPointError(
+                f"the loss is {epoch.loss} in domain {experience + 1}, epoch {number + 1}: the "
+                "training has diverged, or the data have values that are not finite"
+            )
+        self.epochs.append(epoch.model_dump())
+        self._begin()
+        self.notify(epoch, strategy.train_epochs)
+
+    def after_training(self, strategy: Any, **kwargs: Any) -> None:
+        """Stop the clock."""
+        self._tick()

@@ -1,0 +1,113 @@
+"""The folder of a run: named by what decides its result, used by one process at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from covon_avalanche.experiment.atomic import write_atomically
+from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.result import Result, ResultError
+
+
+def settings_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
+    """The part of a recipe that one of its strategies uses."""
+    whole = recipe.model_dump(mode="json", exclude={"strategies", "seeds", "search"})
+    return {**whole, "strategy": recipe.strategies[strategy].model_dump(mode="json")}
+
+
+def run_hash(recipe: Recipe, strategy: str, seed: int) -> str:
+    """Ten hexadecimal digits of all that decides a result: the settings and the seed, but no
+    names, no other strategies and no versions."""
+    settings = settings_of(recipe, strategy)
+    decisive = {k: v for k, v in settings.items() if k not in ("name", "title")}
+    text = json.dumps([decisive, seed], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+class RunFolder:
+    """``RUNS/STRATEGY/seed-SEED-HASH`` with
+
+    ``run.json``: settings, versions and machine; ``log.txt``; ``metrics.jsonl``: one line per
+    epoch; ``checkpoints``, removed at the end; ``result.json``: there when the run is finished.
+    """
+
+    def __init__(self, runs: Path, recipe: Recipe, strategy: str, seed: int) -> None:
+        self.hash = run_hash(recipe, strategy, seed)
+        self.path = runs / strategy / f"seed-{seed}-{self.hash}"
+        self.settings = settings_of(recipe, strategy)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where to go on from."""
+        return self.path / "checkpoints"
+
+    @property
+    def result_file(self) -> Path:
+        """The result."""
+        return self.path / "result.json"
+
+    def result(self) -> Result | None:
+        """The result of a finished run. A file that is not one is put aside and made anew."""
+        if not self.result_file.exists():
+            return None
+        try:
+            return Result.load(self.result_file)
+        except ResultError as error:
+            if error.newer:
+                raise
+            logging.getLogger(__name__).warning("%s; it is run again", error)
+            self.result_file.replace(self.result_file.with_suffix(".damaged"))
+            return None
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Make the folder, keep others out, and write the package's messages to ``log.txt``.
+
+        :raises ValueError: if another process works in it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(f"another process works on {self.path}") from None
+        package = logging.getLogger("covon_avalanche")
+        handler = logging.FileHandler(self.path / "log.txt", encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        level = package.level
+        package.addHandler(handler)
+        package.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            package.removeHandler(handler)
+            package.setLevel(level)
+            handler.close()
+            lock.release()
+
+    def write_start(self, about: dict[str, Any]) -> int:
+        """Write ``run.json``.
+
+        :return: how often the run was started, this time included.
+        """
+        file = self.path / "run.json"
+        try:
+            starts = 1 + int(json.loads(file.read_text(encoding="utf-8"))["starts"])
+        except (OSError, ValueError, KeyError, TypeError):
+            starts = 1
+        about = {"settings": self.settings, **about, "starts": starts}
+        write_atomically(file, json.dumps(about, indent=1) + "\n")
+        return starts
+
+    def write_epochs(self, epochs: list[dict[str, Any]]) -> None:
+        """``metrics.jsonl``."""
+        lines = "".join(json.dumps(epoch) + "\n" for epoch in epochs)
+        write_atomically(self.path / "metrics.jsonl", lines)

@@ -1,0 +1,239 @@
+"""What a recipe may say about a strategy. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+
+class Settings(BaseModel):
+    """A table of a recipe: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Trained(Settings):
+    lr: PositiveFloat
+    weight_decay: NonNegativeFloat = 0.0
+
+
+class WithOptimizer(_Trained):
+    """Methods that are indifferent to the optimizer."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or SGD with Nesterov's momentum where that is above 0."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of SGD."""
+
+
+class Finetune(WithOptimizer):
+    """Avalanche's Naive: one domain after the other."""
+
+    kind: Literal["finetune"]
+
+
+class Joint(WithOptimizer):
+    """All domains at once: the ceiling, no continual learner."""
+
+    kind: Literal["joint"]
+
+
+class Cumulative(WithOptimizer):
+    """Each domain together with all before it: a ceiling, too."""
+
+    kind: Literal["cumulative"]
+
+
+class Replay(WithOptimizer):
+    """Avalanche's experience replay."""
+
+    kind: Literal["replay"]
+    mem_size: PositiveInt
+
+
+class DER(WithOptimizer):
+    """Avalanche's Dark Experience Replay; DER++ with ``beta > 0``."""
+
+    kind: Literal["der"]
+    mem_size: PositiveInt
+    alpha: NonNegativeFloat = 0.1
+    beta: NonNegativeFloat = 0.5
+    batch_size_mem: PositiveInt | None = None
+
+
+class ERACE(WithOptimizer):
+    """Avalanche's ER-ACE, replay with an asymmetric cross-entropy."""
+
+    kind: Literal["er-ace"]
+    mem_size: PositiveInt
+    batch_size_mem: PositiveInt = 10
+
+
+class GEM(WithOptimizer):
+    """Avalanche's Gradient Episodic Memory."""
+
+    kind: Literal["gem"]
+    patterns_per_exp: PositiveInt
+    memory_strength: NonNegativeFloat = 0.5
+
+
+class AGEM(WithOptimizer):
+    """Avalanche's Averaged Gradient Episodic Memory."""
+
+    kind: Literal["agem"]
+    patterns_per_exp: PositiveInt
+    sample_size: PositiveInt = 64
+
+
+class MAS(WithOptimizer):
+    """Avalanche's Memory Aware Synapses."""
+
+    kind: Literal["mas"]
+    lambda_reg: NonNegativeFloat
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+
+class RWalk(WithOptimizer):
+    """Avalanche's Riemannian Walk."""
+
+    kind: Literal["rwalk"]
+    ewc_lambda: NonNegativeFloat
+    ewc_alpha: Annotated[float, Field(ge=0, le=1)] = 0.9
+    delta_t: PositiveInt = 10
+
+
+class Custom(WithOptimizer):
+    """Your own strategy or plugin."""
+
+    kind: Literal["custom"]
+    implementation: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    """``module:Class``, found as Python finds modules and in the working directory: a subclass of
+    Avalanche's ``SupervisedTemplate``, or of ``SupervisedPlugin`` (then Naive with this plugin)."""
+    arguments: dict[str, Any] = {}
+    """Of the class, beside what every strategy is given."""
+    replay: bool = False
+    """Whether it stores examples, for the tables."""
+
+
+class EWC(WithOptimizer):
+    """Avalanche's EWC with AdamW, one penalty per domain."""
+
+    kind: Literal["ewc"]
+    ewc_lambda: NonNegativeFloat
+
+
+class EWCStar(WithOptimizer):
+    """EWC* with AdamW."""
+
+    kind: Literal["ewc-star"]
+    strength: NonNegativeFloat
+    fisher: Literal["exact", "batch"] = "exact"
+
+
+class LwF(WithOptimizer):
+    """Avalanche's Learning without Forgetting with AdamW."""
+
+    kind: Literal["lwf"]
+    alpha: NonNegativeFloat
+    temperature: PositiveFloat = 2.0
+
+
+class SI(WithOptimizer):
+    """Avalanche's Synaptic Intelligence with AdamW."""
+
+    kind: Literal["si"]
+    si_lambda: NonNegativeFloat
+
+
+class AdaReg(_Trained):
+    """Ada-Reg with AdamW."""
+
+    kind: Literal["ada-reg"]
+    strength: NonNegativeFloat
+
+
+class VCL(_Trained):
+    """Mean-field VCL, Bayes by Backprop with Adam."""
+
+    kind: Literal["vcl"]
+    weight_decay: PositiveFloat
+    ess: PositiveFloat
+    std_init: PositiveFloat
+
+
+class EVCL(VCL):
+    """VCL with an elastic penalty by the Fisher information."""
+
+    kind: Literal["evcl"]  # type: ignore[assignment]
+    strength: NonNegativeFloat
+
+
+class TDVCL(VCL):
+    """VCL against several past posteriors. Uses replay: 2 x 200 examples by default."""
+
+    kind: Literal["td-vcl"]  # type: ignore[assignment]
+    n_steps: PositiveInt
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """1: the n-step form; below: TD(lambda)."""
+    replay_tasks: NonNegativeInt = 2
+    replay_examples: NonNegativeInt = 200
+    replay_mb_size: PositiveInt = 64
+
+
+class TaskSettings(Settings):
+    """What a domain changes; what it leaves out stays as it was in the one before."""
+
+    lr: PositiveFloat | None = None
+    ess: PositiveFloat | None = None
+    hess_init: PositiveFloat | None = None
+    gamma: PositiveFloat | None = None
+    gamma_precision: PositiveFloat | None = None
+    epochs: PositiveInt | None = None
+
+
+class CoVON(_Trained):
+    """CoVON; ``gamma = 1`` is CoVON-NoM, ``consolidation = "none"`` plain IVON."""
+
+    kind: Literal["covon"]
+    ess: PositiveFloat
+    hess_init: PositiveFloat
+    later_hess_init: PositiveFloat | None = None
+    """``hess_init`` from the second domain on; the same by default."""
+    gamma: PositiveFloat
+    gamma_precision: PositiveFloat | None = None
+    beta2: Annotated[float, Field(gt=0, lt=1)]
+    clip_radius: PositiveFloat
+    prior_mean: Literal["zero", "init"] = "zero"
+    """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
+    hess_approx: Literal["auto", "reparam", "gradsq", "per_example"] = "reparam"
+    consolidation: Literal["merge", "ema", "replace", "none"] = "merge"
+    mc_samples: PositiveInt = 1
+    schedule: list[TaskSettings] = []
+    """Settings by domain, in order; instead of ``later_hess_init``."""
+
+
+KINDS = (
+    *(Finetune, Joint, Cumulative, Replay, DER, ERACE, GEM, AGEM, EWC, MAS, RWalk, LwF, SI),
+    *(EWCStar, AdaReg, VCL, EVCL, TDVCL, CoVON, Custom),
+)
+_Any = (
+    Finetune | Joint | Cumulative | Replay | DER | ERACE | GEM | AGEM | EWC | MAS | RWalk | LwF
+) | (SI | EWCStar | AdaReg | VCL | EVCL | TDVCL | CoVON | Custom)
+Strategy = Annotated[_Any, Field(discriminator="kind")]
+CEILINGS = frozenset({"joint", "cumulative"})
+"""Kinds that see more than one domain at a time, so they are no continual learners."""
+REPLAY = frozenset({"replay", "der", "er-ace", "gem", "agem", "td-vcl"})
+"""Kinds that store examples."""
+WITHIN = frozenset(
+    {"beta2", "gamma", "gamma_precision", "momentum", "decay", "ewc_alpha", "temperature"}
+)
+"""Settings with a natural scale of their own, which are not searched over two decades."""

@@ -1,0 +1,245 @@
+"""Runs that are stopped anywhere go on to the very same result."""
+
+import json
+import logging
+
+import pytest
+import torch
+from small_recipes import STRATEGIES, small_recipe
+
+from covon_avalanche.experiment.checkpoint import (
+    CheckpointError,
+    Point,
+    load_checkpoint,
+    save_checkpoint,
+    stored_points,
+)
+from covon_avalanche.experiment.resumable import Checkpoints
+from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run_folder import RunFolder, run_hash
+
+# Methods that iterate over a memory of their own: from the start of the domain, or of the run.
+NOT_INSIDE, NOT_AT_ALL = {"der", "er-ace"}, {"agem"}
+SGD = {"sgd": dict(kind="finetune", lr=0.1, optimizer="sgd", momentum=0.9)}
+
+
+class Killed(BaseException):
+    """In place of a signal."""
+
+
+@pytest.fixture
+def killed_at(monkeypatch):
+    """Stop the run right after so many checkpoints, or never."""
+    store = Checkpoints._store
+
+    def set_limit(limit):
+        left = iter(range(limit)) if limit else None
+
+        def counted(self):
+            stored = store(self)
+            if left is not None and next(left, None) is None:
+                raise Killed
+            return stored
+
+        monkeypatch.setattr(Checkpoints, "_store", counted)
+
+    return set_limit
+
+
+def recipe_of(name, **changes):
+    """Three domains of two epochs of six batches."""
+    stream = {"name": "PermutedDigits", "n_experiences": 3}
+    model = {"hidden_size": 12, "hidden_layers": 1}
+    changes = {"epochs": 2, "train_mb_size": 256, "stream": stream, "model": model, **changes}
+    return small_recipe({name: (STRATEGIES | SGD)[name]}, **changes)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*STRATEGIES, *SGD])
+def test_a_run_stopped_at_many_places_has_the_result_of_a_whole_one(name, tmp_path, killed_at):
+    recipe = recipe_of(name)
+    whole = run_strategy(recipe, name, 0)
+    stops = 0
+    for limit in (1, 5, 6, 7, None):  # in domain 1, 2, 3
+        killed_at(limit)
+        try:
+            result = run_in_folder(recipe, name, 0, tmp_path, seconds=0, share=1)
+            break
+        except Killed:
+            stops += 1
+    assert result.outcome() == whole.outcome()
+    assert result.continued == stops
+    assert stops >= (0 if name in NOT_AT_ALL else 1 if name in NOT_INSIDE else 4)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_run_goes_on_inside_an_epoch_instead_of_starting_again(tmp_path, killed_at, caplog):
+    recipe = recipe_of("covon")
+    killed_at(10)  # of 7 + 7 in the first domain
+    with pytest.raises(Killed):
+        run_in_folder(recipe, "covon", 0, tmp_path, seconds=0, share=1)
+    killed_at(None)
+    with caplog.at_level(logging.INFO, "covon_avalanche"):
+        run_in_folder(recipe, "covon", 0, tmp_path)
+    assert "going on at epoch 1, batch 4" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "what", ["truncated", "changed", "state changed", "of another run", "newer"]
+)
+def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_used(what, tmp_path, killed_at, caplog):
+    recipe = recipe_of("covon")
+    whole = run_strategy(recipe, "covon", 0)
+    killed_at(20)
+    with pytest.raises(Killed):
+        run_in_folder(recipe, "covon", 0, tmp_path, seconds=0, share=1)
+    folder = RunFolder(tmp_path, recipe, "covon", 0).checkpoints
+    latest, before, *_ = stored_points(folder)
+    spoil(folder / f"{latest}.json", what)
+    killed_at(None)
+    result = run_in_folder(recipe, "covon", 0, tmp_path)
+    assert str(latest) in caplog.text
+    assert "the one before it is used" in caplog.text
+    assert result.outcome() == whole.outcome()
+    assert before < latest
+
+
+def spoil(file, what):
+    data = file.with_suffix(".safetensors")
+    if what == "truncated":
+        data.write_bytes(data.read_bytes()[:-5])
+    elif what == "changed":
+        content = bytearray(data.read_bytes())
+        content[-1] ^= 1
+        data.write_bytes(content)
+    elif what == "state changed":
+        file.write_text(file.read_text().replace("train_epochs", "train_epoch_"))
+    elif what == "of another run":
+        state, tensors = load_checkpoint(file.parent, point_of(file), run_of(file))
+        save_checkpoint(file.parent, point_of(file), state, tensors, "another")
+    else:
+        import hashlib
+
+        body = json.dumps(json.loads(json.loads(file.read_text())["body"]) | {"format": 99})
+        digest = hashlib.sha256(body.encode()).hexdigest()
+        file.write_text(json.dumps({"digest": digest, "body": body}))
+
+
+def point_of(file):
+    return Point(*map(int, file.stem.split("-")))
+
+
+def run_of(file):
+    return json.loads(json.loads(file.read_text())["body"])["run"]
+
+
+def test_a_checkpoint_of_another_model_starts_the_run_again(tmp_path, killed_at, caplog):
+    recipe = recipe_of("covon")
+    killed_at(9)
+    with pytest.raises(Killed):
+        run_in_folder(recipe, "covon", 0, tmp_path, seconds=0, share=1)
+    folder = RunFolder(tmp_path, recipe, "covon", 0).checkpoints
+    other = recipe_of("covon", model={"hidden_size": 13, "hidden_layers": 1})
+    theirs = RunFolder(tmp_path, other, "covon", 0)
+    theirs.checkpoints.mkdir(parents=True)
+    for point in stored_points(folder):
+        state, tensors = load_checkpoint(folder, point, run_hash(recipe, "covon", 0))
+        save_checkpoint(theirs.checkpoints, point, state, tensors, theirs.hash)
+    killed_at(None)
+    result = run_in_folder(other, "covon", 0, tmp_path)
+    assert "this is another model" in caplog.text
+    assert result.outcome() == run_strategy(other, "covon", 0).outcome()
+
+
+def test_files_that_name_code_are_refused(tmp_path):
+    state = {"root": {"#": 0}, "nodes": [{"is": "function", "name": "os:system"}]}
+    save_checkpoint(tmp_path, Point(0), state, {"t0": torch.zeros(1)}, "run")
+    from covon_avalanche.experiment.state import StateError, Surroundings, restore
+
+    stored, tensors = load_checkpoint(tmp_path, Point(0), "run")
+    for node in (
+        stored["nodes"][0],
+        {"is": "object", "class": "subprocess:Popen", "attributes": {}},
+        {"is": "function", "name": "torch:load"},
+        {"is": "enum", "class": "os:environ", "name": "PATH"},
+    ):
+        with pytest.raises(StateError, match="is not made from a file"):
+            restore({**stored, "nodes": [node]}, tensors, None, Surroundings({}))
+
+
+def test_a_full_disk_is_an_error_and_the_older_checkpoint_stays(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, Point(1), {}, {"a": torch.ones(3)}, "run")
+    import os
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path, Point(1), {}, {"a": torch.zeros(3)}, "run")
+    monkeypatch.undo()
+    assert load_checkpoint(tmp_path, Point(1), "run")[1]["a"].tolist() == [1, 1, 1]
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_missing_half_of_a_checkpoint_is_said(tmp_path):
+    save_checkpoint(tmp_path, Point(1), {}, {"a": torch.ones(3)}, "run")
+    (tmp_path / f"{Point(1)}.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(tmp_path, Point(1), "run")
+
+
+def test_one_process_at_a_time(tmp_path):
+    recipe = recipe_of("finetune")
+    with (
+        RunFolder(tmp_path, recipe, "finetune", 0).opened(),
+        pytest.raises(ValueError, match="another process works on"),
+    ):
+        run_in_folder(recipe, "finetune", 0, tmp_path)
+
+
+def test_the_hash_names_what_decides_a_result():
+    recipe = recipe_of("covon")
+    known = run_hash(recipe, "covon", 0)
+    assert known == run_hash(recipe.model_copy(update={"title": "x", "seeds": [7]}), "covon", 0)
+    settings = recipe.strategies["covon"]
+    other = {"covon": settings.model_copy(update={"gamma": 0.5}), "more": settings}
+    same = {"covon": settings, "more": settings}
+    assert known == run_hash(recipe.model_copy(update={"strategies": same}), "covon", 0)
+    different = {
+        known,
+        run_hash(recipe, "covon", 1),
+        run_hash(recipe.model_copy(update={"strategies": other}), "covon", 0),
+        run_hash(recipe.model_copy(update={"epochs": 3}), "covon", 0),
+        run_hash(recipe.model_copy(update={"workers": 1}), "covon", 0),
+    }
+    assert len(different) == 5
+
+
+def test_a_finished_run_is_not_made_again_and_a_damaged_result_is(tmp_path):
+    recipe = recipe_of("finetune")
+    first = run_in_folder(recipe, "finetune", 0, tmp_path)
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    written = folder.result_file.stat().st_mtime_ns
+    assert run_in_folder(recipe, "finetune", 0, tmp_path) == first
+    assert folder.result_file.stat().st_mtime_ns == written
+    folder.result_file.write_text("{")
+    again = run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert again.outcome() == first.outcome()
+    assert folder.result_file.with_suffix(".damaged").read_text() == "{"
+
+
+def test_checkpoints_pay_for_themselves(tmp_path, monkeypatch):
+    """Ends of epochs are passed over while storing would take more than its share."""
+    recipe, stored, store = recipe_of("finetune", epochs=20), [], Checkpoints._store
+
+    def counted(self):
+        stored.append(self._point)
+        return store(self)
+
+    monkeypatch.setattr(Checkpoints, "_store", counted)
+    run_in_folder(recipe, "finetune", 0, tmp_path / "often", share=1)
+    assert len(stored) == 3 * 20 + 3
+    stored.clear()
+    run_in_folder(recipe, "finetune", 0, tmp_path / "seldom", share=1e-9)
+    assert len(stored) == 1 + 3  # the first is free, those between domains are always made

@@ -1,0 +1,58 @@
+"""Recipes that run in a second: all kinds of strategies on a few domains of digits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from covon_avalanche.experiment.recipe import Recipe, load_recipe
+
+NEWTON = dict(kind="covon", lr=0.1, ess=1437.0, hess_init=0.05, later_hess_init=0.05, beta2=0.99)
+BAYES = dict(lr=0.01, ess=1437.0, std_init=0.01, weight_decay=1e-4)
+STRATEGIES = {
+    "finetune": dict(kind="finetune", lr=0.01),
+    "ewc": dict(kind="ewc", lr=0.01, ewc_lambda=1.0),
+    "ewc-star": dict(kind="ewc-star", lr=0.01, strength=1.0),
+    "ada-reg": dict(kind="ada-reg", lr=0.01, strength=10.0),
+    "lwf": dict(kind="lwf", lr=0.01, alpha=1.0),
+    "mas": dict(kind="mas", lr=0.01, lambda_reg=1.0),
+    "rwalk": dict(kind="rwalk", lr=0.01, ewc_lambda=0.1),
+    "replay": dict(kind="replay", lr=0.01, mem_size=100),
+    "der": dict(kind="der", lr=0.01, mem_size=100, batch_size_mem=16),
+    "er-ace": dict(kind="er-ace", lr=0.01, mem_size=100),
+    "gem": dict(kind="gem", lr=0.1, patterns_per_exp=20, optimizer="sgd", momentum=0.9),
+    "agem": dict(kind="agem", lr=0.1, patterns_per_exp=20, optimizer="sgd"),
+    "cumulative": dict(kind="cumulative", lr=0.01),
+    "custom": dict(
+        kind="custom",
+        lr=0.01,
+        implementation="avalanche.training.supervised:Naive",
+    ),
+    "si": dict(kind="si", lr=0.01, si_lambda=10.0),
+    "vcl": dict(kind="vcl", **BAYES),
+    "evcl": dict(kind="evcl", strength=1.0, **BAYES),
+    "td-vcl": dict(kind="td-vcl", n_steps=3, decay=0.5, replay_examples=20, **BAYES),
+    "covon-nom": dict(**NEWTON, clip_radius=0.1, gamma=1.0, weight_decay=1e-4),
+    "covon": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4),
+    "covon-gradsq": dict(
+        **{**NEWTON, "later_hess_init": None},
+        clip_radius=0.1,
+        gamma=1.0,
+        gamma_precision=2.0,
+        weight_decay=1e-4,
+        hess_approx="gradsq",
+    ),
+    "ema": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4, consolidation="ema"),
+    "joint": dict(kind="joint", lr=0.01),
+}
+
+
+def small_recipe(strategies: dict[str, dict[str, Any]], **changes: Any) -> Recipe:
+    """Two domains, a network of 32 units."""
+    data = load_recipe("permuted-digits").model_dump()
+    data |= {
+        "stream": {"name": "PermutedDigits", "n_experiences": 2},
+        "model": {"hidden_size": 32, "hidden_layers": 1},
+        "strategies": strategies,
+        **changes,
+    }
+    return Recipe.model_validate(data)
