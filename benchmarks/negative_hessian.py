@@ -48,7 +48,7 @@ def main() -> None:
     """Train once."""
     torch.set_num_threads(1)
     recipe = load_recipe("permuted-digits")
-    benchmark = build_benchmark(recipe.stream, seed=0)
+    benchmark = build_benchmark(recipe, seed=0)
     torch.manual_seed(0)
     model = build_model(recipe.model, benchmark)
     strategy = build_strategy(

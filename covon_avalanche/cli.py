@@ -28,6 +28,7 @@ from covon_avalanche.experiment.recipe import (
     recipe_file,
     shipped_recipes,
 )
+from covon_avalanche.experiment.result import ResultError
 
 app = typer.Typer(
     help="Bayesian, exemplar-free continual learning: fair comparisons on domain-incremental "
@@ -175,6 +176,8 @@ def _run_and_report(
                 notify=display.show,
                 options=options,
             )
+    except ResultError as error:
+        fail(str(error))
     except KeyboardInterrupt:
         interrupted = True
         console.print("Interrupted; the same command goes on from here.")

@@ -28,7 +28,7 @@ def search(
     ] = 1000,
     validation_size: Annotated[
         float | None,
-        typer.Option(min=0, help="Images (or a fraction of them) instead of the recipe's."),
+        typer.Option(min=0, help="Images, or below 1 a fraction of them, instead of the recipe's."),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs per domain instead of the recipe's.")
@@ -68,7 +68,8 @@ def search(
         fail(f"the folder {folder} cannot be made: {error.strerror}")
     root = None if dataset_root is None else str(dataset_root)
     options: dict[str, Any] = {"trials": trials, "seed": seed, "dataset_root": root}
-    options["validation_size"] = validation_size
+    whole = validation_size is not None and validation_size >= 1
+    options["validation_size"] = round(validation_size or 0) if whole else validation_size
     workers = jobs or os.cpu_count() or 1
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:

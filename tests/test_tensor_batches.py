@@ -13,17 +13,22 @@ from avalanche.benchmarks.utils import (
 )
 from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
+from miniature import own
 from torch import nn
 from torch.utils.data import Dataset
 from toys import same, toy_benchmark, weights
 
 from covon_avalanche import TensorBatches
-from covon_avalanche.streams import PermutedDigits
+from covon_avalanche.streams import DomainFolders, PermutedDigits
 from covon_avalanche.tensor_batches import FetchedExamples, TensorLoader, rows_of
 
 
 class FastNaive(TensorBatches, Naive):
     pass
+
+
+class SmallNaive(FastNaive):
+    tensor_batches_bytes = 0
 
 
 class FastJoint(TensorBatches, JointTraining):
@@ -180,6 +185,28 @@ def test_fetched_examples_are_fetched_once_and_bounded():
     assert rows_of(more, FetchedExamples(limit=1000)) is None
     assert pickle.loads(pickle.dumps(kept))._kept == {}
     assert copy.deepcopy(kept).limit == kept.limit
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_transforms_that_take_batches_are_used_where_memory_is_short(tmp_path, cache):
+    options = {"cache": tmp_path / "cache"} if cache else {}
+    benchmark = DomainFolders(own(tmp_path / "data", "split"), **options)
+    train, test = (benchmark.streams[name][1].dataset for name in ("train", "test"))
+    nothing = FetchedExamples(0)
+    part = test.concat(train.eval()).subset([13, 0, 7, 2])
+    for data in (test, train.eval(), part):
+        rows = rows_of(data, nothing)
+        indices = torch.tensor([3, 0, 1])
+        batch = rows.tensor_batch(indices)
+        want = data.collate_fn([data[i] for i in indices.tolist()])
+        assert all(
+            torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(batch, want, strict=True)
+        )
+        assert rows_of(data, nothing, transform_batches=False) is None  # for workers
+    assert rows_of(train, nothing) is None  # its transform is random
+    assert nothing._kept == {}
+    assert not isinstance(loader(SmallNaive, test, train=False, num_workers=1), TensorLoader)
+    assert isinstance(loader(SmallNaive, test, train=False), TensorLoader)
 
 
 def test_data_that_changes_behind_the_wrapper_is_not_taken_from_memory():

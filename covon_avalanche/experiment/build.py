@@ -10,45 +10,51 @@ from avalanche.models import SimpleMLP
 from torch import nn
 
 from covon_avalanche import streams
-from covon_avalanche.backbones import create_backbone
-from covon_avalanche.experiment import data_settings
+from covon_avalanche.backbones import create_backbone, normalisation
+from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron, PermutedStream
+from covon_avalanche.experiment.recipe import Recipe
 
 _FOLDERS = {"PACS": "PACS", "DomainNet": "domainnet", "CDDB": "CDDB", "CORe50": "core50"}
 
 
 def build_benchmark(
-    stream: data_settings.Stream,
+    recipe: Recipe,
     *,
     seed: int,
     validation_size: float | None = None,
     dataset_root: str | os.PathLike[str] | None = None,
 ) -> CLScenario:
-    """The recipe's stream with the permutations of a seed.
+    """The recipe's stream with the permutations of a seed; images as its backbone expects them.
 
     :param validation_size: instead of the recipe's.
     :param dataset_root: the folder with the data of all streams, each in its own below.
     """
-    options = stream.model_dump(exclude={"name", "n_experiences", "image_size"})
-    options["seed"] = seed
+    stream, model = recipe.stream, recipe.model
+    unlike = {"name", "n_experiences", "image_size", "cache_size"}
+    options = stream.model_dump(exclude=unlike) | {"seed": seed}
     if validation_size is not None:
         options["validation_size"] = validation_size
     build = getattr(streams, stream.name)
-    if isinstance(stream, data_settings.PermutedStream):
+    if isinstance(stream, PermutedStream):
         if stream.name == "PermutedMNIST":
             options["dataset_root"] = dataset_root
         return build(stream.n_experiences, **options)
-    train, evaluation = streams.image_transforms(stream.image_size)
+    colours = normalisation(model.backbone) if isinstance(model, Backbone) else {}
+    train, evaluation = streams.image_transforms(stream.image_size, **colours)
     root = None if dataset_root is None else Path(dataset_root) / _FOLDERS[stream.name]
+    if stream.cache_size is not None:
+        options["cache"] = Path(dataset_root or ".") / "cache"
+        options["cache_size"] = stream.cache_size
     return build(dataset_root=root, train_transform=train, eval_transform=evaluation, **options)
 
 
 def build_model(
-    model: data_settings.Model,
+    model: Model,
     benchmark: CLScenario,
     dataset_root: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
     """The recipe's network, with inputs and outputs as the benchmark needs them."""
-    if isinstance(model, data_settings.Perceptron):
+    if isinstance(model, Perceptron):
         return SimpleMLP(
             num_classes=benchmark.n_classes,
             input_size=benchmark.train_stream[0].dataset[0][0].numel(),

@@ -1,4 +1,4 @@
-"""Runs as jobs of a SLURM cluster, through submitit. Nothing here imports torch."""
+"""Runs as jobs of a SLURM cluster, through submitit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class ClusterRun:
         self.arguments = arguments
 
     def __call__(self) -> float:
-        """Run it, or go on; the average accuracy."""
+        """Run it with one thread, as everywhere, or go on; the average accuracy."""
+        import torch
+
+        torch.set_num_threads(1)
         return run_job(*self.arguments).average_accuracy
 
     def checkpoint(self) -> Any:
@@ -57,9 +60,10 @@ def submit(
         raise ValueError(
             "--launcher slurm needs submitit: pip install 'covon_avalanche[cluster]'"
         ) from None
+    settings = _parameters(parameters)
     try:
         executor = submitit.AutoExecutor(folder / "submitit", cluster=cluster or "slurm")
-        executor.update_parameters(**_parameters(parameters, len(jobs)))
+        executor.update_parameters(**settings)
         name = {} if cluster == "local" else {"name": recipe.name}
         executor.update_parameters(**name)
     except (RuntimeError, NameError, TypeError) as error:
@@ -71,7 +75,7 @@ def submit(
     return [str(job.job_id) for job in submitted]
 
 
-def _parameters(settings: Sequence[str], jobs: int) -> dict[str, Any]:
+def _parameters(settings: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

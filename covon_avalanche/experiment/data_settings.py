@@ -29,6 +29,9 @@ class _ImageStream(Settings):
     """Fraction of the training images that is always held out."""
     limit: PositiveInt | None = None
     """Most images per class and domain."""
+    cache_size: PositiveInt | None = None
+    """Keep all images decoded, with this shorter side, in ``cache`` below the folder of the data:
+    faster, for disk space. It decides what random crops are taken from."""
 
     @property
     def n_experiences(self) -> int:

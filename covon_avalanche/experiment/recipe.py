@@ -165,6 +165,11 @@ def _sentence(error: ValidationError) -> str:
     order = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(), key=lambda e: order.get(e["type"], 1))
     parts = [str(part) for part in first["loc"]]
+    if parts[-1] == "[key]":
+        return (
+            f"{'.'.join(parts[:-2])}: {first['input']!r} is no name for a strategy: use letters, "
+            "digits and _ . + * -"
+        )
     model: Any = Recipe
     if parts[0] == "strategies" and len(parts) > 2:
         model = _by_choice("kind", KINDS)[parts[2]]

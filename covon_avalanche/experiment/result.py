@@ -45,7 +45,7 @@ class Epoch(BaseModel):
 class Result(BaseModel):
     """One (recipe, strategy, seed)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     schema_version: Literal[1, 2] = 2
     run_hash: str = ""
@@ -61,6 +61,8 @@ class Result(BaseModel):
     """``accuracy[t][i]``, see :class:`AccuracyMatrix`."""
     counts: list[int]
     """Images per domain in ``stream``."""
+    held_out: bool = False
+    """Whether the domains of ``stream`` are others than those trained (CORe50's official split)."""
     average_accuracy: float
     """A_T, domain mean."""
     weighted_accuracy: float
@@ -88,7 +90,7 @@ class Result(BaseModel):
     @property
     def matrix(self) -> AccuracyMatrix:
         """The accuracies with what is computed from them."""
-        return AccuracyMatrix(self.counts, self.accuracy)
+        return AccuracyMatrix(self.counts, self.accuracy, self.held_out)
 
     def save(self, path: Path) -> None:
         """Write as JSON, replacing an older file atomically."""

@@ -128,7 +128,7 @@ def run_strategy(
     """
     while True:
         benchmark = build_benchmark(
-            recipe.stream, seed=seed, validation_size=validation_size, dataset_root=dataset_root
+            recipe, seed=seed, validation_size=validation_size, dataset_root=dataset_root
         )
         _check(recipe, benchmark, stream)
         run = _Run(recipe, strategy_name, seed, stream, benchmark, dataset_root, watch, loggers)
@@ -229,6 +229,7 @@ class _Run:
             settings=settings_of(self.recipe, self.name),
             accuracy=matrix.rows,
             counts=matrix.counts,
+            held_out=matrix.held_out,
             average_accuracy=matrix.average_accuracy(),
             weighted_accuracy=matrix.weighted_accuracy(),
             bwt=matrix.bwt(),

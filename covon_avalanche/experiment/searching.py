@@ -180,7 +180,7 @@ def recipe_text(recipe: Recipe, comments: dict[str, str]) -> str:
     tables |= {f"strategies.{_key(name)}": s for name, s in data["strategies"].items()}
     for title, table in tables.items():
         lines += ["", f"[{title}]{notes.get(title, '')}"]
-        lines += [f"{k} = {_toml(v)}" for k, v in table.items() if v is not None]
+        lines += [f"{k} = {_toml(v)}" for k, v in table.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -190,8 +190,7 @@ def _key(name: str) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        inside = ", ".join(f"{k} = {_toml(v)}" for k, v in value.items() if v is not None)
-        return f"{{ {inside} }}"
+        return f"{{ {', '.join(f'{k} = {_toml(v)}' for k, v in value.items())} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)
+    return '""' if value is None else json.dumps(value, ensure_ascii=False)

@@ -18,7 +18,7 @@ from pydantic import (
 class Settings(BaseModel):
     """A table of a recipe: unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class _Trained(Settings):

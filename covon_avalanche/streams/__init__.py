@@ -4,9 +4,9 @@ from covon_avalanche.streams.cddb import CDDB
 from covon_avalanche.streams.core50 import CORe50
 from covon_avalanche.streams.domainnet import DomainNet
 from covon_avalanche.streams.folders import DomainFolders
-from covon_avalanche.streams.images import image_transforms
 from covon_avalanche.streams.pacs import PACS
 from covon_avalanche.streams.permuted import PermutedDigits, PermutedMNIST
+from covon_avalanche.streams.transforms import image_transforms
 
 __all__ = [
     "CDDB",

@@ -15,12 +15,12 @@ from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 
 from covon_avalanche.streams.images import (
-    ImageFiles,
-    Transform,
     choose_domains,
     image_benchmark,
     image_files,
 )
+from covon_avalanche.streams.sources import ImageFiles
+from covon_avalanche.streams.transforms import Transform
 
 CLASSES = ("real", "fake")
 _EASY = ("gaugan", "biggan", "cyclegan", "imle", "deepfake", "crn", "wild")
@@ -44,6 +44,9 @@ def CDDB(
     seed: int = 0,
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: int = 256,
+    skip_broken: bool = False,
 ) -> CLScenario:
     """CDDB: class 0 is real, 1 is fake; each domain is one source of fakes.
 
@@ -78,6 +81,9 @@ def CDDB(
         seed=seed,
         train_transform=train_transform,
         eval_transform=eval_transform,
+        cache=cache,
+        cache_size=cache_size,
+        skip_broken=skip_broken,
     )
 
 

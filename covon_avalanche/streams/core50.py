@@ -20,17 +20,14 @@ from typing import Any, Literal
 import numpy as np
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
-from PIL import Image
-from torch.utils.data import Dataset
 
 from covon_avalanche.streams.images import (
-    ImageFiles,
-    Images,
-    Transform,
     choose_domains,
     image_benchmark,
     image_files,
 )
+from covon_avalanche.streams.sources import ImageFiles, ImageRows, Images
+from covon_avalanche.streams.transforms import Transform
 
 #: Training sessions of the ten official NI runs, in order.
 NI_ORDERS = (
@@ -58,27 +55,6 @@ _SPLITS = {  # sessions to train on (the official ones come in ten orders) and t
 _NAME = re.compile(r"C_(\d+)_(\d+)_\d+\.png$")  # session and object
 
 
-class ImageRows(Dataset):
-    """Images in one array on disk.
-
-    :param array: uint8 of shape (n, height, width, 3), as a rule memory-mapped.
-    """
-
-    def __init__(self, array: np.ndarray, rows: Sequence[int], labels: Sequence[int]) -> None:
-        self.array, self.rows, self.labels = array, rows, labels
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return Image.fromarray(np.asarray(self.array[self.rows[index]])), self.labels[index]
-
-    def take(self, indices: Sequence[int]) -> ImageRows:
-        """Some of them, in this order."""
-        labels = [self.labels[i] for i in indices]
-        return ImageRows(self.array, [self.rows[i] for i in indices], labels)
-
-
 def CORe50(
     *,
     split: Literal["official", "authors"] = "official",
@@ -91,12 +67,15 @@ def CORe50(
     seed: int = 0,
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: int = 256,
+    skip_broken: bool = False,
 ) -> CLScenario:
     """CORe50, new instances: each session, ``s1`` to ``s11``, is a domain.
 
     Two layouts are recognised: the tree ``s1/o1/C_01_01_000.png`` (in the root or its folder
     ``core50_128x128``), and ``core50_imgs.npz`` with ``paths.pkl``, whose array is unpacked
-    once, to ``core50_imgs.npy`` beside it. Task identities are not used.
+    once, to ``core50_imgs.npy`` beside it; it needs no ``cache``. Task identities are not used.
 
     :param split: ``"official"`` trains on eight sessions and tests on the sessions 3, 7 and 10,
         which are never trained on: there is no backward transfer. ``"authors"`` is that of the
@@ -142,6 +121,9 @@ def CORe50(
         seed=seed,
         train_transform=train_transform,
         eval_transform=eval_transform,
+        cache=cache,
+        cache_size=cache_size,
+        skip_broken=skip_broken,
     )
 
 

@@ -18,12 +18,12 @@ from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 
 from covon_avalanche.streams.images import (
-    ImageFiles,
-    Transform,
     choose_domains,
     class_folders,
     image_benchmark,
 )
+from covon_avalanche.streams.sources import ImageFiles
+from covon_avalanche.streams.transforms import Transform
 
 #: Training and test images of each domain, in the order of the domain-incremental protocol.
 COUNTS = {
@@ -51,6 +51,9 @@ def DomainNet(
     seed: int = 0,
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: int = 256,
+    skip_broken: bool = False,
 ) -> CLScenario:
     """DomainNet, clipart -> infograph -> painting -> quickdraw -> real -> sketch.
 
@@ -85,6 +88,9 @@ def DomainNet(
         seed=seed,
         train_transform=train_transform,
         eval_transform=eval_transform,
+        cache=cache,
+        cache_size=cache_size,
+        skip_broken=skip_broken,
     )
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from avalanche.benchmarks import CLScenario
 
 from covon_avalanche.streams.images import (
-    ImageFiles,
-    Transform,
     choose_domains,
     class_folders,
     image_benchmark,
     split_by_name,
 )
+from covon_avalanche.streams.sources import ImageFiles
+from covon_avalanche.streams.transforms import Transform
 
 _COLUMNS = ("file", "domain", "label", "split")
 
@@ -31,6 +31,9 @@ def DomainFolders(
     seed: int = 0,
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: int = 256,
+    skip_broken: bool = False,
 ) -> CLScenario:
     """A benchmark from folders or a table; a domain may lack some of the classes.
 
@@ -68,6 +71,9 @@ def DomainFolders(
         seed=seed,
         train_transform=train_transform,
         eval_transform=eval_transform,
+        cache=cache,
+        cache_size=cache_size,
+        skip_broken=skip_broken,
     )
 
 

@@ -3,70 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import os
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import AvalancheDataset, _make_taskaware_classification_dataset
-from PIL import Image, UnidentifiedImageError
-from torch.utils.data import Dataset
-from torchvision import transforms
 
-Transform = Callable[[Image.Image], Any]
+from covon_avalanche.streams.cache_building import decoded
+from covon_avalanche.streams.cached_images import cached
+from covon_avalanche.streams.sources import ImageFiles, Images, PixelRows
+from covon_avalanche.streams.transforms import Transform, image_transforms
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"})
-
-
-class Images(Protocol):
-    """Labelled images: rows are an RGB ``PIL.Image`` and its class id."""
-
-    labels: Sequence[int]
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]: ...
-
-    def take(self, indices: Sequence[int]) -> Images:
-        """Some of them, in this order."""
-
-
-class ImageFiles(Dataset):
-    """Images in files of their own."""
-
-    def __init__(self, files: Sequence[Path], labels: Sequence[int]) -> None:
-        self.files, self.labels = files, labels
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        file = self.files[index]
-        try:
-            with Image.open(file) as image:
-                return image.convert("RGB"), self.labels[index]
-        except (UnidentifiedImageError, OSError, SyntaxError) as error:
-            raise ValueError(f"the image {file} cannot be decoded: {error}") from error
-
-    def take(self, indices: Sequence[int]) -> ImageFiles:
-        """Some of them, in this order."""
-        return ImageFiles([self.files[i] for i in indices], [self.labels[i] for i in indices])
-
-
-def image_transforms(size: int = 224) -> tuple[Transform, Transform]:
-    """The usual transforms for networks pretrained on ImageNet.
-
-    :param size: height and width of what the network sees.
-    :return: for training, a random crop and flip; for evaluation, the central crop of the
-        image resized to ``size * 8 / 7``. Both normalise with ImageNet's mean and deviation.
-    """
-    last = [transforms.ToTensor(), transforms.Normalize(*IMAGENET)]
-    train = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
-    evaluation = [transforms.Resize(size * 8 // 7), transforms.CenterCrop(size)]
-    return transforms.Compose(train + last), transforms.Compose(evaluation + last)
+_Streams = dict[str, Mapping[str, Images]]
 
 
 def image_benchmark(
@@ -79,13 +32,17 @@ def image_benchmark(
     seed: int = 0,
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: int = 256,
+    skip_broken: bool = False,
 ) -> CLScenario:
     """A benchmark with one experience per domain, in this order.
 
     Task identities are not used: every experience has task label 0, and all classes share one
     head, whether a domain has images of all of them or not. ``benchmark.n_classes`` and
     ``benchmark.classes`` tell them, ``experience.domain`` the domain's name, and
-    ``benchmark.images[stream][domain]`` has the images before any limit.
+    ``benchmark.images[stream][domain]`` has the images before any limit, ``benchmark.broken``
+    the files that were skipped.
 
     :param train: images to train on by domain.
     :param test: images to test on by domain, as a rule the same domains in the same order.
@@ -96,48 +53,106 @@ def image_benchmark(
     :param seed: of the validation split and of what a limit leaves out.
     :param train_transform: from a PIL image to a tensor; by default :func:`image_transforms`.
     :param eval_transform: the same for validation and test.
+    :param cache: a folder for decoded images, which are kept there from the first time on, in
+        one file per domain and stream; by default none, because it takes much disk (as a rule
+        200 kB an image at 256 pixels), and because training then crops from smaller images.
+        With a limit, only the images within it are kept.
+    :param cache_size: shorter side of what is kept; larger images are resized to it, smaller
+        ones stay. At the size to which ``eval_transform`` resizes, evaluation sees the same
+        pixels with and without; :func:`image_transforms` resizes to ``size * 8 / 7``.
+    :param skip_broken: decode every image once at the beginning, leave out those that cannot
+        be decoded, with a warning that counts them. By default such an image is an error,
+        when it is asked for or when the cache is made.
     :raises ValueError: for a domain without images, or values out of range.
     """
     if not 0 <= validation_size < 1:
         raise ValueError(f"validation_size must be a fraction in [0, 1), got {validation_size}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be >= 1, got {limit}")
+    if cache_size < 1:
+        raise ValueError(f"cache_size must be >= 1, got {cache_size}")
     default_train, default_eval = image_transforms()
-    train_transform = train_transform or default_train
-    groups = {
-        "train": (train_transform, None),
-        "eval": (eval_transform or default_eval, None),
-    }
+    both = (train_transform or default_train, eval_transform or default_eval)
+    groups = {"train": (both[0], None), "eval": (both[1], None)}
+    by_pixels = all(getattr(transform, "takes_pixels", False) for transform in both)
+    broken: list[Path] = []
+
+    def readable(streams: _Streams) -> _Streams:
+        return {
+            stream: {
+                name: _readable(images, f"{stream}-{name}", cache, cache_size, skip_broken, broken)
+                for name, images in domains.items()
+            }
+            for stream, domains in streams.items()
+        }
 
     def dataset(images: Images, name: str, stream: str) -> AvalancheDataset:
         if len(images) == 0:
             raise ValueError(f"the domain {name!r} has no images for the {stream!r} stream")
-        if limit is not None:
-            images = _limited(images, limit, seed)
         wrapped = _make_taskaware_classification_dataset(
-            images, task_labels=0, transform_groups=groups, targets=list(images.labels)
+            PixelRows(images) if by_pixels else images,
+            task_labels=0,
+            transform_groups=groups,
+            targets=list(images.labels),
         )
         return wrapped if stream == "train" else wrapped.eval()
 
-    streams: dict[str, Mapping[str, Images]] = {"train": train, "test": test}
+    streams: _Streams = {"train": train, "test": test}
+    if limit is None:  # else what is left over is neither read nor kept
+        streams = readable(streams)
     if validation_size:
-        parts = {name: _split(images, validation_size, seed) for name, images in train.items()}
+        parts = {n: _split(images, validation_size, seed) for n, images in streams["train"].items()}
         streams["train"] = {name: kept for name, (kept, _) in parts.items()}
         streams["valid"] = {name: held_out for name, (_, held_out) in parts.items()}
+    used = streams
+    if limit is not None:
+        used = readable({s: _limited(domains, limit, seed) for s, domains in streams.items()})
+    if broken:
+        warnings.warn(
+            f"{len(broken)} images cannot be decoded and are skipped (benchmark.broken), the "
+            f"first is {broken[0]}",
+            stacklevel=3,
+        )
     benchmark = benchmark_from_datasets(
         **{
             stream: [dataset(images, name, stream) for name, images in domains.items()]
-            for stream, domains in streams.items()
+            for stream, domains in used.items()
         }
     )
     benchmark = with_task_labels(with_classes_timeline(benchmark))
-    for stream, domains in streams.items():
+    for stream, domains in used.items():
         for experience, name in zip(benchmark.streams[stream], domains, strict=True):
             experience.domain = name
     benchmark.n_classes = len(classes)
     benchmark.classes = list(classes)
     benchmark.images = {stream: dict(domains) for stream, domains in streams.items()}
+    benchmark.broken = broken
     return benchmark
+
+
+def _readable(
+    images: Images,
+    name: str,
+    cache: str | os.PathLike[str] | None,
+    size: int,
+    skip_broken: bool,
+    broken: list[Path],
+) -> Images:
+    """From the cache, and without the broken ones, which are listed, as far as is asked for."""
+    if not isinstance(images, ImageFiles) or len(images) == 0:
+        return images
+    if cache is not None:
+        images, skipped = cached(images, cache, size, name, skip_broken=skip_broken)
+        broken += skipped
+    elif skip_broken:
+        good = []
+        for i, image in enumerate(decoded(images.files, None)):
+            if isinstance(image, ValueError):
+                broken.append(images.files[i])
+            else:
+                good.append(i)
+        images = images.take(good)
+    return images
 
 
 def choose_domains(domains: Sequence[str] | None, known: Sequence[str], stream: str) -> list[str]:
@@ -225,8 +240,11 @@ def _split(images: Images, fraction: float, seed: int) -> tuple[Images, Images]:
     return images.take(others), images.take(chosen)
 
 
-def _limited(images: Images, limit: int, seed: int) -> Images:
-    kept: set[int] = set()
-    for label, rows in _by_class(images).items():
-        kept.update(_shuffled(rows, seed, label)[:limit])
-    return images.take(sorted(kept))
+def _limited(domains: Mapping[str, Images], limit: int, seed: int) -> dict[str, Images]:
+    limited = {}
+    for name, images in domains.items():
+        kept: set[int] = set()
+        for label, rows in _by_class(images).items():
+            kept.update(_shuffled(rows, seed, label)[:limit])
+        limited[name] = images.take(sorted(kept))
+    return limited

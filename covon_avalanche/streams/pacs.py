@@ -13,13 +13,13 @@ from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 
 from covon_avalanche.streams.images import (
-    ImageFiles,
-    Transform,
     choose_domains,
     class_folders,
     image_benchmark,
     split_by_name,
 )
+from covon_avalanche.streams.sources import ImageFiles
+from covon_avalanche.streams.transforms import Transform
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
@@ -35,6 +35,9 @@ def PACS(
     seed: int = 0,
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: int = 256,
+    skip_broken: bool = False,
 ) -> CLScenario:
     """PACS: 9,991 images of seven classes in four domains.
 
@@ -61,6 +64,9 @@ def PACS(
         seed=seed,
         train_transform=train_transform,
         eval_transform=eval_transform,
+        cache=cache,
+        cache_size=cache_size,
+        skip_broken=skip_broken,
     )
 
 
@@ -69,7 +75,11 @@ def _train_and_test(root: Path, name: str) -> tuple[ImageFiles, ImageFiles]:
         train, test = (folder / f"{name}_{kind}.txt" for kind in _LISTS)
         if train.is_file() and test.is_file():
             return _listed(root, train), _listed(root, test)
-    return split_by_name(class_folders(root / name, CLASSES), root)
+    files = class_folders(root / name, CLASSES)
+    for label, class_name in enumerate(CLASSES):
+        if label not in files.labels:
+            raise ValueError(f"{root / name} has no images of the class {class_name!r}")
+    return split_by_name(files, root)
 
 
 def _listed(root: Path, file: Path) -> ImageFiles:

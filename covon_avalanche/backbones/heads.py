@@ -1,0 +1,31 @@
+"""The last layer of a network, and a new one in its place."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def outputs(layer: nn.Module) -> int | None:
+    """How many a layer has, if it can be a head."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features
+    return layer.out_channels if isinstance(layer, nn.Conv2d) else None
+
+
+def replace_head(model: nn.Module, head: str, num_classes: int) -> None:
+    """Put a new layer with ``num_classes`` outputs at the place named ``head``."""
+    old = model.get_submodule(head)
+    new: nn.Module
+    if isinstance(old, nn.Linear):
+        new = nn.Linear(old.in_features, num_classes, bias=old.bias is not None)
+    elif isinstance(old, nn.Conv2d):  # SqueezeNet's
+        new = nn.Conv2d(old.in_channels, num_classes, old.kernel_size)  # type: ignore[arg-type]
+        nn.init.normal_(new.weight, std=0.01)
+        nn.init.zeros_(new.bias)  # type: ignore[arg-type]
+    else:
+        raise ValueError(f"the last layer {head!r} is a {type(old).__name__}, which is unknown")
+    parent, _, key = head.rpartition(".")
+    owner = model.get_submodule(parent)
+    setattr(owner, key, new)
+    if hasattr(model, "num_classes"):
+        setattr(model, "num_classes", num_classes)  # noqa: B010 (no tensor, no module)

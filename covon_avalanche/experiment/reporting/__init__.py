@@ -1,0 +1,5 @@
+"""The report of an experiment: one page, tables and figures. Nothing here imports torch."""
+
+from covon_avalanche.experiment.reporting.write import write_report
+
+__all__ = ["write_report"]

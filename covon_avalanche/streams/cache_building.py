@@ -1,0 +1,130 @@
+"""Decode images once, on all cores, into the file of a pixel cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from PIL import Image
+from torch import Tensor
+
+from covon_avalanche.streams.pixel_cache import Header, stored
+from covon_avalanche.streams.sources import decode_pixels
+from covon_avalanche.streams.transforms import resize_shorter
+
+_SPARE = 2**28  # bytes of disk that shall stay free
+_CHUNK = 256  # images in memory at a time
+_log = logging.getLogger(__name__)
+
+
+def build(
+    target: Path, files: Sequence[Path], size: int, fingerprint: str, skip_broken: bool
+) -> Header:
+    """Write pixels, then the header: both complete or not at all.
+
+    The caller holds the cache's lock. A file with pixels that is in use elsewhere is never
+    written to: each build makes a new one, and removes those of earlier builds at the end.
+
+    :param target: the header's file.
+    :param size: shorter side of what is kept; smaller images stay as they are.
+    :param fingerprint: of the image files.
+    :param skip_broken: list images that cannot be decoded, instead of raising.
+    :raises ValueError: naming such an image, or for a disk without room.
+    """
+    for left_over in target.parent.glob(f".{target.stem}.*.part"):
+        left_over.unlink()
+    _require_space(target.parent, _estimate(files, size))
+    data = target.with_name(f"{target.stem}.{secrets.token_hex(4)}.pixels")
+    header = Header(
+        size=size, fingerprint=fingerprint, data=data.name, shapes=[], checksums=[], broken={}
+    )
+    with _replacing(data) as out:
+        for i, image in enumerate(decoded(files, size)):
+            if isinstance(image, ValueError):
+                if not skip_broken:
+                    raise image
+                header.broken[i] = str(image)
+                header.shapes.append((0, 0))
+                header.checksums.append(0)
+                continue
+            content = stored(image)
+            out.write(content)
+            header.shapes.append((image.shape[1], image.shape[2]))
+            header.checksums.append(zlib.crc32(content))
+            if (i + 1) % 10_000 == 0:
+                _log.info("%s: %d of %d images decoded", target.stem, i + 1, len(files))
+    with _replacing(target) as out:
+        out.write(header.model_dump_json().encode())
+    for earlier in target.parent.glob(f"{target.stem}.*.pixels"):
+        if earlier != data:
+            earlier.unlink()
+    return header
+
+
+def decoded(files: Sequence[Path], size: int | None) -> Iterator[Tensor | ValueError]:
+    """Each image as bytes, resized if its shorter side is above ``size``, or what is wrong."""
+
+    def one(file: Path) -> Tensor | ValueError:
+        try:
+            image = decode_pixels(file)
+        except ValueError as error:
+            return error
+        small = size is None or min(image.shape[1:]) <= size
+        return image if small else resize_shorter(image, size)  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for start in range(0, len(files), _CHUNK):
+            yield from pool.map(one, files[start : start + _CHUNK])
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def _replacing(file: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name when it is complete and on the disk."""
+    part = file.with_name(f".{file.stem}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _estimate(files: Sequence[Path], size: int) -> int:
+    """Bytes that the pixels will take, from the headers of some of the files."""
+    some = files[:: max(1, len(files) // 200)]
+    total = 0
+    for file in some:
+        try:
+            with Image.open(file) as image:
+                width, height = image.size
+        except Exception:  # it is reported when it is decoded
+            continue
+        shrink = min(1.0, size / min(width, height))
+        total += round(3 * width * height * shrink**2)
+    return total * len(files) // max(1, len(some))
+
+
+def _require_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed + _SPARE:
+        raise ValueError(
+            f"the cache in {folder} needs {(needed + _SPARE) / 1e9:.1f} GB of free disk, has "
+            f"{free / 1e9:.1f}"
+        )

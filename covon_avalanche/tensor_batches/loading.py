@@ -1,0 +1,105 @@
+"""The mixin for strategies, and the loader it puts in the place of Avalanche's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from avalanche.distributed import DistributedHelper
+from torch import Tensor
+
+from covon_avalanche.tensor_batches.fetched import FetchedExamples
+from covon_avalanche.tensor_batches.rows import Rows
+from covon_avalanche.tensor_batches.unwrapping import rows_of
+
+
+class TensorBatches:
+    """Mixin for Avalanche strategies, to be named before the strategy's own class.
+
+    A dataset of your own takes part if it has a method ``tensor_batch(indices)`` that returns its
+    columns for an int64 tensor of indices, as ``__getitem__`` would row by row. So does one
+    with a method ``raw_batch(indices)``, which returns a list of inputs and a tensor of
+    targets, if its transform has a method ``batch(inputs)``, as those of the image streams do.
+
+    ``tensor_batches_bytes`` is the most memory that fetched examples may take.
+    """
+
+    tensor_batches_bytes: ClassVar[int] = 2**31
+
+    def make_train_dataloader(
+        self,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        pin_memory: bool | None = None,
+        persistent_workers: bool = False,
+        drop_last: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Avalanche's loader, or one that gives the same batches from tensors."""
+        strategy: Any = super()
+        strategy.make_train_dataloader(
+            num_workers=num_workers,
+            shuffle=shuffle,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            drop_last=drop_last,
+            **kwargs,
+        )
+        size = self.train_mb_size  # type: ignore[attr-defined]
+        self._take_over(size, shuffle, drop_last, num_workers)
+
+    def make_eval_dataloader(
+        self,
+        num_workers: int = 0,
+        shuffle: bool = False,
+        pin_memory: bool | None = None,
+        persistent_workers: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Avalanche's loader, or one that gives the same batches from tensors."""
+        strategy: Any = super()
+        strategy.make_eval_dataloader(
+            num_workers=num_workers,
+            shuffle=shuffle,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            **kwargs,
+        )
+        size = self.eval_mb_size  # type: ignore[attr-defined]
+        self._take_over(size, shuffle, False, num_workers)
+
+    def _take_over(self, batch_size: int, shuffle: bool, drop_last: bool, workers: int) -> None:
+        strategy: Any = self
+        kept = vars(self).setdefault("_fetched_examples", FetchedExamples())
+        kept.limit = self.tensor_batches_bytes
+        rows = None
+        if not DistributedHelper.is_distributed:
+            rows = rows_of(strategy.adapted_dataset, kept, transform_batches=workers == 0)
+        if rows is not None:
+            strategy.dataloader = TensorLoader(rows, batch_size, shuffle, drop_last)
+
+
+class TensorLoader:
+    """Batches of rows, drawing the order as torch's ``DataLoader`` would."""
+
+    def __init__(self, rows: Rows, batch_size: int, shuffle: bool, drop_last: bool) -> None:
+        self.rows, self.batch_size = rows, batch_size
+        self.shuffle, self.drop_last = shuffle, drop_last
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.rows), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        _draw_seed()  # a DataLoader draws one for its workers first
+        order = torch.arange(len(self.rows))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(_draw_seed())
+            order = torch.randperm(len(self.rows), generator=generator)
+        for indices in order.split(self.batch_size)[: len(self)]:
+            yield list(self.rows.tensor_batch(indices))
+
+
+def _draw_seed() -> int:
+    return int(torch.empty((), dtype=torch.int64).random_().item())

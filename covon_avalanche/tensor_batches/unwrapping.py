@@ -1,0 +1,146 @@
+"""From Avalanche's datasets to rows, where that gives the same examples."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from avalanche.benchmarks.utils.data import AvalancheDataset, _FlatDataWithTransform
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from covon_avalanche.tensor_batches.fetched import FetchedExamples, fetch
+from covon_avalanche.tensor_batches.rows import (
+    Beside,
+    Columns,
+    Concatenation,
+    Rows,
+    Subset,
+    Transformed,
+)
+
+_PROBES = 6  # examples on which the fast way is compared with the slow one
+
+
+def rows_of(
+    dataset: AvalancheDataset, kept: FetchedExamples, *, transform_batches: bool = True
+) -> Rows | None:
+    """The examples of a dataset as rows, or ``None`` where Avalanche must fetch them.
+
+    :param kept: examples that had to be fetched, now or earlier.
+    :param transform_batches: whether this process may transform batches, one at a time; with
+        workers, Avalanche's loader is faster.
+    """
+    tasks = getattr(dataset, "targets_task_labels", None)
+    if len(dataset) == 0 or (tasks is not None and len(tasks.uniques) != 1):
+        return None
+    probes = torch.linspace(0, len(dataset) - 1, min(_PROBES, len(dataset))).long()
+    with _same_randomness_afterwards():
+        expected, random_transform = _probe(dataset, probes)
+        if expected is None or random_transform:
+            return None
+        rows = _with_attributes(dataset)
+        if rows is not None and _equal(rows.tensor_batch(probes), expected):
+            return rows
+        fetched = kept.get(dataset, expected)
+        if fetched is not None:
+            return fetched if _equal(fetched.tensor_batch(probes), expected) else None
+        rows = _with_attributes(dataset, transformed=True) if transform_batches else None
+        return rows if rows is not None and _equal(rows.tensor_batch(probes), expected) else None
+
+
+def _probe(dataset: AvalancheDataset, probes: Tensor) -> tuple[list[Tensor] | None, bool]:
+    """Some examples as Avalanche gives them, and whether chance had a part in them."""
+    before = _random_states()
+    first, second = (fetch(dataset, probes) for _ in range(2))
+    same = first is not None and second is not None and _equal(first, second)
+    return first, not (same and before == _random_states())
+
+
+def _equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    return len(a) == len(b) and all(
+        x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True)
+    )
+
+
+def _random_states() -> tuple:
+    _, keys, position, *_ = np.random.get_state()
+    return random.getstate(), np.asarray(keys).tobytes(), position, torch.get_rng_state().tolist()
+
+
+@contextmanager
+def _same_randomness_afterwards() -> Iterator[None]:
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def _with_attributes(dataset: AvalancheDataset, transformed: bool = False) -> Rows | None:
+    """The rows of the wrapped data with the columns that Avalanche appends (task labels)."""
+    rows = _unwrapped(dataset._flat_data, transformed)
+    if rows is None:
+        return None
+    columns = []
+    for attribute in dataset._data_attributes.values():
+        if attribute.use_in_getitem:
+            unique = attribute.uniques
+            values = list(unique) * len(dataset) if len(unique) == 1 else list(attribute)
+            columns.append(torch.as_tensor(values))
+    return Beside(rows, columns) if columns else rows
+
+
+def _unwrapped(data: Any, transformed: bool) -> Rows | None:
+    """Look through Avalanche's subsets, concatenations and idle transforms.
+
+    :param transformed: look also through transforms that take many inputs at once.
+    """
+    if isinstance(data, _FlatDataWithTransform):
+        active = _active(data)
+        if not active:
+            parts = [_unwrapped(part, transformed) for part in data._datasets]
+        elif transformed and (batch := _batch_transform(active)) is not None:
+            whole = [_bare(part) for part in data._datasets]
+            found = all(callable(getattr(part, "raw_batch", None)) for part in whole)
+            parts = [Transformed(part, batch) for part in whole] if found else []
+        else:
+            return None
+        if not parts or any(part is None for part in parts):
+            return None
+        rows: Any = parts[0] if len(parts) == 1 else Concatenation(parts)
+        indices = data._indices
+        return rows if indices is None else Subset(rows, torch.as_tensor(np.array(list(indices))))
+    if isinstance(data, TensorDataset):
+        return Columns(data.tensors)
+    return data if callable(getattr(data, "tensor_batch", None)) else None
+
+
+def _active(data: _FlatDataWithTransform) -> list[Any]:
+    group = data._transform_groups.current_group
+    groups = (data._transform_groups, data._frozen_transform_groups)
+    return [t for g in groups if (t := g.transform_groups.get(group)) is not None]
+
+
+def _bare(data: Any) -> Any:
+    """Look through a wrapper that does nothing."""
+    while isinstance(data, _FlatDataWithTransform):
+        if _active(data) or data._indices is not None or len(data._datasets) != 1:
+            break
+        (data,) = data._datasets
+    return data
+
+
+def _batch_transform(active: Sequence[Any]) -> Callable[[Sequence[Any]], Tensor] | None:
+    """The transform of inputs by batches, where there is no other transform."""
+    inputs, targets = ([t for a in active for t in a.flat_transforms(i)] for i in (0, 1))
+    if len(inputs) != 1 or targets:
+        return None
+    batch = getattr(inputs[0], "batch", None)
+    return batch if callable(batch) else None

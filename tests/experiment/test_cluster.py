@@ -1,0 +1,45 @@
+"""Jobs for a cluster, tried as processes of this machine."""
+
+import pickle
+import time
+
+import pytest
+from small_recipes import STRATEGIES, small_recipe
+
+from covon_avalanche.experiment.cluster import ClusterRun, submit
+from covon_avalanche.experiment.grid import Job
+from covon_avalanche.experiment.run import run_strategy
+from covon_avalanche.experiment.run_folder import RunFolder
+
+
+@pytest.fixture
+def recipe():
+    return small_recipe({"finetune": STRATEGIES["finetune"]}, epochs=1)
+
+
+def test_submitted_runs_are_the_same_as_local_ones(recipe, tmp_path):
+    jobs = [Job("finetune", 0), Job("finetune", 1)]
+    submitted = submit(recipe, jobs, tmp_path, parameters=["timeout_min=5"], cluster="local")
+    assert len(submitted) == 2
+    folders = [RunFolder(tmp_path, recipe, "finetune", seed) for seed in (0, 1)]
+    deadline = time.monotonic() + 300
+    while not all(f.result_file.exists() for f in folders) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    for seed, folder in enumerate(folders):
+        assert folder.result().outcome() == run_strategy(recipe, "finetune", seed).outcome()
+    assert list((tmp_path / "submitit").glob("*_log.out"))
+
+
+def test_a_requeued_job_is_the_same_call(recipe, tmp_path):
+    job = ClusterRun(recipe, Job("finetune", 0), tmp_path, None, {})
+    again = pickle.loads(pickle.dumps(job.checkpoint())).function
+    assert again.arguments == job.arguments
+    assert again() == run_strategy(recipe, "finetune", 0).average_accuracy
+
+
+def test_without_a_cluster_and_with_wrong_parameters(recipe, tmp_path):
+    jobs = [Job("finetune", 0)]
+    with pytest.raises(ValueError, match="must look like KEY=VALUE, got 'partition'"):
+        submit(recipe, jobs, tmp_path, parameters=["partition"], cluster="local")
+    with pytest.raises(ValueError, match=r"the cluster does not take this: .*slurm_colour"):
+        submit(recipe, jobs, tmp_path, parameters=["colour=blue"], cluster="local")

@@ -1,0 +1,74 @@
+"""Finding results, and what differs between two."""
+
+import pytest
+from made_up_results import made_up
+from typer.testing import CliRunner
+
+from covon_avalanche.cli import app
+from covon_avalanche.experiment.collect import collect_results
+from covon_avalanche.experiment.difference import result_differences, settings_differences
+from covon_avalanche.experiment.result import Result, ResultError
+
+
+def test_folders_files_and_lines_each_run_once(tmp_path):
+    runs = [made_up("covon", seed, [[0.5 + seed / 10]]) for seed in range(4)]
+    runs[0].save(tmp_path / "a/result.json")
+    runs[1].save(tmp_path / "b/c/result.json")
+    lines = "".join(r.model_dump_json() + "\n" for r in runs[1:3])
+    (tmp_path / "stored.jsonl").write_text(lines)
+    runs[3].save(tmp_path / "d.json")
+    paths = [tmp_path, tmp_path / "stored.jsonl", tmp_path / "d.json", tmp_path / "a"]
+    assert collect_results(paths) == runs
+
+
+def test_what_is_missing_or_wrong_is_named(tmp_path):
+    with pytest.raises(ResultError, match=r"nothing\.jsonl cannot be read: No such file"):
+        collect_results([tmp_path / "nothing.jsonl"])
+    (tmp_path / "stored.jsonl").write_text(made_up("a", 0, [[0.5]]).model_dump_json() + "\n{}\n")
+    with pytest.raises(ResultError, match=r"stored\.jsonl, line 2 is no result"):
+        collect_results([tmp_path / "stored.jsonl"])
+
+
+def test_numbers_that_are_not_finite_survive(tmp_path):
+    nan = {"nll": float("inf"), "brier": float("nan"), "ece": 0.5}
+    made_up("a", 0, [[0.5]]).model_copy(update={"calibration": nan}).save(tmp_path / "r.json")
+    stored = Result.load(tmp_path / "r.json").calibration
+    assert stored["nll"] == float("inf")
+    assert stored["brier"] != stored["brier"]
+
+
+def test_results_of_the_first_schema_can_be_read(tmp_path):
+    new = made_up("covon", 0, [[0.5]])
+    later = {"run_hash", "held_out", "sampled", "epochs", "peak_memory", "continued"}
+    old = new.model_copy(update={"schema_version": 1}).model_dump_json(exclude=later)
+    (tmp_path / "r.json").write_text(old)
+    assert Result.load(tmp_path / "r.json").average_accuracy == new.average_accuracy
+
+
+def test_differences_by_hand():
+    a = made_up("covon", 0, [[0.9, 0.1], [0.8, 0.6]], own={"lr": 0.1, "gamma": 0.9})
+    b = made_up("covon", 1, [[0.9, 0.1], [0.9, 0.6]], own={"lr": 0.2})
+    assert set(settings_differences(a, b)) == {
+        ("strategy.lr", 0.1, 0.2),
+        ("strategy.gamma", 0.9, None),
+        ("seed", 0, 1),
+    }
+    found = {d.name: (d.first, d.second) for d in result_differences(a, b)}
+    assert found.keys() == {
+        "A_T %",
+        "A_T % by images",
+        "BWT %",
+        "last accuracy on domain 1 %",
+    }
+    assert found["last accuracy on domain 1 %"] == pytest.approx((80, 90))
+    assert found["BWT %"] == pytest.approx((-10, 0))
+    assert settings_differences(a, a) == result_differences(a, a) == []
+
+
+def test_the_command(tmp_path):
+    made_up("covon", 0, [[0.5]]).save(tmp_path / "a/result.json")
+    made_up("covon", 0, [[0.75]]).save(tmp_path / "b/result.json")
+    done = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert done.exit_code == 0
+    assert "The settings are the same." in done.stdout
+    assert "+25" in done.stdout

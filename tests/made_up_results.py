@@ -1,0 +1,55 @@
+"""Results with given accuracies, for tests of reports."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from covon_avalanche.experiment.result import Result
+
+Rows = Sequence[Sequence[float] | None]
+
+
+def made_up(
+    strategy: str,
+    seed: int,
+    rows: Rows,
+    *,
+    kind: str = "covon",
+    recipe: str = "r",
+    counts: Sequence[int] = (),
+    held_out: bool = False,
+    stream: dict[str, Any] | None = None,
+    own: dict[str, Any] | None = None,
+    seconds: float = 2.0,
+    **changes: Any,
+) -> Result:
+    """A run with these accuracies; what follows from them is computed here, anew."""
+    last = rows[-1]
+    counts = list(counts or [10] * len(last))
+    whole = None not in rows and not held_out and len(rows) > 1
+    past = range(len(rows) - 1)
+    known: dict[str, Any] = dict(
+        recipe=recipe,
+        strategy=strategy,
+        seed=seed,
+        stream="test",
+        settings={
+            "name": recipe,
+            "title": f"title of {recipe}",
+            "stream": stream or {"name": "Made", "n_experiences": len(rows)},
+            "epochs": 3,
+            "strategy": {"kind": kind, **(own or {})},
+        },
+        accuracy=[None if row is None else list(row) for row in rows],
+        counts=counts,
+        held_out=held_out,
+        average_accuracy=sum(last) / len(last),
+        weighted_accuracy=sum(a * n for a, n in zip(last, counts, strict=True)) / sum(counts),
+        bwt=sum(last[i] - rows[i][i] for i in past) / len(past) if whole else None,
+        calibration={"nll": 0.5, "brier": 0.25, "ece": 0.125},
+        train_seconds=[seconds] * len(rows),
+        parameters=5,
+        parameters_worth=5.0,
+        versions={"torch": "2.15.0"},
+        machine={"cores": 2},
+    )
+    return Result(**(known | changes))

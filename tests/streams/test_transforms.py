@@ -1,0 +1,83 @@
+"""What a network sees: torchvision's usual transforms, up to rounding, with the same chances."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms as tv
+
+from covon_avalanche.streams import PACS, image_transforms
+from covon_avalanche.streams.transforms import pixels_of, resize_shorter
+
+MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+LEVELS = 2 / 255  # as documented
+
+
+def usual(size, mean, std):
+    last = [tv.ToTensor(), tv.Normalize(mean, std)]
+    train = [tv.RandomResizedCrop(size), tv.RandomHorizontalFlip()]
+    evaluation = [tv.Resize(size * 8 // 7), tv.CenterCrop(size)]
+    return tv.Compose(train + last), tv.Compose(evaluation + last)
+
+
+def noise(width, height, seed=0):
+    """The hardest of images to resize alike."""
+    generator = np.random.default_rng(seed)
+    return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def check(ours, theirs, image, rounds=1):
+    for i in range(rounds):
+        torch.manual_seed(i)
+        want, after = theirs(image), torch.get_rng_state()
+        for given in (image, pixels_of(image)):
+            torch.manual_seed(i)
+            x = ours(given)
+            assert (x.shape, x.dtype, x.stride()) == (want.shape, want.dtype, want.stride())
+            difference = (x - want).abs().amax((1, 2)) * torch.tensor(STD)
+            assert difference.max() <= LEVELS + 1e-6
+            assert torch.equal(torch.get_rng_state(), after)  # the same draws
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (300, 200), (111, 640), (30, 31), (73, 73)])
+@pytest.mark.parametrize("size", [64, 97])
+def test_they_are_torchvisions_up_to_rounding_with_the_same_draws(shape, size):
+    pairs = zip(image_transforms(size, mean=MEAN, std=STD), usual(size, MEAN, STD), strict=True)
+    for ours, theirs in pairs:
+        check(ours, theirs, noise(*shape), rounds=8)
+
+
+def test_on_real_images(real_data):
+    photos = PACS(dataset_root=real_data("PACS") / "PACS", limit=2)
+    pairs = list(zip(image_transforms(mean=MEAN, std=STD), usual(224, MEAN, STD), strict=True))
+    for images in photos.images["test"].values():
+        for i in range(0, len(images), 60):
+            for ours, theirs in pairs:
+                check(ours, theirs, images[i][0])
+
+
+def test_many_at_once_are_the_same_bit_by_bit():
+    images = [pixels_of(noise(50 + i, 60, i)) for i in range(5)]
+    for transform in image_transforms(48):
+        torch.manual_seed(0)
+        one_by_one = torch.stack([transform(image) for image in images])
+        torch.manual_seed(0)
+        assert torch.equal(transform.batch(images), one_by_one)
+
+
+def test_the_shorter_side_is_resized_and_bytes_stay_bytes():
+    image = pixels_of(noise(90, 60))
+    assert resize_shorter(image, 60) is image
+    small = resize_shorter(image, 20)
+    assert (small.shape, small.dtype) == ((3, 20, 30), torch.uint8)
+    assert resize_shorter(pixels_of(noise(60, 90)), 20).shape == (3, 30, 20)
+
+
+def test_they_are_compared_by_what_they_do_and_check_their_values():
+    assert image_transforms(32) == image_transforms(32)
+    assert image_transforms(32)[0] != image_transforms(32)[1]
+    assert image_transforms(32) != image_transforms(32, mean=MEAN)
+    with pytest.raises(ValueError, match="size must be >= 1, got 0"):
+        image_transforms(0)
+    with pytest.raises(ValueError, match=r"std > 0, got .*\(1, 1, 0\)"):
+        image_transforms(std=(1, 1, 0))

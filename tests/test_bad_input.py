@@ -1,0 +1,270 @@
+"""Bad input of every sort: exit status 2, one clear sentence, and nothing is lost."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from made_up_results import made_up
+from miniature import pacs
+from small_recipes import STRATEGIES
+from typer.testing import CliRunner
+
+from covon_avalanche.cli import app
+from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.run_folder import RunFolder
+from covon_avalanche.experiment.searching import recipe_text
+
+DIGITS = {"name": "PermutedDigits", "n_experiences": 2}
+PACS = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}
+NETWORK = {"backbone": "squeezenet", "weights": None}
+
+
+def write(folder: Path, *, strategy: str = "finetune", text=lambda t: t, **changes) -> str:
+    """A recipe file of a second's run; ``text`` may spoil it."""
+    data = {
+        "name": "tiny",
+        "title": "Tiny",
+        "epochs": 1,
+        "train_mb_size": 64,
+        "final_lr_factor": 0.5,
+        "seeds": [0],
+        "stream": DIGITS,
+        "model": {"hidden_size": 8, "hidden_layers": 1},
+        "strategies": {strategy: STRATEGIES[strategy]},
+    }
+    file = folder / "tiny.toml"
+    file.write_text(text(recipe_text(Recipe.model_validate(data | changes), {})), encoding="utf-8")
+    return str(file)
+
+
+def replaced(old: str, new: str):
+    """Spoil a recipe; the old text must be there."""
+
+    def replace(text: str) -> str:
+        assert old in text
+        return text.replace(old, new, 1)
+
+    return replace
+
+
+def refused(*arguments: str) -> str:
+    """The sentence of a command that is refused."""
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
+    assert "Traceback" not in done.output
+    sentence = done.stderr.strip()
+    if "Usage:" not in sentence:  # typer's own errors come in a box
+        assert len(sentence.splitlines()) == 1, sentence
+        assert sentence.startswith("covon: ")
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('name = "PermutedDigits"', 'name = "PermutedLetters"', "'PermutedLetters'"),
+        ('kind = "finetune"', 'kind = "finetuning"', "'finetuning'"),
+        ("lr = 0.01", "learning_rate = 0.01", "unknown key; known are lr,"),
+        ("lr = 0.01", 'lr = "fast"', "strategies.finetune.lr = 'fast': "),
+        ("lr = 0.01", "lr = -0.01", "strategies.finetune.lr = -0.01: "),
+        ("lr = 0.01", "lr = nan", "strategies.finetune.lr = nan: "),
+        ("lr = 0.01", "lr = inf", "strategies.finetune.lr = inf: "),
+        ("lr = 0.01", "", "strategies.finetune.lr: is missing"),
+        ("epochs = 1", "epochs = 0", "epochs = 0: "),
+        ("epochs = 1", "epochs = 1.5", "epochs = 1.5: "),
+        ("epochs = 1", 'epochs = "many"', "epochs = 'many': "),
+        ("train_mb_size = 64", "train_mb_size = 0", "train_mb_size = 0: "),
+        ("train_mb_size = 64", "train_mb_size = 5000", "more than the 1437 training images"),
+        ("final_lr_factor = 0.5", "final_lr_factor = 2.0", "final_lr_factor = 2.0: "),
+        ("final_lr_factor = 0.5", "final_lr_factor = 0.0", "final_lr_factor = 0.0: "),
+        ("seeds = [0]", "seeds = []", "seeds = []: "),
+        ("seeds = [0]", "seeds = [-1]", "seeds.0 = -1: "),
+        ("seeds = [0]", "seeds = [1, 1]", "seeds = [1, 1]: "),
+        ("n_experiences = 2", "n_experiences = 0", "stream.n_experiences = 0: "),
+        ("n_experiences = 2", "n_experiences = 2\nvalidation_size = 1437", "validation_size"),
+        ("hidden_size = 8", "hidden_size = -8", "model.hidden_size = -8: "),
+        ('name = "tiny"', 'name = "../tiny"', "name = '../tiny': "),
+        ("[strategies.finetune]", '[strategies."../x"]', "'../x' is no name for a strategy"),
+        ("[strategies.finetune]", "[strategy.finetune]", "strategy: unknown key"),
+        ('title = "Tiny"', 'title = "Tiny', "is not valid TOML"),
+        ("epochs = 1", 'epochs = 1\ndevice = "tpu"', "device = 'tpu': "),
+        ("epochs = 1", 'epochs = 1\nprecision = "float8"', "precision = 'float8': "),
+        ("epochs = 1", "epochs = 1\nworkers = -1", "workers = -1: "),
+    ],
+)
+def test_recipes(tmp_path, old, new, sentence):
+    recipe = write(tmp_path, text=replaced(old, new))
+    assert sentence in refused("run", recipe, "--out", str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "old", "new", "sentence"),
+    [
+        ("covon", "gamma = 0.9", "gamma = -0.5", "strategies.covon.gamma = -0.5: "),
+        ("covon", "ess = 1437.0", "ess = 0", "strategies.covon.ess = 0: "),
+        ("covon", "beta2 = 0.99", "beta2 = 1.0", "strategies.covon.beta2 = 1.0: "),
+        ("covon", "hess_init = 0.05", "hess_init = 0", "strategies.covon.hess_init = 0: "),
+        ("covon-gradsq", '"gradsq"', '"exact"', "hess_approx = 'exact': "),
+        ("replay", "mem_size = 100", "mem_size = 0", "strategies.replay.mem_size = 0: "),
+        ("custom", "supervised:Naive", "supervised.Naive", "implementation = "),
+        ("custom", "supervised:Naive", "supervised:Na-ive", "implementation = "),
+        ("custom", "supervised:Naive", "supervised:Nothing", "cannot be imported"),
+        ("custom", "avalanche.training.supervised:Naive", "nowhere:Naive", "cannot be imported"),
+        ("custom", "avalanche.training.supervised:Naive", "json:JSONDecoder", "must be a subclass"),
+        ("custom", "supervised:Naive", "plugins:GEMPlugin", "cannot be made: "),
+    ],
+)
+def test_strategies(tmp_path, strategy, old, new, sentence):
+    recipe = write(tmp_path, strategy=strategy, text=replaced(old, new))
+    assert sentence in refused("run", recipe, "--out", str(tmp_path / "out"), "--jobs", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "nothing"], "there is no recipe 'nothing'; known are "),
+        (["run", "nowhere.toml"], "cannot be read: No such file"),
+        (["run", "--strategies", "covon,ewcc"], "has no strategy 'ewcc'; known are finetune, "),
+        (["run", "--seeds", "x"], "seeds must look like 0-4 or 0,3,7, got 'x'"),
+        (["run", "--seeds", "5-2"], "the range of seeds '5-2' is empty"),
+        (["run", "--epochs", "0"], "equal to 1"),
+        (["run", "--jobs", "0"], "equal to 1"),
+        (["run", "--set", "epochs"], "a setting must look like KEY=VALUE, got 'epochs'"),
+        (["run", "--set", "epoch=3"], "epoch: unknown key"),
+        (["run", "--set", "epochs.x=3"], "epochs.x: epochs is a value, not a table"),
+        (["run", "--set", "strategies.covon.lr=0"], "strategies.covon.lr = 0: "),
+        (["run", "core50", "domainnet", "--out", "x"], "--out is for one recipe"),
+        (["run", "--launcher", "slurm", "--slurm", "gpu"], "a parameter must look like KEY=VALUE"),
+        (["show", "nothing"], "there is no recipe 'nothing'"),
+        (["report", "nowhere"], "nowhere cannot be read: No such file"),
+        (["report", "."], "there is no finished run in ."),
+        (["compare", "nowhere", "nowhere"], "nowhere cannot be read: No such file"),
+        (["search", "permuted-digits", "--trials", "0"], "equal to 1"),
+        (["search", "permuted-digits"], "holds out no validation images"),
+        (["data", "verify", "Nothing", "--root", "."], "Nothing"),
+    ],
+)
+def test_arguments(tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert sentence in refused(*arguments)
+
+
+class TestData:
+    @pytest.fixture
+    def root(self, tmp_path):
+        pacs(tmp_path / "data/PACS")
+        return tmp_path / "data"
+
+    def refused(self, root, **changes):
+        recipe = write(
+            root.parent, **({"stream": PACS, "model": NETWORK, "train_mb_size": 2} | changes)
+        )
+        arguments = ["--out", str(root.parent / "out"), "--jobs", "1"]
+        return refused("run", recipe, *arguments, "--dataset-root", str(root))
+
+    def test_a_missing_folder(self, root):
+        shutil.rmtree(root)
+        assert "PACS" in self.refused(root)
+
+    def test_a_missing_domain(self, root):
+        shutil.rmtree(root / "PACS/photo")
+        assert "photo" in self.refused(root)
+
+    def test_an_empty_domain(self, root):
+        for file in (root / "PACS/photo").rglob("*.*"):
+            file.unlink()
+        assert "photo" in self.refused(root)
+
+    def test_a_missing_class(self, root):
+        shutil.rmtree(root / "PACS/photo/dog")
+        assert "dog" in self.refused(root)
+
+    def test_an_unknown_domain(self, root):
+        assert "'drawing'" in self.refused(root, stream={**PACS, "domains": ["sketch", "drawing"]})
+
+    def test_a_damaged_image(self, root):
+        file = next((root / "PACS/sketch/dog").iterdir())
+        file.write_bytes(file.read_bytes()[:40])
+        assert file.name in self.refused(root)
+
+    def test_weights_that_are_not_there(self, root):
+        model = {"backbone": "squeezenet", "weights": "mine.safetensors"}
+        assert "mine.safetensors" in self.refused(root, model=model)
+
+    def test_weights_of_another_network(self, root):
+        import torch
+        from safetensors.torch import save_file
+
+        save_file({"layer.weight": torch.zeros(2)}, root / "mine.safetensors")
+        model = {"backbone": "squeezenet", "weights": "mine.safetensors"}
+        assert "layer.weight" in self.refused(root, model=model)
+
+    def test_an_unknown_backbone(self, root):
+        model = {"backbone": "resnet_of_mine", "weights": None}
+        assert "resnet_of_mine" in self.refused(root, model=model)
+
+
+class TestResults:
+    @pytest.fixture
+    def file(self, tmp_path):
+        made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]]).save(tmp_path / "result.json")
+        return tmp_path / "result.json"
+
+    def test_of_a_newer_version(self, file):
+        data = json.loads(file.read_text()) | {"schema_version": 99}
+        file.write_text(json.dumps(data))
+        for arguments in (("report", str(file)), ("compare", str(file), str(file))):
+            assert "has schema 99, of a newer version of this package" in refused(*arguments)
+
+    def test_of_a_newer_version_in_a_run(self, file, tmp_path):
+        path = write(tmp_path)
+        from covon_avalanche.experiment.recipe import load_recipe
+
+        folder = RunFolder(tmp_path / "out", load_recipe(path), "finetune", 0)
+        folder.path.mkdir(parents=True)
+        shutil.copy(file, folder.result_file)
+        before = folder.result_file.read_text().replace(
+            '"schema_version": 2', '"schema_version": 99'
+        )
+        folder.result_file.write_text(before)
+        assert "newer version" in refused("run", path, "--out", str(tmp_path / "out"))
+        assert folder.result_file.read_text() == before
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', "\udcff"])
+    def test_that_are_none(self, file, text):
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        assert f"{file} is no result: " in refused("report", str(file))
+
+    def test_a_folder_of_several(self, file):
+        made_up("covon", 1, [[0.9]]).save(file.parent / "other/result.json")
+        folder = str(file.parent)
+        assert "has 2 runs; name the folder of one" in refused("compare", folder, folder)
+
+
+def test_no_permission(tmp_path):
+    (tmp_path / "file").write_text("")
+    out = str(tmp_path / "file" / "runs")
+    assert "cannot be made" in refused("run", "--out", out)
+    assert "cannot be made" in refused("search", "permuted-digits", "--out", out)
+    made_up("covon", 0, [[0.9]]).save(tmp_path / "result.json")
+    assert "cannot be written" in refused("report", str(tmp_path / "result.json"), "--out", out)
+
+
+def test_what_is_finished_stays_when_another_run_is_refused(tmp_path):
+    out = str(tmp_path / "out")
+    good = CliRunner().invoke(app, ["run", write(tmp_path), "--out", out, "--jobs", "1"])
+    assert good.exit_code == 0, good.output
+    (result,) = (tmp_path / "out").rglob("result.json")
+    before = result.read_bytes()
+    spoilt = write(tmp_path, text=replaced("train_mb_size = 64", "train_mb_size = 5000"))
+    refused("run", spoilt, "--out", out)
+    assert result.read_bytes() == before
+
+
+def test_diverging_data_is_not_bad_input_but_said(tmp_path):
+    recipe = write(tmp_path, text=replaced("lr = 0.01", "lr = 1e30"))
+    done = CliRunner().invoke(app, ["run", recipe, "--out", str(tmp_path / "out"), "--jobs", "1"])
+    assert done.exit_code == 1
+    assert "the loss is" in done.stderr
+    assert "in domain 1, epoch 1" in done.stderr
