@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from covon_avalanche.evaluation.reliability import ReliabilityBin
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class CalibrationSums:
         self._nll = self._brier = 0.0
         self._confidence = torch.zeros(bins, dtype=torch.float64)
         self._hits = torch.zeros(bins, dtype=torch.float64)
+        self._counts = torch.zeros(bins, dtype=torch.float64)
 
     @torch.no_grad()
     def add(self, logits: Tensor, targets: Tensor) -> None:
@@ -56,6 +60,7 @@ class CalibrationSums:
         where = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (low, high]
         self._confidence.index_add_(0, where, confidence)
         self._hits.index_add_(0, where, (predicted == targets).double())
+        self._counts.index_add_(0, where, torch.ones_like(confidence))
 
     def result(self) -> Calibration:
         """The means so far.
@@ -66,3 +71,15 @@ class CalibrationSums:
             raise ValueError("calibration needs at least one image, got none")
         apart = (self._confidence - self._hits).abs().sum().item()
         return Calibration(self._nll / self.count, self._brier / self.count, apart / self.count)
+
+
+def reliability(parts: Sequence[CalibrationSums]) -> list[ReliabilityBin]:
+    """A reliability diagram: accuracy against confidence, in bins of confidence.
+
+    :param parts: with the same number of bins; their images are pooled.
+    """
+    sums = [(p._counts, p._confidence, p._hits) for p in parts]
+    counts, confidence, hits = (torch.stack(column).sum(0) for column in zip(*sums, strict=True))
+    images = counts.clamp(min=1)
+    means = zip(counts, confidence / images, hits / images, strict=True)
+    return [ReliabilityBin(int(n), c.item(), a.item()) for n, c, a in means]

@@ -9,7 +9,12 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.training.templates import SupervisedTemplate
 
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
-from covon_avalanche.evaluation.calibration import Calibration, CalibrationSums
+from covon_avalanche.evaluation.calibration import (
+    Calibration,
+    CalibrationSums,
+    reliability,
+)
+from covon_avalanche.evaluation.reliability import ReliabilityBin
 
 
 class DomainMetrics(PluginMetric[dict[str, float]]):
@@ -38,6 +43,8 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         self.matrix = AccuracyMatrix([], held_out=held_out)
         self.calibration: list[list[Calibration]] = []
         """Of each domain, by rows as in the matrix."""
+        self.reliability: list[ReliabilityBin] = []
+        """Of the last row, all domains together."""
         self._experiences = 0  # trained before the last row
         self._inside_train = False
         self._domains = -1  # in the whole stream
@@ -102,6 +109,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         self._experiences = experiences
         self.matrix.rows.append([self._row[i][0] / counts[i] for i in domains])
         self.calibration.append([self._row[i][1].result() for i in domains])
+        self.reliability = reliability([self._row[i][1] for i in domains])
         return [
             MetricValue(
                 self,

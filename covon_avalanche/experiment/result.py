@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
+from covon_avalanche.evaluation.reliability import ReliabilityBin
 from covon_avalanche.experiment.atomic import write_atomically
 
 SCHEMA = 2
@@ -70,6 +71,8 @@ class Result(BaseModel):
     bwt: float | None
     calibration: dict[str, float] = {}
     """NLL (nats), Brier score and expected calibration error after the last domain, domain mean."""
+    reliability: list[ReliabilityBin] = []
+    """Accuracy in bins of confidence after the last domain, all domains together."""
     sampled: dict[str, float] = {}
     """``average_accuracy`` and calibration with the mean of ``posterior_samples`` predictions."""
     epochs: list[Epoch] = []

@@ -234,6 +234,7 @@ class _Run:
             weighted_accuracy=matrix.weighted_accuracy(),
             bwt=matrix.bwt(),
             calibration=calibration,
+            reliability=self.metrics.reliability,
             sampled=self._sampled(),
             epochs=[Epoch(**epoch) for epoch in self.log.epochs],
             train_seconds=self.log.seconds,

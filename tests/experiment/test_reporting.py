@@ -13,6 +13,7 @@ import matplotlib
 import pytest
 from made_up_results import made_up
 
+from covon_avalanche.evaluation.reliability import ReliabilityBin
 from covon_avalanche.experiment.reporting import heat_maps, reproduce, write_report
 from covon_avalanche.experiment.reporting.canvas import looks
 from covon_avalanche.experiment.reporting.columns import NOTHING
@@ -390,12 +391,15 @@ class TestEdges:
         common = {"experience": 0, "accuracy": 0.5, "images": 10, "seconds": 1.0}
         epochs = [Epoch(epoch=i, loss=loss, **common) for i, loss in enumerate((2.0, 0.5))]
         sampled = {"average_accuracy": 0.75, "nll": 0.5, "brier": 0.25, "ece": 0.125}
-        known = {"peak_memory": 3 * 2**20, "epochs": epochs, "sampled": sampled}
+        bins = [(0, 0.0, 0.0), (10, 0.75, 0.5), (30, 0.95, 0.9)]
+        known = {"reliability": [ReliabilityBin(*b) for b in bins]}
+        known |= {"peak_memory": 3 * 2**20, "epochs": epochs, "sampled": sampled}
         runs = [made_up(name, 0, [[0.9]]) for name in ("covon", "naive")]
         runs[0] = runs[0].model_copy(update=known)
         page = page_of(write_report(runs, tmp_path).parent)
         assert "peak MiB" in page.text["th"]
         assert "sampled NLL" in page.text["th"]
+        assert "covon is 90.0 % sure and 80.0 % right on average" in page.text["figcaption"]
         assert "75.00" in page.text["td"]
         assert "In the last epoch the training loss of covon is 0.500." in page.text["figcaption"]
         assert rows_of(tmp_path / "table.csv")[0]["peak_memory_bytes"] == "3145728"

@@ -119,6 +119,34 @@ def calibration_bars(section: Section) -> Figure:
     return figure
 
 
+def reliability_diagram(section: Section) -> Figure:
+    """Accuracy against confidence: below the diagonal predictions are too sure."""
+    shown = [s for s in section.standings if s.reliability]
+    look = looks(section.standings)
+    figure = new_figure(3.0 + _legend_height(section))
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1)
+    handles = []
+    for standing in shown:
+        mine = look[standing.strategy]
+        handles += axes.plot(
+            [b.confidence for b in standing.reliability],
+            [b.accuracy for b in standing.reliability],
+            color=mine.colour,
+            linestyle=mine.dashes,
+            marker=mine.marker,
+            markersize=3.5,
+            linewidth=2.0 if standing is section.best else 1.2,
+        )
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("confidence")
+    axes.set_ylabel("accuracy")
+    axes.grid()
+    add_legend(figure, handles, [s.strategy for s in shown])
+    return figure
+
+
 def training_curves(section: Section) -> Figure:
     """Training loss by epoch, over all domains one after the other."""
     shown = [s for s in section.standings if s.losses]

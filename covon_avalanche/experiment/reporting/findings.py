@@ -120,6 +120,19 @@ def calibration(section: Section) -> str:
     return f"Lowest of the continual learners: {_list(parts)}." if parts else "Of ceilings only."
 
 
+def reliability(section: Section) -> str:
+    """How sure and how right the best, or else the first, of the strategies is."""
+    shown = [s for s in section.in_order if s.reliability]
+    standing = section.best if section.best in shown else shown[0]
+    images = sum(b.images for b in standing.reliability)
+    confidence = sum(b.images * b.confidence for b in standing.reliability) / images
+    accuracy = sum(b.images * b.accuracy for b in standing.reliability) / images
+    return (
+        f"{standing.strategy} is {100 * confidence:.1f} % sure and {100 * accuracy:.1f} % right on "
+        "average; points below the diagonal are predictions that are too sure."
+    )
+
+
 def training(section: Section) -> str:
     """Losses in the last epoch."""
     known = [(s.losses[-1], s.strategy) for s in section.standings if s.losses]

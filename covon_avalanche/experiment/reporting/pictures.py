@@ -55,6 +55,13 @@ def pictures_of(section: Section, prefix: str = "") -> list[Picture]:
                 findings.calibration(section),
                 charts.calibration_bars(section),
             )
+        if any(s.reliability for s in section.in_order):
+            add(
+                "reliability",
+                "Accuracy by confidence after the last domain",
+                findings.reliability(section),
+                charts.reliability_diagram(section),
+            )
         if any(s.losses for s in section.in_order):
             add(
                 "training",

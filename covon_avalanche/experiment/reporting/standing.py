@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covon_avalanche.evaluation import mean_and_std
+from covon_avalanche.evaluation.reliability import ReliabilityBin
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.strategy_settings import CEILINGS, REPLAY
 
@@ -86,6 +87,21 @@ class Standing:
     def calibration(self, name: str) -> Spread | None:
         """``nll``, ``brier`` or ``ece`` after the last domain."""
         return _spread(run.calibration.get(name) for run in self.runs)
+
+    @property
+    def reliability(self) -> list[ReliabilityBin]:
+        """Accuracy by confidence, the images of all runs together; empty bins left out."""
+        runs = [run.reliability for run in self.runs if run.reliability]
+        if len({len(bins) for bins in runs}) != 1:
+            return []
+        pooled = []
+        for bins in zip(*runs, strict=True):
+            count = sum(b.images for b in bins)
+            if count:
+                confidence = sum(b.images * b.confidence for b in bins) / count
+                accuracy = sum(b.images * b.accuracy for b in bins) / count
+                pooled.append(ReliabilityBin(count, confidence, accuracy))
+        return pooled
 
     def sampled(self, name: str) -> Spread | None:
         """``average_accuracy`` or calibration, predicting with posterior samples."""
