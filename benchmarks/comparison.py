@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,8 @@ def run_missing(
 ) -> None:
     """Measure what is missing, seed by seed, storing each result as it comes.
 
-    A stored result of other settings than the recipe's is measured again.
+    A stored result of other settings than the recipe's is measured again. Runs that are
+    interrupted go on from their folders in ``runs``.
     """
     strategies = {name: s.model_dump() for name, s in recipe.strategies.items()}
     have = {
@@ -56,15 +56,14 @@ def run_missing(
         write_atomically(file, "".join(have[key].model_dump_json() + "\n" for key in keys))
         print(f"{event.job}: {100 * event.result.average_accuracy:.2f} %", flush=True)
 
-    with tempfile.TemporaryDirectory() as folder:
-        run_grid(
-            recipe,
-            jobs,
-            Path(folder),
-            processes=os.cpu_count() or 1,
-            dataset_root=dataset_root,
-            notify=store,
-        )
+    run_grid(
+        recipe,
+        jobs,
+        ROOT / "runs" / recipe.name,
+        processes=os.cpu_count() or 1,
+        dataset_root=dataset_root,
+        notify=store,
+    )
 
 
 def origin(results: list[Result]) -> str:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from covon_avalanche.evaluation import mean_and_std
 from covon_avalanche.experiment.result import Result
+from covon_avalanche.experiment.strategy_settings import CEILINGS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,14 +56,15 @@ def summarise(results: Sequence[Result]) -> list[Summary]:
     summaries = []
     for strategy in dict.fromkeys(result.strategy for result in results):
         runs = [result for result in results if result.strategy == strategy]
-        joint = runs[0].settings["strategy"]["kind"] == "joint"
+        ceiling = runs[0].settings["strategy"]["kind"] in CEILINGS
         bwts = [100 * run.bwt for run in runs if run.bwt is not None]
-        curves = [] if joint else [run.matrix.curve() for run in runs]
+        whole = all(None not in run.accuracy for run in runs)
+        curves = [run.matrix.curve() for run in runs] if whole else []
         points = [[100 * a for a in point if a is not None] for point in zip(*curves, strict=True)]
         summaries.append(
             Summary(
                 strategy=strategy,
-                ceiling=joint,
+                ceiling=ceiling,
                 accuracy=mean_and_std([100 * run.average_accuracy for run in runs]),
                 bwt=mean_and_std(bwts) if bwts else None,
                 seconds=sum(sum(run.train_seconds) for run in runs) / len(runs),
