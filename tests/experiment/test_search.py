@@ -1,5 +1,7 @@
 """Searches: resumable, on validation images only, with a budget that counts."""
 
+from pathlib import Path
+
 import pytest
 from small_recipes import STRATEGIES, small_recipe
 from typer.testing import CliRunner
@@ -81,6 +83,16 @@ def test_spaces():
     wrong = recipe_of("covon", search={"covon": {"rate": {"low": 0.1, "high": 0.2}}})
     with pytest.raises(RecipeError, match=r"search\.covon\.rate: covon has no such setting"):
         space_of(wrong, "covon")
+
+
+def test_the_spaces_of_the_pacs_search_fit_its_strategies():
+    recipe = load_recipe(str(Path(__file__).parents[2] / "benchmarks" / "pacs.toml"))
+    assert recipe.search.keys() == recipe.strategies.keys()
+    for name in recipe.strategies:
+        own = recipe.strategies[name].model_dump()
+        for key, values in space_of(recipe, name).items():
+            inside = values.low <= own[key] <= values.high if isinstance(values, Range) else True
+            assert inside, (name, key)
 
 
 @pytest.mark.parametrize("name", ["permuted-digits", "domainnet", "core50"])
