@@ -238,9 +238,10 @@ def write_recipe() -> None:
     comments = {}
     for name in SPACES:
         file = RESULTS / f"search-{name}.json"
-        best = json.loads(file.read_text())["best"] if file.exists() else None
-        if best is None:
+        stored = json.loads(file.read_text()) if file.exists() else {"trials": []}
+        if len(stored["trials"]) < TRIALS:  # not searched with the budget of the others yet
             continue
+        best = stored["best"]
         tables[f"strategies.{name}"] = best["settings"]
         comments[f"strategies.{name}"] = f"  # validation A_T {100 * best['value']:.2f} %"
     for title, table in tables.items():
