@@ -14,7 +14,7 @@ import argparse
 from comparison import ROOT, origin, replace_part, run_missing, stored_results
 
 from covon_avalanche.experiment.recipe import load_recipe
-from covon_avalanche.experiment.report import markdown_table, plot_curves, summarise
+from covon_avalanche.experiment.reporting import brief, sections_of
 
 STORED = ROOT / "benchmarks/results/permuted-digits/results.jsonl"
 
@@ -22,9 +22,9 @@ STORED = ROOT / "benchmarks/results/permuted-digits/results.jsonl"
 def write_report() -> None:
     """Table and picture."""
     results = stored_results(STORED)
-    summaries = summarise(results)
-    plot_curves(summaries, load_recipe("permuted-digits").title, ROOT / "docs/permuted-digits.png")
-    table = f"{markdown_table(summaries)}\n{origin(results)}\n"
+    (section,) = sections_of(results)
+    brief.save_curves(section, ROOT / "docs/permuted-digits.png")
+    table = f"{brief.brief_markdown(section)}\n{origin(results)}\n"
     replace_part(ROOT / "README.md", "benchmarks/permuted_digits.py", table)
 
 

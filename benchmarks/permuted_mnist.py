@@ -5,7 +5,7 @@
 
 Results go to ``benchmarks/results/permuted-mnist-hard/results.jsonl`` as they come (one result a
 line), tables into ``docs/permuted-mnist.md`` between its markers, pictures to
-``docs/permuted-mnist.png`` and ``docs/permuted-mnist-matrices.png``.
+``docs/permuted-mnist.png`` and ``docs/permuted-mnist-STRATEGY.png``.
 """
 
 from __future__ import annotations
@@ -15,21 +15,14 @@ import argparse
 from comparison import ROOT, origin, replace_part, run_missing, stored_results
 
 from covon_avalanche.experiment.recipe import load_recipe
-from covon_avalanche.experiment.report import Summary, plot_curves, plot_matrices, summarise
+from covon_avalanche.experiment.reporting import Section, brief, sections_of
+from covon_avalanche.experiment.reporting.columns import ACCURACY, Column, brief_columns
+from covon_avalanche.experiment.reporting.standing import Standing
+from covon_avalanche.experiment.reporting.tables import markdown_table
 
 NAME = "benchmarks/permuted_mnist.py"
 STORED = ROOT / "benchmarks/results/permuted-mnist-hard/results.jsonl"
-FIGURE = (
-    "finetune",
-    "ewc-star",
-    "ada-reg",
-    "vcl",
-    "td-vcl-lambda",
-    "covon-nom",
-    "covon",
-    "covon-gradsq",
-    "joint",
-)
+MATRICES = ("finetune", "ewc-star", "covon", "covon-gradsq")
 ABLATION = {
     "ivon": "fast, without a prior",
     "ivon-prior": "fast, the last task as prior",
@@ -47,80 +40,53 @@ PAPER = {
     "td-vcl-n": "about 90",
     "td-vcl-lambda": "about 90",
 }
-REPLAY = ("td-vcl-n", "td-vcl-lambda")
 
 
-def percent(value: tuple[float, float] | None) -> str:
-    """Mean and, for several seeds, standard deviation."""
-    if value is None:
-        return "-"
-    mean, std = value
-    return f"{mean:.2f} ± {std:.2f}" if std == std else f"{mean:.2f}"
+def main_table(section: Section) -> str:
+    """All strategies, the best in bold, with the paper's number and how much of the way from
+    fine-tuning to joint training it goes."""
+    accuracy = {s.strategy: s.accuracy[0] for s in section.standings}
+    low, high = accuracy["finetune"], accuracy["joint"]
 
+    def closed(_: Section, standing: Standing) -> str:
+        return f"{100 * (standing.accuracy[0] - low) / (high - low):.0f}"
 
-def table(rows: list[list[str]], columns: list[str]) -> str:
-    """Markdown; the first column is text."""
-    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+    def paper(_: Section, standing: Standing) -> str:
+        return PAPER.get(standing.strategy, "-")
 
-
-def main_table(summaries: list[Summary]) -> str:
-    """All strategies, the best without replay in bold."""
-    by_name = {s.strategy: s for s in summaries}
-    low, high = (by_name[name].accuracy[0] for name in ("finetune", "joint"))
-    alone = [s for s in summaries if not s.ceiling and s.strategy not in REPLAY]
-    winner = max(alone, key=lambda s: s.accuracy[0])
-    rows = []
-    for s in summaries:
-        name = s.strategy + " (replay)" * (s.strategy in REPLAY) + " (ceiling)" * s.ceiling
-        accuracy = percent(s.accuracy)
-        if s is winner:
-            name, accuracy = f"**{name}**", f"**{accuracy}**"
-        closed = 100 * (s.accuracy[0] - low) / (high - low)
-        rows.append(
-            [
-                name,
-                accuracy,
-                PAPER.get(s.strategy, "-"),
-                f"{closed:.0f}",
-                percent(s.bwt),
-                f"{s.seconds:.0f}",
-                f"{s.parameters_worth:.0f}",
-                str(s.seeds),
-            ]
-        )
-    columns = ["strategy", "A_T %", "paper", "gap closed %", "BWT %", "seconds", "memory", "seeds"]
-    return table(rows, columns)
-
-
-def ablation_table(summaries: list[Summary]) -> str:
-    """The paper's Figure 2b."""
-    by_name = {s.strategy: s for s in summaries}
-    rows = [
-        [text, name, percent(by_name[name].accuracy), PAPER.get(name, "-")]
-        for name, text in ABLATION.items()
-        if name in by_name
+    first, *rest = brief_columns(section)
+    more = [
+        Column("paper", "paper", "the paper's A_T", paper, lambda *_: None),
+        Column("gap closed %", "", "of fine-tuning to joint training", closed, lambda *_: None),
     ]
-    return table(rows, ["update", "strategy", "A_T %", "paper"])
+    return markdown_table(section, [first, *more, *rest])
+
+
+def ablation_table(section: Section) -> str:
+    """The paper's Figure 2b."""
+    by_name = {s.strategy: s for s in section.standings}
+    lines = ["| update | strategy | A_T % | paper |", "|---|---|---:|---:|"]
+    for name, text in ABLATION.items():
+        if name in by_name:
+            accuracy = ACCURACY.text(section, by_name[name])
+            lines.append(f"| {text} | {name} | {accuracy} | {PAPER.get(name, '-')} |")
+    return "\n".join(lines) + "\n"
 
 
 def write_report() -> None:
     """Tables and pictures from stored results."""
     results = stored_results(STORED)
-    summaries = summarise(results)
-    title = load_recipe("permuted-mnist-hard").title
-    plot_curves(
-        [s for s in summaries if s.strategy in FIGURE], title, ROOT / "docs/permuted-mnist.png"
-    )
-    shown = ("finetune", "ewc-star", "covon", "covon-gradsq")
-    plot_matrices(
-        {name: [r for r in results if r.strategy == name] for name in shown},
-        ROOT / "docs/permuted-mnist-matrices.png",
-    )
-    whole = f"{main_table(summaries)}\n{origin(results)}\n"
+    (section,) = sections_of(results)
+    brief.save_curves(section, ROOT / "docs/permuted-mnist.png")
+    for standing in section.standings:
+        if standing.strategy in MATRICES:
+            file = ROOT / f"docs/permuted-mnist-{standing.strategy}.png"
+            brief.save_matrix(section, standing, file)
     page = ROOT / "docs/permuted-mnist.md"
-    replace_part(page, NAME, whole)
-    replace_part(page, f"{NAME}, Figure 2b", ablation_table(summaries))
+    table = f"{main_table(section)}\n{origin(results)}\n"
+    replace_part(page, NAME, table)
+    replace_part(page, f"{NAME}, Figure 2b", ablation_table(section))
+    replace_part(ROOT / "README.md", NAME, table)
 
 
 def main() -> None:

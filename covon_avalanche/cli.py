@@ -19,6 +19,7 @@ from covon_avalanche.cli_errors import fail
 from covon_avalanche.cli_results import compare, report
 from covon_avalanche.cli_search import search
 from covon_avalanche.display import Display
+from covon_avalanche.experiment.atomic import write_atomically
 from covon_avalanche.experiment.grid import Event, Job, run_grid
 from covon_avalanche.experiment.recipe import (
     Recipe,
@@ -184,13 +185,12 @@ def _run_and_report(
     _print_failures(display.failures)
     finished = sorted(display.finished, key=lambda r: list(recipe.strategies).index(r.strategy))
     if finished:
-        from covon_avalanche.experiment import report
-        from covon_avalanche.experiment.atomic import write_atomically
+        from covon_avalanche.experiment.reporting import brief, sections_of
 
-        summaries = report.summarise(finished)
-        console.print(report.rich_table(summaries, recipe.title))
-        write_atomically(folder / "table.md", report.markdown_table(summaries))
-        report.plot_curves(summaries, recipe.title, folder / "accuracy.png")
+        (section,) = sections_of(finished)
+        console.print(brief.rich_table(section))
+        write_atomically(folder / "table.md", brief.brief_markdown(section))
+        brief.save_curves(section, folder / "accuracy.png")
         console.print(
             "A_T: mean accuracy over all domains after the last. BWT: its change since\n"
             "each was learned. Seconds: training of one run. Memory: weights, optimizer\n"

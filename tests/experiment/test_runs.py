@@ -7,11 +7,9 @@ from typing import get_args
 import pytest
 from small_recipes import STRATEGIES, small_recipe
 
-from covon_avalanche.experiment import report
 from covon_avalanche.experiment.atomic import write_atomically
 from covon_avalanche.experiment.grid import Job, run_grid
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.strategy_settings import KINDS
@@ -121,15 +119,6 @@ def test_a_run_of_covon_tells_its_diagnostics(results):
             assert result.diagnostics == []
 
 
-def test_matrices_are_drawn(results, tmp_path):
-    by_name = {
-        name: [r for r in results[2] if r.strategy == name] for name in ("finetune", "covon")
-    }
-    report.plot_matrices(by_name, tmp_path / "matrices.png")
-    assert (tmp_path / "matrices.png").stat().st_size > 10_000
-    assert [p.name for p in tmp_path.iterdir()] == ["matrices.png"]
-
-
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     write_atomically(path, "old")
@@ -146,62 +135,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         write_atomically(path, "new")
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
     assert path.read_text() == "old"
-
-
-class TestReport:
-    def result(self, strategy, seed, rows, kind="covon", seconds=2.0):
-        return Result(
-            recipe="r",
-            strategy=strategy,
-            seed=seed,
-            stream="test",
-            settings={"strategy": {"kind": kind}},
-            accuracy=rows,
-            counts=[10, 10],
-            average_accuracy=sum(rows[-1]) / 2,
-            weighted_accuracy=sum(rows[-1]) / 2,
-            bwt=None if rows[0] is None else rows[-1][0] - rows[0][0],
-            train_seconds=[seconds, seconds],
-            parameters=5,
-            parameters_worth=5.0,
-            versions={},
-            machine={},
-        )
-
-    @pytest.fixture
-    def summaries(self):
-        return report.summarise(
-            [
-                self.result("covon", 0, [[0.9, 0.1], [0.8, 0.8]]),
-                self.result("naive", 0, [[0.9, 0.1], [0.3, 0.9]]),
-                self.result("covon", 1, [[0.9, 0.1], [0.9, 0.9]], seconds=3.0),
-                self.result("joint", 0, [None, [0.95, 0.95]], kind="joint"),
-            ]
-        )
-
-    def test_means_and_deviations_by_hand(self, summaries):
-        covon, naive, joint = summaries
-        assert covon.accuracy == pytest.approx((85.0, 7.0710678))
-        assert covon.bwt == pytest.approx((-5.0, 7.0710678))
-        assert covon.seconds == pytest.approx(5.0)
-        assert [mean for mean, _ in covon.curve] == pytest.approx([90.0, 85.0])
-        assert naive.cells() == ("naive", "60.00", "-60.00", "4.0", "5", "1")
-        assert joint.cells()[:3] == ("joint (ceiling)", "95.00", "-")
-
-    def test_the_ceiling_is_never_the_best(self, summaries):
-        assert report.best(summaries) == "covon"
-        assert report.best(summaries[2:]) is None
-
-    def test_markdown(self, summaries):
-        lines = report.markdown_table(summaries).splitlines()
-        assert lines[2] == "| **covon** | **85.00 ± 7.07** | -5.00 ± 7.07 | 5.0 | 5 | 2 |"
-        assert len({line.count("|") for line in lines}) == 1
-
-    @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-    def test_plots_are_files_of_their_kind(self, summaries, tmp_path, suffix, magic):
-        report.plot_curves(summaries, "title", tmp_path / f"a.{suffix}")
-        assert (tmp_path / f"a.{suffix}").read_bytes().startswith(magic)
-        assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_results_are_plain_json_with_all_that_decides_them(recipe, results):

@@ -182,6 +182,15 @@ COLUMNS = (
 )
 
 
+BRIEF = ("A_T %", "BWT %", "seconds", "memory", "seeds")
+"""What fits into a terminal."""
+
+
+def brief_columns(section: Section) -> list[Column]:
+    """The most important ones."""
+    return [column for column in columns_of(section) if column.heading in BRIEF]
+
+
 def columns_of(section: Section) -> list[Column]:
     """Those in which at least one strategy has a number."""
     return [c for c in COLUMNS if any(c.value(section, s) is not None for s in section.in_order)]

@@ -7,7 +7,13 @@ import io
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from covon_avalanche.experiment.reporting.columns import ACCURACY, NOTHING, columns_of, marks
+from covon_avalanche.experiment.reporting.columns import (
+    ACCURACY,
+    NOTHING,
+    Column,
+    columns_of,
+    marks,
+)
 from covon_avalanche.experiment.reporting.section import Section
 from covon_avalanche.experiment.reporting.standing import Spread, Standing
 from covon_avalanche.experiment.reporting.statistics import TEST
@@ -33,20 +39,25 @@ def markdown(sections: Sequence[Section]) -> str:
     """One table per section, the best strategy in bold."""
     parts = []
     for section in sections:
-        columns = columns_of(section)
-        lines = [f"## {escape_markdown(section.title)}", ""] if len(sections) > 1 else []
-        heads = ["strategy", *(column.heading for column in columns)]
-        lines += [f"| {' | '.join(heads)} |", "|---|" + "---:|" * len(columns)]
-        for standing in section.standings:
-            cells = [_name(standing, escape_markdown)]
-            cells += [column.text(section, standing) for column in columns]
-            if standing is section.best:
-                cells[:2] = [f"**{cell}**" for cell in cells[:2]]
-            lines.append(f"| {' | '.join(cells)} |".replace("<0.001", "&lt;0.001"))
-        parts.append("\n".join(lines) + "\n")
+        if len(sections) > 1:
+            parts.append(f"## {escape_markdown(section.title)}\n")
+        parts.append(markdown_table(section, columns_of(section)))
         if section.p_values:
             parts.append(f"p: {TEST}.\n")
     return "\n".join(parts)
+
+
+def markdown_table(section: Section, columns: Sequence[Column]) -> str:
+    """The strategies of a section with some of their measures."""
+    heads = ["strategy", *(column.heading for column in columns)]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * len(columns)]
+    for standing in section.standings:
+        cells = [_name(standing, escape_markdown)]
+        cells += [column.text(section, standing) for column in columns]
+        if standing is section.best:
+            cells[:2] = [f"**{cell}**" for cell in cells[:2]]
+        lines.append(f"| {' | '.join(cells)} |".replace("<0.001", "&lt;0.001"))
+    return "\n".join(lines) + "\n"
 
 
 def latex(sections: Sequence[Section]) -> str:
