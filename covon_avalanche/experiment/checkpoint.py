@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from covon_avalanche.experiment.atomic import write_atomically
+from covon_avalanche.experiment.atomic import replaced_when_whole, write_atomically
 
 FORMAT = 1
-_log = logging.getLogger(__name__)
 
 
 class Point(NamedTuple):
@@ -43,10 +41,14 @@ def save_checkpoint(
     :param run: of which run this is; a checkpoint of another one is refused.
     :raises OSError: if there is no room or no permission; older checkpoints stay as they are.
     """
-    data = save(dict(tensors))
-    body = {"format": FORMAT, "run": run, "state": state, "tensors": _digest(data)}
-    text = json.dumps(body)
-    write_atomically(folder / f"{point}.safetensors", data)
+    data = folder / f"{point}.safetensors"
+    with replaced_when_whole(data) as part:
+        try:
+            save_file(dict(tensors), part)
+        except SafetensorError as error:
+            raise OSError(f"{data} cannot be written: {error}") from error
+        digest = _file_digest(part)
+    text = json.dumps({"format": FORMAT, "run": run, "state": state, "tensors": digest})
     write_atomically(
         folder / f"{point}.json", json.dumps({"digest": _digest(text.encode()), "body": text})
     )
@@ -68,10 +70,10 @@ def load_checkpoint(folder: Path, point: Point, run: str) -> tuple[dict[str, Any
             raise CheckpointError(f"the checkpoint {file} is of a newer version of this package")
         if body["run"] != run:
             raise CheckpointError(f"the checkpoint {file} belongs to another run")
-        data = file.with_suffix(".safetensors").read_bytes()
-        if body["tensors"] != _digest(data):
-            raise CheckpointError(f"the checkpoint {file.with_suffix('.safetensors')} is damaged")
-        return body["state"], load(data)
+        data = file.with_suffix(".safetensors")
+        if body["tensors"] != _file_digest(data):
+            raise CheckpointError(f"the checkpoint {data} is damaged")
+        return body["state"], load_file(data)
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -96,5 +98,21 @@ def remove_outdated(folder: Path) -> None:
             (folder / f"{point}{suffix}").unlink(missing_ok=True)
 
 
+def refuse(folder: Path, point: Point) -> None:
+    """Put the files of a point aside, so that it is not used again."""
+    for suffix in (".json", ".safetensors"):
+        file = folder / f"{point}{suffix}"
+        if file.exists():
+            file.replace(file.with_name(f"{file.name}.refused"))
+
+
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()

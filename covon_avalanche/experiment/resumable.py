@@ -17,6 +17,7 @@ from covon_avalanche.experiment.checkpoint import (
     CheckpointError,
     Point,
     load_checkpoint,
+    refuse,
     remove_outdated,
     save_checkpoint,
     stored_points,
@@ -98,7 +99,6 @@ class Checkpoints:
         self._inside = _is_plain(root["strategy"])
         self._between = True
         self._point = Point(0)
-        self._bad: set[Point] = set()
         self._epoch_start: Any = None
         self._now: Any = None
         self._stored_at = time.monotonic()
@@ -135,30 +135,23 @@ class Checkpoints:
         return self._point
 
     def _load(self, point: Point) -> bool:
-        if point in self._bad:
-            return False
         try:
             state, tensors = load_checkpoint(self.folder, point, self.run)
         except CheckpointError as error:
             _log.warning("%s; the one before it is used", error)
-            self._bad.add(point)
+            refuse(self.folder, point)
             return False
         passed: dict[str, Any] = {}
         try:
             root = {**self.root, "passed": passed}
             restore(state, tensors, root, self.surroundings)
         except StateError:
-            self.discard(point)
+            refuse(self.folder, point)
             raise
         self._epoch_start = passed["epoch_start"]
         self._now = passed["now"]
         _set_randomness(passed["now"])
         return True
-
-    def discard(self, point: Point) -> None:
-        """Never use a point again."""
-        for suffix in (".json", ".safetensors"):
-            (self.folder / f"{point}{suffix}").unlink(missing_ok=True)
 
     def rest_of(self, loader: Any, batches: int) -> Iterator[Any]:
         """The batches of an epoch that come after so many, in the order they had."""

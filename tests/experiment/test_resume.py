@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -167,19 +169,26 @@ def test_files_that_name_code_are_refused(tmp_path):
             restore({**stored, "nodes": [node]}, tensors, None, Surroundings({}))
 
 
-def test_a_full_disk_is_an_error_and_the_older_checkpoint_stays(tmp_path, monkeypatch):
+@pytest.mark.parametrize("size", [50, 50_000])
+def test_where_no_more_can_be_written_the_older_checkpoint_stays(tmp_path, size):
+    """A limit on the size of files stands for a full disk."""
     save_checkpoint(tmp_path, Point(1), {}, {"a": torch.ones(3)}, "run")
-    import os
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(tmp_path, Point(1), {}, {"a": torch.zeros(3)}, "run")
-    monkeypatch.undo()
+    code = f"""
+import resource, signal, sys, torch
+from pathlib import Path
+from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
+try:
+    save_checkpoint(Path({str(tmp_path)!r}), Point(1), {{}}, {{"a": torch.zeros(50_000)}}, "run")
+except OSError as error:
+    print("OSError", error)
+"""
+    arguments = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("OSError")
     assert load_checkpoint(tmp_path, Point(1), "run")[1]["a"].tolist() == [1, 1, 1]
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob(".*.part"))
 
 
 def test_a_missing_half_of_a_checkpoint_is_said(tmp_path):

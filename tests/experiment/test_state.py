@@ -1,0 +1,189 @@
+"""States of runs as JSON and tensors, and back."""
+
+import json
+from collections import OrderedDict, defaultdict, deque, namedtuple
+
+import numpy as np
+import pytest
+import torch
+from avalanche.training.storage_policy import ReservoirSamplingBuffer
+from avalanche.training.utils import ParamData
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from toys import toy_benchmark
+
+from covon_avalanche import CoVON
+from covon_avalanche.experiment.state import StateError, Surroundings, capture, restore
+
+NOWHERE = Surroundings({})
+Pair = namedtuple("Pair", "a b")
+
+
+class Thing:
+    """Stands for a plugin."""
+
+    not_stored = frozenset({"temporary"})
+
+    def __init__(self, **values):
+        vars(self).update(values)
+
+
+def through(root, fresh, surroundings=NOWHERE):
+    """Store ``root``, and restore it into ``fresh`` after a trip through JSON."""
+    state, tensors = capture(root, surroundings)
+    restore(json.loads(json.dumps(state)), tensors, fresh, surroundings)
+    return fresh
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+values = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.text() | st.integers(), inner)
+        | st.tuples(inner, inner)
+        | st.builds(deque, st.lists(inner))
+        | st.builds(OrderedDict, st.dictionaries(st.text(), inner))
+    ),
+    max_leaves=12,
+)
+
+
+@given(values)
+def test_plain_values_come_back_equal_and_of_the_same_type(value):
+    found = through({"value": value}, {"value": None})["value"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_everything_else_that_runs_are_made_of():
+    root = {
+        "set": {1, 2},
+        "frozen": frozenset({"a"}),
+        "bounded": deque([1, 2], maxlen=2),
+        "counts": defaultdict(int, a=1),
+        "array": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "number": np.float64(0.5),
+        "half": torch.arange(3, dtype=torch.bfloat16),
+        "flag": torch.tensor(True),
+        "empty": torch.empty(0, 4),
+        "transposed": torch.arange(6.0).reshape(2, 3).T,
+        "size": torch.Size([2, 3]),
+        "device": torch.device("cpu"),
+        "dtype": torch.float16,
+        "range": range(1, 9, 2),
+        "bytes": b"\x00\xff",
+        "infinite": float("-inf"),
+    }
+    known = {"counts": defaultdict(int)}
+    found = through(root, {**dict.fromkeys(root), **known})
+    for name in ("array", "half", "flag", "empty", "transposed"):
+        assert torch.equal(torch.as_tensor(found.pop(name)), torch.as_tensor(root.pop(name)))
+    assert found == root
+    assert found["bounded"].maxlen == 2
+    assert found["counts"]["new"] == 0
+    assert {k: type(v) for k, v in found.items()} == {k: type(v) for k, v in root.items()}
+
+
+def test_objects_stay_who_they_are_and_what_is_not_stored_stays_too():
+    inner = Thing(values=[1])
+    plugin = Thing(inner=inner, same=inner, temporary="old", function=lambda: 1)
+    fresh_inner, function = Thing(values=[]), lambda: 2
+    fresh = Thing(inner=fresh_inner, same=None, temporary="new", function=function, gone=1)
+    through({"plugin": plugin}, {"plugin": fresh})
+    assert fresh.inner is fresh.same is fresh_inner
+    assert fresh.inner.values == [1]
+    assert (fresh.temporary, fresh.function) == ("new", function)
+    assert not hasattr(fresh, "gone")
+
+
+def test_two_things_do_not_become_one_where_the_new_run_has_one():
+    shared = Thing(n=0)
+    fresh = {"a": shared, "b": shared, "known": None}
+    root = {"a": ParamData("a", shape=(1,)), "b": ParamData("b", shape=(1,)), "known": None}
+    found = through(root, fresh)
+    assert found["a"] is not found["b"]
+    assert (found["a"].name, found["b"].name) == ("a", "b")
+
+
+def test_cycles_and_shared_memory():
+    tensor = torch.arange(4.0)
+    root = {"list": [], "whole": tensor, "part": tensor[1:3], "again": tensor}
+    root["list"].append(root["list"])
+    found = through(root, dict.fromkeys(root))
+    assert found["list"][0] is found["list"]
+    assert found["again"] is found["whole"]
+    found["whole"][1] = 7
+    assert found["part"][0] == 7
+
+
+def test_a_model_its_copy_and_its_optimizer():
+    def build():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = CoVON(model.named_parameters(), ess=10.0, implementation="eager")
+        return {"model": model, "optimizer": optimizer, "old": None, "names": {}}
+
+    def step(run, x):
+        with run["optimizer"].sampled_params():
+            run["optimizer"].zero_grad()
+            run["model"](x).square().mean().backward()
+        run["optimizer"].step()
+
+    x, run = torch.randn(5, 3), build()
+    step(run, x)
+    run["optimizer"].consolidate()
+    step(run, x)
+    import copy
+
+    run["old"] = copy.deepcopy(run["model"]).requires_grad_(False).eval()
+    run["names"] = dict(run["model"].named_parameters())
+    fresh = through(run, build())
+    assert fresh["names"]["weight"] is fresh["model"].weight
+    assert fresh["old"] is not fresh["model"]
+    assert not fresh["old"].training
+    assert not fresh["old"].weight.requires_grad
+    assert torch.equal(fresh["model"].weight.grad, run["model"].weight.grad)
+    for _ in range(2):
+        step(run, x)
+        step(fresh, x)
+    assert torch.equal(fresh["model"].weight, run["model"].weight)
+    posteriors = [r["optimizer"].posterior() for r in (run, fresh)]
+    assert torch.equal(*(q.precision["weight"] for q in posteriors))
+
+
+def test_data_of_the_benchmark_is_named_not_stored():
+    benchmark, again = toy_benchmark(2), toy_benchmark(2)
+    buffer = ReservoirSamplingBuffer(7)
+    buffer.update_from_dataset(benchmark.train_stream[1].dataset)
+    root = {"buffer": buffer, "experience": benchmark.train_stream[0]}
+    state, tensors = capture(root, Surroundings(benchmark.streams))
+    images = benchmark.train_stream[1].dataset[0][0].numel() * len(
+        benchmark.train_stream[1].dataset
+    )
+    assert sum(t.numel() for t in tensors.values()) < images
+    fresh = {"buffer": ReservoirSamplingBuffer(7), "experience": None}
+    restore(json.loads(json.dumps(state)), tensors, fresh, Surroundings(again.streams))
+    assert fresh["experience"] is again.train_stream[0]
+    assert len(fresh["buffer"].buffer) == 7
+    for mine, theirs in zip(fresh["buffer"].buffer, buffer.buffer, strict=True):
+        assert torch.equal(mine[0], theirs[0])
+
+
+def test_what_cannot_be_stored_is_named():
+    for value, sentence in (
+        (iter([1]), "is in the middle of an iteration"),
+        ((i for i in range(3)), "is in the middle of an iteration"),
+    ):
+        with pytest.raises(StateError, match=rf"run\['plugin'\]\.loader {sentence}"):
+            capture({"plugin": Thing(loader=value)}, NOWHERE)
+
+
+def test_what_the_new_run_lacks_is_named():
+    state, tensors = capture({"plugin": Thing(log=print)}, NOWHERE)
+    restore(state, tensors, {"plugin": Thing(log=print)}, NOWHERE)
+    with pytest.raises(StateError, match=r"run\['plugin'\]\.log: a builtins:print is not made"):
+        restore(state, tensors, {"plugin": Thing()}, NOWHERE)
+    with pytest.raises(StateError, match=r"test_state:Thing is not made from a file"):
+        restore(state, tensors, {"plugin": None}, NOWHERE)
