@@ -84,7 +84,10 @@ def search(
             for future in futures:
                 future.cancel()
             fail(" ".join(str(error).split()))
-    _write_best(chosen, folder)
+    try:
+        _write_best(chosen, folder, trials)
+    except RecipeError as error:
+        fail(str(error))
 
 
 def _share(workers: int, recipe: Recipe) -> int:
@@ -110,7 +113,7 @@ def _say(line: str) -> None:
     print(line, flush=True, file=sys.stdout)
 
 
-def _write_best(recipe: Recipe, folder: Path) -> None:
+def _write_best(recipe: Recipe, folder: Path, trials: int) -> None:
     import optuna
 
     from covon_avalanche.experiment.searching import best_settings, recipe_text, with_settings
@@ -118,7 +121,7 @@ def _write_best(recipe: Recipe, folder: Path) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     comments = {}
     for name in recipe.strategies:
-        settings, value = best_settings(folder / "trials.journal", recipe, name)
+        settings, value = best_settings(folder / "trials.journal", recipe, name, trials)
         recipe = with_settings(recipe, name, settings)
         comments[name] = f"validation A_T {100 * value:.2f} %"
         typer.echo(f"{name}: {comments[name]}")

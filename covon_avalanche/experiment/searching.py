@@ -161,10 +161,22 @@ def with_settings(recipe: Recipe, strategy: str, settings: dict[str, Any]) -> Re
     return validate(data, f"recipe {recipe.name}")
 
 
-def best_settings(journal: Path, recipe: Recipe, strategy: str) -> tuple[dict[str, Any], float]:
-    """The best trial's settings and its A_T on validation images."""
-    trial = open_study(journal, recipe, strategy, 0).best_trial
-    return dict(trial.params), float(trial.value or 0.0)
+def best_settings(
+    journal: Path, recipe: Recipe, strategy: str, trials: int
+) -> tuple[dict[str, Any], float]:
+    """The best trial's settings and its A_T on validation images.
+
+    :param trials: how many count, the first ones: processes that work together may make one
+        more than was asked for.
+    :raises RecipeError: if none was completed.
+    """
+    stored = open_study(journal, recipe, strategy, 0).get_trials()
+    counted = [trial for trial in stored if trial.state in _DONE][:trials]
+    complete = [trial for trial in counted if trial.state is TrialState.COMPLETE]
+    if not complete:
+        raise RecipeError(f"no trial of {strategy} was completed, see {journal}")
+    best = max(complete, key=lambda trial: trial.value or 0.0)
+    return dict(best.params), float(best.value or 0.0)
 
 
 def recipe_text(recipe: Recipe, comments: dict[str, str]) -> str:

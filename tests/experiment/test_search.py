@@ -37,9 +37,12 @@ def test_trials_are_kept_and_only_the_missing_are_made(tmp_path):
     again = open_study(journal, recipe, "finetune", 0).get_trials()
     assert [t.params for t in again[:2]] == [t.params for t in first]
     assert len(again) == len(lines) == 3
-    settings, value = best_settings(journal, recipe, "finetune")
+    settings, value = best_settings(journal, recipe, "finetune", 3)
     assert value == max(t.value for t in again if t.value is not None)
     assert settings in [t.params for t in again]
+    assert best_settings(journal, recipe, "finetune", 1)[0] == {
+        "lr": 0.01
+    }  # what came first counts
 
 
 def test_the_test_stream_is_never_looked_at(tmp_path, monkeypatch):
@@ -112,7 +115,7 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
     best = load_recipe(str(tmp_path / "out" / "best.toml"))
     for name in ("finetune", "ewc-star"):
         journal = tmp_path / "out" / "trials.journal"
-        settings, value = best_settings(journal, best, name)
+        settings, value = best_settings(journal, best, name, 2)
         assert f"{name}: validation A_T {100 * value:.2f} %" in done.stdout
         found = best.strategies[name].model_dump()
         assert {key: found[key] for key in settings} == settings
