@@ -30,7 +30,11 @@ def _as_today(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_missing(
-    recipe: Recipe, seeds: Iterable[int], file: Path, dataset_root: str | None = None
+    recipe: Recipe,
+    seeds: Iterable[int],
+    file: Path,
+    dataset_root: str | None = None,
+    processes: int | None = None,
 ) -> None:
     """Measure what is missing, seed by seed, storing each result as it comes.
 
@@ -60,7 +64,7 @@ def run_missing(
         recipe,
         jobs,
         ROOT / "runs" / recipe.name,
-        processes=os.cpu_count() or 1,
+        processes=processes or os.cpu_count() or 1,
         dataset_root=dataset_root,
         notify=store,
     )

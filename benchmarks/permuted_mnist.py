@@ -95,10 +95,12 @@ def main() -> None:
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--dataset-root", help="the folder that has MNIST/raw")
     parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--jobs", type=int, help="runs at a time; one per core by default")
     arguments = parser.parse_args()
     if not arguments.report:
         recipe = load_recipe("permuted-mnist-hard")
-        run_missing(recipe, range(arguments.seeds), STORED, arguments.dataset_root)
+        seeds = range(arguments.seeds)
+        run_missing(recipe, seeds, STORED, arguments.dataset_root, arguments.jobs)
     write_report()
 
 
