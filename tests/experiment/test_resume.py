@@ -1,5 +1,6 @@
 """Runs that are stopped anywhere go on to the very same result."""
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from miniature import pacs
 from small_recipes import STRATEGIES, small_recipe
 
 from covon_avalanche.experiment.checkpoint import (
@@ -73,6 +75,27 @@ def test_a_run_stopped_at_many_places_has_the_result_of_a_whole_one(name, tmp_pa
     assert result.continued == stops
     assert stops >= (0 if name in NOT_AT_ALL else 1 if name in NOT_INSIDE else 4)
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["covon", "ewc-star"])
+def test_images_whose_weights_have_channels_last_go_on_alike(name, tmp_path, killed_at):
+    pacs(tmp_path / "PACS")
+    recipe = recipe_of(
+        name,
+        stream={"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32},
+        model={"backbone": "squeezenet", "weights": None},
+        train_mb_size=12,
+    )
+    whole = run_strategy(recipe, name, 0, dataset_root=tmp_path)
+    for limit in (3, 5, 2, None):
+        killed_at(limit)
+        with contextlib.suppress(Killed):
+            result = run_in_folder(
+                recipe, name, 0, tmp_path / "runs", dataset_root=tmp_path, seconds=0, share=1
+            )
+    assert result.outcome() == whole.outcome()
+    assert result.continued == 3
 
 
 def test_a_run_goes_on_inside_an_epoch_instead_of_starting_again(tmp_path, killed_at, caplog):
