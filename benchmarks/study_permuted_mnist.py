@@ -81,6 +81,7 @@ def gamma() -> Iterator[dict[str, Any]]:
     changes: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "10 tasks": ({}, {}),
         "20 tasks": ({}, {"n_experiences": 20}),
+        "5 tasks, twice": ({}, {"n_permutations": 5}),
         "1 epoch": ({}, {"epochs": 1}),
         "lr 0.15": ({"lr": 0.15}, {}),
         "ess 1e6": ({"ess": 1e6}, {}),
@@ -136,7 +137,11 @@ def measure(run: dict[str, Any], root: str) -> dict[str, Any]:
             **BASE,
             "epochs": protocol["epochs"],
             "final_lr_factor": protocol["final_lr_factor"],
-            "stream": {**BASE["stream"], "n_experiences": protocol["n_experiences"]},
+            "stream": {
+                **BASE["stream"],
+                "n_experiences": protocol["n_experiences"],
+                "n_permutations": protocol.get("n_permutations"),
+            },
             "strategies": {"it": run["settings"]},
         }
     )

@@ -14,6 +14,8 @@ class PermutedStream(Settings):
 
     name: Literal["PermutedDigits", "PermutedMNIST"]
     n_experiences: PositiveInt
+    n_permutations: PositiveInt | None = None
+    """Pixel orders, which come back in turn; by default as many as experiences."""
     permute_first: bool = False
     """Whether the first domain is permuted, too, instead of natural."""
     validation_size: NonNegativeInt = 0

@@ -18,9 +18,11 @@ from covon_avalanche.experiment.result import Result, ResultError
 
 
 def settings_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
-    """The part of a recipe that one of its strategies uses."""
-    whole = recipe.model_dump(mode="json", exclude={"strategies", "seeds", "search"})
-    return {**whole, "strategy": recipe.strategies[strategy].model_dump(mode="json")}
+    """The part of a recipe that one of its strategies uses, without what is not set."""
+    unused = {"strategies", "seeds", "search"}
+    whole = recipe.model_dump(mode="json", exclude=unused, exclude_none=True)
+    own = recipe.strategies[strategy].model_dump(mode="json", exclude_none=True)
+    return {**whole, "strategy": own}
 
 
 def run_hash(recipe: Recipe, strategy: str, seed: int) -> str:

@@ -64,6 +64,7 @@ class PermutedImages(Dataset):
 def PermutedDigits(
     n_experiences: int = 5,
     *,
+    n_permutations: int | None = None,
     seed: int = 0,
     permute_first: bool = False,
     validation_size: int | float = 0,
@@ -75,7 +76,10 @@ def PermutedDigits(
     1,437 images train and 360 test, a stratified split that is always the same. Task
     identities are not used: every experience has task label 0 and all ten classes.
 
-    :param n_experiences: how many pixel orders; the first is by default the natural one.
+    :param n_experiences: how many; each has a pixel order of its own, the first by default the
+        natural one.
+    :param n_permutations: how many pixel orders instead, the natural one included; they come
+        back in turn.
     :param seed: of the permutations and of the validation split.
     :param permute_first: permute the first experience, too.
     :param validation_size: images (or their fraction) of each training experience to put
@@ -100,6 +104,7 @@ def PermutedDigits(
         scale=16,
         normalisation=(0.3053, 0.3760),
         n_experiences=n_experiences,
+        n_permutations=n_permutations,
         seed=seed,
         permute_first=permute_first,
         validation_size=validation_size,
@@ -111,6 +116,7 @@ def PermutedDigits(
 def PermutedMNIST(
     n_experiences: int = 10,
     *,
+    n_permutations: int | None = None,
     seed: int = 0,
     permute_first: bool = False,
     validation_size: int | float = 0,
@@ -141,6 +147,7 @@ def PermutedMNIST(
         scale=255,
         normalisation=(0.1307, 0.3081),
         n_experiences=n_experiences,
+        n_permutations=n_permutations,
         seed=seed,
         permute_first=permute_first,
         validation_size=validation_size,
@@ -156,6 +163,7 @@ def _permuted(
     scale: float,
     normalisation: tuple[float, float],
     n_experiences: int,
+    n_permutations: int | None,
     seed: int,
     permute_first: bool,
     validation_size: int | float,
@@ -164,15 +172,21 @@ def _permuted(
 ) -> CLScenario:
     if n_experiences < 1:
         raise ValueError(f"n_experiences must be >= 1, got {n_experiences}")
+    distinct = n_experiences if n_permutations is None else n_permutations
+    if not 1 <= distinct <= n_experiences:
+        raise ValueError(
+            f"n_permutations must be from 1 to n_experiences = {n_experiences}, got {distinct}"
+        )
     images, targets = train
     n_valid = _validation_images(validation_size, len(targets))
     generator = torch.Generator().manual_seed(seed)
     pixels = images[0].numel()
     orders = [torch.arange(pixels)]
-    orders += [torch.randperm(pixels, generator=generator) for _ in range(n_experiences - 1)]
+    orders += [torch.randperm(pixels, generator=generator) for _ in range(distinct - 1)]
     shuffled = torch.randperm(len(targets), generator=generator)
     if permute_first:
         orders[0] = torch.randperm(pixels, generator=generator)
+    orders = [orders[i % distinct] for i in range(n_experiences)]
 
     kept, held_out = shuffled[n_valid:].sort().values, shuffled[:n_valid].sort().values
     parts = {"train": (images[kept], targets[kept]), "test": test}

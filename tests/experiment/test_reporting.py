@@ -333,6 +333,16 @@ class TestEdges:
         with pytest.raises(ValueError, match="got two of 'covon' with seed 7 in recipe 'r'"):
             sections_of(twice)
 
+    def test_a_setting_that_became_known_since_and_is_not_set_makes_no_other_section(self):
+        stream = {"name": "Made", "n_experiences": 1}
+        others = {"limit": None}, {"limit": 3}
+        runs = [made_up("covon", 0, [[0.9]], stream=stream)]
+        runs += [made_up("vcl", 0, [[0.9]], stream=stream | other) for other in others]
+        assert [[s.strategy for s in x.in_order] for x in sections_of(runs)] == [
+            ["covon", "vcl"],
+            ["vcl"],
+        ]
+
     def test_one_strategy_with_one_seed_on_one_domain(self, tmp_path):
         page = page_of(write_report([made_up("covon", 3, [[0.9]])], tmp_path).parent)
         assert "covon reaches 90.00 % (A_T, mean over domains, 1 seed)." in page.text["p"]

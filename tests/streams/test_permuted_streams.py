@@ -60,6 +60,16 @@ def test_permutations():
     assert not torch.equal(tensors(other.train_stream[1])[0], tensors(benchmark.train_stream[1])[0])
 
 
+def test_permutations_may_come_back():
+    stream = PermutedDigits(5, n_permutations=2, seed=3).train_stream
+    natural, permuted = (tensors(e)[0] for e in PermutedDigits(2, seed=3).train_stream)
+    for i, experience in enumerate(stream):
+        assert torch.equal(tensors(experience)[0], permuted if i % 2 else natural)
+    for wrong in (0, 6):
+        with pytest.raises(ValueError, match=f"from 1 to n_experiences = 5, got {wrong}"):
+            PermutedDigits(5, n_permutations=wrong)
+
+
 def test_the_first_experience_may_be_permuted_too():
     streams = [PermutedDigits(2, permute_first=p).train_stream for p in (False, True)]
     natural, permuted = (tensors(stream[0])[0] for stream in streams)

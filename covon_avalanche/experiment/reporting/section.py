@@ -99,13 +99,19 @@ def sections_of(results: Sequence[Result]) -> list[Section]:
         raise ValueError("a report needs at least one result, got none")
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
-        stream = json.dumps(result.settings.get("stream"), sort_keys=True, default=str)
+        stream = json.dumps(_what_is_set(result), sort_keys=True, default=str)
         groups.setdefault((result.recipe, stream, result.stream), []).append(result)
     slugs = unique_slugs([recipe for recipe, *_ in groups])
     return [
         Section(recipe, slug, tuple(_standings(recipe, runs)))
         for slug, ((recipe, *_), runs) in zip(slugs, groups.items(), strict=True)
     ]
+
+
+def _what_is_set(result: Result) -> dict[str, Any]:
+    """The stream's settings without those that are not set: there may be new ones since."""
+    stream = result.settings.get("stream") or {}
+    return {key: value for key, value in stream.items() if value is not None}
 
 
 def unique_slugs(names: Sequence[str]) -> list[str]:
