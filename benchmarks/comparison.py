@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from covon_avalanche.experiment.atomic import write_atomically
+from covon_avalanche.atomic import write_atomically
+from covon_avalanche.cores import usable_cores
 from covon_avalanche.experiment.grid import Event, Job, run_grid
 from covon_avalanche.experiment.recipe import Recipe, Strategy
 from covon_avalanche.experiment.result import Result
@@ -64,7 +64,7 @@ def run_missing(
         recipe,
         jobs,
         ROOT / "runs" / recipe.name,
-        processes=processes or os.cpu_count() or 1,
+        processes=processes or usable_cores(),
         dataset_root=dataset_root,
         notify=store,
     )

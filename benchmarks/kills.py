@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from covon_avalanche.experiment.atomic import write_atomically
+from covon_avalanche.atomic import write_atomically
 from covon_avalanche.experiment.collect import collect_results
 from covon_avalanche.experiment.machine import machine, versions
 

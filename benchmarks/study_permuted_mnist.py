@@ -26,8 +26,8 @@ from comparison import ROOT, replace_part
 from search_permuted_mnist import BASE, RESULTS
 
 from covon_avalanche import CoVON
+from covon_avalanche.atomic import write_atomically
 from covon_avalanche.experiment import recipe as recipes
-from covon_avalanche.experiment.atomic import write_atomically
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.run import run_strategy
 

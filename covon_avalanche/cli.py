@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from enum import Enum
@@ -14,12 +13,13 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from covon_avalanche import __version__
+from covon_avalanche.atomic import write_atomically
 from covon_avalanche.cli_data import app as data
 from covon_avalanche.cli_errors import fail
 from covon_avalanche.cli_results import compare, report
 from covon_avalanche.cli_search import search
+from covon_avalanche.cores import usable_cores
 from covon_avalanche.display import Display
-from covon_avalanche.experiment.atomic import write_atomically
 from covon_avalanche.experiment.grid import Event, Job, run_grid
 from covon_avalanche.experiment.recipe import (
     Recipe,
@@ -159,7 +159,7 @@ def _run_and_report(
     console = Console()
     start = time.perf_counter()
     grid = [Job(strategy, seed) for seed in recipe.seeds for strategy in recipe.strategies]
-    processes = min(jobs or os.cpu_count() or 1, len(grid))
+    processes = min(jobs or usable_cores(), len(grid))
     console.print(
         f"{recipe.title}: {len(recipe.strategies)} strategies x {len(recipe.seeds)} seeds, "
         f"{processes} at a time"

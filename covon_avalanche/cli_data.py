@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from covon_avalanche.cli_errors import fail
 from covon_avalanche.data.catalogue import CATALOGUE, DataSet
 from covon_avalanche.data.download import DataError, download
 from covon_avalanche.data.unpack import unpack
@@ -44,7 +45,7 @@ def download_data(name: Name, root: Root) -> None:
     """
     dataset = _dataset(name)
     if not dataset.files:
-        _fail(f"{name} cannot be downloaded from here: {dataset.note}")
+        fail(f"{name} cannot be downloaded from here: {dataset.note}")
     folder = root / dataset.folder
     columns = (
         TextColumn("{task.description}"),
@@ -66,9 +67,9 @@ def download_data(name: Name, root: Root) -> None:
                     done.touch()
                     path.unlink()
             except DataError as error:
-                _fail(str(error))
+                fail(str(error))
             except OSError as error:
-                _fail(f"{folder} cannot be written: {error.strerror}")
+                fail(f"{folder} cannot be written: {error.strerror}")
             typer.echo(f"{file.name}: done")
 
 
@@ -94,7 +95,7 @@ def verify_data(
         if manifest is not None:
             write_manifest(report, manifest)
     except DataError as error:
-        _fail(str(error))
+        fail(str(error))
     problems = report.problems
     for problem in problems[:_MANY]:
         typer.echo(problem)
@@ -107,10 +108,5 @@ def verify_data(
 
 def _dataset(name: str) -> DataSet:
     if name not in CATALOGUE:
-        _fail(f"there is no data set {name!r}; known are {', '.join(CATALOGUE)}")
+        fail(f"there is no data set {name!r}; known are {', '.join(CATALOGUE)}")
     return CATALOGUE[name]
-
-
-def _fail(sentence: str) -> NoReturn:
-    typer.echo(f"covon: {sentence}", err=True)
-    raise typer.Exit(2)

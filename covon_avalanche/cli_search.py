@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
@@ -12,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from covon_avalanche.atomic import write_atomically
 from covon_avalanche.cli_errors import fail
-from covon_avalanche.experiment.atomic import write_atomically
+from covon_avalanche.cores import usable_cores
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe
 
 
@@ -70,7 +70,7 @@ def search(
     options: dict[str, Any] = {"trials": trials, "seed": seed, "dataset_root": root}
     whole = validation_size is not None and validation_size >= 1
     options["validation_size"] = round(validation_size or 0) if whole else validation_size
-    workers = jobs or os.cpu_count() or 1
+    workers = jobs or usable_cores()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
         shares = [name for name in chosen.strategies for _ in range(_share(workers, chosen))]

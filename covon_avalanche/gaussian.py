@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from covon_avalanche.atomic import replaced_when_whole
 
 _FORMAT = "covon_avalanche.DiagGaussian"
 
@@ -68,10 +69,8 @@ class DiagGaussian:
             for field in ("mean", "precision")
             for name, value in getattr(self, field).items()
         }
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            part = Path(folder) / "part"
+        with replaced_when_whole(path) as part:
             save_file(tensors, part, metadata={"format": _FORMAT, "version": "1"})
-            os.replace(part, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DiagGaussian:

@@ -11,17 +11,20 @@ PACKAGE = Path(__file__).parents[1] / "covon_avalanche"
 ROOT = "covon_avalanche"
 # What each room may import of the others; those with an empty set are leaves.
 MAY_IMPORT = {
-    "gaussian": set(),
+    "atomic": set(),
+    "cores": set(),
+    "gaussian": {"atomic"},
     "optim": {"gaussian"},
     "fisher": set(),
     "tensor_batches": set(),
     "plugins": {"gaussian", "optim", "fisher", "tensor_batches"},
     "strategies": {"optim", "plugins", "tensor_batches"},
     "backbones": set(),
-    "data": {"streams"},
-    "streams": set(),
+    "data": {"atomic", "cores", "streams"},
+    "streams": {"atomic", "cores"},
     "evaluation": set(),
     "experiment": {
+        "atomic",
         "backbones",
         "optim",
         "plugins",
@@ -32,10 +35,19 @@ MAY_IMPORT = {
     },
     "display": {"experiment"},
     "cli_errors": set(),
-    "cli_data": {"data", "streams"},
+    "cli_data": {"cli_errors", "data", "streams"},
     "cli_results": {"cli_errors", "experiment"},
-    "cli_search": {"cli_errors", "experiment"},
-    "cli": {"cli_data", "cli_errors", "cli_results", "cli_search", "display", "experiment"},
+    "cli_search": {"atomic", "cores", "cli_errors", "experiment"},
+    "cli": {
+        "atomic",
+        "cores",
+        "cli_data",
+        "cli_errors",
+        "cli_results",
+        "cli_search",
+        "display",
+        "experiment",
+    },
     "__main__": {"cli"},
 }
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from typing import Any
 
 from PIL import Image
 
+from covon_avalanche.atomic import write_atomically
+from covon_avalanche.cores import usable_cores
 from covon_avalanche.data.download import DataError
 
 VERSION = 1
@@ -75,7 +78,7 @@ def verify(
             raise DataError(str(error)) from error
     report = Report(notes=[str(w.message) for w in caught if w.category is UserWarning])
     listed = list(_listed(benchmark))
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(threads or usable_cores()) as pool:
         for entry in pool.map(_read, listed):
             report.entries.append(entry)
             progress(len(report.entries), len(listed))
@@ -85,21 +88,18 @@ def verify(
 
 def write_manifest(report: Report, file: Path) -> None:
     """The good images as a CSV table that ``DomainFolders`` reads, replaced atomically."""
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    text = io.StringIO(newline="")
+    text.write(f"# covon_avalanche manifest, version {VERSION}\n")
+    table = csv.writer(text)
+    table.writerow(COLUMNS)
+    for e in report.entries:
+        if not e.problem:
+            path = os.path.relpath(e.file, file.parent)
+            table.writerow((path, e.domain, e.label, e.split, e.bytes, e.sha256))
     try:
-        with part.open("w", encoding="utf-8", newline="") as handle:
-            handle.write(f"# covon_avalanche manifest, version {VERSION}\n")
-            table = csv.writer(handle)
-            table.writerow(COLUMNS)
-            for e in report.entries:
-                if not e.problem:
-                    path = os.path.relpath(e.file, file.parent)
-                    table.writerow((path, e.domain, e.label, e.split, e.bytes, e.sha256))
-        os.replace(part, file)
+        write_atomically(file, text.getvalue())
     except OSError as error:
         raise DataError(f"{file} cannot be written: {error.strerror}") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _listed(benchmark: Any) -> Iterator[Entry]:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from covon_avalanche.atomic import write_atomically
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.evaluation.reliability import ReliabilityBin
-from covon_avalanche.experiment.atomic import write_atomically
 
 SCHEMA = 2
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from covon_avalanche.experiment.atomic import write_atomically
+from covon_avalanche.atomic import write_atomically
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result, ResultError
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from PIL import Image
 from torch import Tensor
 
+from covon_avalanche.atomic import replaced_when_whole, write_atomically
+from covon_avalanche.cores import usable_cores
 from covon_avalanche.streams.pixel_cache import Header, stored
 from covon_avalanche.streams.sources import decode_pixels
 from covon_avalanche.streams.transforms import resize_shorter
@@ -46,7 +45,7 @@ def build(
     header = Header(
         size=size, fingerprint=fingerprint, data=data.name, shapes=[], checksums=[], broken={}
     )
-    with _replacing(data) as out:
+    with replaced_when_whole(data) as part, part.open("wb") as out:
         for i, image in enumerate(decoded(files, size)):
             if isinstance(image, ValueError):
                 if not skip_broken:
@@ -61,8 +60,7 @@ def build(
             header.checksums.append(zlib.crc32(content))
             if (i + 1) % 10_000 == 0:
                 _log.info("%s: %d of %d images decoded", target.stem, i + 1, len(files))
-    with _replacing(target) as out:
-        out.write(header.model_dump_json().encode())
+    write_atomically(target, header.model_dump_json())
     for earlier in target.parent.glob(f"{target.stem}.*.pixels"):
         if earlier != data:
             earlier.unlink()
@@ -83,27 +81,6 @@ def decoded(files: Sequence[Path], size: int | None) -> Iterator[Tensor | ValueE
     with ThreadPoolExecutor(usable_cores()) as pool:
         for start in range(0, len(files), _CHUNK):
             yield from pool.map(one, files[start : start + _CHUNK])
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-@contextmanager
-def _replacing(file: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when it is complete and on the disk."""
-    part = file.with_name(f".{file.stem}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _estimate(files: Sequence[Path], size: int) -> int:

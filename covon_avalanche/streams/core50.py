@@ -21,6 +21,7 @@ import numpy as np
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 
+from covon_avalanche.atomic import replaced_when_whole
 from covon_avalanche.streams.images import (
     choose_domains,
     image_benchmark,
@@ -162,19 +163,16 @@ def _unpacked(archive: Path) -> Path:
     target = archive.with_suffix(".npy")
     if target.is_file():
         return target
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with (
+            replaced_when_whole(target) as part,
             zipfile.ZipFile(archive) as packed,
             packed.open("x.npy") as source,
             part.open("wb") as file,
         ):
             shutil.copyfileobj(source, file, 2**20)
-        os.replace(part, target)
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise ValueError(f"{archive} is damaged, or has no array 'x': {error}") from error
-    finally:
-        part.unlink(missing_ok=True)
     return target
 
 

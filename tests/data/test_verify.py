@@ -62,4 +62,5 @@ def test_what_is_not_there_at_all(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(DataError, match="cannot be written"):
-            write_manifest(verify(PACS, pacs(tmp_path), **OPTIONS), tmp_path / "no" / "a.csv")
+            (tmp_path / "file").write_text("")
+            write_manifest(verify(PACS, pacs(tmp_path), **OPTIONS), tmp_path / "file" / "a.csv")

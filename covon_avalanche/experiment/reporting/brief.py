@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from covon_avalanche.experiment.atomic import write_atomically
+from covon_avalanche.atomic import write_atomically
 from covon_avalanche.experiment.reporting import charts, findings, heat_maps
 from covon_avalanche.experiment.reporting.canvas import picture, style
 from covon_avalanche.experiment.reporting.columns import brief_columns, marks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from covon_avalanche.experiment.atomic import write_atomically
+from covon_avalanche.atomic import write_atomically
 from covon_avalanche.experiment.reporting import tables
 from covon_avalanche.experiment.reporting.page import Illustrated, render
 from covon_avalanche.experiment.reporting.pictures import matrices_of, pictures_of

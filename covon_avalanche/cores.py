@@ -1,0 +1,13 @@
+"""How much may run at a time."""
+
+from __future__ import annotations
+
+import os
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: a container, a job of a cluster or ``taskset`` may leave
+    fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
