@@ -29,7 +29,7 @@ ABLATION = {
     "ema": "fast and slow, means averaged without precision",
     "covon-nom": "fast and slow, Eq. 8, gamma = 1",
     "covon": "fast and slow, Eq. 8, gamma < 1",
-    "covon-gradsq": "the same with squared gradients as curvature",
+    "covon-gradsq": "squared gradients as curvature, gamma 1 for the mean, 2 for the precision",
 }
 PAPER = {
     "ivon": "40.23 ± 2.98",
