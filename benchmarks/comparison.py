@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-from pydantic import TypeAdapter
 
 from covon_avalanche.atomic import write_atomically
 from covon_avalanche.cores import usable_cores
 from covon_avalanche.experiment.grid import Event, Job, run_grid
-from covon_avalanche.experiment.recipe import Recipe, Strategy
+from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
+from covon_avalanche.experiment.run_folder import decisive, settings_of, settings_today
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,11 +22,6 @@ def stored_results(file: Path) -> list[Result]:
     return [Result.model_validate_json(line) for line in file.read_text().splitlines()]
 
 
-def _as_today(settings: dict[str, Any]) -> dict[str, Any]:
-    """Stored settings of a strategy with what has become optional since."""
-    return TypeAdapter(Strategy).validate_python(settings).model_dump()
-
-
 def run_missing(
     recipe: Recipe,
     seeds: Iterable[int],
@@ -38,17 +31,17 @@ def run_missing(
 ) -> None:
     """Measure what is missing, seed by seed, storing each result as it comes.
 
-    A stored result of other settings than the recipe's is measured again. Runs that are
-    interrupted go on from their folders in ``runs``.
+    A stored result of other settings than the recipe's, names aside, is measured again. Runs that
+    are interrupted go on from their folders in ``runs``.
     """
-    strategies = {name: s.model_dump() for name, s in recipe.strategies.items()}
+    wanted = {name: decisive(settings_of(recipe, name)) for name in recipe.strategies}
     have = {
         (r.strategy, r.seed): r
         for r in stored_results(file)
-        if _as_today(r.settings["strategy"]) == strategies.get(r.strategy)
+        if decisive(settings_today(r.settings)) == wanted.get(r.strategy)
     }
-    jobs = [Job(s, seed) for seed in seeds for s in strategies if (s, seed) not in have]
-    order = {name: i for i, name in enumerate(strategies)}
+    jobs = [Job(s, seed) for seed in seeds for s in wanted if (s, seed) not in have]
+    order = {name: i for i, name in enumerate(wanted)}
 
     def store(event: Event) -> None:
         if event.error is not None:

@@ -20,7 +20,7 @@ from covon_avalanche.cli_results import compare, report
 from covon_avalanche.cli_search import search
 from covon_avalanche.cores import usable_cores
 from covon_avalanche.display import Display
-from covon_avalanche.experiment.grid import Event, Job, run_grid
+from covon_avalanche.experiment.grid import Event, Job, jobs_of, run_grid
 from covon_avalanche.experiment.recipe import (
     Recipe,
     RecipeError,
@@ -38,6 +38,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+_INTERRUPTED = 130  # the exit status after Ctrl-C
 
 
 def main() -> None:
@@ -145,6 +148,8 @@ def run(
             statuses.append(_submit(one, folder, dataset_root, options, slurm or []))
         else:
             statuses.append(_run_and_report(one, folder, jobs, dataset_root, options))
+        if statuses[-1] == _INTERRUPTED:
+            break
     raise typer.Exit(max(statuses))
 
 
@@ -158,7 +163,7 @@ def _run_and_report(
     """Train, print and store; the exit status."""
     console = Console()
     start = time.perf_counter()
-    grid = [Job(strategy, seed) for seed in recipe.seeds for strategy in recipe.strategies]
+    grid = jobs_of(recipe)
     processes = min(jobs or usable_cores(), len(grid))
     console.print(
         f"{recipe.title}: {len(recipe.strategies)} strategies x {len(recipe.seeds)} seeds, "
@@ -194,13 +199,13 @@ def _run_and_report(
         console.print(
             "A_T: mean accuracy over all domains after the last. BWT: its change since\n"
             "each was learned. Seconds: training of one run. Memory: weights, optimizer\n"
-            "state and anchors, in units of the weights."
+            "state, anchors and stored examples, in units of the weights."
         )
         console.print(f"{folder}/accuracy.png, table.md and {len(finished)} result.json files")
         console.print(f"`covon report {folder}` makes a page of them", soft_wrap=True)
         console.print(f"{time.perf_counter() - start:.0f} seconds in all")
     if interrupted:
-        return 130
+        return _INTERRUPTED
     return max((2 if event.bad_input else 1 for event in display.failures), default=0)
 
 
@@ -225,11 +230,15 @@ def _submit(
     """Send the runs to a cluster; the exit status."""
     from covon_avalanche.experiment.cluster import submit
 
-    grid = [Job(strategy, seed) for seed in recipe.seeds for strategy in recipe.strategies]
     root = None if dataset_root is None else str(dataset_root)
     try:
         submitted = submit(
-            recipe, grid, folder, dataset_root=root, options=options, parameters=parameters
+            recipe,
+            jobs_of(recipe),
+            folder,
+            dataset_root=root,
+            options=options,
+            parameters=parameters,
         )
     except ValueError as error:
         fail(str(error))

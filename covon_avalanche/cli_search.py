@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,7 +57,7 @@ def search(
 
     Trials are kept in FOLDER/trials.journal: the same command goes on after an interruption, and
     on several machines that share the folder all work on the same trials. The best settings go
-    to FOLDER/best.toml, a recipe. Ranges are in the recipe's [search.STRATEGY] tables, such as
+    to FOLDER/best.toml, a recipe. Ranges are in the recipe's \\[search.STRATEGY] tables, such as
     lr = { low = 1e-4, high = 1e-1 }; without one, from a tenth to ten times each setting.
     """
     if find_spec("optuna") is None:
@@ -72,7 +77,7 @@ def search(
     options["validation_size"] = round(validation_size or 0) if whole else validation_size
     workers = jobs or usable_cores()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context) as pool:
+    with _told_when_stopped(folder), ProcessPoolExecutor(workers, context) as pool:
         shares = [name for name in chosen.strategies for _ in range(_share(workers, chosen))]
         futures = [
             pool.submit(_work, chosen, name, folder / "trials.journal", options) for name in shares
@@ -85,9 +90,26 @@ def search(
                 future.cancel()
             fail(" ".join(str(error).split()))
     try:
-        _write_best(chosen, folder, trials)
+        _write_best(chosen, folder, options)
     except RecipeError as error:
         fail(str(error))
+
+
+@contextmanager
+def _told_when_stopped(folder: Path) -> Iterator[None]:
+    """One sentence when Ctrl-C or the death of a process ends a search."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("Interrupted; the same command goes on from here.")
+        raise typer.Exit(130) from None
+    except BrokenProcessPool:
+        typer.echo(
+            "covon: a process was killed, perhaps for want of memory; the trials in "
+            f"{folder}/trials.journal are kept, and the same command goes on from here",
+            err=True,
+        )
+        raise typer.Exit(1) from None
 
 
 def _share(workers: int, recipe: Recipe) -> int:
@@ -96,6 +118,14 @@ def _share(workers: int, recipe: Recipe) -> int:
 
 
 def _work(recipe: Recipe, strategy: str, journal: Path, options: dict[str, Any]) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent where another was killed
+    try:
+        _search(recipe, strategy, journal, options)
+    except KeyboardInterrupt:
+        os._exit(130)  # and takes no other strategy
+
+
+def _search(recipe: Recipe, strategy: str, journal: Path, options: dict[str, Any]) -> None:
     import warnings
 
     warnings.filterwarnings("ignore")
@@ -113,17 +143,18 @@ def _say(line: str) -> None:
     print(line, flush=True, file=sys.stdout)
 
 
-def _write_best(recipe: Recipe, folder: Path, trials: int) -> None:
+def _write_best(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
     import optuna
 
     from covon_avalanche.experiment.searching import best_settings, recipe_text, with_settings
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    comments = {}
+    journal, best, comments = folder / "trials.journal", recipe, {}
+    which = {key: options[key] for key in ("trials", "seed", "validation_size")}
     for name in recipe.strategies:
-        settings, value = best_settings(folder / "trials.journal", recipe, name, trials)
-        recipe = with_settings(recipe, name, settings)
+        settings, value = best_settings(journal, recipe, name, **which)
+        best = with_settings(best, name, settings)
         comments[name] = f"validation A_T {100 * value:.2f} %"
         typer.echo(f"{name}: {comments[name]}")
-    write_atomically(folder / "best.toml", recipe_text(recipe, comments))
+    write_atomically(folder / "best.toml", recipe_text(best, comments))
     typer.echo(f"{folder}/best.toml: covon run {folder}/best.toml")

@@ -94,6 +94,8 @@ class ExampleSquares:
     twice; a layer must be called once in a forward pass, with one row an example.
     """
 
+    not_stored = frozenset({"_seen", "_rows", "_handles"})  # those of the model in this process
+
     def __init__(self, model: nn.Module) -> None:
         self._seen: dict[int, int] = {}  # examples in a parameter's mean, by its id
         self._rows: dict[nn.Module, int] = {}  # those of the layers called in this forward pass

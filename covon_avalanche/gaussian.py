@@ -23,6 +23,7 @@ from torch import Tensor
 from covon_avalanche.atomic import replaced_when_whole
 
 _FORMAT = "covon_avalanche.DiagGaussian"
+_VERSION = "1"  # of the format
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class DiagGaussian:
 
     mean: Mapping[str, Tensor]
     precision: Mapping[str, Tensor]
+
+    def __repr__(self) -> str:
+        entries = sum(mean.numel() for mean in self.mean.values())
+        return f"DiagGaussian({len(self.mean)} tensors, {entries:,} entries)"
 
     def __post_init__(self) -> None:
         if self.mean.keys() != self.precision.keys():
@@ -70,7 +75,7 @@ class DiagGaussian:
             for name, value in getattr(self, field).items()
         }
         with replaced_when_whole(path) as part:
-            save_file(tensors, part, metadata={"format": _FORMAT, "version": "1"})
+            save_file(tensors, part, metadata={"format": _FORMAT, "version": _VERSION})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DiagGaussian:
@@ -82,12 +87,23 @@ class DiagGaussian:
         parts: dict[str, dict[str, Tensor]] = {"mean": {}, "precision": {}}
         try:
             with safe_open(path, framework="pt") as file:
-                if (file.metadata() or {}).get("format") != _FORMAT:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != _FORMAT:
                     raise ValueError(f"{path} is a safetensors file, but not of a {_FORMAT}")
+                if (version := metadata.get("version")) != _VERSION:
+                    raise ValueError(
+                        f"{path} is a {_FORMAT} file of version {version}, this package reads "
+                        f"version {_VERSION}"
+                    )
                 for key in file.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    field, name = key.split("/", 1)
+                    field, slash, name = key.partition("/")
+                    if not slash or field not in parts:
+                        raise ValueError(
+                            f"{path} is not a readable {_FORMAT} file: tensors are named "
+                            f"mean/... or precision/..., got {key!r}"
+                        )
                     parts[field][name] = file.get_tensor(key)
-        except (SafetensorError, KeyError) as error:
+        except SafetensorError as error:
             raise ValueError(f"{path} is not a readable {_FORMAT} file: {error}") from error
         gaussian = cls(parts["mean"], parts["precision"])
         for name, mean in gaussian.mean.items():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torchvision.models import squeezenet1_1
+from torchvision.models import get_model, squeezenet1_1
 
 from covon_avalanche import CoVON
 from covon_avalanche.backbones import ALIASES, create_backbone, freeze, parameter_groups
@@ -128,6 +128,52 @@ def test_timm_heads_tags_and_sizes():
     for alias in ALIASES.values():
         library, _, name = alias.partition("/")
         assert library != "timm" or name in tags
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224.augreg_in21k_ft_in1k", "deit_tiny_distilled_patch16_224"]
+)
+def test_timm_networks_of_two_heads_or_none_and_their_files(name, tmp_path):
+    """As for DINOv2 or MAE: their weights have no classifier; distilled ones have two."""
+    timm = pytest.importorskip("timm", reason="needs the extra vision")
+    bare = timm.create_model(name, num_classes=0).state_dict()
+    save_file(bare, tmp_path / "bare.safetensors")
+    other = timm.create_model(name, num_classes=9).state_dict()
+    save_file(other, tmp_path / "other.safetensors")
+    for file, weights in (("bare", bare), ("other", other)):
+        model = create_backbone(f"timm/{name}", 5, weights=tmp_path / f"{file}.safetensors")
+        assert model(torch.randn(2, 3, 224, 224)).shape == (2, 5)
+        for key, value in model.state_dict().items():
+            assert key.startswith("head") or torch.equal(value, weights[key])
+    mine = create_backbone(f"timm/{name}", 9, weights=tmp_path / "other.safetensors")
+    assert all(torch.equal(value, other[key]) for key, value in mine.state_dict().items())
+
+
+def test_timm_networks_without_a_classifier_get_one_and_those_of_any_size_stay():
+    timm = pytest.importorskip("timm", reason="needs the extra vision")
+    name = "vit_small_patch14_dinov2.lvd142m"
+    assert timm.get_pretrained_cfg(name).num_classes == 0
+    model = create_backbone(f"timm/{name}", 5, image_size=28)
+    assert model(torch.randn(2, 3, 28, 28)).shape == (2, 5)
+    model = create_backbone("timm/resnet18", 5, image_size=64)
+    assert model(torch.randn(2, 3, 64, 64)).shape == (2, 5)
+    with pytest.raises(ValueError, match=r"timm has no weights 'resnet18\.mine'"):
+        create_backbone("timm/resnet18.mine", 5)
+    if timm.is_model("qwen3_vit_88m_enc"):
+        with pytest.raises(ValueError, match="has no place for a classifier"):
+            create_backbone("timm/qwen3_vit_88m_enc", 5)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_torchvision_networks_have_one_output_in_training(name, tmp_path):
+    """Files with the classifiers for training alone, as torchvision's, fit as well."""
+    whole = get_model(name, weights=None, aux_logits=True, init_weights=False).state_dict()
+    save_file(whole, tmp_path / "whole.safetensors")
+    weights = tmp_path / "whole.safetensors"
+    model = create_backbone(f"torchvision/{name}", 5, weights=weights).train()
+    assert model(torch.randn(2, 3, 80, 80)).shape == (2, 5)
+    for key, value in model.named_parameters():
+        assert torch.equal(value, whole[key]) != key.startswith("fc.")
 
 
 def test_open_clip_has_a_linear_head_on_its_image_tower():

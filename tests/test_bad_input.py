@@ -142,6 +142,7 @@ def test_strategies(tmp_path, strategy, old, new, sentence):
         (["compare", "nowhere", "nowhere"], "nowhere cannot be read: No such file"),
         (["search", "permuted-digits", "--trials", "0"], "equal to 1"),
         (["search", "permuted-digits"], "holds out no validation images"),
+        (["search", "permuted-digits", "--set", "search.covno={}"], "no strategy 'covno'; known"),
         (["data", "verify", "Nothing", "--root", "."], "Nothing"),
     ],
 )
@@ -260,6 +261,20 @@ def test_what_is_finished_stays_when_another_run_is_refused(tmp_path):
     spoilt = write(tmp_path, text=replaced("train_mb_size = 64", "train_mb_size = 5000"))
     refused("run", spoilt, "--out", out)
     assert result.read_bytes() == before
+
+
+def test_a_search_tells_that_a_process_was_killed_and_keeps_the_trials(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dying.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    text = replaced("avalanche.training.supervised:Naive", "dying:Naive")
+    arguments = ["search", write(tmp_path, strategy="custom", text=text), "--out", str(tmp_path)]
+    arguments += ["--validation-size", "0.2", "--jobs", "1"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1, done.output
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("covon: ")]
+    assert "a process was killed" in line
+    assert "Traceback" not in done.output
+    assert (tmp_path / "trials.journal").is_file()
 
 
 def test_diverging_data_is_not_bad_input_but_said(tmp_path):

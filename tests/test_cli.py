@@ -12,7 +12,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from covon_avalanche import __version__
+from covon_avalanche import __version__, cli
 from covon_avalanche.cli import app
 from covon_avalanche.experiment.recipe import load_recipe, parse_seeds
 
@@ -94,6 +94,20 @@ def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
     while group_members(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not group_members(process.pid)
+
+
+def test_ctrl_c_stops_all_recipes(tmp_path, monkeypatch):
+    begun = []
+
+    def interrupted(recipe, *_, **__):
+        begun.append(recipe.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "run_grid", interrupted)
+    done = covon("run", "permuted-digits", "permuted-mnist-hard", "--seeds", "0")
+    assert done.exit_code == 130
+    assert begun == ["permuted-digits"]
 
 
 @pytest.mark.parametrize(

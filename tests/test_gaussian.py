@@ -174,6 +174,12 @@ def test_embed_keeps_the_leading_corner():
             embed(small, torch.zeros(2, 3))
 
 
+def test_its_text_is_short():
+    mean = {"a": torch.zeros(20, 30), "b": torch.zeros(5)}
+    precision = {name: torch.ones_like(value) for name, value in mean.items()}
+    assert repr(DiagGaussian(mean, precision)) == "DiagGaussian(2 tensors, 605 entries)"
+
+
 class TestFiles:
     def test_round_trip_is_exact(self, tmp_path):
         q = random_gaussian(0)
@@ -207,6 +213,21 @@ class TestFiles:
         save_file({"w": torch.ones(1)}, path)
         with pytest.raises(ValueError, match="not of a"):
             DiagGaussian.load(path)
+
+    @pytest.mark.parametrize(
+        ("key", "version", "message"),
+        [
+            ("w", "1", "not a readable .*, got 'w'"),
+            ("mean", "1", "not a readable .*, got 'mean'"),
+            ("spread/w", "1", "not a readable .*, got 'spread/w'"),
+            ("mean/w", "2", "of version 2, this package reads version 1"),
+        ],
+    )
+    def test_files_of_another_make_are_refused(self, tmp_path, key, version, message):
+        metadata = {"format": "covon_avalanche.DiagGaussian", "version": version}
+        save_file({key: torch.ones(1)}, tmp_path / "q", metadata=metadata)
+        with pytest.raises(ValueError, match=message):
+            DiagGaussian.load(tmp_path / "q")
 
     def test_an_impossible_precision_is_refused(self, tmp_path):
         gaussian(0.0, -1.0).save(tmp_path / "q")

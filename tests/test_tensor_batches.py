@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from avalanche.benchmarks import SplitMNIST, benchmark_from_datasets
+from avalanche.benchmarks import PermutedMNIST, SplitMNIST, benchmark_from_datasets
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import (
     _make_taskaware_classification_dataset,
@@ -16,6 +16,9 @@ from avalanche.training.supervised import JointTraining, Naive
 from miniature import own
 from torch import nn
 from torch.utils.data import Dataset
+from torchvision.transforms import Compose
+from torchvision.transforms.v2 import Compose as Compose2
+from torchvision.transforms.v2 import Identity, ToDtype
 from toys import same, toy_benchmark, weights
 
 from covon_avalanche import TensorBatches
@@ -53,6 +56,15 @@ class Pictures(Dataset):
         return (x if self.transform is None else self.transform(x)), self.targets[index]
 
 
+class Scale:
+    """A transform of one's own."""
+
+    deterministic = True
+
+    def __call__(self, x):
+        return x.float() / 255
+
+
 def digits():
     return PermutedDigits(2, validation_size=100).train_stream[1].dataset
 
@@ -74,9 +86,12 @@ DATASETS = {
     "tensors": tensors,
     "a subset of a subset": lambda: tensors().subset(range(5, 45)).subset(range(30, 0, -2)),
     "a concatenation": lambda: tensors().concat(tensors(30)).subset(range(3, 75, 2)),
-    "tensors with a transform": lambda: tensors(transform=lambda x: 2 * x),
+    "tensors with a transform": lambda: tensors(transform=Scale()),
+    "tensors with one of torchvision's": lambda: tensors(
+        transform=Compose([Identity(), ToDtype(torch.float64)])
+    ),
     "pictures": pictures,
-    "pictures with a transform": lambda: pictures(lambda x: x.float() / 255),
+    "pictures with a transform": lambda: pictures(Scale()),
 }
 
 
@@ -171,8 +186,41 @@ def test_random_transforms_stay_with_avalanche_and_keep_their_randomness(transfo
     assert not isinstance(loader(FastNaive, data), TensorLoader)
 
 
+def never_seen_to_change(x, seen=[0]):  # noqa: B006
+    """As a rare augmentation with a generator of its own: the probes do not notice it."""
+    seen[0] += 1
+    return x + 100 if seen[0] % 40 == 0 else x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tensors(transform=never_seen_to_change),
+        lambda: tensors(transform=Compose([Scale(), never_seen_to_change])),
+        lambda: tensors(transform=Compose2([Identity(), never_seen_to_change])),
+        lambda: tensors(transform=never_seen_to_change).freeze_transforms(),
+        lambda: pictures(never_seen_to_change),
+        lambda: tensors(transform=never_seen_to_change).subset([3, 1, 2]).concat(tensors()),
+    ],
+)
+def test_a_transform_that_may_be_random_is_never_frozen_in_training(make):
+    data = make()
+    for _ in range(10):
+        assert rows_of(data, FetchedExamples(2**20)) is None
+    assert not isinstance(loader(FastNaive, data), TensorLoader)
+
+
+def test_transforms_for_evaluation_are_trusted():
+    transform = {"train": (lambda x: -x, None), "eval": (lambda x: x / 2, None)}
+    data = _make_taskaware_tensor_classification_dataset(
+        torch.randn(9, 6), torch.zeros(9).long(), task_labels=0, transform_groups=transform
+    )
+    assert rows_of(data, FetchedExamples(2**20)) is None
+    assert rows_of(data.eval(), FetchedExamples(2**20)) is not None
+
+
 def test_fetched_examples_are_fetched_once_and_bounded():
-    data, more = pictures(), pictures(lambda x: x.float())
+    data, more = pictures(), pictures(Scale())
     source = data._flat_data._datasets[0]
     kept = FetchedExamples(limit=50 * (48 * 4 + 16))
     first = rows_of(data, kept)
@@ -261,3 +309,16 @@ def test_avalanches_own_benchmarks(real_data):
     assert all(torch.equal(a, b[0]) for a, b in zip(x, want, strict=True))
     assert y.tolist() == [int(w[1]) for w in want]
     assert t.tolist() == [int(w[2]) for w in want]
+
+
+def test_avalanches_own_benchmarks_are_kept_in_training(real_data):
+    root = real_data("MNIST/raw/train-images-idx3-ubyte")
+    for benchmark in (SplitMNIST(5, dataset_root=root), PermutedMNIST(2, dataset_root=root)):
+        small = benchmark.train_stream[1].dataset.subset(range(20))
+        assert rows_of(small, FetchedExamples(2**30)) is not None
+
+
+def test_our_digits_are_kept_behind_transforms():
+    for options in ({"eval_transform": Scale()}, {"train_transform": Scale()}):
+        data = PermutedDigits(2, **options).train_stream[1].dataset
+        assert rows_of(data, FetchedExamples(2**30)) is not None

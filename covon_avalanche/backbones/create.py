@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
-from covon_avalanche.backbones.heads import outputs, replace_head
+from covon_avalanche.backbones.heads import AUXILIARY
 from covon_avalanche.backbones.libraries import BUILD, library_and_model
 from covon_avalanche.backbones.weights import load_weights, read_weights
 from covon_avalanche.backbones.zero_shot import Template, is_text_side, zero_shot
@@ -31,7 +31,8 @@ def create_backbone(
     :param weights: ``None`` for random ones, ``"default"`` to let the library download those of
         the name, or the path of a ``.safetensors`` or ``.pth`` file. A layer for as many
         classes in it is taken over, one for others is replaced.
-    :param image_size: height and width of the input, for networks built for one size.
+    :param image_size: height and width of the input, for networks built for one size; others
+        take any.
     :param class_names: for open_clip's networks: the head is what their text side says about
         these names, so that they classify before any training (see :mod:`.zero_shot`). The
         weights must be pretrained and, in a file, those of both sides.
@@ -51,15 +52,21 @@ def create_backbone(
             )
         return zero_shot(model_name, class_names, templates, weights, image_size)
     file = None if weights in (None, "default") else read_weights(Path(str(weights)))
-    model, head = BUILD[library](model_name, weights == "default", image_size)
+    model, heads = BUILD[library](model_name, num_classes, weights == "default", image_size)
     if file is not None:
-        if library == "open_clip":
-            file = {key: file[key] for key in file if not is_text_side(key, file)}
-        if any(t.shape[0] == num_classes for key, t in file.items() if key.startswith(f"{head}.")):
-            replace_head(model, head, num_classes)
-        else:
-            file = {key: t for key, t in file.items() if not key.startswith(f"{head}.")}
-        load_weights(model, file, str(weights), optional=f"{head}.")
-    if outputs(model.get_submodule(head)) != num_classes:
-        replace_head(model, head, num_classes)
+        optional = tuple(f"{head}." for head in heads)
+        fitting = {
+            key: tensor
+            for key, tensor in file.items()
+            if not _is_unused(library, key, file)
+            and not (key.startswith(optional) and tensor.shape[:1] != (num_classes,))
+        }
+        load_weights(model, fitting, str(weights), optional=optional)
     return model
+
+
+def _is_unused(library: str, key: str, file: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor of a file belongs to what is left out of a library's networks."""
+    if library == "open_clip":
+        return is_text_side(key, file)
+    return library == "torchvision" and key.partition(".")[0] in AUXILIARY

@@ -1,4 +1,4 @@
-"""The last layer of a network, and a new one in its place."""
+"""The last layer of a network, a new one in its place, and those beside it taken away."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ def outputs(layer: nn.Module) -> int | None:
     if isinstance(layer, nn.Linear):
         return layer.out_features
     return layer.out_channels if isinstance(layer, nn.Conv2d) else None
+
+
+#: Beginnings of the names of what GoogLeNet and Inception have for training alone.
+AUXILIARY = ("aux1", "aux2", "AuxLogits")
+
+
+def without_auxiliary(model: nn.Module) -> nn.Module:
+    """The network with one output in training, too: without the classifiers halfway up."""
+    if hasattr(model, "aux_logits"):
+        setattr(model, "aux_logits", False)  # noqa: B010 (no tensor, no module)
+        for name in AUXILIARY:
+            if hasattr(model, name):
+                setattr(model, name, None)
+    return model
 
 
 def replace_head(model: nn.Module, head: str, num_classes: int) -> None:

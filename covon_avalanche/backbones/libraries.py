@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from covon_avalanche.backbones.heads import outputs
+from covon_avalanche.backbones.heads import outputs, replace_head, without_auxiliary
 
 #: Short names for what the domain-incremental literature uses, with their exact weight tags.
 ALIASES = {
@@ -33,7 +33,12 @@ def library_and_model(name: str) -> tuple[str, str]:
     return library, model_name
 
 
-def _torchvision(name: str, pretrained: bool, image_size: int | None) -> tuple[nn.Module, str]:
+Heads = tuple[str, ...]
+
+
+def _torchvision(
+    name: str, num_classes: int, pretrained: bool, image_size: int | None
+) -> tuple[nn.Module, Heads]:
     from torchvision.models import get_model, list_models
 
     if name not in list_models():
@@ -41,27 +46,53 @@ def _torchvision(name: str, pretrained: bool, image_size: int | None) -> tuple[n
     options: dict[str, Any] = {"weights": "DEFAULT" if pretrained else None}
     if image_size is not None and name.startswith("vit_"):
         options["image_size"] = image_size
-    model = get_model(name, **options)
-    heads = [key for key, layer in model.named_modules() if outputs(layer) is not None]
-    return model, heads[-1]
+    model = without_auxiliary(get_model(name, **options))
+    *_, head = (key for key, layer in model.named_modules() if outputs(layer) is not None)
+    if outputs(model.get_submodule(head)) != num_classes:
+        replace_head(model, head, num_classes)
+    return model, (head,)
 
 
-def _timm(name: str, pretrained: bool, image_size: int | None) -> tuple[nn.Module, str]:
+def _timm(
+    name: str, num_classes: int, pretrained: bool, image_size: int | None
+) -> tuple[nn.Module, Heads]:
+    settings = timm_settings(name)
+    if not settings.classifier:
+        raise ValueError(f"timm's {name!r} has no place for a classifier")
+    options = {}
+    if image_size is not None and settings.fixed_input_size:  # others take any
+        options["img_size"] = image_size
+    model = needs("timm").create_model(
+        name, pretrained=pretrained, num_classes=num_classes, **options
+    )
+    heads = settings.classifier  # several in distilled networks
+    return model, (heads,) if isinstance(heads, str) else tuple(heads)
+
+
+def timm_settings(name: str) -> Any:
+    """What timm knows about the weights of a model (``MODEL`` or ``MODEL.TAG``).
+
+    :raises ValueError: for an unknown name.
+    """
     timm = needs("timm")
     if not timm.is_model(name):
         raise ValueError(f"timm has no model {name!r}")
-    options = {} if image_size is None else {"img_size": image_size}
-    model = timm.create_model(name, pretrained=pretrained, **options)
-    return model, str(model.pretrained_cfg["classifier"])
+    try:
+        settings = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # timm's for an unknown tag
+        settings = None
+    if settings is None:
+        raise ValueError(f"timm has no weights {name!r}")
+    return settings
 
 
 class ImageTower(nn.Module):
     """The image side of a CLIP with a linear head on its embedding."""
 
-    def __init__(self, visual: nn.Module, features: int) -> None:
+    def __init__(self, visual: nn.Module, features: int, num_classes: int) -> None:
         super().__init__()
         self.visual = visual
-        self.head = nn.Linear(features, 1)
+        self.head = nn.Linear(features, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images."""
@@ -83,13 +114,16 @@ def create_clip(name: str, pretrained: bool, image_size: int | None) -> nn.Modul
     return open_clip.create_model(model_name, pretrained=tag if pretrained else None, **options)
 
 
-def _open_clip(name: str, pretrained: bool, image_size: int | None) -> tuple[nn.Module, str]:
+def _open_clip(
+    name: str, num_classes: int, pretrained: bool, image_size: int | None
+) -> tuple[nn.Module, Heads]:
     visual: Any = create_clip(name, pretrained, image_size).visual
-    return ImageTower(visual, visual.output_dim), "head"
+    return ImageTower(visual, visual.output_dim, num_classes), ("head",)
 
 
-#: From a model's name, whether to download weights, and the size to the network and its head.
-BUILD: dict[str, Callable[[str, bool, int | None], tuple[nn.Module, str]]] = {
+#: From a model's name, the number of classes, whether to download weights, and the size to the
+#: network and the names of its heads.
+BUILD: dict[str, Callable[[str, int, bool, int | None], tuple[nn.Module, Heads]]] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "open_clip": _open_clip,

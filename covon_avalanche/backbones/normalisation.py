@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from covon_avalanche.backbones.libraries import library_and_model, needs
+from covon_avalanche.backbones.libraries import library_and_model, needs, timm_settings
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 Colours = tuple[float, float, float]
@@ -36,12 +36,7 @@ def _torchvision(name: str) -> tuple[Any, Any]:
 
 
 def _timm(name: str) -> tuple[Any, Any]:
-    timm = needs("timm")
-    if not timm.is_model(name):
-        raise ValueError(f"timm has no model {name!r}")
-    settings = timm.get_pretrained_cfg(name)
-    if settings is None:
-        raise ValueError(f"timm has no weights {name!r}")
+    settings = timm_settings(name)
     return settings.mean, settings.std
 
 

@@ -36,16 +36,16 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(
-    model: nn.Module, tensors: Mapping[str, Tensor], path: str, *, optional: str | None = None
+    model: nn.Module, tensors: Mapping[str, Tensor], path: str, *, optional: tuple[str, ...] = ()
 ) -> None:
     """Load tensors by name into a network; all must fit.
 
     :param path: of the file they come from, for errors.
-    :param optional: beginning of the names that may be missing.
+    :param optional: beginnings of the names that may be missing.
     :raises ValueError: naming what is missing, unknown or of another shape.
     """
     own = model.state_dict()
-    wanted = {key for key in own if key in tensors or not (optional and key.startswith(optional))}
+    wanted = {key for key in own if key in tensors or not key.startswith(optional)}
     missing, unknown = sorted(wanted - tensors.keys()), sorted(tensors.keys() - own.keys())
     misshapen = [
         f"{key} {tuple(tensors[key].shape)} instead of {tuple(own[key].shape)}"

@@ -18,8 +18,8 @@ class AccuracyMatrix:
     before it are ``None``.
 
     :param counts: test images per domain.
-    :param held_out: the domains of the test stream are never trained on (CORe50's official
-        split): what compares before and after is not defined, and averages are over all.
+    :param held_out: the domains of the test stream are never trained on (CORe50's test
+        sessions): what compares before and after is not defined, and averages are over all.
     """
 
     counts: list[int]

@@ -34,7 +34,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     def __init__(self, stream: str = "test", *, held_out: bool = False, bins: int = 15) -> None:
         """
         :param stream: name of the stream to record.
-        :param held_out: its domains are not those that are trained (CORe50's official split).
+        :param held_out: its domains are not those that are trained (CORe50's test sessions).
         :param bins: of the expected calibration error.
         """
         super().__init__()

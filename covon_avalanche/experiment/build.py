@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from avalanche.benchmarks import CLScenario
+from avalanche.benchmarks.datasets import default_dataset_location
 from avalanche.models import SimpleMLP
 from torch import nn
 
@@ -28,7 +29,8 @@ def build_benchmark(
     """The recipe's stream with the permutations of a seed; images as its backbone expects them.
 
     :param validation_size: instead of the recipe's.
-    :param dataset_root: the folder with the data of all streams, each in its own below.
+    :param dataset_root: the folder with the data of all streams, each in its own below; by
+        default Avalanche's data folder.
     """
     stream, model = recipe.stream, recipe.model
     unlike = {"name", "n_experiences", "image_size", "cache_size"}
@@ -44,7 +46,7 @@ def build_benchmark(
     train, evaluation = streams.image_transforms(stream.image_size, **colours)
     root = None if dataset_root is None else Path(dataset_root) / _FOLDERS[stream.name]
     if stream.cache_size is not None:
-        options["cache"] = Path(dataset_root or ".") / "cache"
+        options["cache"] = _below(dataset_root, "cache")
         options["cache_size"] = stream.cache_size
     return build(dataset_root=root, train_transform=train, eval_transform=evaluation, **options)
 
@@ -57,6 +59,8 @@ def build_model(
     """The recipe's network, with inputs and outputs as the benchmark needs them.
 
     Backbones hold their weights with channels last, for which convolutions are faster.
+
+    :param dataset_root: where relative paths of weights begin, as for ``build_benchmark``.
     """
     if isinstance(model, Perceptron):
         return SimpleMLP(
@@ -68,6 +72,11 @@ def build_model(
         )
     weights: str | Path | None = model.weights
     if weights not in (None, "default"):
-        weights = Path(dataset_root or ".") / str(weights)
+        weights = _below(dataset_root, str(weights))
     backbone = create_backbone(model.backbone, benchmark.n_classes, weights=weights)
     return backbone.to(memory_format=torch.channels_last)
+
+
+def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:
+    """A path below the folder of the data; an absolute one as it is."""
+    return Path(default_dataset_location("") if dataset_root is None else dataset_root) / path

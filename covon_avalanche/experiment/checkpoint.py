@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from covon_avalanche.atomic import replaced_when_whole, write_atomically
+from covon_avalanche.experiment.machine import versions
 
 FORMAT = 1
+_DECISIVE = ("covon_avalanche", "torch", "avalanche-lib")
 
 
 class Point(NamedTuple):
@@ -33,6 +35,10 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used; one sentence."""
 
 
+class OtherVersionsError(CheckpointError):
+    """A checkpoint made by other versions: what it stores need not fit these."""
+
+
 def save_checkpoint(
     folder: Path, point: Point, state: Mapping[str, Any], tensors: Mapping[str, Tensor], run: str
 ) -> None:
@@ -48,7 +54,8 @@ def save_checkpoint(
         except SafetensorError as error:
             raise OSError(f"{data} cannot be written: {error}") from error
         digest = _file_digest(part)
-    text = json.dumps({"format": FORMAT, "run": run, "state": state, "tensors": digest})
+    about = {"format": FORMAT, "run": run, "versions": _versions()}
+    text = json.dumps({**about, "state": state, "tensors": digest})
     write_atomically(
         folder / f"{point}.json", json.dumps({"digest": _digest(text.encode()), "body": text})
     )
@@ -58,6 +65,7 @@ def load_checkpoint(folder: Path, point: Point, run: str) -> tuple[dict[str, Any
     """State and tensors of a checkpoint.
 
     :raises CheckpointError: if it is truncated, changed, of another run or a newer format.
+    :raises OtherVersionsError: if it was made by other versions.
     """
     file = folder / f"{point}.json"
     try:
@@ -70,6 +78,11 @@ def load_checkpoint(folder: Path, point: Point, run: str) -> tuple[dict[str, Any
             raise CheckpointError(f"the checkpoint {file} is of a newer version of this package")
         if body["run"] != run:
             raise CheckpointError(f"the checkpoint {file} belongs to another run")
+        if body.get("versions") != _versions():
+            made = " and ".join(f"{k} {v}" for k, v in body.get("versions", {}).items())
+            raise OtherVersionsError(
+                f"the checkpoint {file} was made by {made or 'other versions'}, not by those here"
+            )
         data = file.with_suffix(".safetensors")
         if body["tensors"] != _file_digest(data):
             raise CheckpointError(f"the checkpoint {data} is damaged")
@@ -104,6 +117,11 @@ def refuse(folder: Path, point: Point) -> None:
         file = folder / f"{point}{suffix}"
         if file.exists():
             file.replace(file.with_name(f"{file.name}.refused"))
+
+
+def _versions() -> dict[str, str]:
+    """Of what makes the objects that are stored."""
+    return {name: version for name, version in versions().items() if name in _DECISIVE}
 
 
 def _digest(data: bytes) -> str:

@@ -63,9 +63,8 @@ def submit(
     settings = _parameters(parameters)
     try:
         executor = submitit.AutoExecutor(folder / "submitit", cluster=cluster or "slurm")
-        executor.update_parameters(**settings)
         name = {} if cluster == "local" else {"name": recipe.name}
-        executor.update_parameters(**name)
+        executor.update_parameters(**{**name, **settings})
     except (RuntimeError, NameError, TypeError) as error:
         raise ValueError(f"the cluster does not take this: {error}") from error
     arguments = (folder.resolve(), dataset_root, dict(options or {}))
@@ -82,5 +81,16 @@ def _parameters(settings: Sequence[str]) -> dict[str, Any]:
         if not (equals and key):
             raise ValueError(f"a parameter must look like KEY=VALUE, got {setting!r}")
         known = key in _COMMON or key.startswith("slurm_")
-        found[key if known else f"slurm_{key}"] = int(value) if value.isdecimal() else value
+        found[key if known else f"slurm_{key}"] = _value(key, value)
     return found
+
+
+def _value(key: str, text: str) -> int | float | str:
+    if text.isdecimal():
+        return int(text)
+    if key != "mem_gb":  # the only one of them that has fractions: version=2.10 is a text
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"mem_gb must be a number, got {text!r}") from None

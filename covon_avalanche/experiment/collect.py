@@ -16,11 +16,11 @@ def collect_results(paths: Iterable[Path]) -> list[Result]:
         nothing was found.
     """
     paths = list(paths)
-    found: dict[tuple[str, str, int, str], Result] = {}
+    found: dict[tuple[str, str, int, str, str], Result] = {}
     for path in paths:
         for result in _in(path):
-            key = (result.recipe, result.strategy, result.seed, result.run_hash)
-            found.setdefault(key, result)
+            name = (result.recipe, result.strategy, result.seed)
+            found.setdefault((*name, result.run_hash, result.stream), result)
     if not found:
         raise ResultError(f"there is no finished run in {', '.join(map(str, paths))}")
     return sorted(found.values(), key=lambda r: (r.recipe, r.seed))

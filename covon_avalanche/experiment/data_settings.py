@@ -32,8 +32,9 @@ class _ImageStream(Settings):
     limit: PositiveInt | None = None
     """Most images per class and domain."""
     cache_size: PositiveInt | None = None
-    """Keep all images decoded, with this shorter side, in ``cache`` below the folder of the data:
-    faster, for disk space. It decides what random crops are taken from."""
+    """Keep all images decoded, with this shorter side, in ``cache`` below the folder of the data
+    (by default Avalanche's): faster, for disk space. It decides what random crops are taken
+    from."""
 
     @property
     def n_experiences(self) -> int:
@@ -82,7 +83,7 @@ class Backbone(Settings):
     backbone: str
     weights: str | None
     """``default`` for the library's own, or a file; a relative path is below the folder of the
-    data. TOML has no null: leave it out (``""``) for random weights."""
+    data (by default Avalanche's). TOML has no null: leave it out (``""``) for random weights."""
 
     @field_validator("weights", mode="before")
     @classmethod

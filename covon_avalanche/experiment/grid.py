@@ -10,8 +10,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,11 @@ class Job:
 
     strategy: str
     seed: int
+
+
+def jobs_of(recipe: Recipe) -> list[Job]:
+    """All runs of a recipe, seed by seed."""
+    return [Job(strategy, seed) for seed in recipe.seeds for strategy in recipe.strategies]
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,9 @@ def run_grid(
     """Run all jobs, one thread each; every finished one has written its result file.
 
     What is finished already is not run again, what was interrupted goes on. A job that fails
-    does not stop the others; what it raised comes as an event.
+    does not stop the others; what it raised comes as an event. When a process dies (killed for
+    want of memory, say), the jobs that ran then go on one at a time until one of them dies
+    again: that one has failed.
 
     :param folder: of all runs, see :class:`RunFolder`.
     :param processes: how many runs at a time.
@@ -69,10 +78,24 @@ def run_grid(
     for job, result in results.items():
         notify(Event(job, recipe.stream.n_experiences, result=result))
     missing = [job for job in jobs if job not in results]
-    if missing:
-        results |= _run_missing(
-            recipe, missing, folder, processes, dataset_root, notify, dict(options or {})
-        )
+    work = partial(
+        _work, recipe, folder=folder, dataset_root=dataset_root, options=dict(options or {})
+    )
+
+    def tell(event: Event) -> None:
+        if event.result is not None:
+            results[event.job] = event.result
+        notify(event)
+
+    with _ctrl_c() as pressed:
+        while missing:
+            stopped = _run_pool(missing, work, folder, processes, tell, pressed)
+            for i, job in enumerate(stopped):
+                if _run_pool([job], work, folder, 1, tell, pressed):
+                    reason = "its process died twice, alone too; perhaps for want of memory"
+                    tell(Event(job, error=reason))
+                    missing[:0] = stopped[i + 1 :]  # it was this one
+                    break
     return [results[job] for job in jobs if job in results]
 
 
@@ -81,24 +104,31 @@ def _finished(recipe: Recipe, jobs: list[Job], folder: Path) -> dict[Job, Result
     return {job: result for job, result in stored.items() if result is not None}
 
 
-def _run_missing(
-    recipe: Recipe,
-    jobs: list[Job],
+def _run_pool(
+    waiting: list[Job],
+    work: Callable[[Job], Result],
     folder: Path,
     processes: int,
-    dataset_root: str | None,
     notify: Callable[[Event], None],
-    options: dict[str, Any],
-) -> dict[Job, Result]:
-    results: dict[Job, Result] = {}
-    processes = min(processes, len(jobs))
-    with _no_parts_left(folder), _pool(processes) as (pool, messages), _ctrl_c() as pressed:
-        futures: dict[Future[Result], Job] = {
-            pool.submit(_work, recipe, job, folder, dataset_root, options): job for job in jobs
-        }
-        while futures:
+    pressed: Callable[[], bool],
+) -> list[Job]:
+    """Take jobs and run them until none waits, or until a process dies.
+
+    :return: the jobs that ran when a process died, which end with it.
+    """
+    stopped: list[Job] = []
+    broken = False
+    futures: dict[Future[Result], Job] = {}
+    with _pool(min(processes, len(waiting)), folder) as (pool, messages):
+        while futures or (waiting and not broken):
             if pressed():
                 raise KeyboardInterrupt
+            try:
+                while waiting and len(futures) < processes and not broken:
+                    future = pool.submit(work, waiting[0])
+                    futures[future] = waiting.pop(0)
+            except BrokenProcessPool:
+                broken = True
             running = set(futures.values())
             for event in _drain(messages):
                 if event.job in running:  # a message may arrive later than the result
@@ -107,11 +137,14 @@ def _run_missing(
                 job = futures.pop(future)
                 error = future.exception()
                 if error is None:
-                    results[job] = future.result()
-                    notify(Event(job, recipe.stream.n_experiences, result=results[job]))
+                    result = future.result()
+                    notify(Event(job, len(result.accuracy), result=result))
+                elif isinstance(error, BrokenProcessPool):
+                    broken = True
+                    stopped.append(job)
                 else:
                     notify(_failure(job, error))
-    return results
+    return stopped
 
 
 def _failure(job: Job, error: BaseException) -> Event:
@@ -138,23 +171,14 @@ def _ctrl_c() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _no_parts_left(folder: Path) -> Iterator[None]:
-    """Remove what a worker that was stopped while writing has left."""
-    try:
-        yield
-    except BaseException:
-        for part in folder.rglob(".*.part"):
-            part.unlink()
-        raise
-
-
-@contextmanager
-def _pool(processes: int) -> Iterator[tuple[ProcessPoolExecutor, Queue[Event]]]:
+def _pool(processes: int, folder: Path) -> Iterator[tuple[ProcessPoolExecutor, Queue[Event]]]:
     context = multiprocessing.get_context("spawn")
     messages: Queue[Event] = context.Queue()
     pool = ProcessPoolExecutor(processes, context, initializer=_start, initargs=(messages,))
+    workers: list[Any] = []
     try:
         yield pool, messages
+        workers = list((pool._processes or {}).values())
         pool.shutdown()
     except BaseException:  # Ctrl-C: whole files only, so the workers may go at once
         workers = list((pool._processes or {}).values())
@@ -165,8 +189,16 @@ def _pool(processes: int) -> Iterator[tuple[ProcessPoolExecutor, Queue[Event]]]:
             worker.join()
         raise
     finally:
+        _remove_parts(folder, [worker.pid for worker in workers if worker.exitcode])
         messages.close()
         messages.cancel_join_thread()
+
+
+def _remove_parts(folder: Path, processes: list[int]) -> None:
+    """What processes have left that were stopped while writing."""
+    for process in processes:
+        for part in folder.rglob(f".*.{process}.part"):
+            part.unlink(missing_ok=True)
 
 
 def _drain(messages: Queue[Event]) -> Iterator[Event]:

@@ -70,6 +70,15 @@ class Cosine:
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+class CosinePlugin(LRSchedulerPlugin):
+    """Lets the learning rate fall within each domain, over as many epochs as it has."""
+
+    def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        """Take over the number of epochs: a schedule may have changed it for this domain."""
+        for cosine in self.scheduler.lr_lambdas:
+            cosine.epochs = strategy.train_epochs
+
+
 def build_strategy(
     settings: known.Strategy,
     recipe: Recipe,
@@ -99,7 +108,7 @@ def build_strategy(
             train_epochs=recipe.epochs,
             eval_mb_size=recipe.eval_mb_size,
             device=recipe.device,
-            plugins=[*plugins, LRSchedulerPlugin(schedule), KeptTensors(), log],
+            plugins=[*plugins, CosinePlugin(schedule), KeptTensors(), log],
             evaluator=evaluator,
             **own,
         )

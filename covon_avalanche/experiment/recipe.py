@@ -14,6 +14,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -85,6 +86,15 @@ class Recipe(Settings):
         if len(set(seeds)) < len(seeds):
             raise ValueError("seeds must be distinct")
         return seeds
+
+    @field_validator("search")
+    @classmethod
+    def _of_strategies(cls, search: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        known = info.data.get("strategies", search)
+        for name in search:
+            if name not in known:
+                raise ValueError(f"there is no strategy {name!r}; known are {', '.join(known)}")
+        return search
 
 
 class RecipeError(ValueError):
@@ -221,6 +231,7 @@ def choose(
                 f"{', '.join(recipe.strategies)}"
             )
         update["strategies"] = {name: recipe.strategies[name] for name in names}
+        update["search"] = {name: recipe.search[name] for name in names if name in recipe.search}
     if seeds is not None:
         update["seeds"] = parse_seeds(seeds)
     if epochs is not None:

@@ -16,7 +16,7 @@ SCHEMA = 2
 
 
 class ResultError(ValueError):
-    """A file that is no result; one sentence.
+    """A file that is no result, or results that do not go together; one sentence.
 
     :param newer: whether it is one of a later version of this package.
     """
@@ -63,7 +63,7 @@ class Result(BaseModel):
     counts: list[int]
     """Images per domain in ``stream``."""
     held_out: bool = False
-    """Whether the domains of ``stream`` are others than those trained (CORe50's official split)."""
+    """Whether the domains of ``stream`` are others than those trained (CORe50's test sessions)."""
     average_accuracy: float
     """A_T, domain mean."""
     weighted_accuracy: float

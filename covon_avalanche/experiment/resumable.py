@@ -15,6 +15,7 @@ from avalanche.training.templates import BaseSGDTemplate
 
 from covon_avalanche.experiment.checkpoint import (
     CheckpointError,
+    OtherVersionsError,
     Point,
     load_checkpoint,
     refuse,
@@ -114,7 +115,7 @@ class Checkpoints:
         :raises StateError: if a checkpoint fits only in part: the run must be built anew, and
             the point is not tried again.
         """
-        for point in stored_points(self.folder):
+        for point in self._points():
             if point == Point(point.experience) and point.experience and self._load(point):
                 self._point = point
                 return point.experience
@@ -126,7 +127,7 @@ class Checkpoints:
         :return: the epoch and batch that come next.
         """
         here = self._point
-        for point in stored_points(self.folder):
+        for point in self._points():
             if point.experience == here.experience and point > here and self._load(point):
                 _log.info("going on at epoch %d, batch %d", point.epoch, point.batch)
                 self._point = point
@@ -134,9 +135,20 @@ class Checkpoints:
         self._stored_at = time.monotonic()
         return self._point
 
+    def _points(self) -> Iterator[Point]:
+        """Those that are not refused meanwhile, latest first."""
+        for point in stored_points(self.folder):
+            if point in stored_points(self.folder):
+                yield point
+
     def _load(self, point: Point) -> bool:
         try:
             state, tensors = load_checkpoint(self.folder, point, self.run)
+        except OtherVersionsError as error:
+            _log.warning("%s; the run starts anew", error)
+            for other in stored_points(self.folder):
+                refuse(self.folder, other)
+            return False
         except CheckpointError as error:
             _log.warning("%s; the one before it is used", error)
             refuse(self.folder, point)
@@ -145,12 +157,16 @@ class Checkpoints:
         try:
             root = {**self.root, "passed": passed}
             restore(state, tensors, root, self.surroundings)
-        except StateError:
+            self._epoch_start, self._now = passed["epoch_start"], passed["now"]
+            _set_randomness(self._now)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise  # says nothing about the checkpoint
+        except Exception as error:
             refuse(self.folder, point)
-            raise
-        self._epoch_start = passed["epoch_start"]
-        self._now = passed["now"]
-        _set_randomness(passed["now"])
+            if isinstance(error, StateError):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            raise StateError(f"the checkpoint {point} does not fit this run: {reason}") from error
         return True
 
     def rest_of(self, loader: Any, batches: int) -> Iterator[Any]:

@@ -172,8 +172,8 @@ class _Run:
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
         self.model = build_model(recipe.model, benchmark, dataset_root)
-        official = isinstance(recipe.stream, CORe50Stream) and recipe.stream.split == "official"
-        self.metrics = DomainMetrics(stream, held_out=official and stream == "test")
+        held_out = isinstance(recipe.stream, CORe50Stream) and stream == "test"
+        self.metrics = DomainMetrics(stream, held_out=held_out)
         self.log = EpochLog(watch)
         evaluator = EvaluationPlugin(self.metrics, *loggers[1], loggers=list(loggers[0]))
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)

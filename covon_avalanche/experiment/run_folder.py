@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from pydantic import ValidationError
 
 from covon_avalanche.atomic import write_atomically
 from covon_avalanche.experiment.recipe import Recipe
@@ -25,12 +26,26 @@ def settings_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
     return {**whole, "strategy": own}
 
 
+def settings_today(stored: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a stored result as :func:`settings_of` gives them: with the defaults of what
+    has become known since. Those that are not valid (any more) stay as they are."""
+    one = {"seeds": [0], "strategies": {"it": stored["strategy"]}}
+    whole = {key: value for key, value in stored.items() if key != "strategy"}
+    try:
+        return settings_of(Recipe.model_validate({**whole, **one}), "it")
+    except ValidationError:
+        return stored
+
+
+def decisive(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those that decide a result: no names."""
+    return {key: value for key, value in settings.items() if key not in ("name", "title")}
+
+
 def run_hash(recipe: Recipe, strategy: str, seed: int) -> str:
     """Ten hexadecimal digits of all that decides a result: the settings and the seed, but no
     names, no other strategies and no versions."""
-    settings = settings_of(recipe, strategy)
-    decisive = {k: v for k, v in settings.items() if k not in ("name", "title")}
-    text = json.dumps([decisive, seed], sort_keys=True)
+    text = json.dumps([decisive(settings_of(recipe, strategy)), seed], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 

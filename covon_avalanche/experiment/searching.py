@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,15 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
+from pydantic import ValidationError
 
 from covon_avalanche.experiment.recipe import Choices, Range, Recipe, RecipeError, validate
-from covon_avalanche.experiment.strategy_settings import WITHIN
+from covon_avalanche.experiment.run_folder import run_hash
+from covon_avalanche.experiment.strategy_settings import WITHIN, Settings, has_upper_bound
 
 Space = dict[str, Range | Choices]
-_DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+_DONE = (TrialState.COMPLETE, TrialState.PRUNED)
+"""What counts: no trial that was interrupted (``FAIL``) or whose process died (``RUNNING``)."""
 
 
 class Pruned(Exception):
@@ -27,7 +31,8 @@ def space_of(recipe: Recipe, strategy: str) -> Space:
     """Where to search: the recipe's ``[search.STRATEGY]``, or from a tenth of each positive
     number of the strategy's settings to ten times it, for numbers that have no upper bound.
 
-    :raises RecipeError: if the space has a setting that the strategy does not, or nothing.
+    :raises RecipeError: if the space has a setting that the strategy does not, or a value that
+        the setting does not take.
     """
     settings = recipe.strategies[strategy]
     space = recipe.search.get(strategy)
@@ -36,34 +41,54 @@ def space_of(recipe: Recipe, strategy: str) -> Space:
         space = {
             key: Range(low=value / 10, high=value * 10)
             for key, value in numbers.items()
-            if isinstance(value, float) and value > 0 and key not in WITHIN
+            if isinstance(value, float) and value > 0
+            if key not in WITHIN and not has_upper_bound(settings, key)
         }
-    for key in space:
+    for key, values in space.items():
         if key not in type(settings).model_fields or key == "kind":
             raise RecipeError(
                 f"search.{strategy}.{key}: {strategy} has no such setting; known are "
                 f"{', '.join(type(settings).model_fields)}"
             )
+        ends = [values.low, values.high] if isinstance(values, Range) else values.choices
+        for value in ends:
+            try:
+                _as_setting(settings, key, value)
+            except ValidationError as error:
+                message = error.errors()[0]["msg"]
+                raise RecipeError(f"search.{strategy}.{key}: {value!r}: {message}") from error
     return space
 
 
-def open_study(journal: Path, recipe: Recipe, strategy: str, seed: int) -> optuna.Study:
-    """The study of a strategy in a file that several processes and machines may share."""
+def _as_setting(settings: Settings, key: str, value: Any) -> Any:
+    """A value as the setting takes it: 50.0 is 50 for a number of examples."""
+    return getattr(type(settings).model_validate(settings.model_dump() | {key: value}), key)
+
+
+def open_study(
+    journal: Path,
+    recipe: Recipe,
+    strategy: str,
+    seed: int,
+    validation_size: float | None = None,
+) -> optuna.Study:
+    """The study of a strategy in a file that several processes and machines may share.
+
+    Its name has all that decides a trial, so that searches which differ do not mix.
+    """
     journal.parent.mkdir(parents=True, exist_ok=True)
     storage = JournalStorage(JournalFileBackend(str(journal)))
     domains = recipe.stream.n_experiences
-    study = optuna.create_study(
-        study_name=f"{recipe.name}/{strategy}",
+    space = {key: values.model_dump() for key, values in space_of(recipe, strategy).items()}
+    images = float(validation_size or recipe.stream.validation_size)
+    decisive = json.dumps([run_hash(recipe, strategy, seed), space, images], sort_keys=True)
+    return optuna.create_study(
+        study_name=f"{strategy}/{hashlib.sha256(decisive.encode()).hexdigest()[:10]}",
         storage=storage,
         direction="maximize",
         load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=max(1, domains // 3)),
     )
-    trials = len(study.get_trials(deepcopy=False))
-    study.sampler = optuna.samplers.TPESampler(
-        seed=seed + trials, n_startup_trials=5, constant_liar=True
-    )
-    return study
 
 
 def search_strategy(
@@ -79,8 +104,9 @@ def search_strategy(
 ) -> None:
     """Make the trials that are missing.
 
-    The first has the recipe's own settings. A trial is pruned below the median of the others'
-    mean accuracy on the domains so far. The objective is A_T on the validation stream.
+    The first has the recipe's own settings, where the space has them. A trial is pruned below the
+    median of the others' mean accuracy on the domains so far. The objective is A_T on the
+    validation stream.
 
     :param trials: of this strategy in all; those that others make at the same time count.
     :param seed: of permutations, weights and sampler: one that no report uses.
@@ -91,33 +117,57 @@ def search_strategy(
         raise RecipeError(
             f"recipe {recipe.name} holds out no validation images: set stream.validation_size"
         )
-    while True:
-        study = open_study(journal, recipe, strategy, seed)
-        stored = study.get_trials(deepcopy=False)
-        if sum(trial.state in _DONE for trial in stored) >= trials:
-            return
-        if not stored:
-            own = recipe.strategies[strategy].model_dump()
-            study.enqueue_trial({key: own[key] for key in space})
+    settings = recipe.strategies[strategy]
+    study = open_study(journal, recipe, strategy, seed, validation_size)
+    while sum(trial.state in _DONE for trial in study.get_trials(deepcopy=False)) < trials:
         trial = study.ask()
-        text = _attempt(recipe, strategy, trial, study, space, seed, validation_size, dataset_root)
+        study.sampler = _sampler(study, trial.number, seed, _own(settings, space))
+        drawn = {key: _suggest(trial, settings, key, values) for key, values in space.items()}
+        text = _attempt(recipe, strategy, drawn, trial, study, seed, validation_size, dataset_root)
         notify(f"{strategy}, trial {trial.number + 1}: {text}")
+
+
+def _own(settings: Settings, space: Space) -> dict[str, Any]:
+    """The recipe's own settings, as far as they lie in the space."""
+    own = settings.model_dump()
+    return {key: own[key] for key, values in space.items() if _lies_in(own[key], values)}
+
+
+def _lies_in(value: Any, values: Range | Choices) -> bool:
+    if isinstance(values, Choices):
+        return value in values.choices
+    return value is not None and values.low <= value <= values.high
+
+
+def _sampler(
+    study: optuna.Study, number: int, seed: int, own: dict[str, Any]
+) -> optuna.samplers.BaseSampler:
+    """Of one trial: its draws depend on its number, and so differ between processes.
+
+    :param own: drawn by the first trial, or another if that was interrupted.
+    """
+    sampler = optuna.samplers.TPESampler(seed=seed + number, n_startup_trials=5, constant_liar=True)
+    tried = [
+        trial.state
+        for trial in study.get_trials(deepcopy=False)[:number]
+        if trial.number == 0 or own.items() <= trial.params.items()
+    ]
+    if any(state is not TrialState.FAIL for state in tried):
+        return sampler
+    return optuna.samplers.PartialFixedSampler(own, sampler)
 
 
 def _attempt(
     recipe: Recipe,
     strategy: str,
+    settings: dict[str, Any],
     trial: optuna.Trial,
     study: optuna.Study,
-    space: Space,
     seed: int,
     validation_size: float | None,
     dataset_root: str | None,
 ) -> str:
     """One trial; what came of it."""
-    from covon_avalanche.experiment.run import run_strategy
-
-    settings = {key: _suggest(trial, key, values) for key, values in space.items()}
 
     def progress(domains: int, accuracy: float) -> None:
         if recipe.strategies[strategy].kind != "joint":
@@ -126,6 +176,8 @@ def _attempt(
                 raise Pruned
 
     try:
+        from covon_avalanche.experiment.run import run_strategy
+
         result = run_strategy(
             with_settings(recipe, strategy, settings),
             strategy,
@@ -148,9 +200,12 @@ def _attempt(
     return f"A_T {100 * result.average_accuracy:.2f} % on validation images, {settings}"
 
 
-def _suggest(trial: optuna.Trial, key: str, values: Range | Choices) -> Any:
+def _suggest(trial: optuna.Trial, settings: Settings, key: str, values: Range | Choices) -> Any:
     if isinstance(values, Choices):
         return trial.suggest_categorical(key, values.choices)
+    low, high = (_as_setting(settings, key, end) for end in (values.low, values.high))
+    if isinstance(low, int):
+        return trial.suggest_int(key, low, high, log=values.log)
     return trial.suggest_float(key, values.low, values.high, log=values.log)
 
 
@@ -162,21 +217,30 @@ def with_settings(recipe: Recipe, strategy: str, settings: dict[str, Any]) -> Re
 
 
 def best_settings(
-    journal: Path, recipe: Recipe, strategy: str, trials: int
+    journal: Path,
+    recipe: Recipe,
+    strategy: str,
+    trials: int,
+    *,
+    seed: int,
+    validation_size: float | None = None,
 ) -> tuple[dict[str, Any], float]:
     """The best trial's settings and its A_T on validation images.
 
     :param trials: how many count, the first ones: processes that work together may make one
         more than was asked for.
-    :raises RecipeError: if none was completed.
+    :param seed: of the search, as its validation size and the recipe.
+    :raises RecipeError: if none was completed, or all diverged.
     """
-    stored = open_study(journal, recipe, strategy, 0).get_trials()
+    stored = open_study(journal, recipe, strategy, seed, validation_size).get_trials()
     counted = [trial for trial in stored if trial.state in _DONE][:trials]
     complete = [trial for trial in counted if trial.state is TrialState.COMPLETE]
     if not complete:
         raise RecipeError(f"no trial of {strategy} was completed, see {journal}")
     best = max(complete, key=lambda trial: trial.value or 0.0)
-    return dict(best.params), float(best.value or 0.0)
+    if not best.value:
+        raise RecipeError(f"all trials of {strategy} diverged, see {journal}")
+    return dict(best.params), float(best.value)
 
 
 def recipe_text(recipe: Recipe, comments: dict[str, str]) -> str:

@@ -3,17 +3,18 @@
 Pickle is not used, because loading a pickle runs code. ``capture`` walks from the strategy
 through its attributes; ``restore`` walks the same way through a strategy that was built anew
 from the recipe, and fills in what differs. So functions, loggers and loaders need not be stored:
-those of the new strategy stay. Objects that only the old one had (a replay buffer, an
-importance) are made without calling their constructor, if their class belongs to Avalanche or
-this package. The data of the benchmark is named, not stored.
+those of the new strategy stay, and a file names no others than a few that make nothing but
+values. Objects that only the old one had (a replay buffer, an importance) are made without
+calling their constructor, if their class belongs to Avalanche or to the parts of this package
+that keep values. The data of the benchmark is named, not stored.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import io
+import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from avalanche.benchmarks.utils import transform_groups
 from avalanche.logging import BaseLogger
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -30,8 +32,16 @@ from torch.utils.data import DataLoader
 from covon_avalanche.optim import PosteriorOptimizer
 
 State = dict[str, Any]
-_TRUSTED = ("avalanche.", "covon_avalanche.", "torch.utils.data.")
+# Where classes are defined of which a file may ask for an object.
+_TRUSTED = (
+    *("avalanche.", "torch.utils.data.", "covon_avalanche.evaluation."),
+    *("covon_avalanche.gaussian.", "covon_avalanche.optim.", "covon_avalanche.plugins."),
+)
 _OF_TORCH = ("zeros", "ones", "empty", "zeros_like", "ones_like")
+# All functions that a file may ask for where the new run does not have the same one.
+_KNOWN_FUNCTIONS = {f"torch:{name}": getattr(torch, name) for name in _OF_TORCH} | {
+    "avalanche.benchmarks.utils.transform_groups:identity": transform_groups.identity
+}
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 # Owned by whoever built the strategy; nothing of them changes in training that decides a result.
 _STAY = (BaseLogger, DataLoader, io.IOBase, types.ModuleType, types.MethodType)
@@ -109,11 +119,16 @@ class _Capture:
         self._alive: list[Any] = []  # so that ids stay unique
 
     def encode(self, value: Any, path: str) -> Any:
-        if value is None or isinstance(value, bool | str) or type(value) in (int, float):
+        if value is None or type(value) in (bool, str, int, float, np.str_):
             return value
         if id(value) not in self._known:
             number = self._number(value)
-            self.nodes[number] = self._node(value, path)
+            try:
+                self.nodes[number] = self._node(value, path)
+            except StateError:
+                raise
+            except Exception as error:  # a plugin may have anything, torch may refuse anything
+                raise StateError(f"{path} cannot be stored: {error}") from error
         return {"#": self._known[id(value)]}
 
     def _number(self, value: Any) -> int:
@@ -145,6 +160,8 @@ class _Capture:
                 return {"is": "partial", "parts": [self.encode(part, path) for part in parts]}
             case Enum():
                 return {"is": "enum", "class": _importable(type(value)), "name": value.name}
+            case str() | int() | float():
+                raise StateError(f"{path} is a {type(value).__name__}")
             case torch.device() | torch.dtype():
                 return {"is": type(value).__name__, "name": str(value).removeprefix("torch.")}
             case bytes():
@@ -166,6 +183,8 @@ class _Capture:
 
     def _view(self, tensor: Tensor) -> State:
         """Where a tensor's values are: tensors that share memory will share it again."""
+        if tensor.is_complex() or tensor.is_quantized:
+            raise TypeError(f"{tensor.dtype} has no place in the file")
         tensor = tensor.detach()
         storage = tensor.untyped_storage()
         key = (storage.data_ptr() or id(storage), tensor.dtype)
@@ -324,14 +343,13 @@ class _Restore:
                     node["name"]
                 ]
             case "enum":
-                return _lookup(node["class"], path)[node["name"]]
+                return self._class(node["class"], there, path, Enum)[node["name"]]
             case "array":
                 return self._view(node).numpy()
             case "number":
                 return self._view(node).numpy()[()]
             case "partial":
-                parts = [self.decode(part, _MISSING, path) for part in node["parts"]]
-                return functools.partial(parts[0], *parts[1], **parts[2])
+                return self._partial(node, path)
             case "generator":
                 made = there if isinstance(there, torch.Generator) else torch.Generator()
                 made.set_state(self._view(node))
@@ -339,7 +357,10 @@ class _Restore:
             case "device":
                 return torch.device(node["name"])
             case "dtype":
-                return getattr(torch, node["name"])
+                dtype = getattr(torch, node["name"], None)
+                if not isinstance(dtype, torch.dtype):
+                    raise StateError(f"{path}: there is no torch.{node['name']}")
+                return dtype
             case "bytes":
                 return bytes.fromhex(node["hex"])
             case "range" | "slice":
@@ -363,9 +384,32 @@ class _Restore:
         return self._storages[name].as_strided(node["size"], node["stride"], node["offset"])
 
     def _function(self, name: str, there: Any, path: str) -> Any:
-        if there is not _MISSING and there is not None and _importable(there) == name:
+        if isinstance(there, _FUNCTIONS) and _importable(there) == name:
             return there
-        return _lookup(name, path)
+        if name not in _KNOWN_FUNCTIONS:
+            raise StateError(f"{path}: a {name} is not made from a file")
+        return _KNOWN_FUNCTIONS[name]
+
+    def _partial(self, node: State, path: str) -> functools.partial:
+        """Of known functions only: with other arguments any function of the run is another."""
+        function, arguments, keywords = node["parts"]
+        known = self._function(self.nodes[function["#"]].get("name", ""), _MISSING, path)
+        arguments = self.decode(arguments, _MISSING, path)
+        return functools.partial(known, *arguments, **self.decode(keywords, _MISSING, path))
+
+    def _class(self, name: str, there: Any, path: str, kind: type = object) -> Any:
+        """That of what is there, or one that is defined, not only imported, where the name says."""
+        found: Any = type(there)
+        if there is _MISSING or _importable(found) != name:
+            module, _, qualname = name.partition(":")
+            if not f"{module}.".startswith(_TRUSTED):
+                raise StateError(f"{path}: a {name} is not made from a file")
+            found = sys.modules.get(module)
+            for part in qualname.split("."):
+                found = getattr(found, part, None)
+        if not (isinstance(found, type) and issubclass(found, kind) and _importable(found) == name):
+            raise StateError(f"{path}: a {name} is not made from a file")
+        return found
 
     def _tensor(self, node: State) -> Tensor:
         stored = self._view(node)
@@ -403,18 +447,15 @@ class _Restore:
         for i, item in enumerate(node["items"]):
             made.append(self.decode(item, before[i], f"{path}[{i}]"))
         if "class" in node:
-            return self._named_tuple(node["class"], made, path)
+            if node["class"] == "torch:Size":
+                return torch.Size(made)
+            return tuple.__new__(self._class(node["class"], there, path, tuple), made)
         kinds = {"tuple": tuple, "set": set, "frozenset": frozenset}
         return kinds[node["is"]](made) if node["is"] in kinds else made
 
-    def _named_tuple(self, name: str, items: list, path: str) -> tuple:
-        if name == "torch:Size":
-            return torch.Size(items)
-        return tuple.__new__(_lookup(name, path), items)
-
     def _object(self, number: int, node: State, there: Any, path: str) -> Any:
-        if there is _MISSING or there is None or _importable(type(there)) != node["class"]:
-            cls = _lookup(node["class"], path)
+        cls = self._class(node["class"], there, path)
+        if type(there) is not cls:
             there = cls.__new__(cls)
         self._made[number] = there
         self._claimed.add(id(there))
@@ -482,16 +523,3 @@ class _Restore:
         if isinstance(there, PosteriorOptimizer):
             there.generator = self.decode(node["noise"], there.generator, path)
         return there
-
-
-def _lookup(name: str, path: str) -> Any:
-    module, _, qualname = name.partition(":")
-    known = module == "torch" and qualname in _OF_TORCH
-    if not known and not f"{module}.".startswith(_TRUSTED):
-        raise StateError(f"{path}: a {name} is not made from a file")
-    found: Any = importlib.import_module(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, _MISSING)
-        if found is _MISSING:
-            raise StateError(f"{path}: there is no {name}")
-    return found

@@ -233,7 +233,11 @@ CEILINGS = frozenset({"joint", "cumulative"})
 """Kinds that see more than one domain at a time, so they are no continual learners."""
 REPLAY = frozenset({"replay", "der", "er-ace", "gem", "agem", "td-vcl"})
 """Kinds that store examples."""
-WITHIN = frozenset(
-    {"beta2", "gamma", "gamma_precision", "momentum", "decay", "ewc_alpha", "temperature"}
-)
+WITHIN = frozenset({"gamma", "gamma_precision", "temperature"})
 """Settings with a natural scale of their own, which are not searched over two decades."""
+
+
+def has_upper_bound(settings: Settings, key: str) -> bool:
+    """Whether a setting, such as ``beta2``, must stay below something."""
+    bounds = type(settings).model_fields[key].metadata
+    return any(hasattr(bound, "le") or hasattr(bound, "lt") for bound in bounds)

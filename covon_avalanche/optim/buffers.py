@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,44 @@ def free_places(p: Tensor, state: Mapping[str, object]) -> Iterator[int]:
     return (place for place in count(2) if place not in taken)
 
 
+def lies_like(value: Tensor, p: Tensor) -> bool:
+    """Whether a tensor can be worked on together with the parameter in order of memory: it has
+    its dtype, device, shape and strides. A parameter with gaps is not worked on in that order,
+    so there strides do not count."""
+    if value.dtype != p.dtype or value.device != p.device or value.shape != p.shape:
+        return False
+    return value.stride() == p.stride() or not is_dense(p)
+
+
+def laid_like(value: Tensor, p: Tensor, name: str, what: str, place: int = 0) -> Tensor:
+    """The tensor, or a copy of it that lies like the parameter.
+
+    :param name: of the parameter, for the error, as ``what`` the tensor is.
+    :param place: see :func:`empty_beside`.
+    :raises ValueError: if it has another shape.
+    """
+    if lies_like(value, p):
+        return value
+    if value.shape != p.shape:
+        raise ValueError(
+            f"{what} of {name!r} must have the parameter's shape {tuple(p.shape)}, "
+            f"got {tuple(value.shape)}"
+        )
+    return empty_beside(p, place).copy_(value)
+
+
+def settle(name: str, p: Tensor, state: dict[str, Any]) -> None:
+    """Let a parameter's state follow it, where the model was moved or cast, changed its
+    memory format, or had another one when the state was saved.
+
+    :raises ValueError: naming parameter and entry, if one has another shape.
+    """
+    places = free_places(p, state)
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            state[key] = laid_like(value, p, name, key, next(places))
+
+
 def is_dense(p: Tensor) -> bool:
     """Whether the entries fill their piece of memory without gaps, in whatever order."""
     if p.is_contiguous():
@@ -54,9 +93,13 @@ def flat_blocks(tensors: list[Tensor], block: int = BLOCK) -> list[list[Tensor]]
     """Cut tensors of the same shape and strides into views of at most ``block`` entries.
 
     :return: for each block the pieces of all tensors, in order of memory.
+    :raises ValueError: for different strides, where the pieces would not fit together.
     """
     if not is_dense(tensors[0]):
         return [tensors]
+    strides = {t.stride() for t in tensors}
+    if len(strides) > 1:
+        raise ValueError(f"tensors must have the same strides, got {sorted(strides)}")
     flat = [t.as_strided((t.numel(),), (1,)) for t in tensors]
     return [list(pieces) for pieces in zip(*(t.split(block) for t in flat), strict=True)]
 

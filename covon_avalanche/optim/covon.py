@@ -20,7 +20,9 @@ from covon_avalanche.optim.buffers import (
     SecondCopy,
     empty_beside,
     free_places,
+    laid_like,
     second_copy,
+    settle,
 )
 from covon_avalanche.optim.checks import (
     all_below,
@@ -223,7 +225,7 @@ class CoVON(PosteriorOptimizer):
                 f"the posterior has not learned its precision: after {steps} steps {share:.0%} of "
                 "the entries of hess are within 10 % of hess_init, so the prior it becomes is "
                 "nearly isotropic; lower beta2, choose hess_init nearer to the curvature, or see "
-                "optimizer.diagnostics()",
+                "optimizer.diagnostics() before consolidate()",
                 stacklevel=4,
             )
 
@@ -303,9 +305,9 @@ class CoVON(PosteriorOptimizer):
         jobs = self._jobs.get(places, states, samples, self._job, True)
         holds: Holds = "theta" if from_theta else self._statistic_is
         for job, state, (_, p, group, _) in zip(jobs, states, places, strict=True):
-            job.grad = _in_layout(p.grad, p)
+            assert p.grad is not None
+            job.grad = laid_like(p.grad, p, job.name, "the gradient")
             job.holds = holds
-            job.momentum = state["momentum"]
             job.beta1, job.beta2 = group["betas"]
             job.lr, job.clip_radius = float(group["lr"]), group["clip_radius"]
             job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1)) if group["debias"] else 1.0
@@ -335,6 +337,7 @@ class CoVON(PosteriorOptimizer):
             number=place.number,
             mean=place.parameter.detach(),
             sample=sample,
+            momentum=state.get("momentum"),
             hess=state["hess"] if "hess" in state else place.group["hess_init"],
             prior_mean=state.get("prior_mean", 0.0),
             prior_precision=self._prior_precision(state, place.group),
@@ -393,6 +396,8 @@ class CoVON(PosteriorOptimizer):
             if "hess" in self.state.get(place.parameter, {})
             and place.group["consolidation"] != "none"
         ]
+        for name, p, *_ in trained:
+            settle(name, p, self.state[p])
         self._warn_unless_learned(trained)
         for write in (False, True):  # nothing is written before all is known to be Gaussian
             for name, p, group, _ in trained:
@@ -416,14 +421,6 @@ class CoVON(PosteriorOptimizer):
     def _forget_plans(self) -> None:
         self._jobs = JobCache()
         self._kernels = KernelsByDevice(self.implementation)
-
-
-def _in_layout(grad: Tensor | None, p: Tensor) -> Tensor:
-    """The gradient with the parameter's dtype and strides, which the kernels rely on."""
-    assert grad is not None
-    if grad.stride() == p.stride() and grad.dtype == p.dtype:
-        return grad
-    return torch.empty_like(p).copy_(grad)
 
 
 def _precision_of(job: Job) -> Tensor:

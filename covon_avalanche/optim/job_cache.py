@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from covon_avalanche.optim.buffers import laid_like, settle
 from covon_avalanche.optim.kernels.job import Job
 from covon_avalanche.optim.places import Place, State
 
@@ -35,6 +36,8 @@ class JobCache:
     ) -> list[Job]:
         """The jobs of these parameters, with these states and buffers.
 
+        Tensors that do not lie like the parameters any more are made to when jobs are.
+
         :param make: makes one.
         :param more: what it depends on beside its arguments and the group's settings.
         """
@@ -43,7 +46,11 @@ class JobCache:
             map(_is_up_to_date, self._jobs, self._origins, places, states, samples)
         )
         if not known:
-            self._jobs = list(map(make, places, states, samples))
+            laid = []
+            for (name, p, *_), state, sample in zip(places, states, samples, strict=True):
+                settle(name, p, state)
+                laid.append(laid_like(sample, p, name, "the sample"))
+            self._jobs = list(map(make, places, states, laid))
             self._origins = [(p.parameter, s) for p, s in zip(places, states, strict=True)]
             self._settings = settings
         return self._jobs
@@ -52,12 +59,14 @@ class JobCache:
 def _is_up_to_date(
     job: Job, origin: tuple[Tensor, State], place: Place, state: State, sample: Tensor
 ) -> bool:
+    # What was cast, moved or laid out anew has other addresses.
     parameter, known_state = origin
     return (
         parameter is place.parameter
         and known_state is state
         and job.mean.data_ptr() == parameter.data_ptr()
         and job.sample.data_ptr() == sample.data_ptr()
+        and state.get("momentum") is job.momentum
         and state.get("hess", job.hess) is job.hess
         and state.get("prior_mean", job.prior_mean) is job.prior_mean
         and state.get("prior_precision", job.prior_precision) is job.prior_precision

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.gaussian import DiagGaussian, check_gaussian, embed
-from covon_avalanche.optim.buffers import SecondCopy, empty_beside, moved, second_copy
+from covon_avalanche.optim.buffers import (
+    SecondCopy,
+    empty_beside,
+    moved,
+    second_copy,
+    settle,
+)
 from covon_avalanche.optim.checks import (
     check_dtype,
     check_finite,
@@ -146,7 +152,10 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
     @torch.no_grad()
     def _perturb(self, train: bool) -> None:
         if self._inside:
-            raise RuntimeError("sampled_params() cannot be nested: a sample is already in place")
+            raise RuntimeError(
+                "sampled_params() cannot be nested: a sample is already in place (in Avalanche: "
+                "a strategy needs one posterior plugin, and CoVONStrategy brings its own)"
+            )
         check_generator(self._noise.given)
         places = []
         for place in self._places():
@@ -234,7 +243,8 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         if not self._record.complete:
             raise RuntimeError(
                 f"step() needs mc_samples={self.mc_samples} samples, got {self._record.count}: "
-                "run forward and backward inside `with optimizer.sampled_params():` first"
+                "run forward and backward inside `with optimizer.sampled_params():` first "
+                "(in Avalanche: plugins=[CoVONPlugin()], or VCLPlugin for BayesByBackprop)"
             )
         record = self._record
         self.discard_samples()
@@ -266,6 +276,7 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
             old = self.state.get(p, {})
             if "step" not in old:
                 old = {**self._start_task(p, group), **old}
+            settle(name, p, old)
             mean, new = self._propose(p, group, old, p.grad, record.statistic(p))
             state = {**old, **new}
             checks.append((name, "gradient", p.grad))
@@ -387,24 +398,29 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        self.check_group(group)
-        if group["mc_samples"] != self.mc_samples:
-            raise ValueError(
-                f"mc_samples must be the same in all groups, got {group['mc_samples']} "
-                f"and {self.mc_samples}"
-            )
-        for name, p, owner, _ in self._places():
-            if owner is group:
-                check_dtype(p, name)
+        try:
+            self.check_group(group)
+            if group["mc_samples"] != self.mc_samples:
+                raise ValueError(
+                    f"mc_samples must be the same in all groups, got {group['mc_samples']} "
+                    f"and {self.mc_samples}"
+                )
+            for name, p, owner, _ in self._places():
+                if owner is group:
+                    check_dtype(p, name)
+        except Exception:
+            self.param_groups.pop()  # refused is as if it had not been added
+            raise
 
     def check_group(self, group: Group) -> None:
         """Raise a ``ValueError`` naming value and rule for a bad hyperparameter."""
         check_positive("lr", group["lr"], zero=True)
         check_positive("ess", group["ess"])
         check_positive("weight_decay", group["weight_decay"], zero=True)
-        for beta in group["betas"]:
-            if not 0 <= beta < 1:
-                raise ValueError(f"betas must be in [0, 1), got {group['betas']}")
+        betas = group["betas"]
+        pair = isinstance(betas, Sequence) and len(betas) == 2
+        if not (pair and all(0 <= beta < 1 for beta in betas)):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
         if not (isinstance(group["mc_samples"], int) and group["mc_samples"] >= 1):
             raise ValueError(f"mc_samples must be a whole number >= 1, got {group['mc_samples']}")
 

@@ -104,18 +104,21 @@ def _from_folders(root: Path, domain: str, classes: Sequence[str]) -> tuple[Imag
 def _rows(file: Path) -> list[dict[str, str]]:
     try:
         with file.open(encoding="utf-8", newline="") as handle:
-            reader = csv.DictReader(line for line in handle if not line.startswith("#"))
+            lines = [(n, line) for n, line in enumerate(handle, 1) if not line.startswith("#")]
+            reader = csv.DictReader(line for _, line in lines)
             missing = [c for c in _COLUMNS if c not in (reader.fieldnames or ())]
             if missing:
                 raise ValueError(f"{file} lacks the columns {missing}")
-            rows = list(reader)
+            rows = []
+            for row in reader:
+                if row["split"] not in ("train", "test"):
+                    number, _ = lines[reader.line_num - 1]
+                    raise ValueError(
+                        f"{file}, line {number}: split must be train or test, got {row['split']!r}"
+                    )
+                rows.append(row)
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-    for number, row in enumerate(rows, start=2):
-        if row["split"] not in ("train", "test"):
-            raise ValueError(
-                f"{file}, line {number}: split must be train or test, got {row['split']!r}"
-            )
     return rows
 
 

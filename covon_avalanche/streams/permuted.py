@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
@@ -16,8 +17,11 @@ from avalanche.benchmarks.utils import (
     AvalancheDataset,
     _make_taskaware_classification_dataset,
 )
+from filelock import FileLock
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.datasets import MNIST
+from torchvision.transforms import Normalize
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -134,13 +138,9 @@ def PermutedMNIST(
     See :func:`PermutedDigits` for the other parameters; images have shape (1, 28, 28).
     """
     from avalanche.benchmarks.datasets import default_dataset_location
-    from torchvision.datasets import MNIST
 
     root = default_dataset_location("mnist") if dataset_root is None else dataset_root
-    train, test = (
-        (data.data, data.targets)
-        for data in (MNIST(root, train=part, download=True) for part in (True, False))
-    )
+    train, test = ((data.data, data.targets) for data in _mnist(Path(root)))
     return _permuted(
         train,
         test,
@@ -154,6 +154,16 @@ def PermutedMNIST(
         train_transform=train_transform,
         eval_transform=eval_transform,
     )
+
+
+def _mnist(root: Path) -> list[MNIST]:
+    """Training and test data, downloaded if need be; other processes wait for the one that does."""
+    try:
+        return [MNIST(root, train=part) for part in (True, False)]
+    except (RuntimeError, ValueError):  # not there, or about to be
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / ".MNIST.lock"):
+            return [MNIST(root, train=part, download=True) for part in (True, False)]
 
 
 def _permuted(
@@ -193,8 +203,7 @@ def _permuted(
     if n_valid:
         parts["valid"] = (images[held_out], targets[held_out])
 
-    def standardise(x: Tensor) -> Tensor:
-        return (x - normalisation[0]) / normalisation[1]
+    standardise = Normalize(*([value] for value in normalisation))
 
     def dataset(stream: str, order: Tensor) -> AvalancheDataset:
         data: Dataset

@@ -101,6 +101,8 @@ class RandomView(_View):
 class CentralView(_View):
     """The middle of the image; chance has no part in it."""
 
+    deterministic = True
+
     def _part(self, image: Tensor) -> Tensor:
         image = resize_shorter(image, self.size * 8 // 7)
         top, left = (round((side - self.size) / 2) for side in image.shape[1:])

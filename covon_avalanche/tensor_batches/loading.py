@@ -22,6 +22,11 @@ class TensorBatches:
     with a method ``raw_batch(indices)``, which returns a list of inputs and a tensor of
     targets, if its transform has a method ``batch(inputs)``, as those of the image streams do.
 
+    In training, fetched examples are kept only behind transforms that are known to be
+    deterministic: torchvision's (``ToTensor``, ``Normalize``, ``Resize``, ``CenterCrop`` and the
+    like, a ``Compose`` of them), Avalanche's permutation of pixels, and those with an attribute
+    ``deterministic = True``.
+
     ``tensor_batches_bytes`` is the most memory that fetched examples may take.
     """
 

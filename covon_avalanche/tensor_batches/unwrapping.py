@@ -13,6 +13,7 @@ from avalanche.benchmarks.utils.data import AvalancheDataset, _FlatDataWithTrans
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from covon_avalanche.tensor_batches.deterministic import active_transforms, may_be_kept
 from covon_avalanche.tensor_batches.fetched import FetchedExamples, fetch
 from covon_avalanche.tensor_batches.rows import (
     Beside,
@@ -46,7 +47,7 @@ def rows_of(
         rows = _with_attributes(dataset)
         if rows is not None and _equal(rows.tensor_batch(probes), expected):
             return rows
-        fetched = kept.get(dataset, expected)
+        fetched = kept.get(dataset, expected) if may_be_kept(dataset) else None
         if fetched is not None:
             return fetched if _equal(fetched.tensor_batch(probes), expected) else None
         rows = _with_attributes(dataset, transformed=True) if transform_batches else None
@@ -123,9 +124,7 @@ def _unwrapped(data: Any, transformed: bool) -> Rows | None:
 
 
 def _active(data: _FlatDataWithTransform) -> list[Any]:
-    group = data._transform_groups.current_group
-    groups = (data._transform_groups, data._frozen_transform_groups)
-    return [t for g in groups if (t := g.transform_groups.get(group)) is not None]
+    return active_transforms(data, data._transform_groups.current_group)
 
 
 def _bare(data: Any) -> Any:

@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+from avalanche.benchmarks.utils import TransformGroups, make_avalanche_dataset
 from avalanche.training import Naive
-from avalanche.training.plugins import EWCPlugin
+from avalanche.training.plugins import EWCPlugin, ReplayPlugin, SupervisedPlugin
+from avalanche.training.storage_policy import ReservoirSamplingBuffer
+from small_recipes import STRATEGIES, small_recipe
 from torch import nn
 from toys import QUIET, make_strategy, toy_benchmark, toy_model
 
 from covon_avalanche.evaluation.memory import KeptTensors
+from covon_avalanche.experiment.run import run_strategy
 
 # weights 1; AdamW's moments 2; anchor and precision 2; CoVON's momentum, hess, prior and the
 # buffer of its samples 5; VCL's log std, four moments, prior and buffer 8
@@ -41,3 +45,53 @@ def test_avalanches_ewc_grows_by_two_copies_a_task():
     )
     strategy.train(toy_benchmark(4).train_stream)
     assert kept.parameters_worth == pytest.approx(3 + 2 * 3, abs=0.01)
+
+
+# Of 64 floats and two integers, with DER ten logits, too. Beside them weights 1; AdamW's moments 2;
+# SGD's momentum 1; GEM's and A-GEM's reference gradient 1; VCL's 8 and two posteriors of 2
+STORED = {
+    "replay": ("mem_size", 3, 64 * 4 + 2 * 8),
+    "der": ("mem_size", 3, 64 * 4 + 2 * 8 + 10 * 4),
+    "er-ace": ("mem_size", 3, 64 * 4 + 2 * 8),
+    "gem": ("patterns_per_exp", 3, 64 * 4 + 2 * 8),
+    "agem": ("patterns_per_exp", 2, 64 * 4 + 2 * 8),
+    "td-vcl": ("replay_examples", 9 + 4, 64 * 4 + 2 * 8),
+}
+
+
+@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("examples", [20, 200])
+def test_stored_examples_count_as_what_the_network_gets(kind, examples):
+    setting, others, bytes_each = STORED[kind]
+    recipe = small_recipe({kind: {**STRATEGIES[kind], setting: examples}}, epochs=1)
+    result = run_strategy(recipe, kind, 0)
+    stored = examples * bytes_each / (4 * result.parameters)
+    assert result.parameters_worth == pytest.approx(others + stored, abs=1e-3)
+
+
+def test_counting_draws_no_random_numbers_of_augmentation():
+    class Noisy:
+        def __call__(self, x):
+            return x + torch.randn_like(x)
+
+    states, buffer = [], ReservoirSamplingBuffer(5)
+    groups = TransformGroups({"train": (Noisy(), None), "eval": (None, None)})
+    dataset = toy_benchmark(1).train_stream[0].dataset
+    buffer.update_from_dataset(make_avalanche_dataset(dataset, transform_groups=groups))
+    strategy = make_strategy(
+        "ewc-star", toy_model(), plugins=[ReplayPlugin(5, storage_policy=buffer)]
+    )
+    for count in (lambda strategy: None, KeptTensors().after_training_epoch):
+        torch.manual_seed(0)
+        count(strategy)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+def test_what_has_no_storage_of_its_own_is_passed_over():
+    kept, sparse, model = KeptTensors(), SupervisedPlugin(), toy_model()
+    sparse.matrix = torch.eye(3).to_sparse()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    options = dict(criterion=nn.CrossEntropyLoss(), plugins=[sparse, kept], **QUIET)
+    Naive(model=model, optimizer=optimizer, **options).train(toy_benchmark(1).train_stream)
+    assert kept.parameters_worth == pytest.approx(1)

@@ -1,9 +1,12 @@
 """Jobs for a cluster, tried as processes of this machine."""
 
+import contextlib
 import pickle
 import time
+from types import SimpleNamespace
 
 import pytest
+import submitit
 from small_recipes import STRATEGIES, small_recipe
 
 from covon_avalanche.experiment.cluster import ClusterRun, submit
@@ -28,6 +31,26 @@ def test_submitted_runs_are_the_same_as_local_ones(recipe, tmp_path):
     for seed, folder in enumerate(folders):
         assert folder.result().outcome() == run_strategy(recipe, "finetune", seed).outcome()
     assert list((tmp_path / "submitit").glob("*_log.out"))
+
+
+def test_parameters_are_numbers_where_they_are_and_a_name_is_the_users(
+    recipe, tmp_path, monkeypatch
+):
+    given = {}
+    executor = SimpleNamespace(
+        update_parameters=lambda **parameters: given.update(parameters),
+        batch=contextlib.nullcontext,
+        submit=lambda run: SimpleNamespace(job_id=1),
+    )
+    monkeypatch.setattr(submitit, "AutoExecutor", lambda *_, **__: executor)
+    jobs, parameters = [Job("finetune", 0)], ["mem_gb=1.5", "timeout_min=5", "comment=2.10"]
+    submit(recipe, jobs, tmp_path, parameters=parameters)
+    expected = {"mem_gb": 1.5, "timeout_min": 5, "slurm_comment": "2.10"}
+    assert given == {**expected, "name": recipe.name}
+    submit(recipe, jobs, tmp_path, parameters=["name=mine"])
+    assert given["name"] == "mine"
+    with pytest.raises(ValueError, match="mem_gb must be a number, got 'much'"):
+        submit(recipe, jobs, tmp_path, parameters=["mem_gb=much"])
 
 
 def test_a_requeued_job_is_the_same_call(recipe, tmp_path):

@@ -1,5 +1,8 @@
 """Finding results, and what differs between two."""
 
+import importlib
+from pathlib import Path
+
 import pytest
 from made_up_results import made_up
 from typer.testing import CliRunner
@@ -7,7 +10,9 @@ from typer.testing import CliRunner
 from covon_avalanche.cli import app
 from covon_avalanche.experiment.collect import collect_results
 from covon_avalanche.experiment.difference import result_differences, settings_differences
+from covon_avalanche.experiment.recipe import choose, load_recipe
 from covon_avalanche.experiment.result import Result, ResultError
+from covon_avalanche.experiment.run_folder import settings_of
 
 
 def test_folders_files_and_lines_each_run_once(tmp_path):
@@ -19,6 +24,24 @@ def test_folders_files_and_lines_each_run_once(tmp_path):
     runs[3].save(tmp_path / "d.json")
     paths = [tmp_path, tmp_path / "stored.jsonl", tmp_path / "d.json", tmp_path / "a"]
     assert collect_results(paths) == runs
+
+
+def test_what_is_evaluated_tells_results_of_one_run_apart(tmp_path):
+    test = made_up("covon", 0, [[0.5]])
+    valid = test.model_copy(update={"stream": "valid"})
+    test.save(tmp_path / "a/result.json")
+    valid.save(tmp_path / "b/result.json")
+    assert collect_results([tmp_path]) == [test, valid]
+
+
+def test_results_that_do_not_go_together_are_one_sentence(tmp_path):
+    for name in "ab":
+        run = made_up("covon", 0, [[0.5]], run_hash=name)
+        run.save(tmp_path / name / "result.json")
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "report")])
+    assert done.exit_code == 2
+    assert "got two of 'covon' with seed 0 in recipe 'r' and the same settings" in done.stderr
+    assert not (tmp_path / "report").exists()
 
 
 def test_what_is_missing_or_wrong_is_named(tmp_path):
@@ -43,6 +66,33 @@ def test_results_of_the_first_schema_can_be_read(tmp_path):
     old = new.model_copy(update={"schema_version": 1}).model_dump_json(exclude=later)
     (tmp_path / "r.json").write_text(old)
     assert Result.load(tmp_path / "r.json").average_accuracy == new.average_accuracy
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ([], []),
+        (['title="another"'], []),
+        (["epochs=3"], ["finetune", "covon"]),
+        (["strategies.covon.lr=0.5"], ["covon"]),
+    ],
+)
+def test_comparisons_measure_what_they_have_of_other_settings_again(
+    changes, missing, tmp_path, monkeypatch
+):
+    """Stored results of a recipe lack what has become known since and has its default."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    comparison = importlib.import_module("comparison")
+    recipe, runs, jobs = load_recipe("permuted-digits"), [], []
+    for name in ("finetune", "covon"):
+        settings = settings_of(recipe, name)
+        del settings["device"], settings["workers"]
+        runs.append(made_up(name, 0, [[0.5]]).model_copy(update={"settings": settings}))
+    (tmp_path / "stored.jsonl").write_text("".join(r.model_dump_json() + "\n" for r in runs))
+    monkeypatch.setattr(comparison, "run_grid", lambda recipe, found, *_, **__: jobs.extend(found))
+    today = choose(load_recipe("permuted-digits", changes), "finetune,covon")
+    comparison.run_missing(today, [0], tmp_path / "stored.jsonl")
+    assert [job.strategy for job in jobs] == missing
 
 
 def test_differences_by_hand():

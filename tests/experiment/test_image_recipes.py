@@ -45,6 +45,22 @@ def test_shipped_recipes_run_on_the_real_layouts(name, tmp_path):
     assert (result.bwt is None) == (name == "core50")
 
 
+@pytest.mark.parametrize("learned", [3, 4])
+def test_the_authors_split_of_core50_tests_on_other_sessions_too(learned, tmp_path):
+    (tmp_path / "core50").mkdir()
+    core50(tmp_path / "core50", "tree")
+    recipe = load_recipe("core50")
+    stream = recipe.stream.model_copy(update={"split": "authors"})
+    recipe = recipe.model_copy(update={"stream": stream})
+    recipe = small(recipe, [f"s{i}" for i in range(1, learned + 1)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about counts
+        result = run_strategy(recipe, "covon-paper", 0, dataset_root=tmp_path)
+    assert result.held_out
+    assert result.bwt is None
+    assert [len(row) for row in result.accuracy] == [3] * learned
+
+
 @pytest.mark.parametrize("name", ["domainnet", "core50"])
 def test_the_authors_settings_come_domain_by_domain(name):
     recipe = load_recipe(name)

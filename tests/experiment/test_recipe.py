@@ -2,7 +2,13 @@
 
 import pytest
 
-from covon_avalanche.experiment.recipe import RecipeError, load_recipe, shipped_recipes
+from covon_avalanche.experiment.recipe import (
+    RecipeError,
+    choose,
+    load_recipe,
+    shipped_recipes,
+    validate,
+)
 
 GOOD = """
 name = "tiny"
@@ -82,6 +88,11 @@ def test_a_users_file(tmp_path):
         ("hidden_size = 8, ", "", r"model\.hidden_size: is missing"),
         ('name = "PermutedDigits"', 'name = "PACS"', r"stream\.n_experiences: unknown key"),
         ("beta2 = 0.99", "beta2 = 1.0", r"strategies\.mine\.beta2 = 1\.0: .*less than 1"),
+        (
+            "clip_radius = 0.1",
+            "clip_radius = 0.1\n[search.mien]\nlr = { low = 0.1, high = 0.2 }",
+            "search: .*no strategy 'mien'; known are finetune, mine",
+        ),
     ],
 )
 def test_errors_name_file_key_and_rule(tmp_path, old, new, message):
@@ -90,6 +101,15 @@ def test_errors_name_file_key_and_rule(tmp_path, old, new, message):
         load_recipe(path)
     assert path in str(caught.value)
     assert "\n" not in str(caught.value).strip()
+
+
+def test_a_choice_of_strategies_has_only_their_spaces(tmp_path):
+    spaces = "".join(
+        f"[search.{n}]\nlr = {{ low = 0.1, high = 0.2 }}\n" for n in ("mine", "finetune")
+    )
+    recipe = choose(load_recipe(write(tmp_path, GOOD + spaces)), "mine")
+    assert list(recipe.search) == ["mine"]
+    assert validate(recipe.model_dump(), "chosen") == recipe
 
 
 def test_unknown_names_list_the_known_ones_and_missing_files_are_said():

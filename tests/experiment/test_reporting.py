@@ -4,6 +4,7 @@ import csv
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -14,6 +15,7 @@ import pytest
 from made_up_results import made_up
 
 from covon_avalanche.evaluation.reliability import ReliabilityBin
+from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.reporting import heat_maps, reproduce, write_report
 from covon_avalanche.experiment.reporting.canvas import looks
 from covon_avalanche.experiment.reporting.columns import NOTHING
@@ -22,7 +24,8 @@ from covon_avalanche.experiment.reporting.section import sections_of, unique_slu
 from covon_avalanche.experiment.reporting.settings_table import settings_table
 from covon_avalanche.experiment.reporting.statistics import holm, paired_p
 from covon_avalanche.experiment.reporting.tables import escape_latex, latex, markdown
-from covon_avalanche.experiment.result import Epoch
+from covon_avalanche.experiment.result import Epoch, ResultError
+from covon_avalanche.experiment.run_folder import settings_of
 
 NASTY = '<script>alert("1")</script> $x^2$ & 100% _|`\\'
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -330,8 +333,41 @@ class TestEdges:
 
     def test_the_same_run_twice(self):
         twice = [made_up("covon", 7, [[0.9]]), made_up("covon", 7, [[0.8]])]
-        with pytest.raises(ValueError, match="got two of 'covon' with seed 7 in recipe 'r'"):
+        with pytest.raises(ResultError, match="got two of 'covon' with seed 7 in recipe 'r'"):
             sections_of(twice)
+
+    def test_a_strategy_has_a_row_for_each_of_its_settings(self, tmp_path):
+        own = {"lr": 0.1}, {"lr": 0.2}, {"lr": 0.2, "gamma": 0.9}
+        runs = [made_up("covon", seed, [[0.9]], own=o) for o in own for seed in (0, 1)]
+        runs.append(made_up("vcl", 0, [[0.8]], own={"lr": 0.3}))
+        page = page_of(write_report(runs, tmp_path).parent)
+        found = {r["strategy"]: r["seeds"] for r in rows_of(tmp_path / "table.csv")}
+        assert found == {
+            "covon, lr=0.1": "2", "covon, lr=0.2": "2", "covon, lr=0.2, gamma=0.9": "2", "vcl": "1",
+        }  # fmt: skip
+        assert page.text["code"].count("--strategies covon --seeds 0,1") == 3
+
+    def test_runs_of_other_common_settings_have_another_section(self):
+        runs = [made_up("covon", 0, [[0.9]]), made_up("vcl", 0, [[0.9]])]
+        runs[1].settings["epochs"] = 1
+        runs.append(runs[0].model_copy(update={"stream": "valid"}))
+        assert [(s.title, [x.strategy for x in s.in_order]) for s in sections_of(runs)] == [
+            ("title of r (evaluated=test, epochs=3)", ["covon"]),
+            ("title of r (evaluated=test, epochs=1)", ["vcl"]),
+            ("title of r (evaluated=valid, epochs=3)", ["covon"]),
+        ]
+
+    def test_a_setting_that_became_known_since_and_has_its_default_makes_no_other_section(self):
+        new = settings_of(load_recipe("permuted-digits"), "ewc")
+        common = {k: v for k, v in new.items() if k not in ("device", "workers", "eval_mb_size")}
+        strategy = {k: v for k, v in new["strategy"].items() if k != "optimizer"}
+        old = {**common, "strategy": strategy}
+        runs = [
+            made_up("ewc", seed, [[0.9]]).model_copy(update={"settings": settings})
+            for seed, settings in enumerate((old, new))
+        ]
+        (section,) = sections_of(runs)
+        assert [s.seeds for s in section.in_order] == [[0, 1]]
 
     def test_a_setting_that_became_known_since_and_is_not_set_makes_no_other_section(self):
         stream = {"name": "Made", "n_experiences": 1}
@@ -365,6 +401,15 @@ class TestEdges:
         write_report([made_up("covon", 0, rows, held_out=True)], tmp_path)
         assert not (tmp_path / "figures/forgetting.svg").exists()
         assert len(rows_of(tmp_path / "results.csv")) == 6
+
+    def test_as_many_held_out_domains_as_learned_ones_do_not_take_their_names(self):
+        stream = {"name": "CORe50", "domains": ["s1", "s2"]}
+        rows = [[0.5, 0.5], [0.6, 0.6]]
+        for held_out, names in ((True, ["1", "2"]), (False, ["s1", "s2"])):
+            run = made_up("covon", 0, rows, held_out=held_out, stream=stream)
+            (section,) = sections_of([run])
+            assert section.tested == names
+            assert section.domains == ["s1", "s2"]
 
     def test_a_run_that_went_astray_is_neither_best_nor_hidden(self, tmp_path):
         nan = math.nan
@@ -447,7 +492,8 @@ class TestParts:
         assert table.keys == ["schedule", "ess"]
         assert table.rows == [
             ("a", ['[{"lr": 1.0}]', NOTHING]),
-            ("b", [NOTHING, "5 / 6"]),
+            ("b, ess=5.0", [NOTHING, "5"]),
+            ("b, ess=6.0", [NOTHING, "6"]),
         ]
         common = dict(table.common)
         assert common == {
@@ -458,8 +504,36 @@ class TestParts:
     def test_commands_can_be_pasted_into_a_shell(self):
         results = [made_up("it's; rm", s, [[0.9]]) for s in (4, 0)]
         (section,) = sections_of(results)
-        command = reproduce.command(section, section.in_order[0])
+        command = reproduce.command(section.in_order[0])
         assert command == """covon run r.toml --strategies 'it'"'"'s; rm' --seeds 0,4"""
-        (section,) = sections_of([made_up("covon", 2, [[0.9]], recipe="permuted-digits")])
-        command = reproduce.command(section, section.in_order[0])
-        assert command == "covon run permuted-digits --strategies covon --seeds 2 --epochs 3"
+
+    @pytest.mark.parametrize(
+        ("recipe", "strategy", "changes"),
+        [
+            ("permuted-digits", "covon", []),
+            ("permuted-digits", "finetune", ["epochs=3", "strategies.finetune.lr=0.5"]),
+            ("permuted-digits", "finetune", ["stream.n_experiences=2", 'device="mps"']),
+            ("permuted-digits", "finetune", ['strategies.finetune.optimizer="sgd"']),
+            ("domainnet", "covon-paper", ['stream.domains=["clipart", "it\'s"]']),
+            ("core50", "covon-authors", ["strategies.covon-authors.schedule=[{lr = 1e-3}, {}]"]),
+            ("permuted-digits", "mine", ['strategies.mine={kind = "joint", lr = 0.5}']),
+        ],
+    )
+    def test_commands_make_the_same_run(self, recipe, strategy, changes):
+        wanted = settings_of(load_recipe(recipe, changes), strategy)
+        run = made_up(strategy, 2, [[0.9]], recipe=recipe).model_copy(update={"settings": wanted})
+        (section,) = sections_of([run])
+        words = shlex.split(reproduce.command(section.in_order[0]))
+        assert words[:7] == ["covon", "run", recipe, "--strategies", strategy, "--seeds", "2"]
+        assert words[7::2] == ["--set"] * len(words[7::2])
+        assert settings_of(load_recipe(recipe, words[8::2]), strategy) == wanted
+        assert len(words[8::2]) == len(changes) or strategy == "mine"
+
+    def test_a_run_that_no_setting_makes_of_the_shipped_recipe_is_one_of_a_file(self):
+        wanted = settings_of(load_recipe("permuted-digits"), "covon")
+        del wanted["strategy"]["later_hess_init"]
+        run = made_up("covon", 2, [[0.9]], recipe="permuted-digits")
+        run = run.model_copy(update={"settings": wanted})
+        (section,) = sections_of([run])
+        command = reproduce.command(section.in_order[0])
+        assert command == "covon run permuted-digits.toml --strategies covon --seeds 2"

@@ -3,14 +3,18 @@
 import contextlib
 import json
 import logging
+import shutil
 import subprocess
 import sys
+from functools import partial
+from importlib.metadata import version
 
 import pytest
 import torch
 from miniature import pacs
 from small_recipes import STRATEGIES, small_recipe
 
+from covon_avalanche.experiment import checkpoint, resumable
 from covon_avalanche.experiment.checkpoint import (
     CheckpointError,
     Point,
@@ -21,10 +25,17 @@ from covon_avalanche.experiment.checkpoint import (
 from covon_avalanche.experiment.resumable import Checkpoints
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder, run_hash
+from covon_avalanche.experiment.state import StateError, Surroundings, capture, restore
 
 # Methods that iterate over a memory of their own: from the start of the domain, or of the run.
 NOT_INSIDE, NOT_AT_ALL = {"der", "er-ace"}, {"agem"}
-SGD = {"sgd": dict(kind="finetune", lr=0.1, optimizer="sgd", momentum=0.9)}
+COVON = {**STRATEGIES["covon"], "later_hess_init": None}
+VARIANTS = {
+    "sgd": dict(kind="finetune", lr=0.1, optimizer="sgd", momentum=0.9),
+    "per-example": {**COVON, "hess_approx": "per_example"},
+    "auto": {**COVON, "hess_approx": "auto"},
+    "two-samples": {**COVON, "mc_samples": 2},
+}
 
 
 class Killed(BaseException):
@@ -55,12 +66,14 @@ def recipe_of(name, **changes):
     stream = {"name": "PermutedDigits", "n_experiences": 3}
     model = {"hidden_size": 12, "hidden_layers": 1}
     changes = {"epochs": 2, "train_mb_size": 256, "stream": stream, "model": model, **changes}
-    return small_recipe({name: (STRATEGIES | SGD)[name]}, **changes)
+    return small_recipe({name: (STRATEGIES | VARIANTS)[name]}, **changes)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [*STRATEGIES, *SGD])
-def test_a_run_stopped_at_many_places_has_the_result_of_a_whole_one(name, tmp_path, killed_at):
+@pytest.mark.parametrize("name", [*STRATEGIES, *VARIANTS])
+def test_a_run_stopped_at_many_places_has_the_result_of_a_whole_one(
+    name, tmp_path, killed_at, caplog
+):
     recipe = recipe_of(name)
     whole = run_strategy(recipe, name, 0)
     stops = 0
@@ -73,6 +86,7 @@ def test_a_run_stopped_at_many_places_has_the_result_of_a_whole_one(name, tmp_pa
             stops += 1
     assert result.outcome() == whole.outcome()
     assert result.continued == stops
+    assert "before it is used" not in caplog.text  # none was refused
     assert stops >= (0 if name in NOT_AT_ALL else 1 if name in NOT_INSIDE else 4)
     assert not list(tmp_path.rglob("*.safetensors"))
 
@@ -179,17 +193,105 @@ def test_a_checkpoint_of_another_model_starts_the_run_again(tmp_path, killed_at,
 def test_files_that_name_code_are_refused(tmp_path):
     state = {"root": {"#": 0}, "nodes": [{"is": "function", "name": "os:system"}]}
     save_checkpoint(tmp_path, Point(0), state, {"t0": torch.zeros(1)}, "run")
-    from covon_avalanche.experiment.state import StateError, Surroundings, restore
-
     stored, tensors = load_checkpoint(tmp_path, Point(0), "run")
     for node in (
         stored["nodes"][0],
         {"is": "object", "class": "subprocess:Popen", "attributes": {}},
         {"is": "function", "name": "torch:load"},
         {"is": "enum", "class": "os:environ", "name": "PATH"},
+        {"is": "function", "name": "covon_avalanche.atomic:os.system"},
+        {"is": "function", "name": "covon_avalanche.data.unpack:shutil.rmtree"},
+        {"is": "function", "name": "covon_avalanche.atomic:write_atomically"},
+        {"is": "object", "class": "covon_avalanche.experiment.cluster:ClusterRun"},
+        {"is": "object", "class": "covon_avalanche.gaussian:Tensor"},
+        {"is": "object", "class": "covon_avalanche.gaussian:dataclass"},
+        {"is": "enum", "class": "covon_avalanche.gaussian:DiagGaussian", "name": "a"},
+        {"is": "tuple", "class": "covon_avalanche.gaussian:DiagGaussian", "items": []},
+        {"is": "dtype", "name": "load"},
     ):
-        with pytest.raises(StateError, match="is not made from a file"):
+        with pytest.raises(StateError, match=r"is not made from a file|there is no torch\.load"):
             restore({**stored, "nodes": [node]}, tensors, None, Surroundings({}))
+
+
+def test_a_function_of_the_run_does_not_come_back_with_other_arguments():
+    there = {"own": shutil.rmtree, "partial": None}
+    state, tensors = capture({**there, "partial": partial(shutil.rmtree, "x")}, Surroundings({}))
+    with pytest.raises(StateError, match="a shutil:rmtree is not made from a file"):
+        restore(state, tensors, there, Surroundings({}))
+
+
+def test_a_forged_checkpoint_is_refused_and_the_run_starts_anew(tmp_path, killed_at, caplog):
+    recipe = recipe_of("finetune")
+    killed_at(6)
+    with pytest.raises(Killed):
+        run_in_folder(recipe, "finetune", 0, tmp_path, seconds=1e9, share=1)
+    victim, run = tmp_path / "victim", RunFolder(tmp_path, recipe, "finetune", 0)
+    victim.mkdir()
+    for point in stored_points(run.checkpoints):
+        state, tensors = load_checkpoint(run.checkpoints, point, run.hash)
+        nodes = state["nodes"]
+        (schedule,) = [n for n in nodes if n.get("class", "").endswith(":LambdaLR")]
+        first = len(nodes)
+        nodes[schedule["attributes"]["lr_lambdas"]["#"]]["items"] = [{"#": first}]
+        nodes += [
+            {"is": "partial", "parts": [{"#": first + i} for i in (1, 2, 3)]},
+            {"is": "function", "name": "covon_avalanche.data.unpack:shutil.rmtree"},
+            {"is": "tuple", "items": [str(victim)]},
+            {"is": "dict", "items": []},
+        ]
+        save_checkpoint(run.checkpoints, point, state, tensors, run.hash)
+    killed_at(None)
+    result = run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert victim.exists()
+    assert result.outcome() == run_strategy(recipe, "finetune", 0).outcome()
+    assert "rmtree is not made from a file" in caplog.text
+
+
+def test_another_version_starts_the_run_anew_with_one_warning(
+    tmp_path, killed_at, caplog, monkeypatch
+):
+    recipe = recipe_of("finetune")
+    killed_at(10)
+    with pytest.raises(Killed):
+        run_in_folder(recipe, "finetune", 0, tmp_path, seconds=0, share=1)
+    assert len(stored_points(RunFolder(tmp_path, recipe, "finetune", 0).checkpoints)) > 1
+    killed_at(None)
+    monkeypatch.setattr(checkpoint, "_versions", lambda: {"torch": "99.0"})
+    with caplog.at_level(logging.INFO, "covon_avalanche"):
+        result = run_in_folder(recipe, "finetune", 0, tmp_path)
+    (warning,) = [r.getMessage() for r in caplog.records]
+    assert f"was made by covon_avalanche {version('covon_avalanche')}" in warning
+    assert warning.endswith("the run starts anew")
+    assert result.outcome() == run_strategy(recipe, "finetune", 0).outcome()
+
+
+@pytest.mark.parametrize(
+    ("function", "error"), [("restore", AttributeError), ("_set_randomness", IndexError)]
+)
+def test_whatever_goes_wrong_with_a_checkpoint_refuses_it(
+    function, error, tmp_path, killed_at, caplog, monkeypatch
+):
+    recipe = recipe_of("finetune")
+    killed_at(6)
+    with pytest.raises(Killed):
+        run_in_folder(recipe, "finetune", 0, tmp_path, seconds=0, share=1)
+    killed_at(None)
+
+    def fail(error):
+        def failing(*_):
+            raise error("no such thing")
+
+        return failing
+
+    with monkeypatch.context() as patch:  # says nothing about the checkpoint
+        patch.setattr(resumable, function, fail(torch.OutOfMemoryError))
+        with pytest.raises(torch.OutOfMemoryError):
+            run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert stored_points(RunFolder(tmp_path, recipe, "finetune", 0).checkpoints)
+    monkeypatch.setattr(resumable, function, fail(error))
+    result = run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert f"does not fit this run: {error.__name__}: no such thing" in caplog.text
+    assert result.outcome() == run_strategy(recipe, "finetune", 0).outcome()
 
 
 @pytest.mark.parametrize("size", [50, 50_000])

@@ -95,6 +95,34 @@ def test_a_failing_run_is_reported_and_the_others_finish(recipe, tmp_path):
     assert [p.parent.parent.name for p in tmp_path.rglob("result.json")] == ["finetune"]
 
 
+def test_a_process_that_is_killed_takes_only_its_own_job_along(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dies.py").write_text(DIES)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / ".theirs.1.part").write_text("another process writes this")
+    custom = dict(kind="custom", lr=0.01, implementation="dies:Dies")
+    strategies = {"dies": custom, "finetune": STRATEGIES["finetune"]}
+    recipe = small_recipe(strategies, epochs=1, seeds=[0, 1])
+    jobs, events = [Job("dies", 0), Job("finetune", 0), Job("finetune", 1)], []
+    found = run_grid(recipe, jobs, tmp_path / "runs", processes=2, notify=events.append)
+    assert [(r.strategy, r.seed) for r in found] == [("finetune", 0), ("finetune", 1)]
+    (failure,) = [e for e in events if e.error]
+    assert failure.job == Job("dies", 0)
+    assert "its process died twice" in failure.error
+    assert [p.name for p in tmp_path.rglob("*.part")] == [".theirs.1.part"]
+
+
+DIES = """
+import os, pathlib, signal
+from avalanche.training.plugins import SupervisedPlugin
+
+class Dies(SupervisedPlugin):
+    def before_training(self, *args, **kwargs):
+        pathlib.Path("runs", f".mine.{os.getpid()}.part").write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory is short
+"""
+
+
 def test_validation_runs_never_touch_the_test_images(recipe):
     result = run_strategy(recipe, "finetune", 0, stream="valid", validation_size=100)
     assert result.counts == [100, 100]

@@ -1,8 +1,15 @@
 """Searches: resumable, on validation images only, with a budget that counts."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from optuna.trial import TrialState
 from small_recipes import STRATEGIES, small_recipe
 from typer.testing import CliRunner
 
@@ -10,6 +17,7 @@ from covon_avalanche.cli import app
 from covon_avalanche.experiment import run
 from covon_avalanche.experiment.recipe import Range, Recipe, RecipeError, load_recipe
 from covon_avalanche.experiment.searching import (
+    _sampler,
     best_settings,
     open_study,
     recipe_text,
@@ -26,22 +34,107 @@ def recipe_of(*names, **changes) -> Recipe:
     return small_recipe(strategies, epochs=1, stream=STREAM, **changes)
 
 
+@pytest.fixture
+def runs(monkeypatch):
+    """The settings of all runs, which take no time and learn better from one to the next."""
+    made = []
+
+    def fake(recipe, strategy, *arguments, **options):
+        made.append(recipe.strategies[strategy])
+        return SimpleNamespace(average_accuracy=0.5 + len(made) / 100)
+
+    monkeypatch.setattr(run, "run_strategy", fake)
+    return made
+
+
+def stop_runs(monkeypatch, error):
+    def fake(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(run, "run_strategy", fake)
+
+
 def test_trials_are_kept_and_only_the_missing_are_made(tmp_path):
     recipe, journal, lines = recipe_of("finetune"), tmp_path / "trials.journal", []
     options = dict(seed=1000, notify=lines.append)
+    study = open_study(journal, recipe, "finetune", 1000)
     search_strategy(recipe, "finetune", journal, trials=2, **options)
-    first = open_study(journal, recipe, "finetune", 0).get_trials()
+    first = study.get_trials()
     assert len(first) == len(lines) == 2
     assert first[0].params == {"lr": 0.01}  # the recipe's own settings come first
     search_strategy(recipe, "finetune", journal, trials=3, **options)
-    again = open_study(journal, recipe, "finetune", 0).get_trials()
+    again = study.get_trials()
     assert [t.params for t in again[:2]] == [t.params for t in first]
     assert len(again) == len(lines) == 3
-    settings, value = best_settings(journal, recipe, "finetune", 3)
+    settings, value = best_settings(journal, recipe, "finetune", 3, seed=1000)
     assert value == max(t.value for t in again if t.state.name == "COMPLETE")
     assert settings in [t.params for t in again]
-    first, _ = best_settings(journal, recipe, "finetune", 1)
+    first, _ = best_settings(journal, recipe, "finetune", 1, seed=1000)
     assert first == {"lr": 0.01}  # what was made beyond the budget does not count
+
+
+def test_processes_that_search_together_draw_different_settings(tmp_path, runs):
+    recipe, journal = recipe_of("finetune"), tmp_path / "j"
+    study = open_study(journal, recipe, "finetune", 7)
+    others = [study.ask() for _ in range(3)]  # other processes began at the same moment
+    search_strategy(recipe, "finetune", journal, trials=2, seed=7)
+    drawn = []
+    for trial in others:
+        study.sampler = _sampler(study, trial.number, 7, {"lr": 0.01})
+        drawn.append(trial.suggest_float("lr", 1e-3, 1e-1, log=True))
+    drawn += [settings.lr for settings in runs]
+    assert drawn[0] == 0.01  # the recipe's own, once
+    assert len(set(drawn)) == 5
+
+
+def test_a_search_alone_is_reproducible_and_interruptions_do_not_change_it(tmp_path, runs):
+    recipe = recipe_of("finetune")
+    search_strategy(recipe, "finetune", tmp_path / "whole", trials=8, seed=7)
+    whole = [settings.lr for settings in runs]
+    runs.clear()
+    for trials in (3, 8):
+        search_strategy(recipe, "finetune", tmp_path / "parts", trials=trials, seed=7)
+    assert [settings.lr for settings in runs] == whole
+
+
+def test_interrupted_and_dead_trials_do_not_count(tmp_path, runs, monkeypatch):
+    recipe, journal = recipe_of("finetune"), tmp_path / "j"
+    with monkeypatch.context() as patch:
+        stop_runs(patch, KeyboardInterrupt())
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                search_strategy(recipe, "finetune", journal, trials=2, seed=0)
+    study = open_study(journal, recipe, "finetune", 0)
+    study.ask()  # its process is killed
+    search_strategy(recipe, "finetune", journal, trials=2, seed=0)
+    states = [trial.state for trial in study.get_trials()]
+    expected = [TrialState.FAIL] * 2 + [TrialState.RUNNING] + [TrialState.COMPLETE] * 2
+    assert states == expected
+    assert [settings.lr for settings in runs].count(0.01) == 1  # the recipe's own after all
+    assert best_settings(journal, recipe, "finetune", 2, seed=0)[1] == 0.52
+
+
+def test_searches_that_differ_do_not_mix(tmp_path, runs):
+    recipe, journal = recipe_of("finetune"), tmp_path / "j"
+
+    def made(recipe=recipe, **options):
+        before = len(runs)
+        search_strategy(recipe, "finetune", journal, **{"trials": 1, "seed": 0} | options)
+        return len(runs) - before
+
+    assert made() == 1
+    assert made() == 0
+    assert made(recipe_of("finetune", "covon", name="other", title="Other", seeds=[5])) == 0
+    assert made(validation_size=300) == 0  # the recipe's
+    assert made(seed=1) == 1
+    assert made(validation_size=0.2) == 1
+    assert made(recipe.model_copy(update={"epochs": 2})) == 1
+    assert made(with_settings(recipe, "finetune", {"momentum": 0.5})) == 1
+    space = {"finetune": {"lr": {"low": 0.001, "high": 0.01}}}
+    assert made(recipe_of("finetune", search=space)) == 1
+    assert best_settings(journal, recipe, "finetune", 1, seed=0)[1] == 0.51
+    with pytest.raises(RecipeError, match="no trial of finetune was completed"):
+        best_settings(journal, recipe, "finetune", 1, seed=9)
 
 
 def test_the_test_stream_is_never_looked_at(tmp_path, monkeypatch):
@@ -72,6 +165,8 @@ def test_a_diverging_trial_counts_as_nothing_learned(tmp_path):
     search_strategy(recipe, "finetune", tmp_path / "j", trials=1, seed=0)
     (trial,) = open_study(tmp_path / "j", recipe, "finetune", 0).get_trials()
     assert trial.value == 0.0
+    with pytest.raises(RecipeError, match="all trials of finetune diverged"):
+        best_settings(tmp_path / "j", recipe, "finetune", 1, seed=0)
 
 
 def test_spaces():
@@ -85,6 +180,56 @@ def test_spaces():
     wrong = recipe_of("covon", search={"covon": {"rate": {"low": 0.1, "high": 0.2}}})
     with pytest.raises(RecipeError, match=r"search\.covon\.rate: covon has no such setting"):
         space_of(wrong, "covon")
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_space_of_every_strategy_has_only_what_it_takes(name):
+    recipe = recipe_of(name)
+    space = space_of(recipe, name)
+    assert "lr" in space
+    for key, values in space.items():
+        for end in (values.low, values.high):
+            with_settings(recipe, name, {key: end})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "values", "known"),
+    [
+        ("covon-gradsq", "later_hess_init", {"low": 0.01, "high": 0.1}, False),  # its own is None
+        ("finetune", "optimizer", {"choices": ["sgd"]}, False),
+        ("finetune", "lr", {"low": 0.02, "high": 0.1}, False),
+        ("finetune", "optimizer", {"choices": ["sgd", "adamw"]}, True),
+        ("replay", "mem_size", {"low": 50, "high": 200}, True),
+        ("er-ace", "batch_size_mem", {"low": 2, "high": 20, "log": False}, True),
+        ("der", "batch_size_mem", {"low": 2, "high": 20}, True),  # may be None
+    ],
+)
+def test_the_first_trial_has_the_recipes_own_settings_where_the_space_has_them(
+    tmp_path, runs, name, key, values, known
+):
+    recipe = recipe_of(name, search={name: {key: values}})
+    search_strategy(recipe, name, tmp_path / "j", trials=3, seed=0)
+    own = getattr(recipe.strategies[name], key)
+    drawn = [getattr(settings, key) for settings in runs]
+    assert (drawn[0] == own) is known
+    if "low" in values:
+        assert all(values["low"] <= value <= values["high"] for value in drawn)
+    assert len(set(drawn)) > 1 or values == {"choices": ["sgd"]}
+    if key.endswith("size") or key.startswith("batch"):
+        assert all(isinstance(value, int) for value in drawn)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "values", "message"),
+    [
+        ("mas", "alpha", {"low": 0.05, "high": 5.0}, r"alpha: 5\.0: .*less than or equal to 1"),
+        ("replay", "mem_size", {"low": 0.5, "high": 9}, r"mem_size: 0\.5: .*valid integer"),
+        ("finetune", "optimizer", {"choices": ["sgd", "adam"]}, "optimizer: 'adam': .*'adamw'"),
+    ],
+)
+def test_a_space_that_a_setting_does_not_take_is_refused(name, key, values, message):
+    with pytest.raises(RecipeError, match=rf"search\.{name}\.{message}"):
+        space_of(recipe_of(name, search={name: {key: values}}), name)
 
 
 def test_the_spaces_of_the_pacs_search_fit_its_strategies():
@@ -106,16 +251,42 @@ def test_a_recipe_survives_being_written(tmp_path, name):
 
 
 def test_the_command_writes_a_recipe_of_the_best(tmp_path):
-    recipe = tmp_path / "mine.toml"
-    recipe.write_text(recipe_text(recipe_of("finetune", "ewc-star"), {}), encoding="utf-8")
-    arguments = ["search", str(recipe), "--trials", "2", "--out", str(tmp_path / "out")]
+    recipe, file = recipe_of("finetune", "ewc-star"), tmp_path / "mine.toml"
+    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
+    arguments = ["search", str(file), "--trials", "2", "--out", str(tmp_path / "out")]
+    arguments += ["--seed", "77", "--validation-size", "200"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     best = load_recipe(str(tmp_path / "out" / "best.toml"))
     for name in ("finetune", "ewc-star"):
         journal = tmp_path / "out" / "trials.journal"
-        settings, value = best_settings(journal, best, name, 2)
+        settings, value = best_settings(journal, recipe, name, 2, seed=77, validation_size=200)
         assert f"{name}: validation A_T {100 * value:.2f} %" in done.stdout
         found = best.strategies[name].model_dump()
         assert {key: found[key] for key in settings} == settings
     assert CliRunner().invoke(app, arguments).exit_code == 0  # nothing is left to do
+
+
+def test_ctrl_c_ends_a_search_and_marks_its_trials(tmp_path):
+    names = ("finetune", "ewc-star", "covon")
+    recipe = recipe_of(*names).model_copy(update={"epochs": 1000})
+    file, journal = tmp_path / "mine.toml", tmp_path / "trials.journal"
+    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
+    command = [sys.executable, "-m", "covon_avalanche", "search", str(file), "--jobs", "1"]
+    command += ["--out", str(tmp_path), "--seed", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while b"lr" not in _content(journal) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Interrupted; the same command goes on from here." in output
+    states = [t.state for name in names for t in open_study(journal, recipe, name, 0).get_trials()]
+    assert states == [TrialState.FAIL]
+
+
+def _content(file: Path) -> bytes:
+    return file.read_bytes() if file.exists() else b""

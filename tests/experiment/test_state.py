@@ -2,6 +2,7 @@
 
 import json
 from collections import OrderedDict, defaultdict, deque, namedtuple
+from enum import Enum
 
 import numpy as np
 import pytest
@@ -18,6 +19,16 @@ from covon_avalanche.experiment.state import StateError, Surroundings, capture, 
 
 NOWHERE = Surroundings({})
 Pair = namedtuple("Pair", "a b")
+
+
+class Kind(str, Enum):
+    """Equal to a text, but another type."""
+
+    A = "a"
+
+
+class Word(str):
+    """A text that may be more than that."""
 
 
 class Thing:
@@ -98,6 +109,11 @@ def test_objects_stay_who_they_are_and_what_is_not_stored_stays_too():
     assert not hasattr(fresh, "gone")
 
 
+def test_a_text_that_is_an_enum_stays_one():
+    found = through({"plugin": Thing(kind=Kind.A)}, {"plugin": Thing(kind=Kind.A)})
+    assert type(found["plugin"].kind) is Kind
+
+
 def test_two_things_do_not_become_one_where_the_new_run_has_one():
     shared = Thing(n=0)
     fresh = {"a": shared, "b": shared, "known": None}
@@ -175,6 +191,10 @@ def test_what_cannot_be_stored_is_named():
     for value, sentence in (
         (iter([1]), "is in the middle of an iteration"),
         ((i for i in range(3)), "is in the middle of an iteration"),
+        (np.array(["a", "b"]), "cannot be stored: can't convert"),
+        (torch.eye(3).to_sparse(), "cannot be stored: "),
+        (torch.ones(3, dtype=torch.complex128), "cannot be stored: torch.complex128"),
+        (Word("a"), "is a Word"),
     ):
         with pytest.raises(StateError, match=rf"run\['plugin'\]\.loader {sentence}"):
             capture({"plugin": Thing(loader=value)}, NOWHERE)

@@ -1,10 +1,13 @@
 """The second copy of the weights: how a sample takes the parameters' place, and leaves it."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from toys import make_covon, make_vcl, same, train_step, weights
 
+from covon_avalanche import DiagGaussian
 from covon_avalanche.optim.buffers import empty_beside, flat_blocks, is_dense
 
 each = pytest.mark.parametrize("make", [make_covon, make_vcl])
@@ -83,16 +86,143 @@ def test_a_sample_that_waits_for_its_step_survives_a_prediction(make, linear, ba
 
 
 @each
-def test_the_model_may_move_in_the_middle_of_a_task(make, batch):
-    """As to another device: state that was made stays behind only if it is moved, too."""
+def test_the_model_may_be_cast_in_the_middle_of_a_task(make, batch):
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     optimizer = make(model.parameters())
     train_step(optimizer, model, batch)
     model.double()
-    optimizer.load_state_dict(optimizer.state_dict())  # casts the state to the parameters'
     train_step(optimizer, model, (batch[0].double(), batch[1]))
-    assert optimizer.posterior().mean["0.0"].dtype == torch.float64
+    state = optimizer.state[model.weight].values()
+    assert all(value.dtype == torch.float64 for value in state if torch.is_tensor(value))
+
+
+CHANGES = {
+    "double": lambda model: model.double(),
+    "channels last": lambda model: model.to(memory_format=torch.channels_last),
+}
+each_change = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+EACH_OPTIMIZER = {
+    implementation: partial(
+        make_covon, implementation=implementation, hess_approx="gradsq", batch_size=16
+    )
+    for implementation in ("compiled", "eager", "foreach")
+} | {"vcl": partial(make_vcl, std_init=1e-6, inner="sgd", lr=0.1)}
+
+
+def convolutional():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 4))
+
+
+def sample(optimizer, model):
+    """A sample with the gradients of a loss."""
+    x = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    with optimizer.sampled_params():
+        optimizer.zero_grad()
+        out = model(x.to(model[0].weight.dtype))
+        nn.functional.cross_entropy(out, torch.arange(16) % 4).backward()
+
+
+def two_tasks(make, change, when):
+    """The posterior after two tasks of two steps, and what the state was like.
+
+    :param when: the model changes.
+    """
+    model = convolutional()
+    prior = DiagGaussian(weights(model), {n: p.abs() * 1e14 for n, p in weights(model).items()})
+    if when == "at the start":
+        change(model)
+    # So large an ess that the noise, which differs with the layout, does not matter.
+    optimizer = make(model.named_parameters(), ess=1e14, prior=prior)
+    if when == "after a prior was given":
+        change(model)
+    for task in range(2):
+        for step in range(2):
+            sample(optimizer, model)
+            if when == "between sample and step" and task == step == 1:
+                change(model)
+            optimizer.step()
+            if when == "within a task" and task == step == 0:
+                change(model)
+        if when == "at the end of a task" and task == 0:
+            change(model)
+        optimizer.consolidate()
+        if when == "between tasks" and task == 0:
+            change(model)
+        if when == "in another process" and task == 0:
+            saved, old = optimizer.state_dict(), model
+            model = convolutional()
+            model.load_state_dict(old.state_dict())
+            change(model)
+            optimizer = make(model.named_parameters())
+            optimizer.load_state_dict(saved)
+    return optimizer.posterior()
+
+
+@each_change
+@pytest.mark.parametrize(
+    "when",
+    [
+        "after a prior was given",
+        "within a task",
+        "between sample and step",
+        "at the end of a task",
+        "between tasks",
+        "in another process",
+    ],
+)
+@pytest.mark.parametrize("make", EACH_OPTIMIZER.values(), ids=EACH_OPTIMIZER)
+def test_state_follows_a_model_that_is_cast_or_laid_out_anew(make, when, change):
+    q = two_tasks(make, change, when)
+    kind = EACH_OPTIMIZER["vcl" if make is EACH_OPTIMIZER["vcl"] else "eager"]
+    expected = two_tasks(kind, change, "at the start")
+    for name in q.mean:
+        assert q.mean[name].dtype == expected.mean[name].dtype
+        torch.testing.assert_close(q.mean[name], expected.mean[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(q.precision[name], expected.precision[name], rtol=1e-3, atol=0)
+
+
+@each_change
+@pytest.mark.parametrize("implementation", ["compiled", "eager", "foreach"])
+@pytest.mark.parametrize("operation", ["step", "consolidate"])
+def test_what_is_done_after_a_change_is_what_was_done_before_it(operation, implementation, change):
+    """With the very sample that was drawn before."""
+    posteriors = []
+    for first in (True, False):
+        model = convolutional()
+        optimizer = make_covon(model.named_parameters(), implementation=implementation)
+        for step in range(3):
+            sample(optimizer, model)
+            if operation == "step" and step == 2 and first:
+                change(model)
+            optimizer.step()
+        if operation == "consolidate" and first:
+            change(model)
+        optimizer.consolidate()
+        change(model)
+        posteriors.append(optimizer.posterior())
+    for name, mean in posteriors[0].mean.items():
+        torch.testing.assert_close(mean, posteriors[1].mean[name], rtol=1e-5, atol=1e-6)
+        precisions = [q.precision[name] for q in posteriors]
+        torch.testing.assert_close(*precisions, rtol=1e-4, atol=0)
+
+
+def test_state_that_cannot_follow_is_refused(linear, batch):
+    optimizer = make_covon(linear.named_parameters())
+    train_step(optimizer, linear, batch)
+    linear.weight.data = torch.zeros(5, 4)
+    linear.bias.data = torch.zeros(5)
+    with pytest.raises(
+        ValueError, match=r"momentum of 'weight' must have .* shape \(5, 4\), got \(3, 4\)"
+    ):
+        train_step(optimizer, linear, batch)
+
+
+def test_blocks_of_different_strides_are_refused():
+    p = torch.ones(3, 4)
+    with pytest.raises(ValueError, match="must have the same strides"):
+        flat_blocks([p, torch.ones(4, 3).t()])
 
 
 @pytest.mark.parametrize(

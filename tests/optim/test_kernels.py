@@ -173,4 +173,4 @@ def test_the_gpu_kernel_in_tritons_interpreter():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("ok") == 6
+    assert done.stdout.count("ok") == 7

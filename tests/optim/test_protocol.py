@@ -432,6 +432,8 @@ class TestGuards:
             ("lr", -1.0),
             ("weight_decay", -1e-3),
             ("betas", (0.9, 1.0)),
+            ("betas", (0.9,)),
+            ("betas", 0.9),
             ("mc_samples", 0),
             ("mc_samples", 1.5),
         ],
@@ -458,6 +460,16 @@ class TestGuards:
     def test_groups_must_agree_on_mc_samples(self, make, linear):
         with pytest.raises(ValueError, match="same in all groups"):
             make([{"params": [linear.weight]}, {"params": [linear.bias], "mc_samples": 2}])
+
+    def test_a_group_that_is_refused_is_not_added(self, make, linear, batch):
+        optimizer = make([linear.weight])
+        half = nn.Parameter(linear.bias.detach().half())
+        for bad in ({"mc_samples": 2}, {"ess": 0}, {"params": [half]}):
+            with pytest.raises(ValueError, match=r"must be|noise of size"):
+                optimizer.add_param_group({"params": [linear.bias], **bad})
+            assert len(optimizer.param_groups) == 1
+        optimizer.add_param_group({"params": [linear.bias]})
+        train_step(optimizer, linear, batch)
 
     def test_several_processes_need_a_shared_generator(self, make, linear, monkeypatch):
         import torch.distributed as dist

@@ -2,12 +2,14 @@
 
 import sys
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from jobs import largest_error, make_jobs, same_as_drawn_anew
 
+from covon_avalanche.optim.kernels import fused_cuda
 from covon_avalanche.optim.kernels.fused_cuda import CudaPlan
 
 SIZES = (1, 7, 511, 2047, 2049, 5000)
@@ -28,6 +30,19 @@ for dtype, prior, holds in (
 jobs = make_jobs(torch.float32, "tensors", sizes=SIZES)
 jobs[2].hess[3] = -1.0
 assert [job.name for job in CudaPlan(jobs).draw(5)] == ["p2"]
+with (
+    mock.patch.object(torch.cuda, "device_of") as device_of,
+    mock.patch.object(fused_cuda, "_draw") as draw,
+    mock.patch.object(fused_cuda, "_step") as step,
+):  # each launch on the device of its tensors
+    entered = device_of.return_value.__enter__
+    for kernel, launch in ((draw, plan.draw), (step, plan.step)):
+        kernel.__getitem__.side_effect = lambda _: entered.assert_called_once() or mock.Mock()
+        launch(7)
+        kernel.__getitem__.assert_called_once()
+        assert device_of.call_args.args[0].device == jobs[0].mean.device
+        entered.reset_mock()
+print("ok")
 jobs[1].grad[0] = float("nan")
 assert not CudaPlan(jobs).step(6)
 print("ok")

@@ -1,10 +1,14 @@
 """Per-experience hyperparameters."""
 
 import pytest
-from avalanche.training.plugins import SupervisedPlugin
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from small_recipes import STRATEGIES, small_recipe
 from toys import make_strategy, toy_benchmark, toy_model
 
 from covon_avalanche import AdaRegPlugin, CoVONPlugin, VCLPlugin
+from covon_avalanche.experiment.build import build_benchmark, build_model
+from covon_avalanche.experiment.epoch_log import EpochLog
+from covon_avalanche.experiment.methods import build_strategy
 
 
 class Seen(SupervisedPlugin):
@@ -91,3 +95,24 @@ def test_bad_values_are_refused_when_their_experience_comes():
     strategy.train(benchmark.train_stream[0])
     with pytest.raises(ValueError, match=r"ess must be > 0 and finite, got -1\.0"):
         strategy.train(benchmark.train_stream[1])
+
+
+def test_a_recipes_cosine_falls_within_each_domain_however_many_epochs_it_has():
+    schedule = [{"epochs": 3}, {"epochs": 2}, {"epochs": 1}]
+    covon = STRATEGIES["covon"] | {"lr": 1.0, "schedule": schedule}
+    stream = {"name": "PermutedDigits", "n_experiences": 3}
+    recipe = small_recipe({"covon": covon}, stream=stream, epochs=5, final_lr_factor=0.2)
+    benchmark = build_benchmark(recipe, seed=0)
+    model = build_model(recipe.model, benchmark)
+    rates = []
+
+    class Rates(SupervisedPlugin):
+        def before_training_epoch(self, strategy, **kwargs):
+            rates.append(round(strategy.optimizer.param_groups[0]["lr"], 6))
+
+    settings = recipe.strategies["covon"]
+    strategy = build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
+    strategy.plugins.append(Rates())
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+    assert rates == [1.0, 0.6, 0.2, 1.0, 0.2, 1.0]

@@ -246,6 +246,10 @@ def test_what_does_not_fit_is_named(tmp_path):
     (tmp_path / "b.csv").write_text("file,domain,label,split\nx.png,day,cat,valid\n")
     with pytest.raises(ValueError, match="line 2: split must be train or test, got 'valid'"):
         DomainFolders(tmp_path / "b.csv")
+    table = (tmp_path / "b.csv").read_text()
+    (tmp_path / "b.csv").write_text(f"# as `covon data verify` begins\n{table}")
+    with pytest.raises(ValueError, match="line 3: split must be train or test, got 'valid'"):
+        DomainFolders(tmp_path / "b.csv")
     (tmp_path / "empty" / "day" / "cat").mkdir(parents=True)
     with pytest.raises(ValueError, match="domain 'day' has no images for the 'train' stream"):
         DomainFolders(tmp_path / "empty")

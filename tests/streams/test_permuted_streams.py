@@ -1,5 +1,8 @@
 """PermutedDigits and PermutedMNIST: data, permutations, splits, Avalanche conventions."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from avalanche.training import LwF
@@ -8,7 +11,7 @@ from torch import nn
 from torchvision.datasets import MNIST
 from toys import QUIET
 
-from covon_avalanche.streams import PermutedDigits, PermutedMNIST
+from covon_avalanche.streams import PermutedDigits, PermutedMNIST, permuted
 
 
 def tensors(experience):
@@ -149,6 +152,32 @@ def test_bad_sizes_are_named():
     for size in (1437, -1, 1.0):
         with pytest.raises(ValueError, match=r"validation_size must be .* below 1437, got"):
             PermutedDigits(1, validation_size=size)
+
+
+class SlowMNIST:
+    """Images that take a while to download, and cannot be read meanwhile."""
+
+    def __init__(self, root, train, download=False):
+        if not (root / "whole").exists():
+            if not download:
+                there = (root / "begun").exists()
+                raise ValueError("half a file") if there else RuntimeError("Dataset not found.")
+            (root / "begun").touch(exist_ok=False)  # by one process alone
+            time.sleep(0.2)
+            (root / "whole").touch()
+        self.data, self.targets = torch.zeros(3, 2, 2, dtype=torch.uint8), torch.arange(3)
+
+
+def test_one_process_downloads_and_the_others_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(permuted, "MNIST", SlowMNIST)
+    root = tmp_path / "new"
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda i: PermutedMNIST(1, dataset_root=root), range(4)))
+    assert [len(benchmark.train_stream[0].dataset) for benchmark in made] == [3] * 4
+    for file in root.glob(".*.lock"):
+        file.unlink()
+    PermutedMNIST(1, dataset_root=root)
+    assert sorted(p.name for p in root.iterdir()) == ["begun", "whole"]  # may be read-only
 
 
 def test_real_mnist(real_data):

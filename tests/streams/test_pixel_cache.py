@@ -12,11 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from miniature import OWN_CODES, core50, own, paint
+from avalanche.benchmarks.datasets import dataset_utils
+from miniature import OWN_CODES, core50, own, pacs, paint
 from PIL import Image
+from safetensors.torch import save_file
+from small_recipes import STRATEGIES, small_recipe
 from test_image_streams import check_labels, open_stream, seen
 from torch.utils.data import DataLoader
 
+from covon_avalanche.backbones import create_backbone
+from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.streams import (
     PACS,
     CORe50,
@@ -347,3 +352,19 @@ def test_all_kinds_decode_to_pillows_pixels(tmp_path, mode, name, options):
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-200])
     with pytest.raises(ValueError, match=f"{name} cannot be decoded"):
         decode_pixels(tmp_path / name)
+
+
+def test_the_cache_of_a_recipe_lies_below_the_folder_of_the_data(tmp_path, monkeypatch):
+    """Avalanche's, where none is named; and so do weights."""
+    monkeypatch.setitem(dataset_utils.AVALANCHE_CONFIG, "dataset_location", str(tmp_path))
+    pacs(tmp_path / "PACS")
+    stream = {"name": "PACS", "domains": ["photo"], "image_size": 32, "cache_size": 20}
+    model = {"backbone": "squeezenet", "weights": "mine.safetensors"}
+    recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=stream, model=model)
+    benchmark = build_benchmark(recipe, seed=0)
+    assert kept_files(tmp_path / "cache")
+    mine = create_backbone("squeezenet", benchmark.n_classes)
+    save_file(mine.state_dict(), tmp_path / "mine.safetensors")
+    built = build_model(recipe.model, benchmark)
+    pairs = zip(mine.parameters(), built.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)

@@ -116,9 +116,10 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
 
 
 def short(name: str, most: int = 16) -> str:
-    """A name as figures show it: on one line, cut where it is too long."""
+    """A name as figures show it: on one line, what is too long without its middle: what tells
+    names apart is often at the end."""
     name = " ".join(name.split())
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[most // 2 + 1 - most :]}"
 
 
 def add_legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:

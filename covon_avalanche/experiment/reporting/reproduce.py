@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from covon_avalanche.experiment.recipe import load_recipe, shipped_recipes
-from covon_avalanche.experiment.reporting.section import Section
+from covon_avalanche.experiment.recipe import RecipeError, load_recipe, shipped_recipes
+from covon_avalanche.experiment.reporting.leaves import leaves
 from covon_avalanche.experiment.reporting.standing import Standing
 from covon_avalanche.experiment.result import Result
+from covon_avalanche.experiment.run_folder import decisive, settings_of, settings_today
 
 
-def command(section: Section, standing: Standing) -> str:
-    """The ``covon run`` of a row. A recipe that does not come with the package is a file."""
-    shipped = section.recipe in shipped_recipes()
-    words = ["covon", "run", section.recipe if shipped else f"{section.recipe}.toml"]
-    words += ["--strategies", standing.strategy]
+def command(standing: Standing) -> str:
+    """The ``covon run`` of a row: of the recipe that comes with the package, with what was set
+    otherwise; or else of a file."""
+    run = standing.runs[0]
+    changes = _changes(run)
+    words = ["covon", "run", f"{run.recipe}.toml" if changes is None else run.recipe]
+    words += ["--strategies", run.strategy]
     words += ["--seeds", ",".join(map(str, standing.seeds))]
-    epochs = standing.runs[0].settings.get("epochs")
-    if shipped and epochs is not None and epochs != load_recipe(section.recipe).epochs:
-        words += ["--epochs", str(epochs)]
+    for change in changes or []:
+        words += ["--set", change]
     return shlex.join(words)
+
+
+def _changes(run: Result) -> list[str] | None:
+    """``KEY=VALUE`` of what the run set otherwise than the shipped recipe of its name; ``None``
+    where there is no such recipe, or these cannot make the run of it."""
+    if run.recipe not in shipped_recipes():
+        return None
+    wanted = decisive(settings_today(run.settings))
+    whole = {key: value for key, value in wanted.items() if key != "strategy"}
+    shipped = leaves(load_recipe(run.recipe).model_dump(mode="json", exclude_none=True))
+    mine = leaves({**whole, "strategies": {run.strategy: wanted["strategy"]}})
+    changes = [f"{key}={_toml(value)}" for key, value in mine.items() if shipped.get(key) != value]
+    try:
+        again = load_recipe(run.recipe, changes)
+    except RecipeError:
+        return None
+    made = run.strategy in again.strategies and decisive(settings_of(again, run.strategy)) == wanted
+    return changes if made else None
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = (f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def versions(runs: Sequence[Result]) -> list[tuple[str, str]]:

@@ -1,17 +1,19 @@
-"""Results that may be compared with each other: one recipe on one stream."""
+"""Results that may be compared with each other: of one recipe, all that is common set alike."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from covon_avalanche.experiment.reporting.leaves import differing, leaves
 from covon_avalanche.experiment.reporting.standing import Standing, best, by_accuracy
 from covon_avalanche.experiment.reporting.statistics import p_against
-from covon_avalanche.experiment.result import Result
+from covon_avalanche.experiment.result import Result, ResultError
+from covon_avalanche.experiment.run_folder import decisive, settings_today
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Section:
     recipe: str
     slug: str
     """Of letters, digits and hyphens, unique in a report."""
+    title: str
+    """What the recipe calls itself, and what tells it from others of that title."""
     in_order: tuple[Standing, ...]
 
     @property
@@ -44,11 +48,6 @@ class Section:
         return str(self.settings.get("stream", {}).get("name", "unknown stream"))
 
     @property
-    def title(self) -> str:
-        """What the recipe calls itself."""
-        return str(self.settings.get("title", self.recipe))
-
-    @property
     def domains(self) -> list[str]:
         """Names of the domains, in the order they are learned; numbers if they have none."""
         names = self.settings.get("stream", {}).get("domains", [])
@@ -57,9 +56,11 @@ class Section:
 
     @property
     def tested(self) -> list[str]:
-        """Names of the domains that are tested on."""
-        count = len(self.runs[0].counts)
-        return self.domains if len(self.domains) == count else [str(n + 1) for n in range(count)]
+        """Names of the domains that are tested on; numbers if these are never learned."""
+        first = self.runs[0]
+        if first.held_out or len(self.domains) != len(first.counts):
+            return [str(n) for n in range(1, len(first.counts) + 1)]
+        return self.domains
 
     @property
     def seeds(self) -> list[int]:
@@ -91,27 +92,51 @@ class Section:
 
 
 def sections_of(results: Sequence[Result]) -> list[Section]:
-    """One section per recipe and stream, in order of first appearance.
+    """One section per recipe, what is evaluated, and settings but those of the strategies, in
+    order of first appearance.
 
-    :raises ValueError: if there are no results, or two of the same strategy and seed.
+    :raises ValueError: if there are no results.
+    :raises ResultError: if two are of the same run.
     """
     if not results:
         raise ValueError("a report needs at least one result, got none")
-    groups: dict[tuple[str, str, str], list[Result]] = {}
+    groups: dict[str, list[Result]] = {}
     for result in results:
-        stream = json.dumps(_what_is_set(result), sort_keys=True, default=str)
-        groups.setdefault((result.recipe, stream, result.stream), []).append(result)
-    slugs = unique_slugs([recipe for recipe, *_ in groups])
+        groups.setdefault(_key(_common(result)), []).append(result)
+    firsts = [runs[0] for runs in groups.values()]
+    slugs = unique_slugs([first.recipe for first in firsts])
+    names = [str(first.settings.get("title", first.recipe)) for first in firsts]
+    titles = _told_apart(names, [_common(first) for first in firsts], "{} ({})")
     return [
-        Section(recipe, slug, tuple(_standings(recipe, runs)))
-        for slug, ((recipe, *_), runs) in zip(slugs, groups.items(), strict=True)
+        Section(runs[0].recipe, slug, title, tuple(_standings(runs)))
+        for slug, title, runs in zip(slugs, titles, groups.values(), strict=True)
     ]
 
 
-def _what_is_set(result: Result) -> dict[str, Any]:
-    """The stream's settings without those that are not set: there may be new ones since."""
-    stream = result.settings.get("stream") or {}
-    return {key: value for key, value in stream.items() if value is not None}
+def _common(result: Result) -> dict[str, Any]:
+    """What the results of a section share."""
+    settings = decisive(settings_today(result.settings))
+    del settings["strategy"]
+    return {"recipe": result.recipe, "evaluated": result.stream, **leaves(settings)}
+
+
+def _own(result: Result) -> dict[str, Any]:
+    """What the results of a row share."""
+    return leaves(settings_today(result.settings)["strategy"])
+
+
+def _key(settings: dict[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def _told_apart(
+    names: Sequence[str], settings: Sequence[dict[str, Any]], form: str
+) -> Iterator[str]:
+    """Names; those that are equal with the settings that are not."""
+    for name, mine in zip(names, settings, strict=True):
+        same = [other for n, other in zip(names, settings, strict=True) if n == name]
+        text = differing(same)[same.index(mine)]
+        yield form.format(name, text) if text else name
 
 
 def unique_slugs(names: Sequence[str]) -> list[str]:
@@ -126,16 +151,20 @@ def unique_slugs(names: Sequence[str]) -> list[str]:
     return slugs
 
 
-def _standings(recipe: str, results: Sequence[Result]) -> list[Standing]:
-    by_name: dict[str, dict[int, Result]] = {}
+def _standings(results: Sequence[Result]) -> list[Standing]:
+    """One per strategy and its settings."""
+    rows: dict[tuple[str, str], dict[int, Result]] = {}
     for result in results:
-        runs = by_name.setdefault(result.strategy, {})
+        runs = rows.setdefault((result.strategy, _key(_own(result))), {})
         if result.seed in runs:
-            raise ValueError(
+            raise ResultError(
                 f"a strategy must have one result per seed, got two of {result.strategy!r} with "
-                f"seed {result.seed} in recipe {recipe!r}"
+                f"seed {result.seed} in recipe {result.recipe!r} and the same settings"
             )
         runs[result.seed] = result
+    settings = [_own(next(iter(runs.values()))) for runs in rows.values()]
+    names = _told_apart([name for name, _ in rows], settings, "{}, {}")
     return [
-        Standing(name, tuple(runs[seed] for seed in sorted(runs))) for name, runs in by_name.items()
+        Standing(name, tuple(runs[seed] for seed in sorted(runs)))
+        for name, runs in zip(names, rows.values(), strict=True)
     ]

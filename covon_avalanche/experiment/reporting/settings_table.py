@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from covon_avalanche.experiment.reporting.columns import NOTHING
+from covon_avalanche.experiment.reporting.leaves import leaves
 from covon_avalanche.experiment.reporting.section import Section
+from covon_avalanche.experiment.run_folder import settings_today
 
 _ABOUT = ("name", "title", "strategies", "seeds")
 """Parts of a recipe that do not decide what a single run does."""
@@ -29,27 +30,15 @@ class SettingsTable:
 
 
 def settings_table(section: Section) -> SettingsTable:
-    """From the resolved recipes of the runs. Where the runs of one strategy differ among
-    themselves, its cell has all values, with slashes."""
-    found: dict[str, dict[str, list[str]]] = {}
+    """From the resolved recipes of the runs."""
+    cells: dict[str, dict[str, str]] = {}
     for standing in section.in_order:
-        mine = found.setdefault(standing.strategy, {})
-        for run in standing.runs:
-            whole = {k: v for k, v in run.settings.items() if k not in (*_ABOUT, "strategy")}
-            own = flatten(run.settings["strategy"])
-            for key, value in {**flatten(whole), **own}.items():
-                values = mine.setdefault(key, [])
-                if value not in values:
-                    values.append(value)
-    cells = {
-        name: {key: " / ".join(values) for key, values in mine.items()}
-        for name, mine in found.items()
-    }
+        settings = settings_today(standing.runs[0].settings)
+        whole = {k: v for k, v in settings.items() if k not in (*_ABOUT, "strategy")}
+        flat = {**leaves(whole), **leaves(settings["strategy"])}
+        cells[standing.strategy] = {key: _text(value) for key, value in flat.items() if value != []}
     keys = list(dict.fromkeys(key for mine in cells.values() for key in mine))
-    same = {
-        key: len({mine.get(key, NOTHING) for mine in cells.values()}) == 1 and len(cells) > 0
-        for key in keys
-    }
+    same = {key: len({mine.get(key, NOTHING) for mine in cells.values()}) == 1 for key in keys}
     differing = sorted((key for key in keys if not same[key]), key=lambda key: key != "kind")
     return SettingsTable(
         keys=differing,
@@ -61,18 +50,11 @@ def settings_table(section: Section) -> SettingsTable:
     )
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Values as text by dotted name; lists stay whole, and what is not set is left out."""
-    flat: dict[str, str] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, float):
-            flat[f"{prefix}{key}"] = f"{value:g}"
-        elif isinstance(value, str):
-            flat[f"{prefix}{key}"] = value
-        elif isinstance(value, list) and value and all(isinstance(v, str) for v in value):
-            flat[f"{prefix}{key}"] = ", ".join(value)
-        elif value is not None and value != []:
-            flat[f"{prefix}{key}"] = json.dumps(value, default=str)
-    return flat
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(v, str) for v in value):
+        return ", ".join(value)
+    return json.dumps(value, default=str)

@@ -18,9 +18,10 @@ Spread = tuple[float, float]
 
 @dataclass(frozen=True)
 class Standing:
-    """A strategy's runs, sorted by seed. Accuracies are in [0, 1]."""
+    """A strategy's runs, sorted by seed and set alike. Accuracies are in [0, 1]."""
 
     strategy: str
+    """Its name, with what tells it from the same strategy set otherwise."""
     runs: tuple[Result, ...]
 
     @property

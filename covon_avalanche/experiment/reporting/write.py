@@ -19,10 +19,11 @@ def write_report(results: Sequence[Result], folder: Path, *, title: str | None =
 
     The page needs no other file and no network. The same results give the same bytes.
 
-    :param results: of one recipe or several; each (recipe, stream, strategy, seed) once.
+    :param results: of one recipe or several; each run once.
     :param title: of the page; the recipes' own by default.
     :returns: the path of the page.
-    :raises ValueError: if there are no results, or two of the same run.
+    :raises ValueError: if there are no results.
+    :raises ResultError: if two are of the same run.
     """
     folder = Path(folder)
     sections = sections_of(results)

@@ -160,7 +160,8 @@ class CudaPlan:
         for double, some, tables, chunks in self._parts:
             flags = torch.zeros(len(some), dtype=torch.int32, device=chunks.device)
             arguments = (*_on(chunks.device, tables), chunks, flags, key)
-            _draw[(len(chunks),)](*arguments, QUARTER=_QUARTER, DOUBLE=double)
+            with torch.cuda.device_of(chunks):  # Triton launches on the current device
+                _draw[(len(chunks),)](*arguments, QUARTER=_QUARTER, DOUBLE=double)
             bad += [job for job, flag in zip(some, flags.tolist(), strict=True) if flag]
         return bad
 
@@ -178,15 +179,16 @@ class CudaPlan:
             return False
         for double, some, tables, chunks in self._parts:
             tables.refresh()
-            _step[(len(chunks),)](
-                *_on(chunks.device, tables),
-                chunks,
-                next_key or 0,
-                QUARTER=_QUARTER,
-                DOUBLE=double,
-                HOLDS=some[0].holds,
-                AHEAD=next_key is not None,
-            )
+            with torch.cuda.device_of(chunks):
+                _step[(len(chunks),)](
+                    *_on(chunks.device, tables),
+                    chunks,
+                    next_key or 0,
+                    QUARTER=_QUARTER,
+                    DOUBLE=double,
+                    HOLDS=some[0].holds,
+                    AHEAD=next_key is not None,
+                )
         return True
 
 
