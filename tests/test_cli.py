@@ -4,12 +4,12 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import psutil
 import pytest
+from terminal import in_a_terminal
 from typer.testing import CliRunner
 
 from covon_avalanche import __version__, cli
@@ -75,13 +75,11 @@ def test_a_run_that_fails_is_named_and_the_table_shows_the_rest(tmp_path):
 def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
     command = [sys.executable, "-m", "covon_avalanche", "run", "--out", str(tmp_path)]
     command += ["--jobs", "2", "--strategies", "finetune,covon", "--seeds", "0-9"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    with in_a_terminal(command) as process:
         deadline = time.monotonic() + 120
         while not list(tmp_path.rglob("result.json")) and time.monotonic() < deadline:
             time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Interrupted; the same command goes on from here." in output

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from optuna.trial import TrialState
 from small_recipes import STRATEGIES, small_recipe
+from terminal import in_a_terminal
 from typer.testing import CliRunner
 
 from covon_avalanche.cli import app
@@ -274,14 +274,12 @@ def test_ctrl_c_ends_a_search_and_marks_its_trials(tmp_path):
     file.write_text(recipe_text(recipe, {}), encoding="utf-8")
     command = [sys.executable, "-m", "covon_avalanche", "search", str(file), "--jobs", "1"]
     command += ["--out", str(tmp_path), "--seed", "0"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    with in_a_terminal(command) as process:
         deadline = time.monotonic() + 120
         while b"lr" not in _content(journal) and time.monotonic() < deadline:
             time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        output, errors = process.communicate(timeout=60)
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "Interrupted; the same command goes on from here." in output
     states = [t.state for name in names for t in open_study(journal, recipe, name, 0).get_trials()]
