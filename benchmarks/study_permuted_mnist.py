@@ -27,9 +27,9 @@ from search_permuted_mnist import BASE, RESULTS
 
 from covon_avalanche import CoVON
 from covon_avalanche.atomic import write_atomically
-from covon_avalanche.experiment import recipe as recipes
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.run import run_strategy
+from covon_avalanche.experiment.strategy_settings import CoVON as CoVONSettings
 
 FILE = RESULTS / "study.jsonl"
 PAGE = ROOT / "docs/permuted-mnist.md"
@@ -113,7 +113,7 @@ def defaults() -> Iterator[dict[str, Any]]:
     """The optimizer's own defaults and a constant learning rate."""
     own = {k: p.default for k, p in inspect.signature(CoVON).parameters.items()}
     own |= {"kind": "covon", "ess": 50_000.0, "beta2": own["betas"][1]}
-    settings = {key: own[key] for key in recipes.CoVON.model_fields if key in own}
+    settings = {key: own[key] for key in CoVONSettings.model_fields if key in own}
     for epochs in (5, 30):
         yield run_of("defaults", f"{epochs} epochs", settings, epochs=epochs, final_lr_factor=1.0)
 
