@@ -146,7 +146,8 @@ def _say(line: str) -> None:
 def _write_best(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
     import optuna
 
-    from covon_avalanche.experiment.searching import best_settings, recipe_text, with_settings
+    from covon_avalanche.experiment.recipe_text import recipe_text
+    from covon_avalanche.experiment.searching import best_settings, with_settings
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     journal, best, comments = folder / "trials.journal", recipe, {}

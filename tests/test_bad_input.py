@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from covon_avalanche.cli import app
 from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.recipe_text import recipe_text
 from covon_avalanche.experiment.run_folder import RunFolder
-from covon_avalanche.experiment.searching import recipe_text
 
 DIGITS = {"name": "PermutedDigits", "n_experiences": 2}
 PACS = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}

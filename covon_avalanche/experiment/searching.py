@@ -241,32 +241,3 @@ def best_settings(
     if not best.value:
         raise RecipeError(f"all trials of {strategy} diverged, see {journal}")
     return dict(best.params), float(best.value)
-
-
-def recipe_text(recipe: Recipe, comments: dict[str, str]) -> str:
-    """A recipe as TOML.
-
-    :param comments: behind the tables of strategies, by name.
-    """
-    data = recipe.model_dump(mode="json", exclude_defaults=True)
-    lines = [f"{k} = {_toml(v)}" for k, v in data.items() if not isinstance(v, dict)]
-    tables = {k: v for k, v in data.items() if isinstance(v, dict) and k != "strategies"}
-    tables.pop("search", None)
-    notes = {f"strategies.{name}": f"  # {text}" for name, text in comments.items()}
-    tables |= {f"strategies.{_key(name)}": s for name, s in data["strategies"].items()}
-    for title, table in tables.items():
-        lines += ["", f"[{title}]{notes.get(title, '')}"]
-        lines += [f"{k} = {_toml(v)}" for k, v in table.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _key(name: str) -> str:
-    return name if name.replace("-", "").replace("_", "").isalnum() else json.dumps(name)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{k} = {_toml(v)}' for k, v in value.items())} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return '""' if value is None else json.dumps(value, ensure_ascii=False)

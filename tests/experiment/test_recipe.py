@@ -9,6 +9,7 @@ from covon_avalanche.experiment.recipe import (
     shipped_recipes,
     validate,
 )
+from covon_avalanche.experiment.recipe_text import recipe_text
 
 GOOD = """
 name = "tiny"
@@ -61,6 +62,24 @@ def test_the_main_recipe_compares_what_it_says():
     assert recipe.strategies["covon-nom"].gamma == 1
     assert recipe.stream.n_experiences == 5
     assert len(recipe.seeds) == 3
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_shipped_recipes_written_as_text_are_the_same(name, tmp_path):
+    recipe = load_recipe(name)
+    written = load_recipe(write(tmp_path, recipe_text(recipe, {})))
+    assert written == recipe.model_copy(update={"search": {}})
+
+
+def test_names_and_keys_that_need_quotes_are_written_with_them(tmp_path):
+    arguments = {"with space": [1, {"é": 'a "b"'}], "plain": True}
+    mine = {"kind": "custom", "lr": 0.1, "implementation": "m:C", "arguments": arguments}
+    recipe = load_recipe(write(tmp_path, GOOD))
+    data = recipe.model_dump() | {"strategies": {"mine, too": mine}}
+    recipe = validate(data, "here")
+    text = recipe_text(recipe, {"mine, too": "the best"})
+    assert '[strategies."mine, too"]  # the best' in text
+    assert load_recipe(write(tmp_path, text)) == recipe
 
 
 def test_a_users_file(tmp_path):

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from covon_avalanche.cli import app
 from covon_avalanche.experiment import run
 from covon_avalanche.experiment.recipe import Range, Recipe, RecipeError, load_recipe
+from covon_avalanche.experiment.recipe_text import recipe_text
 from covon_avalanche.experiment.searching import (
     _sampler,
     best_settings,
     open_study,
-    recipe_text,
     search_strategy,
     space_of,
     with_settings,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from covon_avalanche.experiment.recipe import RecipeError, load_recipe, shipped_recipes
+from covon_avalanche.experiment.recipe_text import toml_value
 from covon_avalanche.experiment.reporting.leaves import leaves
 from covon_avalanche.experiment.reporting.standing import Standing
 from covon_avalanche.experiment.result import Result
@@ -36,22 +36,15 @@ def _changes(run: Result) -> list[str] | None:
     whole = {key: value for key, value in wanted.items() if key != "strategy"}
     shipped = leaves(load_recipe(run.recipe).model_dump(mode="json", exclude_none=True))
     mine = leaves({**whole, "strategies": {run.strategy: wanted["strategy"]}})
-    changes = [f"{key}={_toml(value)}" for key, value in mine.items() if shipped.get(key) != value]
+    changes = [
+        f"{key}={toml_value(value)}" for key, value in mine.items() if shipped.get(key) != value
+    ]
     try:
         again = load_recipe(run.recipe, changes)
     except RecipeError:
         return None
     made = run.strategy in again.strategies and decisive(settings_of(again, run.strategy)) == wanted
     return changes if made else None
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        pairs = (f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items())
-        return f"{{{', '.join(pairs)}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def versions(runs: Sequence[Result]) -> list[tuple[str, str]]:
