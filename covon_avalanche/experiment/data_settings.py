@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, NonNegativeInt, PositiveInt, Tag, field_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    Tag,
+    field_serializer,
+    field_validator,
+)
 
 from covon_avalanche.experiment.strategy_settings import Settings
 
@@ -83,12 +91,16 @@ class Backbone(Settings):
     backbone: str
     weights: str | None
     """``default`` for the library's own, or a file; a relative path is below the folder of the
-    data (by default Avalanche's). TOML has no null: leave it out (``""``) for random weights."""
+    data (by default Avalanche's). TOML has no null: ``""`` asks for random weights."""
 
     @field_validator("weights", mode="before")
     @classmethod
     def _empty(cls, weights: object) -> object:
         return weights or None
+
+    @field_serializer("weights", when_used="json")
+    def _without_null(self, weights: str | None) -> str:
+        return weights or ""
 
 
 def _kind_of_model(value: object) -> str:

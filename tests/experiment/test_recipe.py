@@ -75,10 +75,10 @@ def test_names_and_keys_that_need_quotes_are_written_with_them(tmp_path):
     arguments = {"with space": [1, {"é": 'a "b"'}], "plain": True}
     mine = {"kind": "custom", "lr": 0.1, "implementation": "m:C", "arguments": arguments}
     recipe = load_recipe(write(tmp_path, GOOD))
-    data = recipe.model_dump() | {"strategies": {"mine, too": mine}}
+    data = recipe.model_dump() | {"strategies": {"mine.1+": mine}}
     recipe = validate(data, "here")
-    text = recipe_text(recipe, {"mine, too": "the best"})
-    assert '[strategies."mine, too"]  # the best' in text
+    text = recipe_text(recipe, {"mine.1+": "the best"})
+    assert '[strategies."mine.1+"]  # the best' in text
     assert load_recipe(write(tmp_path, text)) == recipe
 
 
