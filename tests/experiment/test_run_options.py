@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+import wandb
 from miniature import pacs
 from small_recipes import STRATEGIES, small_recipe
 
@@ -98,6 +99,33 @@ def test_wandb_is_asked_for_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="--wandb needs wandb"):
         run_in_folder(recipe_of(), "covon", 0, tmp_path, wandb="mine")
+
+
+def test_each_run_is_one_of_wandb(tmp_path, monkeypatch):
+    """Logged offline; a run that is done again in its folder keeps its name there."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logged = []
+    init = wandb.init
+
+    def spied_init(**settings):
+        run = init(**settings)
+        logged.append((run.id, values := {}))
+        monkeypatch.setattr(wandb, "log", lambda new, step: values.update(new))
+        return run
+
+    monkeypatch.setattr(wandb, "init", spied_init)
+    recipe = recipe_of("finetune", epochs=1)
+    results = [run_in_folder(recipe, "finetune", seed, tmp_path, wandb="p") for seed in (0, 1)]
+    next(tmp_path.glob("finetune/seed-1-*/result.json")).unlink()
+    run_in_folder(recipe, "finetune", 1, tmp_path, wandb="p")
+    wandb.finish()
+    (first, values), (second, _), (again, _) = logged
+    assert first != second == again
+    assert values["Top1_Acc_Epoch/train_phase/train_stream/Task000"] == pytest.approx(
+        results[0].epochs[-1].accuracy
+    )
+    assert list(tmp_path.glob(f"finetune/seed-0-*/wandb/offline-run-*-{first}"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
