@@ -20,7 +20,7 @@ from covon_avalanche.cli_results import compare, report
 from covon_avalanche.cli_search import search
 from covon_avalanche.cores import usable_cores
 from covon_avalanche.display import Display
-from covon_avalanche.experiment.grid import Event, Job, jobs_of, run_grid
+from covon_avalanche.experiment.grid import Event, jobs_of, run_grid
 from covon_avalanche.experiment.recipe import (
     Recipe,
     RecipeError,
@@ -30,6 +30,7 @@ from covon_avalanche.experiment.recipe import (
     shipped_recipes,
 )
 from covon_avalanche.experiment.result import ResultError
+from covon_avalanche.experiment.run_folder import RunFolder
 
 app = typer.Typer(
     help="Bayesian, exemplar-free continual learning: fair comparisons on domain-incremental "
@@ -187,7 +188,7 @@ def _run_and_report(
     except KeyboardInterrupt:
         interrupted = True
         console.print("Interrupted; the same command goes on from here.")
-    _print_failures(display.failures)
+    _print_failures(display.failures, recipe, folder)
     finished = sorted(display.finished, key=lambda r: list(recipe.strategies).index(r.strategy))
     if finished:
         from covon_avalanche.experiment.reporting import brief, sections_of
@@ -209,15 +210,18 @@ def _run_and_report(
     return max((2 if event.bad_input else 1 for event in display.failures), default=0)
 
 
-def _print_failures(failures: list[Event]) -> None:
-    """One sentence for each error; the same one in many runs is told once."""
-    by_error: dict[str, list[Job]] = defaultdict(list)
+def _print_failures(failures: list[Event], recipe: Recipe, folder: Path) -> None:
+    """One sentence for each error; the same one in many runs is told once. Where it is not the
+    input's fault, the log has the traceback."""
+    by_error: dict[str, list[Event]] = defaultdict(list)
     for event in failures:
-        by_error[str(event.error)].append(event.job)
-    for error, jobs in by_error.items():
-        more = f" (and {len(jobs) - 1} other runs)" if len(jobs) > 1 else ""
-        name = f"{jobs[0].strategy}, seed {jobs[0].seed}{more}"
-        typer.echo(f"covon: {name}: {error}", err=True)
+        by_error[str(event.error)].append(event)
+    for error, events in by_error.items():
+        job = events[0].job
+        more = f" (and {len(events) - 1} other runs)" if len(events) > 1 else ""
+        log = RunFolder(folder, recipe, job.strategy, job.seed).log_file
+        see = "" if events[0].bad_input else f"; see {log}"
+        typer.echo(f"covon: {job.strategy}, seed {job.seed}{more}: {error}{see}", err=True)
 
 
 def _submit(

@@ -69,6 +69,10 @@ def test_a_run_that_fails_is_named_and_the_table_shows_the_rest(tmp_path):
     done = covon("run", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "out"))
     assert done.exit_code == 1
     assert done.stderr.startswith("covon: bad, seed 0: FloatingPointError: ")
+    (log,) = (tmp_path / "out" / "bad").rglob("log.txt")
+    assert done.stderr.rstrip().endswith(f"; see {log}")
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in log.read_text(encoding="utf-8")
     assert "good" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
 
 

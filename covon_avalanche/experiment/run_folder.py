@@ -17,6 +17,8 @@ from covon_avalanche.atomic import write_atomically
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result, ResultError
 
+_log = logging.getLogger(__name__)
+
 
 def settings_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
     """The part of a recipe that one of its strategies uses, without what is not set."""
@@ -71,6 +73,11 @@ class RunFolder:
         """The result."""
         return self.path / "result.json"
 
+    @property
+    def log_file(self) -> Path:
+        """The package's messages, and the traceback of what stopped the run."""
+        return self.path / "log.txt"
+
     def result(self) -> Result | None:
         """The result of a finished run. A file that is not one is put aside and made anew."""
         if not self.result_file.exists():
@@ -80,7 +87,7 @@ class RunFolder:
         except ResultError as error:
             if error.newer:
                 raise
-            logging.getLogger(__name__).warning("%s; it is run again", error)
+            _log.warning("%s; it is run again", error)
             self.result_file.replace(self.result_file.with_suffix(".damaged"))
             return None
 
@@ -97,13 +104,16 @@ class RunFolder:
         except Timeout:
             raise ValueError(f"another process works on {self.path}") from None
         package = logging.getLogger("covon_avalanche")
-        handler = logging.FileHandler(self.path / "log.txt", encoding="utf-8")
+        handler = logging.FileHandler(self.log_file, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         level = package.level
         package.addHandler(handler)
         package.setLevel(logging.INFO)
         try:
             yield
+        except Exception:
+            _log.exception("the run stopped")
+            raise
         finally:
             package.removeHandler(handler)
             package.setLevel(level)
