@@ -29,7 +29,14 @@ from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.recipe import Recipe
 
 STORED = Path(__file__).parent / "results" / "overhead.json"
-SETTINGS = {"ess": 1e5, "hess_init": 0.03, "gamma": 0.9, "beta2": 0.998, "clip_radius": 0.1}
+SETTINGS = {
+    "ess": 1e5,
+    "hess_init": 0.03,
+    "hess_approx": "reparam",
+    "gamma": 0.9,
+    "beta2": 0.998,
+    "clip_radius": 0.1,
+}
 RECIPE = {
     "name": "overhead",
     "title": "PermutedMNIST",
@@ -45,7 +52,7 @@ RECIPE = {
 
 def optimizer_of(model: torch.nn.Module) -> CoVON:
     """As the recipe has it."""
-    options = dict(SETTINGS, betas=(0.9, SETTINGS["beta2"]), lr=0.03, hess_approx="reparam")
+    options = dict(SETTINGS, betas=(0.9, SETTINGS["beta2"]), lr=0.03)
     del options["beta2"]
     return CoVON(model.named_parameters(), **options)
 

@@ -51,6 +51,7 @@ ADAMW = {"lr": (1e-5, 0.3), "weight_decay": (1e-6, 1e-1)}
 VARIATIONAL = {"ess": (300.0, 1e6), "weight_decay": (1e-6, 1e-1)}
 NEWTON = {
     **VARIATIONAL,
+    "hess_approx": "reparam",
     "lr": (3e-3, 1.0),
     "hess_init": (1e-2, 2.0),
     "later_hess_init": (1e-3, 2.0),

@@ -55,6 +55,7 @@ VCL = {
 }
 NEWTON = {
     "kind": "covon",
+    "hess_approx": "reparam",
     "ess": (1e4, 1e6),
     "weight_decay": (2e-5, 2e-3),
     "lr": (5e-3, 0.2),

@@ -42,6 +42,7 @@ CENTRE: dict[str, Any] = {
     "ess": 50_000.0,
     "weight_decay": 2e-4,
     "hess_init": 0.03,
+    "hess_approx": "reparam",
     "clip_radius": 0.1,
     "gamma": 1.0,
     "beta2": 0.99,

@@ -6,7 +6,15 @@ from typing import Any
 
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 
-NEWTON = dict(kind="covon", lr=0.1, ess=1437.0, hess_init=0.05, later_hess_init=0.05, beta2=0.99)
+NEWTON = dict(
+    kind="covon",
+    lr=0.1,
+    ess=1437.0,
+    hess_init=0.05,
+    later_hess_init=0.05,
+    beta2=0.99,
+    hess_approx="reparam",
+)
 BAYES = dict(lr=0.01, ess=1437.0, std_init=0.01, weight_decay=1e-4)
 STRATEGIES = {
     "finetune": dict(kind="finetune", lr=0.01),

@@ -13,7 +13,13 @@ from torch import nn
 
 from covon_avalanche import streams
 from covon_avalanche.backbones import create_backbone, normalisation
-from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron, PermutedStream
+from covon_avalanche.experiment.data_settings import (
+    Backbone,
+    FolderStream,
+    Model,
+    Perceptron,
+    PermutedStream,
+)
 from covon_avalanche.experiment.recipe import Recipe
 
 _FOLDERS = {"PACS": "PACS", "DomainNet": "domainnet", "CDDB": "CDDB", "CORe50": "core50"}
@@ -33,7 +39,7 @@ def build_benchmark(
         default Avalanche's data folder.
     """
     stream, model = recipe.stream, recipe.model
-    unlike = {"name", "n_experiences", "image_size", "cache_size"}
+    unlike = {"name", "folder", "n_experiences", "image_size", "cache_size"}
     options = stream.model_dump(exclude=unlike) | {"seed": seed}
     if validation_size is not None:
         options["validation_size"] = validation_size
@@ -44,7 +50,10 @@ def build_benchmark(
         return build(stream.n_experiences, **options)
     colours = normalisation(model.backbone) if isinstance(model, Backbone) else {}
     train, evaluation = streams.image_transforms(stream.image_size, **colours)
-    root = None if dataset_root is None else Path(dataset_root) / _FOLDERS[stream.name]
+    if isinstance(stream, FolderStream):
+        root: Path | None = _below(dataset_root, stream.folder)
+    else:
+        root = None if dataset_root is None else Path(dataset_root) / _FOLDERS[stream.name]
     if stream.cache_size is not None:
         options["cache"] = _below(dataset_root, "cache")
         options["cache_size"] = stream.cache_size

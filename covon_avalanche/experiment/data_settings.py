@@ -72,9 +72,19 @@ class CORe50Stream(_ImageStream):
     labels: Literal["object", "category"] = "object"
 
 
-STREAMS = (PermutedStream, ImageStream, CDDBStream, CORe50Stream)
+class FolderStream(_ImageStream):
+    """One's own images."""
+
+    name: Literal["DomainFolders"]
+    folder: str
+    """With ``DOMAIN/CLASS/*``, or a CSV table, see ``DomainFolders``; a relative path is below
+    the folder of the data (by default Avalanche's)."""
+
+
+STREAMS = (PermutedStream, ImageStream, CDDBStream, CORe50Stream, FolderStream)
 Stream = Annotated[
-    PermutedStream | ImageStream | CDDBStream | CORe50Stream, Field(discriminator="name")
+    PermutedStream | ImageStream | CDDBStream | CORe50Stream | FolderStream,
+    Field(discriminator="name"),
 ]
 
 

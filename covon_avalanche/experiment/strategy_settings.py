@@ -214,7 +214,7 @@ class CoVON(_Trained):
     clip_radius: PositiveFloat
     prior_mean: Literal["zero", "init"] = "zero"
     """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
-    hess_approx: Literal["auto", "reparam", "gradsq", "per_example"] = "reparam"
+    hess_approx: Literal["auto", "reparam", "gradsq", "per_example"] = "auto"
     consolidation: Literal["merge", "ema", "replace", "none"] = "merge"
     mc_samples: PositiveInt = 1
     schedule: list[TaskSettings] = []

@@ -5,11 +5,12 @@ import warnings
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin
-from miniature import cddb, core50, domainnet, pacs
+from miniature import OWN_CLASSES, cddb, core50, domainnet, own, pacs
 
+from covon_avalanche.experiment.build import build_benchmark
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.methods import build_strategy
-from covon_avalanche.experiment.recipe import Recipe, load_recipe
+from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, validate
 from covon_avalanche.experiment.run import run_strategy
 
 SMALL = {"backbone": "squeezenet", "weights": None}
@@ -59,6 +60,23 @@ def test_the_authors_split_of_core50_tests_on_other_sessions_too(learned, tmp_pa
     assert result.held_out
     assert result.bwt is None
     assert [len(row) for row in result.accuracy] == [3] * learned
+
+
+@pytest.mark.parametrize("layout", ["plain", "csv"])
+def test_a_recipe_may_name_ones_own_folder_or_table(layout, tmp_path):
+    (tmp_path / "mine").mkdir()
+    place = own(tmp_path / "mine", layout)
+    recipe = load_recipe("core50")
+    data = {"name": "DomainFolders", "domains": ["night", "day"], "image_size": 32}
+    for folder in (str(place.relative_to(tmp_path)), str(place)):
+        stream = {**data, "folder": folder, "validation_size": 0.25}
+        mine = Recipe.model_validate({**recipe.model_dump(), "stream": stream, "model": SMALL})
+        benchmark = build_benchmark(mine, seed=0, dataset_root=tmp_path)
+        assert [e.domain for e in benchmark.train_stream] == ["night", "day"]
+        assert benchmark.n_classes == len(OWN_CLASSES)
+        assert [len(e.dataset) for e in benchmark.streams["valid"]] == [4, 4]
+    with pytest.raises(RecipeError, match=r"stream\.folder: is missing"):
+        validate({**recipe.model_dump(), "stream": data, "model": SMALL}, "here")
 
 
 @pytest.mark.parametrize("name", ["domainnet", "core50"])
