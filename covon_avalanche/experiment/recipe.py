@@ -193,11 +193,13 @@ def _sentence(error: ValidationError) -> str:
     key = ".".join(parts)
     if first["type"] == "extra_forbidden":
         return f"{key}: unknown key; known are {', '.join(model.model_fields)}"
+    if first["type"] == "union_tag_not_found":
+        choice, models = ("name", STREAMS) if parts[0] == "stream" else ("kind", KINDS)
+        return f"{key}.{choice}: is missing; known are {', '.join(_by_choice(choice, models))}"
     if first["type"] == "missing":
         return f"{key}: is missing"
-    if isinstance(first["input"], dict):
-        return f"{key}: {first['msg']}"
-    return f"{key} = {first['input']!r}: {first['msg']}"
+    what = key if isinstance(first["input"], dict) else f"{key} = {first['input']!r}"
+    return f"{what}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def _by_choice(key: str, models: tuple[type[BaseModel], ...]) -> dict[str, type[BaseModel]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -111,11 +113,17 @@ class RWalk(WithOptimizer):
     delta_t: PositiveInt = 10
 
 
+def _module_and_class(name: str) -> str:
+    if not re.fullmatch(r"[\w.]+:\w+", name):
+        raise ValueError("must look like module:Class")
+    return name
+
+
 class Custom(WithOptimizer):
     """Your own strategy or plugin."""
 
     kind: Literal["custom"]
-    implementation: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    implementation: Annotated[str, AfterValidator(_module_and_class)]
     """``module:Class``, found as Python finds modules and in the working directory: a subclass of
     Avalanche's ``SupervisedTemplate``, or of ``SupervisedPlugin`` (then Naive with this plugin)."""
     arguments: dict[str, Any] = {}
@@ -195,7 +203,7 @@ class TaskSettings(Settings):
     lr: PositiveFloat | None = None
     ess: PositiveFloat | None = None
     hess_init: PositiveFloat | None = None
-    gamma: PositiveFloat | None = None
+    gamma: Annotated[float, Field(gt=0, le=1)] | None = None
     gamma_precision: PositiveFloat | None = None
     epochs: PositiveInt | None = None
 
@@ -208,7 +216,7 @@ class CoVON(_Trained):
     hess_init: PositiveFloat
     later_hess_init: PositiveFloat | None = None
     """``hess_init`` from the second domain on; the same by default."""
-    gamma: PositiveFloat
+    gamma: Annotated[float, Field(gt=0, le=1)]
     gamma_precision: PositiveFloat | None = None
     beta2: Annotated[float, Field(gt=0, lt=1)]
     clip_radius: PositiveFloat

@@ -94,6 +94,13 @@ def test_a_users_file(tmp_path):
         ("gamma = 0.8", "", r"strategies\.mine\.gamma: is missing"),
         ("gamma = 0.8", "gamma = -1.0", r"strategies\.mine\.gamma = -1\.0: .*greater than 0"),
         ("epochs = 1", "epochs = 0", r"epochs = 0: .*greater than 0"),
+        (
+            "gamma = 0.8",
+            "gamma = 1.5",
+            r"strategies\.mine\.gamma = 1\.5: .*less than or equal",
+        ),
+        ('kind = "covon"', "", r"strategies\.mine\.kind: is missing; known are finetune, .*covon"),
+        ('name = "PermutedDigits", ', "", r"stream\.name: is missing; known are PermutedDigits, "),
         ('kind = "covon"', 'kind = "covonn"', r"strategies\.mine: .*'covonn'.*'covon'"),
         ('"PermutedDigits"', '"Digits"', r"stream: .*'Digits'.*'PermutedDigits'"),
         ("seeds = [0]", "seeds = []", r"seeds = \[\]: .*at least 1"),
