@@ -42,12 +42,11 @@ STRATEGIES = {
     "covon-nom": dict(**NEWTON, clip_radius=0.1, gamma=1.0, weight_decay=1e-4),
     "covon": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4),
     "covon-gradsq": dict(
-        **{**NEWTON, "later_hess_init": None},
+        **{**NEWTON, "later_hess_init": None, "hess_approx": "gradsq"},
         clip_radius=0.1,
         gamma=1.0,
         gamma_precision=2.0,
         weight_decay=1e-4,
-        hess_approx="gradsq",
     ),
     "ema": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4, consolidation="ema"),
     "joint": dict(kind="joint", lr=0.01),

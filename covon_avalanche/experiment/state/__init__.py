@@ -1,0 +1,16 @@
+"""The state of a training run as JSON and tensors, and back into a run built anew.
+
+Pickle is not used, because loading a pickle runs code. ``capture`` walks from the strategy
+through its attributes; ``restore`` walks the same way through a strategy that was built anew
+from the recipe, and fills in what differs. So functions, loggers and loaders need not be stored:
+those of the new strategy stay, and a file names no others than a few that make nothing but
+values. Objects that only the old one had (a replay buffer, an importance) are made without
+calling their constructor, if their class belongs to Avalanche or to the parts of this package
+that keep values. The data of the benchmark is named, not stored.
+"""
+
+from covon_avalanche.experiment.state.capturing import capture
+from covon_avalanche.experiment.state.common import StateError, Surroundings
+from covon_avalanche.experiment.state.restoring import restore
+
+__all__ = ["StateError", "Surroundings", "capture", "restore"]
