@@ -174,3 +174,31 @@ def test_the_gpu_kernel_in_tritons_interpreter():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("ok") == 7
+
+
+STEPS = """
+import torch
+from covon_avalanche.optim import CoVON
+
+for dtype in (torch.float32, torch.float64):
+    layer = torch.nn.Linear(3, 2, dtype=dtype)
+    optimizer = CoVON(layer.parameters(), ess=10.0, implementation="compiled")
+    for _ in range(2):
+        with optimizer.sampled_params():
+            layer(torch.ones(4, 3, dtype=dtype)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_what_is_compiled_once_is_not_compiled_again_by_another_process(tmp_path):
+    """It would cost each process seconds, and more files each time."""
+    found = []
+    for _ in range(2):
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", STEPS],
+            check=True,
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        )
+        found.append(sorted(tmp_path.rglob("*.nbc")))
+    assert found[0]
+    assert found[0] == found[1]

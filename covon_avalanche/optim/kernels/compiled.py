@@ -63,6 +63,24 @@ def _checker() -> Callable:
     return check
 
 
+@njit(**OPTIONS)
+def _draw_group(
+    like, hess_given, prior_given, mean, sample, hess, prior, noise, spread, per_example, hess0,
+    prior0, start, size,
+):  # fmt: skip
+    """Some entries; what is given is None or True, so that numba leaves out the other branch."""
+    dtype = type(like)
+    good = 0
+    for j in range(size):
+        i = u64(start) + u64(j)
+        d = (prior0 if prior_given is None else prior[i]) * per_example
+        total = (hess0 if hess_given is None else hess[i]) + d
+        good += 1 if total > dtype(0) else 0
+        root = dtype(1) / np.sqrt(total)
+        sample[i] = mean[i] + dtype(noise[u64(j)]) * (spread * root)
+    return good
+
+
 @cache
 def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) -> Callable:
     """Compile the sampling of parameters whose hess and prior precision are tensors or not.
@@ -70,19 +88,7 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) 
     :param source: of the noise: numba's files of compiled code do not see it change.
     """
 
-    @njit(**OPTIONS)
-    def group(
-        mean, sample, hess, prior, noise, spread, per_example, hess0, prior0, start, size
-    ):  # fmt: skip
-        good = 0
-        for j in range(size):
-            i = u64(start) + u64(j)
-            d = (prior[i] if has_prior else prior0) * per_example
-            total = (hess[i] if has_hess else hess0) + d
-            good += 1 if total > dtype(0) else 0
-            root = dtype(1) / np.sqrt(total)
-            sample[i] = mean[i] + dtype(noise[u64(j)]) * (spread * root)
-        return good
+    hess_given, prior_given = has_hess or None, has_prior or None
 
     @njit(**OPTIONS)
     def draw(table, settings, key0, key1, flags, first, stride):
@@ -105,14 +111,47 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) 
                 for start in range(begin, min(begin + _TILE, size), GROUP):
                     n = min(GROUP, size - start)
                     fill_group(noise, key0, key1, u32(table[row, _NUMBER]), start // GROUP)
-                    good = group(
-                        mean, sample, hess, prior, noise, spread, per_example, hess0, prior0,
-                        start, n,
+                    good = _draw_group(
+                        one, hess_given, prior_given, mean, sample, hess, prior, noise, spread,
+                        per_example, hess0, prior0, start, n,
                     )  # fmt: skip
                     if good != n:
                         flags[row] = True
 
     return draw
+
+
+@njit(**OPTIONS)
+def _step_group(
+    like, theta_held, hess_held, mean_given, prior_given, drawn, mean, sample, grad, momentum,
+    hess, prior_mean, prior, noise, ess, spread, per_example, rest1, rest2, lr, clip, correction,
+    prior_mean0, prior0, start, size,
+):  # fmt: skip
+    """Some entries; flags are None or True, as for ``_draw_group``."""
+    dtype = type(like)
+    half = dtype(0.5)
+    for j in range(size):
+        i = u64(start) + u64(j)
+        g, m, h = grad[i], mean[i], hess[i]
+        d = (prior0 if prior_given is None else prior[i]) * per_example
+        a = h + d
+        estimate = sample[i]
+        if theta_held is not None:
+            estimate = g * (estimate - m)
+        if hess_held is None:
+            estimate = estimate * ess * a
+        change = rest2 * (estimate - h)
+        h = h + change + half * change * change / a  # Algorithm 1, line 8
+        b = momentum[i] + rest1 * (g - momentum[i])
+        root = dtype(1) / np.sqrt(h + d)
+        pull = d * (m - (prior_mean0 if mean_given is None else prior_mean[i]))
+        direction = (b * correction + pull) * root * root
+        m = m - lr * min(max(direction, -clip), clip)  # line 9
+        mean[i] = m
+        momentum[i] = b
+        hess[i] = h
+        if drawn is not None:
+            sample[i] = m + dtype(noise[u64(j)]) * (spread * root)
 
 
 @cache
@@ -125,36 +164,8 @@ def _stepper(
     source: int = SOURCE,
 ) -> Callable:
     """Compile the step for what is a tensor and what is not, with or without the next sample."""
-    from_theta, given = holds == "theta", holds == "hess"
-
-    @njit(**OPTIONS)
-    def group(
-        mean, sample, grad, momentum, hess, prior_mean, prior, noise, ess, spread, per_example,
-        rest1, rest2, lr, clip, correction, prior_mean0, prior0, start, size,
-    ):  # fmt: skip
-        half = dtype(0.5)
-        for j in range(size):
-            i = u64(start) + u64(j)
-            g, m, h = grad[i], mean[i], hess[i]
-            d = (prior[i] if has_prior else prior0) * per_example
-            a = h + d
-            estimate = sample[i]
-            if from_theta:
-                estimate = g * (estimate - m)
-            if not given:
-                estimate = estimate * ess * a
-            change = rest2 * (estimate - h)
-            h = h + change + half * change * change / a  # Algorithm 1, line 8
-            b = momentum[i] + rest1 * (g - momentum[i])
-            root = dtype(1) / np.sqrt(h + d)
-            pull = d * (m - (prior_mean[i] if has_prior_mean else prior_mean0))
-            direction = (b * correction + pull) * root * root
-            m = m - lr * min(max(direction, -clip), clip)  # line 9
-            mean[i] = m
-            momentum[i] = b
-            hess[i] = h
-            if ahead:
-                sample[i] = m + dtype(noise[u64(j)]) * (spread * root)
+    theta_held, hess_held = holds == "theta" or None, holds == "hess" or None
+    mean_given, prior_given, drawn = has_prior_mean or None, has_prior or None, ahead or None
 
     @njit(**OPTIONS)
     def step(table, settings, key0, key1, first, stride):
@@ -183,10 +194,11 @@ def _stepper(
                 for start in range(begin, min(begin + _TILE, size), GROUP):
                     if ahead:
                         fill_group(noise, key0, key1, u32(table[row, _NUMBER]), start // GROUP)
-                    group(
-                        mean, sample, grad, momentum, hess, prior_mean, prior, noise, ess,
-                        spread, per_example, rest1, rest2, lr, clip, correction, prior_mean0,
-                        prior0, start, min(GROUP, size - start),
+                    _step_group(
+                        one, theta_held, hess_held, mean_given, prior_given, drawn, mean, sample,
+                        grad, momentum, hess, prior_mean, prior, noise, ess, spread, per_example,
+                        rest1, rest2, lr, clip, correction, prior_mean0, prior0, start,
+                        min(GROUP, size - start),
                     )  # fmt: skip
 
     return step
