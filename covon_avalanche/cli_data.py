@@ -19,7 +19,7 @@ from rich.progress import (
 
 from covon_avalanche.cli_errors import fail
 from covon_avalanche.data.catalogue import CATALOGUE, DataSet
-from covon_avalanche.data.download import DataError, download
+from covon_avalanche.data.download import download
 from covon_avalanche.data.unpack import unpack
 
 app = typer.Typer(help="Image data sets: what there is, getting it, checking it.")
@@ -66,7 +66,7 @@ def download_data(name: Name, root: Root) -> None:
                     unpack(path, folder / file.folder)
                     done.touch()
                     path.unlink()
-            except DataError as error:
+            except ValueError as error:
                 fail(str(error))
             except OSError as error:
                 fail(f"{folder} cannot be written: {error.strerror}")
@@ -94,7 +94,7 @@ def verify_data(
         report = verify(getattr(streams, dataset.name), root / dataset.folder)
         if manifest is not None:
             write_manifest(report, manifest)
-    except DataError as error:
+    except ValueError as error:
         fail(str(error))
     problems = report.problems
     for problem in problems[:_MANY]:

@@ -13,6 +13,7 @@ ROOT = "covon_avalanche"
 MAY_IMPORT = {
     "atomic": set(),
     "cores": set(),
+    "disk": set(),
     "gaussian": {"atomic"},
     "optim": {"gaussian"},
     "fisher": set(),
@@ -20,8 +21,8 @@ MAY_IMPORT = {
     "plugins": {"gaussian", "optim", "fisher", "tensor_batches"},
     "strategies": {"optim", "plugins", "tensor_batches"},
     "backbones": set(),
-    "data": {"atomic", "cores", "streams"},
-    "streams": {"atomic", "cores"},
+    "data": {"atomic", "cores", "disk", "streams"},
+    "streams": {"atomic", "cores", "disk"},
     "evaluation": set(),
     "experiment": {
         "atomic",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Callable
 from http.client import HTTPException
@@ -14,9 +13,9 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from covon_avalanche.data.catalogue import RemoteFile
+from covon_avalanche.disk import require_space
 
 _CHUNK = 2**20
-_SPARE = 2**28  # bytes of disk that shall stay free
 _TIMEOUT = 60  # seconds without a byte
 
 
@@ -39,6 +38,7 @@ def download(
     :param attempts: how often a broken connection is tried again.
     :param pause: seconds before the second attempt; it doubles each time.
     :raises DataError: naming address and cause; what has arrived stays, unless it is wrong.
+    :raises ValueError: for a disk without room.
     """
     if urlsplit(file.url).scheme not in ("http", "https"):
         raise DataError(f"{file.url} is neither http nor https")
@@ -70,15 +70,6 @@ def download(
         raise
     os.replace(part, target)
     return target
-
-
-def require_space(folder: Path, needed: int) -> None:
-    """Raise a :class:`DataError` unless a folder's disk has room."""
-    free = shutil.disk_usage(folder).free
-    if free < needed + _SPARE:
-        raise DataError(
-            f"{folder} needs {(needed + _SPARE) / 1e9:.1f} GB of free disk, has {free / 1e9:.1f}"
-        )
 
 
 def _fetch(file: RemoteFile, part: Path, progress: Callable[[int], None]) -> None:

@@ -9,7 +9,8 @@ import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
 
-from covon_avalanche.data.download import DataError, require_space
+from covon_avalanche.data.download import DataError
+from covon_avalanche.disk import require_space
 
 _LARGEST_RATIO = 200  # of unpacked to packed size; images hardly shrink
 
@@ -21,6 +22,7 @@ def unpack(archive: Path, folder: Path) -> None:
     grow beyond all measure. Existing files of the same names are replaced.
 
     :raises DataError: naming archive, member and rule.
+    :raises ValueError: for a disk without room.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:

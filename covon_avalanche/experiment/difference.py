@@ -48,7 +48,7 @@ def _numbers(result: Result) -> dict[str, Any]:
         **{f"with posterior samples: {name}": value for name, value in result.sampled.items()},
         "training seconds": sum(result.train_seconds),
         "memory, in units of the weights": result.parameters_worth,
-        "peak memory, MB": None if result.peak_memory is None else result.peak_memory / 1e6,
+        "peak memory, MiB": None if result.peak_memory is None else result.peak_memory / 2**20,
     }
 
 

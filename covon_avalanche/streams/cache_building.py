@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +14,11 @@ from torch import Tensor
 
 from covon_avalanche.atomic import replaced_when_whole, write_atomically
 from covon_avalanche.cores import usable_cores
+from covon_avalanche.disk import require_space
 from covon_avalanche.streams.pixel_cache import Header, stored
 from covon_avalanche.streams.sources import decode_pixels
 from covon_avalanche.streams.transforms import resize_shorter
 
-_SPARE = 2**28  # bytes of disk that shall stay free
 _CHUNK = 256  # images in memory at a time
 _log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ def build(
     """
     for left_over in target.parent.glob(f".{target.stem}.*.part"):
         left_over.unlink()
-    _require_space(target.parent, _estimate(files, size))
+    require_space(target.parent, _estimate(files, size))
     data = target.with_name(f"{target.stem}.{secrets.token_hex(4)}.pixels")
     header = Header(
         size=size, fingerprint=fingerprint, data=data.name, shapes=[], checksums=[], broken={}
@@ -96,12 +95,3 @@ def _estimate(files: Sequence[Path], size: int) -> int:
         shrink = min(1.0, size / min(width, height))
         total += round(3 * width * height * shrink**2)
     return total * len(files) // max(1, len(some))
-
-
-def _require_space(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed + _SPARE:
-        raise ValueError(
-            f"the cache in {folder} needs {(needed + _SPARE) / 1e9:.1f} GB of free disk, has "
-            f"{free / 1e9:.1f}"
-        )
