@@ -16,19 +16,28 @@ from torch import Tensor
 class KeptTensors(SupervisedPlugin):
     """Measures what a strategy keeps between two optimizer steps.
 
-    ``parameters_worth`` is the largest total seen at the end of an epoch of weights,
-    optimizer state and buffers, the plugins' tensors (anchors, importances, old models), and
-    stored examples, divided by the size of the weights. An example counts as the network gets
-    it, with its labels, even where the memory only points to the data set. Gradients, which
-    every method has, and transients do not count.
+    ``parameters_worth`` is the largest total seen at the end of a domain's first epoch (later
+    ones keep the same, and counting takes time) of weights, optimizer state and buffers, the
+    plugins' tensors (anchors, importances, old models), and stored examples, divided by the size
+    of the weights. An example counts as the network gets it, with its labels, even where the
+    memory only points to the data set. Gradients, which every method has, and transients do not
+    count.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.parameters_worth = 0.0
+        self._counted = False
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Another domain."""
+        self._counted = False
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Count."""
+        if self._counted:
+            return
+        self._counted = True
         weights = list(strategy.model.parameters())
         plugins = [p for p in strategy.plugins if not isinstance(p, EvaluationPlugin)]
         memory = getattr(strategy, "storage_policy", None)
