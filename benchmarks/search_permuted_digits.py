@@ -211,7 +211,7 @@ def write_recipe() -> None:
     lines = [
         "# Written by benchmarks/search_permuted_digits.py; do not edit.",
         f"# The settings are the best of {TRIALS} trials for every strategy, by A_T on",
-        f"# {VALIDATION_IMAGES} validation images; the last {FINALISTS} over more seeds;",
+        f"# {VALIDATION_IMAGES} validation images; the best {FINALISTS} over more seeds;",
         "# all trials are in benchmarks/results/permuted-digits/search-*.json.",
     ]
     flat = {k: v for k, v in BASE.items() if not isinstance(v, dict)}

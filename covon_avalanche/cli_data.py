@@ -24,8 +24,6 @@ from covon_avalanche.data.unpack import unpack
 
 app = typer.Typer(help="Image data sets: what there is, getting it, checking it.")
 
-_MANY = 20  # problems that are printed one by one
-
 Name = Annotated[str, typer.Argument(help="One of those that `covon data list` names.")]
 Root = Annotated[Path, typer.Option(help="The folder of all data; each set has its own below.")]
 
@@ -97,10 +95,8 @@ def verify_data(
     except ValueError as error:
         fail(str(error))
     problems = report.problems
-    for problem in problems[:_MANY]:
+    for problem in problems:
         typer.echo(problem)
-    if len(problems) > _MANY:
-        typer.echo(f"... and {len(problems) - _MANY} more")
     good = sum(not entry.problem for entry in report.entries)
     typer.echo(f"{dataset.name}: {good} good images, {len(problems)} problems")
     raise typer.Exit(1 if problems else 0)

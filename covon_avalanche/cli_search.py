@@ -58,7 +58,8 @@ def search(
     Trials are kept in FOLDER/trials.journal: the same command goes on after an interruption, and
     on several machines that share the folder all work on the same trials. The best settings go
     to FOLDER/best.toml, a recipe. Ranges are in the recipe's \\[search.STRATEGY] tables, such as
-    lr = { low = 1e-4, high = 1e-1 }; without one, from a tenth to ten times each setting.
+    lr = { low = 1e-4, high = 1e-1 }; without one, from a tenth to ten times each positive setting
+    on a continuous scale without end (lr, weight_decay, ess, strength and the like).
     """
     if find_spec("optuna") is None:
         fail("covon search needs optuna: pip install 'covon_avalanche[search]'")

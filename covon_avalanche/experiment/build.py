@@ -82,7 +82,10 @@ def build_model(
     weights: str | Path | None = model.weights
     if weights not in (None, "default"):
         weights = _below(dataset_root, str(weights))
-    backbone = create_backbone(model.backbone, benchmark.n_classes, weights=weights)
+    height = benchmark.test_stream[0].dataset.eval()[0][0].shape[-2]
+    backbone = create_backbone(
+        model.backbone, benchmark.n_classes, weights=weights, image_size=height
+    )
     return backbone.to(memory_format=torch.channels_last)
 
 

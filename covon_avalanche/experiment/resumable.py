@@ -70,7 +70,7 @@ class Checkpoints:
     """When a run is stored and from where it goes on.
 
     Stored are the points between experiences, the ends of epochs, and points inside an epoch
-    where it lasts longer than ``minutes``. Storing takes no more than about ``share`` of the
+    where it lasts longer than ``seconds``. Storing takes no more than about ``share`` of the
     time: ends of epochs are passed over until the last storing has been paid for.
 
     What cannot be stored inside an experience (a method that is in the middle of its own

@@ -28,8 +28,8 @@ class Pruned(Exception):
 
 
 def space_of(recipe: Recipe, strategy: str) -> Space:
-    """Where to search: the recipe's ``[search.STRATEGY]``, or from a tenth of each positive
-    number of the strategy's settings to ten times it, for numbers that have no upper bound.
+    """Where to search: the recipe's ``[search.STRATEGY]``, or from a tenth of each of the
+    strategy's settings to ten times it, for positive numbers on a continuous scale without end.
 
     :raises RecipeError: if the space has a setting that the strategy does not, or a value that
         the setting does not take.
@@ -115,7 +115,8 @@ def search_strategy(
     space = space_of(recipe, strategy)
     if not (validation_size or recipe.stream.validation_size):
         raise RecipeError(
-            f"recipe {recipe.name} holds out no validation images: set stream.validation_size"
+            f"recipe {recipe.name} holds out no validation images: give --validation-size, or set "
+            "stream.validation_size"
         )
     settings = recipe.strategies[strategy]
     study = open_study(journal, recipe, strategy, seed, validation_size)

@@ -133,14 +133,14 @@ class Custom(WithOptimizer):
 
 
 class EWC(WithOptimizer):
-    """Avalanche's EWC with AdamW, one penalty per domain."""
+    """Avalanche's EWC, one penalty per domain."""
 
     kind: Literal["ewc"]
     ewc_lambda: NonNegativeFloat
 
 
 class EWCStar(WithOptimizer):
-    """EWC* with AdamW."""
+    """EWC*."""
 
     kind: Literal["ewc-star"]
     strength: NonNegativeFloat
@@ -148,7 +148,7 @@ class EWCStar(WithOptimizer):
 
 
 class LwF(WithOptimizer):
-    """Avalanche's Learning without Forgetting with AdamW."""
+    """Avalanche's Learning without Forgetting."""
 
     kind: Literal["lwf"]
     alpha: NonNegativeFloat
@@ -156,7 +156,7 @@ class LwF(WithOptimizer):
 
 
 class SI(WithOptimizer):
-    """Avalanche's Synaptic Intelligence with AdamW."""
+    """Avalanche's Synaptic Intelligence."""
 
     kind: Literal["si"]
     si_lambda: NonNegativeFloat

@@ -109,7 +109,8 @@ class CoVON(PosteriorOptimizer):
     :raises ValueError: naming the value and the rule.
 
     State per parameter: ``momentum``, ``hess``, ``step`` within a task; ``prior_mean`` and
-    ``prior_precision`` from the first consolidation on (before it the prior is a number).
+    ``prior_precision`` from the first consolidation on, or from the start with ``prior``. Until
+    then the prior's precision is a number, and so is its mean, except with ``"init"``.
     """
 
     def __init__(

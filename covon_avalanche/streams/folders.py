@@ -40,7 +40,7 @@ def DomainFolders(
     :param dataset_root: a folder with ``DOMAIN/CLASS/*`` (one fifth of each class is for tests,
         chosen by file name) or ``DOMAIN/{train,test}/CLASS/*``; or a CSV file with the columns
         ``file`` (relative to it), ``domain``, ``label`` and ``split`` (train or test), such as
-        ``covon data verify`` writes; lines that begin with ``#`` do not count.
+        ``covon data verify --manifest`` writes; lines that begin with ``#`` do not count.
     :param classes: names by class id; by default those found in any domain, sorted.
     :param domains: some of the domains, in the order to learn them; by default all, sorted (in
         a CSV file, in order of appearance).
