@@ -30,7 +30,6 @@ from covon_avalanche.experiment.recipe import (
     shipped_recipes,
 )
 from covon_avalanche.experiment.result import ResultError
-from covon_avalanche.experiment.run_folder import RunFolder
 
 app = typer.Typer(
     help="Bayesian, exemplar-free continual learning: fair comparisons on domain-incremental "
@@ -138,6 +137,9 @@ def run(
         fail(str(error))
     options: dict[str, object] = {"seconds": 60 * checkpoint_minutes}
     options |= {"tensorboard": tensorboard, "wandb": wandb}
+    names = [one.name for one in chosen]
+    if len(set(names)) < len(names):
+        fail(f"recipes that are run together need different names, got {', '.join(names)}")
     statuses = []
     for one in chosen:
         folder = out or Path("runs") / one.name
@@ -188,7 +190,7 @@ def _run_and_report(
     except KeyboardInterrupt:
         interrupted = True
         console.print("Interrupted; the same command goes on from here.")
-    _print_failures(display.failures, recipe, folder)
+    _print_failures(display.failures)
     finished = sorted(display.finished, key=lambda r: list(recipe.strategies).index(r.strategy))
     if finished:
         from covon_avalanche.experiment.reporting import brief, sections_of
@@ -210,17 +212,15 @@ def _run_and_report(
     return max((2 if event.bad_input else 1 for event in display.failures), default=0)
 
 
-def _print_failures(failures: list[Event], recipe: Recipe, folder: Path) -> None:
-    """One sentence for each error; the same one in many runs is told once. Where it is not the
-    input's fault, the log has the traceback."""
+def _print_failures(failures: list[Event]) -> None:
+    """One sentence for each error; the same one in many runs is told once."""
     by_error: dict[str, list[Event]] = defaultdict(list)
     for event in failures:
         by_error[str(event.error)].append(event)
-    for error, events in by_error.items():
-        job = events[0].job
-        more = f" (and {len(events) - 1} other runs)" if len(events) > 1 else ""
-        log = RunFolder(folder, recipe, job.strategy, job.seed).log_file
-        see = "" if events[0].bad_input else f"; see {log}"
+    for error, (first, *others) in by_error.items():
+        more = f" (and {len(others)} other runs)" if others else ""
+        see = f"; see {first.log}" if first.log else ""
+        job = first.job
         typer.echo(f"covon: {job.strategy}, seed {job.seed}{more}: {error}{see}", err=True)
 
 

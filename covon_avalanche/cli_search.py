@@ -7,18 +7,19 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from covon_avalanche.atomic import write_atomically
 from covon_avalanche.cli_errors import fail
 from covon_avalanche.cores import usable_cores
+from covon_avalanche.experiment.grid import sentence_of
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe
 
 
@@ -83,13 +84,12 @@ def search(
         futures = [
             pool.submit(_work, chosen, name, folder / "trials.journal", options) for name in shares
         ]
-        try:
-            for future in futures:
-                future.result()
-        except (ValueError, OSError) as error:
-            for future in futures:
-                future.cancel()
-            fail(" ".join(str(error).split()))
+        for future in as_completed(futures):
+            if (stopped_by := future.result()) is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list((pool._processes or {}).values()):
+                    process.terminate()
+                _fail(*stopped_by)
     try:
         _write_best(chosen, folder, options)
     except RecipeError as error:
@@ -118,12 +118,25 @@ def _share(workers: int, recipe: Recipe) -> int:
     return max(1, -(-workers // len(recipe.strategies)))
 
 
-def _work(recipe: Recipe, strategy: str, journal: Path, options: dict[str, Any]) -> None:
+def _fail(sentence: str, bad_input: bool) -> NoReturn:
+    if bad_input:
+        fail(sentence)
+    typer.echo(f"covon: {sentence}", err=True)
+    raise typer.Exit(1)
+
+
+def _work(
+    recipe: Recipe, strategy: str, journal: Path, options: dict[str, Any]
+) -> tuple[str, bool] | None:
+    """Search; what stopped it, see ``sentence_of``."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent where another was killed
     try:
         _search(recipe, strategy, journal, options)
     except KeyboardInterrupt:
         os._exit(130)  # and takes no other strategy
+    except Exception as error:
+        return sentence_of(error)
+    return None
 
 
 def _search(recipe: Recipe, strategy: str, journal: Path, options: dict[str, Any]) -> None:

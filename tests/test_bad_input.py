@@ -277,6 +277,21 @@ def test_a_search_tells_that_a_process_was_killed_and_keeps_the_trials(tmp_path,
     assert (tmp_path / "trials.journal").is_file()
 
 
+def test_a_search_tells_at_once_what_an_own_class_raised(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raising.py").write_text("class Mine(Exception): ...\nraise Mine('no such luck')\n")
+    text = replaced("avalanche.training.supervised:Naive", "raising:Naive")
+    arguments = ["search", write(tmp_path, strategy="custom", text=text), "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, [*arguments, "--validation-size", "0.2", "--jobs", "1"])
+    assert done.exit_code == 1, done.output
+    assert done.stderr.splitlines() == ["covon: Mine: no such luck"]
+
+
+def test_recipes_that_would_share_a_folder_are_refused(tmp_path):
+    recipe = write(tmp_path)
+    assert "need different names" in refused("run", recipe, recipe)
+
+
 def test_diverging_data_is_not_bad_input_but_said(tmp_path):
     recipe = write(tmp_path, text=replaced("lr = 0.01", "lr = 1e30"))
     done = CliRunner().invoke(app, ["run", recipe, "--out", str(tmp_path / "out"), "--jobs", "1"])

@@ -24,10 +24,11 @@ class KeptTensors(SupervisedPlugin):
     count.
     """
 
+    _counted = False
+
     def __init__(self) -> None:
         super().__init__()
         self.parameters_worth = 0.0
-        self._counted = False
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Another domain."""

@@ -49,6 +49,8 @@ class Event:
     error: str | None = None
     bad_input: bool = False
     """Whether the error is in what the user gave: data, settings, folders."""
+    log: Path | None = None
+    """Where the traceback of another error is."""
 
 
 def run_grid(
@@ -106,7 +108,7 @@ def _finished(recipe: Recipe, jobs: list[Job], folder: Path) -> dict[Job, Result
 
 def _run_pool(
     waiting: list[Job],
-    work: Callable[[Job], Result],
+    work: Callable[[Job], Event],
     folder: Path,
     processes: int,
     notify: Callable[[Event], None],
@@ -118,7 +120,7 @@ def _run_pool(
     """
     stopped: list[Job] = []
     broken = False
-    futures: dict[Future[Result], Job] = {}
+    futures: dict[Future[Event], Job] = {}
     with _pool(min(processes, len(waiting)), folder) as (pool, messages):
         while futures or (waiting and not broken):
             if pressed():
@@ -135,24 +137,12 @@ def _run_pool(
                     notify(event)
             for future in [f for f in futures if f.done()]:
                 job = futures.pop(future)
-                error = future.exception()
-                if error is None:
-                    result = future.result()
-                    notify(Event(job, len(result.accuracy), result=result))
-                elif isinstance(error, BrokenProcessPool):
+                try:
+                    notify(future.result())
+                except BrokenProcessPool:
                     broken = True
                     stopped.append(job)
-                else:
-                    notify(_failure(job, error))
     return stopped
-
-
-def _failure(job: Job, error: BaseException) -> Event:
-    """One sentence about it."""
-    bad_input = isinstance(error, ValueError | OSError)
-    name = "" if bad_input else f"{type(error).__name__}: "
-    text = " ".join(str(error).split()) or "no reason given"
-    return Event(job, error=name + text, bad_input=bad_input)
 
 
 @contextmanager
@@ -228,8 +218,22 @@ def _start(messages: Queue[Event]) -> None:
 
 def _work(
     recipe: Recipe, job: Job, folder: Path, dataset_root: str | None, options: dict[str, Any]
-) -> Result:
-    return run_job(recipe, job, folder, dataset_root, options, _messages.put)
+) -> Event:
+    """How it ended. An exception would not always arrive: its class may be known here only."""
+    try:
+        result = run_job(recipe, job, folder, dataset_root, options, _messages.put)
+    except Exception as error:
+        text, bad_input = sentence_of(error)
+        log = None if bad_input else RunFolder(folder, recipe, job.strategy, job.seed).log_file
+        return Event(job, error=text, bad_input=bad_input, log=log)
+    return Event(job, len(result.accuracy), result=result)
+
+
+def sentence_of(error: Exception) -> tuple[str, bool]:
+    """What an error says, and whether it is in what the user gave."""
+    bad_input = isinstance(error, ValueError | OSError)
+    name = "" if bad_input else f"{type(error).__name__}: "
+    return name + (" ".join(str(error).split()) or "no reason given"), bad_input
 
 
 def run_job(

@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
+    Discriminator,
     Field,
     NonNegativeInt,
     PositiveInt,
+    Tag,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -20,7 +22,13 @@ from pydantic import (
 )
 
 from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream
-from covon_avalanche.experiment.strategy_settings import KINDS, Settings, Strategy
+from covon_avalanche.experiment.strategy_settings import (
+    KINDS,
+    CoVON,
+    Settings,
+    Strategy,
+    TaskSettings,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -54,6 +62,18 @@ class Choices(Settings):
     choices: Annotated[list[Any], Field(min_length=1)]
 
 
+def _kind_of_space(value: object) -> str:
+    has = "choices" in value if isinstance(value, dict) else isinstance(value, Choices)
+    return "choices" if has else "range"
+
+
+SPACES = {"range": Range, "choices": Choices}
+Space = Annotated[
+    Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")],
+    Discriminator(_kind_of_space),
+]
+
+
 class Recipe(Settings):
     """One comparison."""
 
@@ -77,7 +97,7 @@ class Recipe(Settings):
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)]
     """Seeds of permutations, initial weights, data order and noise."""
     strategies: Annotated[dict[StrategyName, Strategy], Field(min_length=1)]
-    search: dict[StrategyName, dict[str, Range | Choices]] = Field({})
+    search: dict[StrategyName, dict[str, Space]] = Field({})
     """Where ``covon search`` looks for settings of a strategy, by setting."""
 
     @field_validator("seeds")
@@ -184,9 +204,14 @@ def _sentence(error: ValidationError) -> str:
     if parts[0] == "strategies" and len(parts) > 2:
         model = _by_choice("kind", KINDS)[parts[2]]
         del parts[2]  # pydantic repeats the kind there
+        if parts[2] == "schedule":
+            model = TaskSettings
     elif parts[0] == "stream" and len(parts) > 1:
         model = _by_choice("name", STREAMS)[parts[1]]
         del parts[1]  # and the name
+    elif parts[0] == "search" and len(parts) > 3:
+        model = SPACES[parts[3]]
+        del parts[3]  # and the tag
     elif parts[0] == "model" and len(parts) > 1:
         model = MODELS[parts[1]]
         del parts[1]  # and the tag
@@ -221,9 +246,11 @@ def choose(
 
     :param strategies: names with commas.
     :param seeds: such as ``0-4`` or ``0,3,7``.
+    :param epochs: per domain, instead of a schedule's own, too.
     :raises RecipeError: naming what is unknown or cannot be read.
     """
     update: dict[str, object] = {}
+    chosen = recipe.strategies
     if strategies is not None:
         names = list(dict.fromkeys(name.strip() for name in strategies.split(",")))
         unknown = [name for name in names if name not in recipe.strategies]
@@ -232,13 +259,22 @@ def choose(
                 f"recipe {recipe.name} has no strategy {', '.join(map(repr, unknown))}; known are "
                 f"{', '.join(recipe.strategies)}"
             )
-        update["strategies"] = {name: recipe.strategies[name] for name in names}
+        chosen = {name: recipe.strategies[name] for name in names}
         update["search"] = {name: recipe.search[name] for name in names if name in recipe.search}
     if seeds is not None:
         update["seeds"] = parse_seeds(seeds)
     if epochs is not None:
         update["epochs"] = epochs
-    return recipe.model_copy(update=update)
+        chosen = {name: _as_long_as_others(strategy) for name, strategy in chosen.items()}
+    return recipe.model_copy(update={**update, "strategies": chosen})
+
+
+def _as_long_as_others(strategy: Strategy) -> Strategy:
+    """Without a schedule's own epochs."""
+    if not isinstance(strategy, CoVON):
+        return strategy
+    tasks = [task.model_copy(update={"epochs": None}) for task in strategy.schedule]
+    return strategy.model_copy(update={"schedule": tasks})
 
 
 def parse_seeds(text: str) -> list[int]:

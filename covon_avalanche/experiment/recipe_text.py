@@ -31,7 +31,7 @@ def toml_value(value: Any) -> str:
         return f"{{ {', '.join(_pairs(value))} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(toml_value, value))}]"
-    return json.dumps(value, ensure_ascii=False)
+    return _text(value)
 
 
 def _pairs(table: dict[str, Any]) -> list[str]:
@@ -40,4 +40,8 @@ def _pairs(table: dict[str, Any]) -> list[str]:
 
 def _key(name: str) -> str:
     bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
-    return name if bare else json.dumps(name, ensure_ascii=False)
+    return name if bare else _text(name)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -20,7 +20,7 @@ from covon_avalanche.evaluation.calibration import Calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import KeptTensors
 from covon_avalanche.experiment.build import build_benchmark, build_model
-from covon_avalanche.experiment.data_settings import CORe50Stream
+from covon_avalanche.experiment.data_settings import CORe50Stream, FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.machine import (
     machine,
@@ -72,24 +72,24 @@ def run_in_folder(
         if stored is not None:
             return stored
         starts = folder.write_start({"seed": seed, "versions": versions(), "machine": machine()})
-        loggers = training_loggers(
+        with training_loggers(
             folder.path,
             tensorboard=tensorboard,
             wandb=wandb,
             name=f"{recipe.name}, {strategy_name}, seed {seed}",
             settings=folder.settings,
-        )
-        result = run_strategy(
-            recipe,
-            strategy_name,
-            seed,
-            dataset_root=dataset_root,
-            progress=progress,
-            watch=watch,
-            folder=folder,
-            loggers=loggers,
-            **checkpoints,
-        )
+        ) as loggers:
+            result = run_strategy(
+                recipe,
+                strategy_name,
+                seed,
+                dataset_root=dataset_root,
+                progress=progress,
+                watch=watch,
+                folder=folder,
+                loggers=loggers,
+                **checkpoints,
+            )
         result.continued = starts - 1
         result.save(folder.result_file)
         for file in folder.checkpoints.glob("*"):
@@ -142,6 +142,14 @@ def run_strategy(
 def _check(recipe: Recipe, benchmark: CLScenario, stream: str) -> None:
     if stream not in benchmark.streams:
         raise ValueError("there are no validation images: stream.validation_size is 0")
+    if isinstance(recipe.stream, FolderStream):  # a table may have domains for one of both only
+        both = benchmark.train_stream, benchmark.streams[stream]
+        trained, tested = ([e.domain for e in experiences] for experiences in both)
+        if trained != tested:
+            raise ValueError(
+                f"a recipe needs the same domains to train and to test, got {', '.join(trained)} "
+                f"and {', '.join(tested)}: choose some with stream.domains"
+            )
     for experience in benchmark.train_stream:
         images = len(experience.dataset)
         if recipe.train_mb_size > images:

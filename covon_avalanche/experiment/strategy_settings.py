@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -119,6 +120,15 @@ def _module_and_class(name: str) -> str:
     return name
 
 
+def _like_json(arguments: dict[str, Any]) -> dict[str, Any]:
+    """They are stored with the results, and decide a run's folder."""
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError("must be finite numbers, texts, lists and tables") from None
+    return arguments
+
+
 class Custom(WithOptimizer):
     """Your own strategy or plugin."""
 
@@ -126,7 +136,7 @@ class Custom(WithOptimizer):
     implementation: Annotated[str, AfterValidator(_module_and_class)]
     """``module:Class``, found as Python finds modules and in the working directory: a subclass of
     Avalanche's ``SupervisedTemplate``, or of ``SupervisedPlugin`` (then Naive with this plugin)."""
-    arguments: dict[str, Any] = {}
+    arguments: Annotated[dict[str, Any], AfterValidator(_like_json)] = {}
     """Of the class, beside what every strategy is given."""
     replay: bool = False
     """Whether it stores examples, for the tables."""

@@ -7,7 +7,7 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin
 from miniature import OWN_CLASSES, cddb, core50, domainnet, own, pacs
 
-from covon_avalanche.experiment.build import build_benchmark
+from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, validate
@@ -112,3 +112,26 @@ def test_weights_are_looked_for_below_the_folder_of_the_data(tmp_path):
     random = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
     result = run_strategy(random, "finetune", 0, dataset_root=tmp_path)
     assert result.counts == [14, 14]
+
+
+def test_a_table_whose_domains_to_train_and_to_test_differ_is_refused(tmp_path):
+    table = own(tmp_path, "csv")
+    rows = table.read_text().splitlines()
+    table.write_text("\n".join(row for row in rows if ",day," not in row or ",train" in row))
+    data = {"name": "DomainFolders", "domains": ["night", "day"], "folder": str(table)}
+    recipe = small(load_recipe("core50"), ["s1"])
+    mine = {**recipe.model_dump(), "stream": {**data, "image_size": 32}}
+    with pytest.raises(ValueError, match=r"to train and to test, got night, day and night: choose"):
+        run_strategy(Recipe.model_validate(mine), "covon-paper", 0, dataset_root=tmp_path)
+
+
+def test_networks_of_one_size_are_built_for_the_recipes(tmp_path):
+    pytest.importorskip("timm", reason="timm comes with the extra 'vision'")
+    pacs(tmp_path / "PACS")
+    recipe = load_recipe("core50")
+    stream = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}
+    model = {"backbone": "timm/vit_tiny_patch16_224", "weights": None}
+    data = {**recipe.model_dump(), "stream": stream, "model": model}
+    benchmark = build_benchmark(Recipe.model_validate(data), seed=0, dataset_root=tmp_path)
+    network = build_model(Recipe.model_validate(data).model, benchmark)
+    assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 7)

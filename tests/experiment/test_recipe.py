@@ -72,7 +72,7 @@ def test_shipped_recipes_written_as_text_are_the_same(name, tmp_path):
 
 
 def test_names_and_keys_that_need_quotes_are_written_with_them(tmp_path):
-    arguments = {"with space": [1, {"é": 'a "b"'}], "plain": True}
+    arguments = {"with space": [1, {"é": 'a "b"\x7f'}], "plain": True}
     mine = {"kind": "custom", "lr": 0.1, "implementation": "m:C", "arguments": arguments}
     recipe = load_recipe(write(tmp_path, GOOD))
     data = recipe.model_dump() | {"strategies": {"mine.1+": mine}}
@@ -80,6 +80,14 @@ def test_names_and_keys_that_need_quotes_are_written_with_them(tmp_path):
     text = recipe_text(recipe, {"mine.1+": "the best"})
     assert '[strategies."mine.1+"]  # the best' in text
     assert load_recipe(write(tmp_path, text)) == recipe
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "[1, { a = -inf }]", "1979-05-27"])
+def test_arguments_are_what_results_can_hold(tmp_path, value):
+    own = '[strategies.own]\nkind = "custom"\nlr = 0.1\nimplementation = "m:C"\n'
+    own += f"arguments = {{ x = {value} }}"
+    with pytest.raises(RecipeError, match=r"arguments: must be finite numbers, texts"):
+        load_recipe(write(tmp_path, GOOD + own))
 
 
 def test_a_users_file(tmp_path):
@@ -119,6 +127,21 @@ def test_a_users_file(tmp_path):
             "clip_radius = 0.1\n[search.mien]\nlr = { low = 0.1, high = 0.2 }",
             "search: .*no strategy 'mien'; known are finetune, mine",
         ),
+        (
+            "clip_radius = 0.1",
+            "clip_radius = 0.1\n[search.mine]\nlr = { low = 0.2, high = 0.1 }",
+            r"search\.mine\.lr: low must be below high, got 0\.2 and 0\.1$",
+        ),
+        (
+            "clip_radius = 0.1",
+            "clip_radius = 0.1\n[search.mine]\nlr = { low = 0.1, hgih = 0.2 }",
+            r"search\.mine\.lr\.hgih: unknown key; known are low, high, log$",
+        ),
+        (
+            "clip_radius = 0.1",
+            "clip_radius = 0.1\nschedule = [{}, { beta2 = 0.9 }]",
+            r"strategies\.mine\.schedule\.1\.beta2: unknown key; known are lr, .*epochs$",
+        ),
     ],
 )
 def test_errors_name_file_key_and_rule(tmp_path, old, new, message):
@@ -127,6 +150,14 @@ def test_errors_name_file_key_and_rule(tmp_path, old, new, message):
         load_recipe(path)
     assert path in str(caught.value)
     assert "\n" not in str(caught.value).strip()
+
+
+def test_other_epochs_are_those_of_a_schedule_too(tmp_path):
+    schedule = "clip_radius = 0.1\nschedule = [{ epochs = 7, lr = 0.2 }]"
+    recipe = load_recipe(write(tmp_path, GOOD.replace("clip_radius = 0.1", schedule)))
+    assert choose(recipe).strategies["mine"].schedule[0].epochs == 7
+    (task,) = choose(recipe, epochs=2).strategies["mine"].schedule
+    assert (task.epochs, task.lr) == (None, 0.2)
 
 
 def test_a_choice_of_strategies_has_only_their_spaces(tmp_path):

@@ -112,6 +112,33 @@ def test_a_process_that_is_killed_takes_only_its_own_job_along(tmp_path, monkeyp
     assert [p.name for p in tmp_path.rglob("*.part")] == [".theirs.1.part"]
 
 
+def test_an_error_that_only_the_users_module_knows_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raises.py").write_text(RAISES)
+    custom = dict(kind="custom", lr=0.01, implementation="raises:Raises")
+    strategies = {"raises": custom, "finetune": STRATEGIES["finetune"]}
+    recipe = small_recipe(strategies, epochs=1, seeds=[0])
+    events = []
+    found = run_grid(
+        recipe, [Job("raises", 0), Job("finetune", 0)], tmp_path, processes=2, notify=events.append
+    )
+    assert [r.strategy for r in found] == ["finetune"]
+    (failure,) = [e for e in events if e.error]
+    assert failure.error == "Unpleasant: 3 of 4"
+    assert "raise Unpleasant" in failure.log.read_text(encoding="utf-8")
+
+
+RAISES = """
+from avalanche.training.plugins import SupervisedPlugin
+
+class Unpleasant(Exception):
+    def __init__(self, some, of):
+        super().__init__(f"{some} of {of}")
+
+class Raises(SupervisedPlugin):
+    def before_training(self, *args, **kwargs):
+        raise Unpleasant(3, 4)
+"""
 DIES = """
 import os, pathlib, signal
 from avalanche.training.plugins import SupervisedPlugin

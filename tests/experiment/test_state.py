@@ -1,6 +1,7 @@
 """States of runs as JSON and tensors, and back."""
 
 import json
+import random
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from enum import Enum
 
@@ -95,6 +96,34 @@ def test_everything_else_that_runs_are_made_of():
     assert found["bounded"].maxlen == 2
     assert found["counts"]["new"] == 0
     assert {k: type(v) for k, v in found.items()} == {k: type(v) for k, v in root.items()}
+
+
+def draw(generator):
+    """Something that depends on all of a generator's state."""
+    if isinstance(generator, random.Random):
+        return [generator.gauss(0, 1), generator.random()]
+    return [*generator.normal(size=3), generator.bytes(3)]
+
+
+def of_numpy(kind):
+    """Makes a generator from a seed."""
+    return lambda seed: np.random.Generator(getattr(np.random, kind)(seed))
+
+
+NUMPY = [of_numpy(kind) for kind in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")]
+
+
+@pytest.mark.parametrize("make", [*NUMPY, np.random.RandomState, random.Random])
+@pytest.mark.parametrize("there", [True, False])
+def test_generators_of_plugins_go_on(make, there):
+    generator = make(1)
+    draw(generator)
+    fresh = {"rng": make(2) if there else None}
+    mine = fresh["rng"]
+    through({"rng": generator}, fresh)
+    assert type(fresh["rng"]) is type(generator)
+    assert mine is None or fresh["rng"] is mine
+    assert draw(fresh["rng"]) == draw(generator)
 
 
 def test_objects_stay_who_they_are_and_what_is_not_stored_stays_too():

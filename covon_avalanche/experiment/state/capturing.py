@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import random
 import types
 from collections import OrderedDict, defaultdict, deque
 from enum import Enum
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from covon_avalanche.experiment.state import generators
 from covon_avalanche.experiment.state.common import (
     FUNCTIONS,
     State,
@@ -89,6 +91,8 @@ class _Capture:
                 return self._node(np.asarray(value), path) | {"is": "number"}
             case torch.Generator():
                 return {"is": "generator", **self._view(value.get_state())}
+            case np.random.Generator() | np.random.RandomState() | random.Random():
+                return {"is": "other generator", **generators.state_of(value)}
             case functools.partial():
                 parts = [value.func, list(value.args), dict(value.keywords)]
                 return {"is": "partial", "parts": [self.encode(part, path) for part in parts]}

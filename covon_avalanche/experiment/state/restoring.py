@@ -15,6 +15,7 @@ from avalanche.benchmarks.utils import transform_groups
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from covon_avalanche.experiment.state import generators
 from covon_avalanche.experiment.state.common import (
     FUNCTIONS,
     OF_TORCH,
@@ -109,6 +110,8 @@ class _Restore:
                 made = there if isinstance(there, torch.Generator) else torch.Generator()
                 made.set_state(self._view(node))
                 return made
+            case "other generator":
+                return generators.with_state(node, there)
             case "device":
                 return torch.device(node["name"])
             case "dtype":

@@ -30,6 +30,7 @@ _MEAN, _SAMPLE, _GRAD, _MOMENTUM, _HESS, _PRIOR_MEAN, _PRIOR_PRECISION, _SIZE, _
 _ESS, _HESS0, _PRIOR_MEAN0, _PRIOR_PRECISION0, _REST1, _REST2, _LR, _CLIP, _CORRECTION = range(9)
 
 u32, u64 = np.uint32, np.uint64
+_WITHIN = {**OPTIONS, "cache": False}  # what calls it is cached, and has its code
 
 
 @intrinsic
@@ -48,9 +49,23 @@ def _entries(address, size, like):
     return carray(_pointer(address, like), (size,))
 
 
+def _compiled(*variant: object) -> Callable[[Callable], Callable]:
+    """Compile a function, with files of compiled code for this variant of it alone.
+
+    Numba keeps one index for all functions of a name; two processes that write to it at the
+    same time could give one the code of the other.
+    """
+
+    def compile(function: Callable) -> Callable:
+        function.__qualname__ += "".join(f"-{getattr(v, '__name__', v)}" for v in variant)
+        return njit(**OPTIONS)(function)
+
+    return compile
+
+
 @cache
-def _checker() -> Callable:
-    @njit(nogil=True, cache=True, error_model="numpy")
+def _checker(dtype: type) -> Callable:
+    @_compiled(dtype)
     def check(table, settings, like, limit, flags, first, stride):
         for row in range(first, len(table), stride):
             grad = _entries(table[row, _GRAD], table[row, _SIZE], like)
@@ -63,7 +78,7 @@ def _checker() -> Callable:
     return check
 
 
-@njit(**OPTIONS)
+@njit(**_WITHIN)
 def _draw_group(
     like, hess_given, prior_given, mean, sample, hess, prior, noise, spread, per_example, hess0,
     prior0, start, size,
@@ -90,7 +105,7 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) 
 
     hess_given, prior_given = has_hess or None, has_prior or None
 
-    @njit(**OPTIONS)
+    @_compiled(dtype, has_hess, has_prior)
     def draw(table, settings, key0, key1, flags, first, stride):
         noise = np.empty(GROUP if source else 0, np.float32)
         tile = 0
@@ -121,7 +136,7 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) 
     return draw
 
 
-@njit(**OPTIONS)
+@njit(**_WITHIN)
 def _step_group(
     like, theta_held, hess_held, mean_given, prior_given, drawn, mean, sample, grad, momentum,
     hess, prior_mean, prior, noise, ess, spread, per_example, rest1, rest2, lr, clip, correction,
@@ -167,7 +182,7 @@ def _stepper(
     theta_held, hess_held = holds == "theta" or None, holds == "hess" or None
     mean_given, prior_given, drawn = has_prior_mean or None, has_prior or None, ahead or None
 
-    @njit(**OPTIONS)
+    @_compiled(dtype, holds, has_prior_mean, has_prior, ahead)
     def step(table, settings, key0, key1, first, stride):
         noise = np.empty(GROUP if source else 0, np.float32)
         tile = 0
@@ -235,7 +250,7 @@ class CompiledPlan:
         for (dtype, *_), _, tables in self._parts:
             tables.refresh()
             flags = np.zeros(len(tables.jobs), np.bool_)
-            _run(_checker(), tables, dtype(0), dtype(LARGEST_GRADIENT), flags)
+            _run(_checker(dtype), tables, dtype(0), dtype(LARGEST_GRADIENT), flags)
             if flags.any():
                 return False
         return True
