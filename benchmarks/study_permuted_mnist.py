@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from comparison import ROOT, replace_part
-from search_permuted_mnist import BASE, RESULTS
+from search_permuted_mnist import BASE, CENTRES, RESULTS
 
 from covon_avalanche import CoVON
 from covon_avalanche.atomic import write_atomically
@@ -103,11 +103,13 @@ def length() -> Iterator[dict[str, Any]]:
 
 
 def fifty() -> Iterator[dict[str, Any]]:
-    recipe = load_recipe("permuted-mnist-hard")
+    """Searched settings for 10 tasks and 30 epochs; VCL's are those its search begins with."""
+    searched = load_recipe("permuted-mnist-hard").strategies
+    settings = {name: s.model_dump() for name, s in searched.items()}
+    settings["vcl"] = {"kind": "vcl", **CENTRES["vcl"]}
     for name in ("finetune", "ewc-star", "ada-reg", "vcl", "covon", "covon-gradsq"):
         for tasks in (10, 50):
-            settings = recipe.strategies[name].model_dump()
-            yield run_of("fifty", f"{name}, {tasks} tasks", settings, n_experiences=tasks)
+            yield run_of("fifty", f"{name}, {tasks} tasks", settings[name], n_experiences=tasks)
 
 
 def defaults() -> Iterator[dict[str, Any]]:
