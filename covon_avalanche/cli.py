@@ -169,8 +169,7 @@ def _run_and_report(
     grid = jobs_of(recipe)
     processes = min(jobs or usable_cores(), len(grid))
     console.print(
-        f"{recipe.title}: {len(recipe.strategies)} strategies x {len(recipe.seeds)} seeds, "
-        f"{processes} at a time"
+        f"{recipe.title}: {len(grid)} {'run' if len(grid) == 1 else 'runs'}, {processes} at a time"
     )
     display = Display(console, recipe, grid)
     interrupted = False
