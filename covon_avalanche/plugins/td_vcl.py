@@ -87,8 +87,9 @@ class TDVCLPlugin(VCLPlugin):
             return
         pooled = pool(list(reversed(self.posteriors)), self.weights())
         for name, p in named.items():
-            optimizer.state[p]["prior_mean"] = pooled.mean[name].to(p)
-            optimizer.state[p]["prior_precision"] = pooled.precision[name].to(p)
+            if optimizer.state.get(p):  # what no task has trained keeps its first prior
+                optimizer.state[p]["prior_mean"] = pooled.mean[name].to(p)
+                optimizer.state[p]["prior_precision"] = pooled.precision[name].to(p)
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the loss on stored examples of past tasks, at the sample in place."""
@@ -101,8 +102,8 @@ class TDVCLPlugin(VCLPlugin):
 
     def _consolidate(self, strategy: Any) -> None:
         super()._consolidate(strategy)
-        posterior = strategy.optimizer.posterior(strategy.model.named_parameters())
-        self.posteriors.append(posterior)
+        # Now the posterior; unlike posterior(), with the parameters that no task has trained.
+        self.posteriors.append(strategy.optimizer.prior(strategy.model.named_parameters()))
         if self.replay_examples and self._memory.maxlen:
             self._memory.append(_some(task_data(strategy.experience), self.replay_examples))
 

@@ -30,9 +30,11 @@ class Watch(SupervisedPlugin):
             self.at_loss(strategy)
 
 
-def train(plugin, others=(), n_experiences=3):
+def train(plugin, others=(), n_experiences=3, frozen=()):
     torch.manual_seed(5)
     model = toy_model()
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
     strategy = Naive(
         model=model,
         optimizer=make_vcl(model.named_parameters()),
@@ -160,6 +162,16 @@ def test_the_prior_of_a_task_stands_for_the_weighted_sum_of_divergences():
     assert len(history) == 4
     for expected, got in gradients:
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_frozen_layer_leaves_the_history_of_the_others():
+    plugin = TDVCLPlugin(n_steps=3, decay=0.5, replay_examples=0)
+    optimizer = train(plugin, n_experiences=2, frozen=["0.weight"]).optimizer
+    assert plugin.weights() == [4 / 7, 2 / 7, 1 / 7]
+    first, _, last = plugin.posteriors
+    assert not torch.equal(first.mean["0.bias"], last.mean["0.bias"])
+    assert torch.equal(first.mean["0.weight"], last.mean["0.weight"])
+    assert "0.weight" not in optimizer.posterior().mean
 
 
 def test_the_replayed_loss_has_the_weights_of_the_targets():
