@@ -36,6 +36,8 @@ def test_a_short_run_prints_the_table_and_stores_everything(tmp_path):
         assert files == {".lock", "log.txt", "metrics.jsonl", "result.json", "run.json"}
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         assert [json.loads(line)["experience"] for line in lines] == [0, 1, 2, 3, 4]
+        log = (folder / "log.txt").read_text(encoding="utf-8")
+        assert log.count("hess_signal_to_noise") == (5 if strategy == "covon" else 0)
     written = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("result.json")}
     again = covon("run", *arguments, "--out", str(tmp_path / "out"))
     assert again.exit_code == 0

@@ -86,7 +86,8 @@ class Recipe(Settings):
     train_mb_size: PositiveInt
     eval_mb_size: PositiveInt = 1024
     final_lr_factor: Annotated[float, Field(gt=0, le=1)]
-    """The learning rate falls to this fraction within each domain, along a cosine."""
+    """The learning rate of the last epoch of a domain, relative to the first; the epochs between
+    follow a cosine, a single epoch keeps the first."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$")] = "cpu"
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of forward and backward pass; ``bfloat16`` is torch's autocast. Weights are float32."""

@@ -14,7 +14,6 @@ import torch
 from avalanche.benchmarks import CLScenario
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
-from avalanche.training.templates import SupervisedTemplate
 
 from covon_avalanche.evaluation.calibration import Calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
@@ -205,13 +204,22 @@ class _Run:
         workers = {"num_workers": self.recipe.workers}
         for experience in list(experiences)[first:]:
             self.strategy.train(experience, **workers)
-            self.diagnostics += _diagnostics(self.strategy)
+            self._note_diagnostics()
             self.strategy.eval(self.benchmark.streams[self.stream], **workers)
             progress(len(matrix.rows), matrix.curve()[-1] or 0.0)
             if folder is not None and checkpoints is not None:
                 folder.write_epochs(self.log.epochs)
                 checkpoints.end_experience()
         return self._result()
+
+    def _note_diagnostics(self) -> None:
+        """Those of the experience just trained, where there are any: in result and log."""
+        for plugin in self.strategy.plugins:
+            if isinstance(plugin, CoVONPlugin) and plugin.diagnostics:
+                found = plugin.diagnostics["all"]._asdict()
+                self.diagnostics.append(found)
+                numbers = ", ".join(f"{key} {value:.3g}" for key, value in found.items())
+                _log.info("domain %d: %s", len(self.diagnostics), numbers)
 
     def _checkpoints(self, folder: RunFolder, options: dict[str, Any]) -> Checkpoints:
         root = {
@@ -270,9 +278,3 @@ class _Run:
 def _mean(row: list[Calibration]) -> dict[str, float]:
     """Over the domains."""
     return {k: sum(getattr(c, k) for c in row) / len(row) for k in ("nll", "brier", "ece")}
-
-
-def _diagnostics(strategy: SupervisedTemplate) -> list[dict[str, float]]:
-    """Those of the experience just trained, where there are any."""
-    found = [p.diagnostics for p in strategy.plugins if isinstance(p, CoVONPlugin)]
-    return [d["all"]._asdict() for d in found if d]

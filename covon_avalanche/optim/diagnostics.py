@@ -19,10 +19,11 @@ _NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
 class Diagnostics(NamedTuple):
     """One parameter's, or those of all together.
 
-    ``hess_signal_to_noise``: how far ``hess`` has gone from ``hess_init`` (root mean square),
-    in units of the noise that its estimates leave in the average. About 1: what looks like
-    curvature is noise. The noise is that of the formulas in ``optim/curvature.py`` with the
-    last step's gradient; NaN if that is gone.
+    ``hess_signal_to_noise``: what the estimates have put into ``hess`` (root mean square, less
+    what is left of ``hess_init``), in units of the noise they leave in the average. About 1:
+    what looks like curvature is noise. The noise is that of the formulas in
+    ``optim/curvature.py`` with the last step's gradient, so it varies from batch to batch; NaN
+    if that gradient is gone.
 
     ``hess_at_start``: share of the entries of ``hess`` still within 10 % of ``hess_init``. Near
     1: the precision has not been learned, the posterior is nearly isotropic.
@@ -44,7 +45,7 @@ class Sums(NamedTuple):
     """Sums over a parameter's entries that the diagnostics are made of; they add up."""
 
     entries: int
-    moved: float
+    learned: float
     noise: float
     at_start: float
     prior: float
@@ -55,7 +56,7 @@ class Sums(NamedTuple):
     def diagnostics(self) -> Diagnostics:
         """The ratios."""
         return Diagnostics(
-            hess_signal_to_noise=_ratio(self.moved, self.noise),
+            hess_signal_to_noise=_ratio(self.learned, self.noise),
             hess_at_start=self.at_start / self.entries,
             prior_pull=_ratio(self.prior, self.data),
             noise_to_weights=_ratio(self.variance, self.weights),
@@ -97,7 +98,7 @@ def _sums(v: Mapping[str, Any], group: Group, state: State, hess_approx: HessApp
     moved = v["hess"] - group["hess_init"]
     return Sums(
         entries=moved.numel(),
-        moved=_squares(moved),
+        learned=_squares(v["hess"] - beta2**step * group["hess_init"]),
         noise=_noise(v["grad"], group, v["hess"], precision, hess_approx) * average,
         at_start=(moved.abs() <= _NEAR * group["hess_init"]).sum().item(),
         prior=_squares((v["mean"] - v["prior_mean"]) * (v["prior_precision"] / ess)),

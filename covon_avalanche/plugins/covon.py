@@ -54,7 +54,7 @@ class CoVONPlugin(PosteriorPlugin):
         self.consolidate_every = consolidate_every
         self.plateau = plateau
         self.diagnostics: dict[str, Diagnostics] = {}
-        """Those of the optimizer at the end of the last experience, before the merge."""
+        """Those of the optimizer just before the last merge."""
         self._squares: ExampleSquares | None = None
         self._steps = 0
         self._gamma_is_set = False
@@ -81,10 +81,13 @@ class CoVONPlugin(PosteriorPlugin):
         super().before_forward(strategy, **kwargs)
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Note the diagnostics of the task and consolidate."""
+        """Consolidate at the end of a task."""
         self._stop_tracking()
-        self.diagnostics = strategy.optimizer.diagnostics()
         super().after_training_exp(strategy, **kwargs)
+
+    def _consolidate(self, strategy: Any) -> None:
+        self.diagnostics = strategy.optimizer.diagnostics()
+        super()._consolidate(strategy)
 
     def _stop_tracking(self) -> None:
         if self._squares is not None:
@@ -98,4 +101,4 @@ class CoVONPlugin(PosteriorPlugin):
         if self.plateau is not None:
             due = self.plateau.update(strategy.loss.item())
         if due:
-            strategy.optimizer.consolidate()
+            self._consolidate(strategy)

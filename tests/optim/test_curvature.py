@@ -236,7 +236,7 @@ class TestDiagnostics:
         precision = (15.5, 35.0)
         noise = (1 * precision[0] + 4 * precision[1]) * 0.2 / 1.8 * (1 - 0.64)
         assert found["all"].hess_signal_to_noise == pytest.approx(
-            ((0.05**2 + 2**2) / noise) ** 0.5, rel=1e-5
+            ((0.25**2 + 2.2**2) / noise) ** 0.5, rel=1e-5
         )
         assert found["all"].hess_at_start == 0.5
         assert found["all"].prior_pull == pytest.approx((0.5**2 * 5 / 25) ** 0.5)
@@ -246,11 +246,12 @@ class TestDiagnostics:
         p.grad = None
         assert found["all"].hess_signal_to_noise != optimizer.diagnostics()["all"][0]
 
-    def test_hess_of_pure_noise_has_a_signal_to_noise_of_one(self):
-        """Gradients of random sign, no curvature; hess_init far below the noise."""
+    @pytest.mark.parametrize("hess_init", [0.01, 10.0])
+    def test_hess_of_pure_noise_has_a_signal_to_noise_of_one(self, hess_init):
+        """Gradients of random sign, no curvature; hess_init far below the noise, and above."""
         generator = torch.Generator().manual_seed(0)
         p = nn.Parameter(torch.zeros(20_000))
-        optimizer = make_covon([p], ess=1e3, lr=0.0, hess_init=0.01, betas=(0.9, 0.99))
+        optimizer = make_covon([p], ess=1e3, lr=0.0, hess_init=hess_init, betas=(0.9, 0.99))
         optimizer.param_groups[0]["weight_decay"] = 100.0  # keeps the precision as it is
         for _ in range(100):
             with optimizer.sampled_params():
@@ -318,7 +319,7 @@ def test_diagnostics_of_a_large_parameter_are_those_of_its_whole():
     hess, mean = state["hess"].double(), p.detach().double()
     precision = 100 * hess + 1.0
     noise = (p.grad.double().square() * precision).sum() * 0.1 / 1.9 * (1 - 0.9**6)
-    signal = (hess - 0.5).square().sum()
+    signal = (hess - 0.9**3 * 0.5).square().sum()
     assert found.hess_signal_to_noise == pytest.approx((signal / noise).sqrt().item(), rel=1e-4)
     momentum = state["momentum"].double() / (1 - 0.9**3)
     pull = ((0.01 * mean).square().sum() / momentum.square().sum()).sqrt()

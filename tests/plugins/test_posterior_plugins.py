@@ -230,16 +230,20 @@ class TestTaskFree:
 
     @pytest.mark.parametrize("size", [16, 20])
     def test_an_online_stream_that_tells_its_boundaries_merges_at_them(self, size):
-        """Also where the parts divide the task and Avalanche marks no last one."""
+        """Also where the parts divide the task and Avalanche marks no last one; diagnostics are
+        noted there too."""
         stream = split_online_stream(
             toy_benchmark(2).train_stream, experience_size=size, access_task_boundaries=True
         )
         strategy = make_strategy("covon", toy_model(), train_epochs=1)
-        merged = []
+        plugin = next(p for p in strategy.plugins if isinstance(p, CoVONPlugin))
+        merged, noted = [], []
         for experience in stream:
+            plugin.diagnostics = {}
             strategy.train(experience)
             merged.append(all("hess" not in s for s in strategy.optimizer.state.values()))
-        assert merged == [False, False, True, False, False, True]
+            noted.append("all" in plugin.diagnostics)
+        assert merged == noted == [False, False, True, False, False, True]
 
     def test_an_online_stream_that_does_not_needs_another_trigger(self):
         benchmark = toy_benchmark(1)
