@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Discriminator,
@@ -10,10 +10,13 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     Tag,
+    ValidationInfo,
     field_serializer,
     field_validator,
+    model_validator,
 )
 
+from covon_avalanche import domain_orders
 from covon_avalanche.experiment.strategy_settings import Settings
 
 
@@ -30,9 +33,12 @@ class PermutedStream(Settings):
     """Training images that are always held out, to choose hyperparameters with."""
 
 
+Domains = Annotated[list[str], Field(min_length=1)]
+"""In the order they are learned. Streams that know theirs fill them in, so that a resolved recipe
+names them; their field comes after those that choose the order, which are validated first."""
+
+
 class _ImageStream(Settings):
-    domains: Annotated[list[str], Field(min_length=1)]
-    """In the order they are learned."""
     image_size: PositiveInt = 224
     """Height and width of what the network sees."""
     validation_size: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -47,13 +53,20 @@ class _ImageStream(Settings):
     @property
     def n_experiences(self) -> int:
         """How many domains are learned."""
-        return len(self.domains)
+        return len(self.domains)  # type: ignore[attr-defined]  # each kind has its own
 
 
 class ImageStream(_ImageStream):
     """Images on disk: ``PACS`` or ``DomainNet``."""
 
     name: Literal["PACS", "DomainNet"]
+    domains: Domains = Field(None, validate_default=True)
+
+    @field_validator("domains", mode="before")
+    @classmethod
+    def _all(cls, domains: Any, info: ValidationInfo) -> Any:
+        orders = {"PACS": domain_orders.PACS, "DomainNet": domain_orders.DOMAINNET}
+        return orders.get(info.data.get("name", "")) if domains is None else domains
 
 
 class CDDBStream(_ImageStream):
@@ -61,6 +74,14 @@ class CDDBStream(_ImageStream):
 
     name: Literal["CDDB"]
     track: Literal["hard", "easy", "long"] = "hard"
+    domains: Domains = Field(None, validate_default=True)
+
+    @field_validator("domains", mode="before")
+    @classmethod
+    def _of_the_track(cls, domains: Any, info: ValidationInfo) -> Any:
+        if domains is None and "track" in info.data:
+            return domain_orders.TRACKS[info.data["track"]]
+        return domains
 
 
 class CORe50Stream(_ImageStream):
@@ -70,12 +91,26 @@ class CORe50Stream(_ImageStream):
     split: Literal["official", "authors"] = "official"
     run: Annotated[int, Field(ge=0, le=9)] = 0
     labels: Literal["object", "category"] = "object"
+    domains: Domains = Field(None, validate_default=True)
+
+    @field_validator("domains", mode="before")
+    @classmethod
+    def _of_the_run(cls, domains: Any, info: ValidationInfo) -> Any:
+        if domains is None and {"split", "run"} <= info.data.keys():
+            return domain_orders.core50_sessions(info.data["split"], info.data["run"])
+        return domains
+
+    @model_validator(mode="after")
+    def _run_has_an_effect(self) -> CORe50Stream:
+        domain_orders.check_core50_run(self.split, self.run, self.domains)
+        return self
 
 
 class FolderStream(_ImageStream):
     """One's own images."""
 
     name: Literal["DomainFolders"]
+    domains: Domains
     folder: str
     """With ``DOMAIN/CLASS/*``, or a CSV table, see ``DomainFolders``; a relative path is below
     the folder of the data (by default Avalanche's)."""

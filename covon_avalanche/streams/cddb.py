@@ -14,6 +14,7 @@ from typing import Literal
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 
+from covon_avalanche.domain_orders import TRACKS
 from covon_avalanche.streams.images import (
     choose_domains,
     image_benchmark,
@@ -23,12 +24,6 @@ from covon_avalanche.streams.sources import ImageFiles
 from covon_avalanche.streams.transforms import Transform
 
 CLASSES = ("real", "fake")
-_EASY = ("gaugan", "biggan", "cyclegan", "imle", "deepfake", "crn", "wild")
-TRACKS: dict[str, tuple[str, ...]] = {
-    "hard": ("gaugan", "biggan", "wild", "whichfaceisreal", "san"),
-    "easy": _EASY,
-    "long": (*_EASY, "glow", "stargan_gf", "stylegan", "whichfaceisreal", "san"),
-}
 #: Training and evaluation images of the hard track, as PINA counts them in all.
 HARD_COUNTS = (16_068, 5_353)
 _LABELS = {"0_real": 0, "1_fake": 1}

@@ -22,6 +22,7 @@ from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 
 from covon_avalanche.atomic import replaced_when_whole
+from covon_avalanche.domain_orders import NI_ORDERS, check_core50_run, core50_sessions
 from covon_avalanche.streams.images import (
     choose_domains,
     image_benchmark,
@@ -30,29 +31,13 @@ from covon_avalanche.streams.images import (
 from covon_avalanche.streams.sources import ImageFiles, ImageRows, Images
 from covon_avalanche.streams.transforms import Transform
 
-#: Training sessions of the ten official NI runs, in order.
-NI_ORDERS = (
-    (11, 4, 2, 9, 1, 6, 5, 8),
-    (2, 9, 1, 8, 4, 5, 11, 6),
-    (8, 2, 6, 5, 4, 1, 9, 11),
-    (1, 9, 2, 8, 6, 11, 5, 4),
-    (5, 1, 4, 8, 11, 9, 6, 2),
-    (4, 5, 11, 8, 2, 1, 9, 6),
-    (8, 11, 1, 9, 2, 4, 6, 5),
-    (6, 2, 5, 8, 11, 1, 9, 4),
-    (4, 5, 6, 11, 2, 1, 9, 8),
-    (1, 8, 9, 4, 6, 2, 11, 5),
-)
 #: Images of sessions 1 to 11.
 COUNTS = (14989, 14986, 14992, 14995, 14966, 14989, 14994, 14984, 14994, 14986, 14991)
 CATEGORIES = (
     *("plug_adapter", "mobile_phone", "scissor", "light_bulb", "can"),
     *("glass", "ball", "marker", "cup", "remote_control"),
 )
-_SPLITS = {  # sessions to train on (the official ones come in ten orders) and to test on
-    "official": ((1, 2, 4, 5, 6, 8, 9, 11), (3, 7, 10)),
-    "authors": ((1, 2, 3, 4, 5, 6, 7, 8), (9, 10, 11)),
-}
+_TESTED = {"official": ("s3", "s7", "s10"), "authors": ("s9", "s10", "s11")}
 _NAME = re.compile(r"C_(\d+)_(\d+)_\d+\.png$")  # session and object
 
 
@@ -84,23 +69,23 @@ def CORe50(
     :param run: 0 to 9, one of the ten official orders of the training sessions.
     :param labels: 50 objects or 10 categories of five objects each.
     :param dataset_root: by default ``core50`` in Avalanche's data folder.
-    :param domains: some of the training sessions, in the order to learn them.
+    :param domains: some of the training sessions, in the order to learn them; with another run
+        than 0 that must be the run's.
 
     See :func:`image_benchmark` for the other parameters.
     """
-    if split not in _SPLITS:
-        raise ValueError(f"split must be one of {list(_SPLITS)}, got {split!r}")
+    if split not in _TESTED:
+        raise ValueError(f"split must be one of {list(_TESTED)}, got {split!r}")
     if labels not in ("object", "category"):
         raise ValueError(f"labels must be 'object' or 'category', got {labels!r}")
     if not 0 <= run < len(NI_ORDERS):
         raise ValueError(f"run must be in 0 to {len(NI_ORDERS) - 1}, got {run}")
     root = Path(default_dataset_location("core50") if dataset_root is None else dataset_root)
-    order, tested = _SPLITS[split]
-    if split == "official":
-        order = NI_ORDERS[run]
-    wanted = choose_domains(domains, [f"s{k}" for k in order], f"CORe50 ({split}, run {run})")
+    tests = _TESTED[split]
+    order = core50_sessions(split, run)
+    wanted = choose_domains(domains, order, f"CORe50 ({split}, run {run})")
+    check_core50_run(split, run, wanted)
     sessions = _sessions(root, labels == "category")
-    tests = [f"s{k}" for k in tested]
     missing = [name for name in [*wanted, *tests] if name not in sessions]
     if missing:
         raise ValueError(f"{root} has no images of the sessions {missing}")

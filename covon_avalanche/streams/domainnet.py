@@ -17,6 +17,7 @@ from pathlib import Path
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 
+from covon_avalanche.domain_orders import DOMAINNET
 from covon_avalanche.streams.images import (
     choose_domains,
     class_folders,
@@ -25,7 +26,7 @@ from covon_avalanche.streams.images import (
 from covon_avalanche.streams.sources import ImageFiles
 from covon_avalanche.streams.transforms import Transform
 
-#: Training and test images of each domain, in the order of the domain-incremental protocol.
+#: Training and test images of each domain.
 COUNTS = {
     "clipart": (33_525, 14_604),
     "infograph": (36_023, 15_582),
@@ -69,7 +70,7 @@ def DomainNet(
     """
     root = Path(default_dataset_location("domainnet") if dataset_root is None else dataset_root)
     classes = domainnet_classes()
-    names = choose_domains(domains, list(COUNTS), "DomainNet")
+    names = choose_domains(domains, DOMAINNET, "DomainNet")
     parts = {name: _train_and_test(root, name, classes) for name in names}
     for name, (train, test) in parts.items():
         counts = (len(train), len(test))

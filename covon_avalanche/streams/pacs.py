@@ -12,6 +12,7 @@ from pathlib import Path
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 
+from covon_avalanche import domain_orders
 from covon_avalanche.streams.images import (
     choose_domains,
     class_folders,
@@ -22,7 +23,6 @@ from covon_avalanche.streams.sources import ImageFiles
 from covon_avalanche.streams.transforms import Transform
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
 _LISTS = ("train_kfold", "crossval_kfold")  # of the official release; labels from 1
 
 
@@ -53,7 +53,7 @@ def PACS(
     See :func:`image_benchmark` for the other parameters.
     """
     root = Path(default_dataset_location("PACS") if dataset_root is None else dataset_root)
-    names = choose_domains(domains, DOMAINS, "PACS")
+    names = choose_domains(domains, domain_orders.PACS, "PACS")
     parts = {name: _train_and_test(root, name) for name in names}
     return image_benchmark(
         {name: train for name, (train, _) in parts.items()},

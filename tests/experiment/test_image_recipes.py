@@ -12,6 +12,7 @@ from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, validate
 from covon_avalanche.experiment.run import run_strategy
+from covon_avalanche.experiment.run_folder import run_hash
 
 SMALL = {"backbone": "squeezenet", "weights": None}
 MAKERS = {
@@ -60,6 +61,63 @@ def test_the_authors_split_of_core50_tests_on_other_sessions_too(learned, tmp_pa
     assert result.held_out
     assert result.bwt is None
     assert [len(row) for row in result.accuracy] == [3] * learned
+
+
+def with_stream(**stream) -> Recipe:
+    return validate({**load_recipe("core50").model_dump(), "stream": stream}, "here")
+
+
+def test_streams_that_know_their_domains_need_none_in_a_recipe():
+    official = load_recipe("core50", ["stream.run=3"])
+    assert official.stream.domains == ["s1", "s9", "s2", "s8", "s6", "s11", "s5", "s4"]
+    assert official.stream.n_experiences == 8
+    authors = load_recipe("core50", ["stream.split=authors"])
+    assert authors.stream.domains == [f"s{k}" for k in range(1, 9)]
+    for name, first, n in (
+        ("PACS", "photo", 4),
+        ("DomainNet", "clipart", 6),
+        ("CDDB", "gaugan", 5),
+    ):
+        stream = with_stream(name=name).stream
+        assert (stream.domains[0], stream.n_experiences) == (first, n)
+    assert with_stream(name="CDDB", track="long").stream.n_experiences == 12
+    with pytest.raises(RecipeError, match=r"stream\.track = 'short'"):
+        with_stream(name="CDDB", track="short")
+    with pytest.raises(RecipeError, match=r"stream\.run = 10"):
+        load_recipe("core50", ["stream.run=10"])
+
+
+def test_the_run_of_a_core50_recipe_decides_what_is_trained(tmp_path):
+    (tmp_path / "core50").mkdir()
+    core50(tmp_path / "core50", "tree")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about counts
+        benchmark = build_benchmark(
+            load_recipe("core50", ["stream.run=3"]), seed=0, dataset_root=tmp_path
+        )
+    assert [e.domain for e in benchmark.train_stream][:3] == ["s1", "s9", "s2"]
+
+
+def test_a_resolved_core50_recipe_is_the_shipped_one():
+    shipped = load_recipe("core50")
+    assert Recipe.model_validate(shipped.model_dump()) == shipped
+    order = ["s11", "s4", "s2", "s9", "s1", "s6", "s5", "s8"]
+    explicit = load_recipe("core50", [f"stream.domains={order}"])
+    assert run_hash(explicit, "covon-paper", 0) == run_hash(shipped, "covon-paper", 0)
+
+
+@pytest.mark.parametrize(
+    ("stream", "message"),
+    [
+        ({"run": 3, "domains": ["s2", "s1"]}, r"stream: domains must be in the order of run 3, "),
+        ({"run": 3, "split": "authors"}, r"stream: run is of the official split, got run 3"),
+    ],
+)
+def test_a_run_that_would_have_no_effect_is_refused(stream, message):
+    with pytest.raises(RecipeError, match=message):
+        with_stream(name="CORe50", **stream)
+    assert with_stream(name="CORe50", run=3, domains=["s1", "s2"]).stream.n_experiences == 2
+    assert with_stream(name="CORe50", run=0, domains=["s2", "s1"]).stream.n_experiences == 2
 
 
 @pytest.mark.parametrize("layout", ["plain", "csv"])

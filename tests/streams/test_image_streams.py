@@ -22,8 +22,8 @@ from PIL import Image
 from torch import nn
 from toys import QUIET
 
+from covon_avalanche.domain_orders import DOMAINNET, NI_ORDERS
 from covon_avalanche.streams import CDDB, PACS, CORe50, DomainFolders, DomainNet
-from covon_avalanche.streams.core50 import NI_ORDERS
 from covon_avalanche.streams.domainnet import COUNTS
 
 
@@ -78,6 +78,7 @@ def test_domainnet_labels_stay_right_where_classes_are_missing(domainnet_root):
 def test_domainnet_says_when_counts_differ(domainnet_root):
     with pytest.warns(UserWarning, match=r"clipart should have \(33525, 14604\).*found \(345, 345"):
         DomainNet(dataset_root=domainnet_root, domains=["clipart"])
+    assert tuple(COUNTS) == DOMAINNET
     assert [sum(c) for c in zip(*COUNTS.values(), strict=True)] == [409_832, 176_743]
 
 
@@ -135,6 +136,16 @@ def test_core50_official_and_authors_splits(tmp_path, layout):
     assert [e.domain for e in authors.test_stream] == ["s9", "s10", "s11"]
     assert sorted({label for label, *_ in seen(authors.train_stream[0])}) == [0, 1, 9]
     assert authors.n_classes == 10
+
+
+def test_core50_refuses_a_run_that_would_have_no_effect(tmp_path):
+    core50(tmp_path, "tree")
+    some = open_stream(CORe50, tmp_path, run=3, domains=["s9", "s4"])
+    assert [e.domain for e in some.train_stream] == ["s9", "s4"]
+    with pytest.raises(ValueError, match=r"in the order of run 3, .*, got \['s4', 's9'\]"):
+        open_stream(CORe50, tmp_path, run=3, domains=["s4", "s9"])
+    with pytest.raises(ValueError, match="run is of the official split, got run 3 with the split"):
+        open_stream(CORe50, tmp_path, run=3, split="authors")
 
 
 def test_core50_orders_are_permutations_of_the_official_sessions():
