@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
@@ -19,6 +19,8 @@ from covon_avalanche.streams.sources import ImageFiles
 from covon_avalanche.streams.transforms import Transform
 
 _COLUMNS = ("file", "domain", "label", "split")
+_TESTED = ("test", "val", "valid")
+_Split = tuple[()] | tuple[str, str]
 
 
 def DomainFolders(
@@ -38,10 +40,12 @@ def DomainFolders(
     """A benchmark from folders or a table; a domain may lack some of the classes.
 
     :param dataset_root: a folder with ``DOMAIN/CLASS/*`` (one fifth of each class is for tests,
-        chosen by file name) or ``DOMAIN/{train,test}/CLASS/*``; or a CSV file with the columns
+        chosen by file name) or ``DOMAIN/{train,test}/CLASS/*``, where ``val`` or ``valid`` may
+        stand for ``test``, and is not used beside it; or a CSV file with the columns
         ``file`` (relative to it), ``domain``, ``label`` and ``split`` (train or test), such as
         ``covon data verify --manifest`` writes; lines that begin with ``#`` do not count.
-    :param classes: names by class id; by default those found in any domain, sorted.
+    :param classes: names by class id; by default those found in any domain, sorted. A class
+        that is called like a split, such as ``train``, must be among them.
     :param domains: some of the domains, in the order to learn them; by default all, sorted (in
         a CSV file, in order of appearance).
 
@@ -60,8 +64,9 @@ def DomainFolders(
             raise ValueError(f"there is no folder {root}")
         known = _folders(root)
         wanted = choose_domains(domains, known, str(root))
-        names = _class_names(root, known) if classes is None else list(classes)
-        parts = {name: _from_folders(root, name, names) for name in wanted}
+        splits = {name: _split_of(root / name, classes or ()) for name in known}
+        names = _class_names(root, splits) if classes is None else list(classes)
+        parts = {name: _from_folders(root, name, splits[name], names) for name in wanted}
     return image_benchmark(
         {name: train for name, (train, _) in parts.items() if train or not from_table},
         {name: test for name, (_, test) in parts.items() if test or not from_table},
@@ -81,24 +86,40 @@ def _folders(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _is_split(folder: Path) -> bool:
-    return {"train", "test"} <= set(_folders(folder))
+def _split_of(folder: Path, classes: Sequence[str]) -> _Split:
+    """Names of a domain's folders to train and to test on; none if it has classes at once.
+
+    :raises ValueError: where it could be read as both.
+    """
+    found = set(_folders(folder))
+    parts = found & {"train", *_TESTED}
+    if not parts or found <= set(classes):
+        return ()
+    tested = [name for name in _TESTED if name in parts]
+    clear = "test" in parts or len(tested) == 1
+    if not (clear and "train" in parts and parts == found):
+        raise ValueError(
+            f"{folder} has the folders {sorted(found)}: expected train with test, val or valid and "
+            "nothing else, or classes alone, those called like a split named in `classes`"
+        )
+    return "train", tested[0]
 
 
-def _class_names(root: Path, domains: Sequence[str]) -> list[str]:
+def _class_names(root: Path, splits: Mapping[str, _Split]) -> list[str]:
     names: set[str] = set()
-    for domain in domains:
-        split = _is_split(root / domain)
-        for folder in ("train", "test") if split else (".",):
+    for domain, split in splits.items():
+        for folder in split or (".",):
             names.update(_folders(root / domain / folder))
     return sorted(names)
 
 
-def _from_folders(root: Path, domain: str, classes: Sequence[str]) -> tuple[ImageFiles, ImageFiles]:
-    folder = root / domain
-    if _is_split(folder):
-        return class_folders(folder / "train", classes), class_folders(folder / "test", classes)
-    return split_by_name(class_folders(folder, classes), root)
+def _from_folders(
+    root: Path, domain: str, split: _Split, classes: Sequence[str]
+) -> tuple[ImageFiles, ImageFiles]:
+    if not split:
+        return split_by_name(class_folders(root / domain, classes), root)
+    train, test = (class_folders(root / domain / part, classes) for part in split)
+    return train, test
 
 
 def _rows(file: Path) -> list[dict[str, str]]:

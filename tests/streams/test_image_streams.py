@@ -1,6 +1,7 @@
 """Streams of images: miniature trees with the real layouts, names and traps, and real PACS."""
 
 import pickle
+import re
 import warnings
 from pathlib import Path
 
@@ -225,6 +226,38 @@ def test_own_folders_share_one_class_table(tmp_path, layout):
     assert [len(e.dataset) for e in benchmark.train_stream] == [16, 16]
     assert [len(e.dataset) for e in benchmark.test_stream] == [4, 4]
     assert benchmark.train_stream[1].classes_in_this_experience == {1, 2}
+
+
+@pytest.mark.parametrize("name", ["val", "valid"])
+def test_own_folders_may_be_tested_on_what_is_called_validation(tmp_path, name):
+    root = own(tmp_path, "split")
+    (root / "day" / "test").rename(root / "day" / name)
+    paint(root / "night" / name / "fox" / "decoy.png", 9)  # not used beside test
+    benchmark = open_stream(DomainFolders, root)
+    check_labels(benchmark, OWN_CODES)
+    assert [len(e.dataset) for e in benchmark.test_stream] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    "folders", [["train"], ["test"], ["val", "valid", "train"], ["train", "test", "cat"]]
+)
+def test_own_folders_that_may_be_splits_or_classes_are_refused(tmp_path, folders):
+    root = own(tmp_path, "split")
+    for name in folders:
+        paint(root / "dusk" / name / "cat" / "0.png", 0)
+        paint(root / "dusk" / name / "0.png", 0)
+    message = f"dusk has the folders {sorted(folders)}: expected train with test, val or valid"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        DomainFolders(root)
+
+
+def test_a_class_may_be_called_like_a_split_if_it_is_named(tmp_path):
+    for i in range(5):
+        paint(tmp_path / "day" / "bus" / f"{i}.png", 0)
+        paint(tmp_path / "day" / "train" / f"{i}.png", 1)
+    with pytest.raises(ValueError, match=r"day has the folders \['bus', 'train'\]"):
+        DomainFolders(tmp_path)
+    check_labels(open_stream(DomainFolders, tmp_path, classes=["bus", "train"]), {"day": 0})
 
 
 def test_validation_images_are_held_out_class_by_class(tmp_path):
