@@ -15,7 +15,8 @@ class AccuracyMatrix:
 
     Domains of the test stream are those of the training stream, in the same order. A run
     that trains on all domains at once (joint training) has the last row alone; the rows
-    before it are ``None``.
+    before it are ``None``. With more rows than domains, what compares before and after is not
+    defined.
 
     :param counts: test images per domain.
     :param held_out: the domains of the test stream are never trained on (CORe50's test
@@ -72,16 +73,22 @@ class AccuracyMatrix:
 
     def plasticity(self) -> float | None:
         """Mean of the diagonal: accuracy on each domain right after it was learned."""
-        if self.held_out or not self.rows or any(row is None for row in self.rows):
+        if not self.rows or not self._has_diagonal:
             return None
         diagonal = [row[i] for i, row in enumerate(self.rows) if row is not None]
         return sum(diagonal) / len(diagonal)
+
+    @property
+    def _has_diagonal(self) -> bool:
+        """Whether row t is from after training on domain t."""
+        fits = not self.held_out and len(self.rows) <= len(self.counts)
+        return fits and None not in self.rows
 
     def _mean_over_past(self, change: Callable[[int, Row], float]) -> float | None:
         """Mean of ``change(i, before)`` with ``before`` the accuracies on domain i from when it
         was learned to before the last domain; ``None`` where that is not defined."""
         rows = self.rows[:-1]
-        if self.held_out or not rows or any(row is None for row in rows):
+        if not rows or not self._has_diagonal:
             return None
         past = [
             change(i, [row[i] for row in rows[i:] if row is not None]) for i in range(len(rows))

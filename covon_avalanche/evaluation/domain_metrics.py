@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 from avalanche.evaluation import PluginMetric
@@ -25,7 +26,9 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     before posteriors are merged, do not. It reports, for the domains learned so
     far, A_T as domain mean and image-weighted, BWT (the paper's F_T), forgetting as Avalanche
     defines it and from the best accuracy ever, plasticity, and calibration; what is not
-    defined, such as BWT after one domain, is not reported. Task identities are not used.
+    defined, such as BWT after one domain, is not reported; nor is any comparison with the past
+    where the stream's domains are not those trained, by number or by ``experience.domain``, in
+    the same order (CORe50's test sessions). Task identities are not used.
 
     Beside the numbers of the names, in Avalanche they differ: its ``StreamAccuracy`` pools
     all images of what is evaluated, domains not learned yet included.
@@ -34,7 +37,8 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     def __init__(self, stream: str = "test", *, held_out: bool = False, bins: int = 15) -> None:
         """
         :param stream: name of the stream to record.
-        :param held_out: its domains are not those that are trained (CORe50's test sessions).
+        :param held_out: its domains are not those that are trained, though neither their number
+            nor ``experience.domain`` tells.
         :param bins: of the expected calibration error.
         """
         super().__init__()
@@ -49,6 +53,9 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         self._inside_train = False
         self._domains = -1  # in the whole stream
         self._row: dict[int, tuple[int, CalibrationSums]] = {}  # hits and sums by domain
+        self._tested: dict[int, str | None] = {}  # their names
+        self._trained: list[str | None] = []  # names in the order of training
+        self._to_train: int | None = None  # domains in the training stream, where it has an end
 
     def reset(self) -> None:
         """Nothing: the matrix is of the whole run."""
@@ -75,6 +82,12 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         """From here on evaluations are Avalanche's periodic ones."""
         self._inside_train = True
 
+    def after_training_exp(self, strategy: SupervisedTemplate) -> None:
+        """Note what was trained."""
+        stream = strategy.experience.origin_stream
+        self._to_train = len(stream) if isinstance(stream, Sized) else None
+        self._trained.append(getattr(strategy.experience, "domain", None))
+
     def after_training(self, strategy: SupervisedTemplate) -> None:
         """Until here."""
         self._inside_train = False
@@ -90,6 +103,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
             return
         self._domains = len(strategy.experience.origin_stream)
         domain = strategy.experience.current_experience
+        self._tested[domain] = getattr(strategy.experience, "domain", None)
         hits, sums = self._row.setdefault(domain, (0, CalibrationSums(self.bins)))
         sums.add(strategy.mb_output, strategy.mb_y)
         right = (strategy.mb_output.argmax(1) == strategy.mb_y).sum().item()
@@ -102,6 +116,8 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         whole = domains == list(range(self._domains))
         if not whole or self._inside_train or experiences == 0:
             return None
+        if self._tests_others():
+            self.matrix.held_out = True
         counts = self.matrix.counts = [self._row[i][1].count for i in domains]
         if self._experiences == experiences:
             self.matrix.rows.pop()
@@ -119,6 +135,13 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
             )
             for name, value in self.result().items()
         ]
+
+    def _tests_others(self) -> bool:
+        """Whether the domains are known not to be those trained, in the same order."""
+        if self._to_train not in (None, self._domains):
+            return True
+        pairs = [(name, self._tested.get(i)) for i, name in enumerate(self._trained)]
+        return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
     def _is_recorded(self, strategy: Any) -> bool:
         return bool(strategy.experience.origin_stream.name == self.stream)

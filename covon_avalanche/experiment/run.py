@@ -19,7 +19,7 @@ from covon_avalanche.evaluation.calibration import Calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import KeptTensors
 from covon_avalanche.experiment.build import build_benchmark, build_model
-from covon_avalanche.experiment.data_settings import CORe50Stream, FolderStream
+from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.machine import (
     machine,
@@ -179,8 +179,7 @@ class _Run:
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
         self.model = build_model(recipe.model, benchmark, dataset_root)
-        held_out = isinstance(recipe.stream, CORe50Stream) and stream == "test"
-        self.metrics = DomainMetrics(stream, held_out=held_out)
+        self.metrics = DomainMetrics(stream)
         self.log = EpochLog(watch)
         evaluator = EvaluationPlugin(self.metrics, *loggers[1], loggers=list(loggers[0]))
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
@@ -267,7 +266,7 @@ class _Run:
         plugin = next((p for p in self.strategy.plugins if isinstance(p, PosteriorPlugin)), None)
         if plugin is None or self.recipe.posterior_samples == 0:
             return {}
-        metrics = DomainMetrics(self.stream, held_out=self.metrics.matrix.held_out)
+        metrics = DomainMetrics(self.stream)
         plugin.eval_samples = self.recipe.posterior_samples
         self.strategy.evaluator.metrics = [metrics]
         self.strategy.eval(self.benchmark.streams[self.stream], num_workers=self.recipe.workers)

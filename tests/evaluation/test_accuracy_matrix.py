@@ -27,6 +27,12 @@ def test_what_is_not_defined_is_none():
         AccuracyMatrix([10]).average_accuracy()
 
 
+def test_more_rows_than_domains_have_no_before_and_after():
+    matrix = AccuracyMatrix([10], [[0.2], [0.4], [0.6]])
+    assert matrix.curve() == pytest.approx([0.2, 0.4, 0.6])
+    assert matrix.bwt() is matrix.max_forgetting() is matrix.plasticity() is None
+
+
 def test_mean_and_sample_standard_deviation():
     assert mean_and_std([1.0, 2.0, 3.0]) == pytest.approx((2.0, 1.0))
     mean, std = mean_and_std([5.0])

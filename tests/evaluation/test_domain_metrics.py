@@ -72,6 +72,50 @@ def test_what_is_not_defined_is_not_reported():
     assert not any(key.startswith(("BWT", "Forgetting", "Plasticity")) for key in found)
 
 
+def reported(train_stream, test_stream) -> tuple[DomainMetrics, dict]:
+    metrics = DomainMetrics()
+    strategy = naive(metrics)
+    for experience in train_stream:
+        strategy.train(experience)
+        found = strategy.eval(test_stream)
+    assert "DomainMeanAccuracy/eval_phase/test_stream" in found
+    return metrics, found
+
+
+def compares(found: dict) -> bool:
+    return any(key.startswith(("BWT", "Forgetting", "Plasticity")) for key in found)
+
+
+@pytest.mark.parametrize(("trained", "tested"), [(3, 1), (2, 3)])
+def test_a_test_stream_of_another_length_has_no_before_and_after(trained, tested):
+    streams = toy_benchmark(trained).train_stream, toy_benchmark(tested).test_stream
+    metrics, found = reported(*streams)
+    assert metrics.matrix.held_out
+    assert not compares(found)
+    assert metrics.matrix.curve()[0] == pytest.approx(sum(metrics.matrix.rows[0]) / tested)
+
+
+@pytest.mark.parametrize(
+    ("trained", "tested", "same"),
+    [("ab", "ab", True), ("ab", "cd", False), ("ab", "ba", False), (None, "ab", True)],
+)
+def test_domains_of_other_names_have_no_before_and_after(trained, tested, same):
+    benchmark = toy_benchmark(2)
+    for stream, names in ((benchmark.train_stream, trained), (benchmark.test_stream, tested)):
+        for experience, name in zip(stream, names or (), strict=False):
+            experience.domain = name
+    metrics, found = reported(benchmark.train_stream, benchmark.test_stream)
+    assert metrics.matrix.held_out is not same
+    assert compares(found) is same
+
+
+def test_domains_that_are_trained_twice_are_no_error():
+    benchmark = toy_benchmark(2)
+    metrics, _ = reported([*benchmark.train_stream] * 2, benchmark.test_stream)
+    assert len(metrics.matrix.rows) == 4
+    assert metrics.result().keys() & {"BWT", "Forgetting", "Plasticity"} == set()
+
+
 def test_calibration_is_by_definition_whatever_the_batches():
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(500, 7, generator=generator)
