@@ -22,6 +22,7 @@ from covon_avalanche.streams.images import (
     choose_domains,
     class_folders,
     image_benchmark,
+    listed_files,
 )
 from covon_avalanche.streams.sources import ImageFiles
 from covon_avalanche.streams.transforms import Transform
@@ -98,7 +99,7 @@ def DomainNet(
 def _train_and_test(root: Path, name: str, classes: list[str]) -> tuple[ImageFiles, ImageFiles]:
     train, test = (root / f"{name}_{part}.txt" for part in ("train", "test"))
     if train.is_file() and test.is_file():
-        return _listed(root, train, classes), _listed(root, test, classes)
+        return listed_files(root, train, classes), listed_files(root, test, classes)
     folders = [root / name / part for part in ("train", "test")]
     if not all(folder.is_dir() for folder in folders):
         raise ValueError(
@@ -106,20 +107,3 @@ def _train_and_test(root: Path, name: str, classes: list[str]) -> tuple[ImageFil
             f"{name}/test"
         )
     return class_folders(folders[0], classes), class_folders(folders[1], classes)
-
-
-def _listed(root: Path, file: Path, classes: list[str]) -> ImageFiles:
-    """``clipart/aircraft_carrier/clipart_001_000005.jpg 0``, a line an image."""
-    files, labels = [], []
-    lines = file.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
-        path, _, label = line.strip().rpartition(" ")
-        named = Path(path).parent.name
-        if not (label.isdecimal() and int(label) < len(classes) and classes[int(label)] == named):
-            raise ValueError(
-                f"{file}, line {number}: expected a path DOMAIN/CLASS/FILE and the official id "
-                f"of that class, got {line!r}"
-            )
-        files.append(root / path)
-        labels.append(int(label))
-    return ImageFiles(files, labels)

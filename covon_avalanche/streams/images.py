@@ -63,7 +63,7 @@ def image_benchmark(
     :param skip_broken: decode every image once at the beginning, leave out those that cannot
         be decoded, with a warning that counts them. By default such an image is an error,
         when it is asked for or when the cache is made.
-    :raises ValueError: for a domain without images, or values out of range.
+    :raises ValueError: for a domain without images, or values or labels out of range.
     """
     if not 0 <= validation_size < 1:
         raise ValueError(f"validation_size must be a fraction in [0, 1), got {validation_size}")
@@ -98,6 +98,9 @@ def image_benchmark(
         return wrapped if stream == "train" else wrapped.eval()
 
     streams: _Streams = {"train": train, "test": test}
+    for domains in streams.values():
+        for name, images in domains.items():
+            _check_labels(images, name, len(classes))
     if limit is None:  # else what is left over is neither read nor kept
         streams = readable(streams)
     if validation_size:
@@ -196,6 +199,32 @@ def class_folders(folder: Path, classes: Sequence[str]) -> ImageFiles:
     return ImageFiles([file for file, _ in pairs], [label for _, label in pairs])
 
 
+def listed_files(
+    root: Path, file: Path, classes: Sequence[str], *, first_id: int = 0
+) -> ImageFiles:
+    """Images of an official list: ``clipart/aircraft_carrier/clipart_001_000005.jpg 0``, a line
+    an image.
+
+    :param first_id: of the class ids in the list.
+    :raises ValueError: naming the line that has no path and id, or another class's id.
+    """
+    ids = {name: i for i, name in enumerate(classes)}
+    files, labels = [], []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        path, _, given = line.strip().rpartition(" ")
+        label = ids.get(Path(path).parent.name)
+        if label is None or given != str(label + first_id):
+            raise ValueError(
+                f"{file}, line {number}: expected a path DOMAIN/CLASS/FILE and the official id "
+                f"of that class, got {line!r}"
+            )
+        files.append(root / path)
+        labels.append(label)
+    return ImageFiles(files, labels)
+
+
 def split_by_name(
     images: ImageFiles, root: Path, test_fraction: float = 0.2
 ) -> tuple[ImageFiles, ImageFiles]:
@@ -213,6 +242,14 @@ def split_by_name(
         test.update(sorted(rows, key=rank)[: round(test_fraction * len(rows))])
     others, chosen = _without(images, test)
     return images.take(others), images.take(chosen)
+
+
+def _check_labels(images: Images, name: str, n_classes: int) -> None:
+    wrong = [label for label in images.labels if not 0 <= label < n_classes]
+    if wrong:
+        raise ValueError(
+            f"labels must be in 0 to {n_classes - 1}, got {wrong[0]} in the domain {name!r}"
+        )
 
 
 def _by_class(images: Images) -> dict[int, list[int]]:

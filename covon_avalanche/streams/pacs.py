@@ -17,13 +17,14 @@ from covon_avalanche.streams.images import (
     choose_domains,
     class_folders,
     image_benchmark,
+    listed_files,
     split_by_name,
 )
 from covon_avalanche.streams.sources import ImageFiles
 from covon_avalanche.streams.transforms import Transform
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-_LISTS = ("train_kfold", "crossval_kfold")  # of the official release; labels from 1
+_LISTS = ("train_kfold", "crossval_kfold")  # of the official release; class ids from 1
 
 
 def PACS(
@@ -74,14 +75,12 @@ def _train_and_test(root: Path, name: str) -> tuple[ImageFiles, ImageFiles]:
     for folder in (root, root / "splits"):
         train, test = (folder / f"{name}_{kind}.txt" for kind in _LISTS)
         if train.is_file() and test.is_file():
-            return _listed(root, train), _listed(root, test)
+            return (
+                listed_files(root, train, CLASSES, first_id=1),
+                listed_files(root, test, CLASSES, first_id=1),
+            )
     files = class_folders(root / name, CLASSES)
     for label, class_name in enumerate(CLASSES):
         if label not in files.labels:
             raise ValueError(f"{root / name} has no images of the class {class_name!r}")
     return split_by_name(files, root)
-
-
-def _listed(root: Path, file: Path) -> ImageFiles:
-    rows = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return ImageFiles([root / path for path, _ in rows], [int(label) - 1 for _, label in rows])

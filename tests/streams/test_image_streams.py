@@ -26,6 +26,8 @@ from toys import QUIET
 from covon_avalanche.domain_orders import DOMAINNET, NI_ORDERS
 from covon_avalanche.streams import CDDB, PACS, CORe50, DomainFolders, DomainNet
 from covon_avalanche.streams.domainnet import COUNTS
+from covon_avalanche.streams.images import image_benchmark
+from covon_avalanche.streams.sources import ImageFiles
 
 
 def as_is(image: Image.Image) -> torch.Tensor:
@@ -213,6 +215,35 @@ def test_official_lists_of_pacs_count(tmp_path):
     benchmark = open_stream(PACS, tmp_path, domains=["photo"])
     assert seen(benchmark.train_stream[0]) == [(2, 2, 0), (2, 2, 2)]
     assert seen(benchmark.test_stream[0]) == [(2, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "photo/dog/0.jpg",
+        "photo/dog/0.jpg 0",
+        "photo/dog/0.jpg 2",
+        "photo/house/0.jpg 8",
+        "photo/dog/0.jpg one",
+        "photo/cat/0.jpg 1",
+    ],
+)
+def test_lists_of_pacs_with_other_labels_than_the_folders_are_refused(tmp_path, line):
+    for kind in ("train", "crossval"):
+        (tmp_path / f"photo_{kind}_kfold.txt").write_text(f"photo/dog/1.jpg 1\n\n{line}\n")
+    message = "photo_train_kfold.txt, line 3: expected a path DOMAIN/CLASS/FILE and .*, got "
+    with pytest.raises(ValueError, match=message + re.escape(repr(line))):
+        PACS(dataset_root=tmp_path, domains=["photo"])
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_labels_are_ids_of_classes_in_every_stream(label):
+    good, bad = (ImageFiles([Path("a.png")] * 2, [0, y]) for y in (2, label))
+    for train, test in ((good, bad), (bad, good)):
+        with pytest.raises(
+            ValueError, match=f"labels must be in 0 to 2, got {label} in the domain"
+        ):
+            image_benchmark({"day": train}, {"day": test}, OWN_CLASSES)
 
 
 # Anyone's folders ----------------------------------------------------------------------
