@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -82,14 +82,18 @@ def verify_data(
     manifest: Annotated[
         Path | None, typer.Option(help="Write a table of the good images, for DomainFolders.")
     ] = None,
+    track: Annotated[str | None, typer.Option(help="Of CDDB; by default hard.")] = None,
 ) -> None:
     """Read every image; exit status 1 if one is missing, empty, damaged or extra."""
     dataset = _dataset(name)
+    if track is not None and dataset.name != "CDDB":
+        fail(f"--track is for CDDB alone, got {track} for {name}")
+    options: dict[str, Any] = {} if track is None else {"track": track}
     from covon_avalanche import streams
     from covon_avalanche.data.verify import verify, write_manifest
 
     try:
-        report = verify(getattr(streams, dataset.name), root / dataset.folder)
+        report = verify(getattr(streams, dataset.name), root / dataset.folder, **options)
         if manifest is not None:
             write_manifest(report, manifest)
     except ValueError as error:

@@ -6,6 +6,7 @@ Li et al., "Deeper, Broader and Artier Domain Generalization" (ICCV 2017).
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from covon_avalanche.streams.sources import ImageFiles
 from covon_avalanche.streams.transforms import Transform
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+#: Images of each domain, to train and to test on together.
+COUNTS = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
 _LISTS = ("train_kfold", "crossval_kfold")  # of the official release; class ids from 1
 
 
@@ -44,7 +47,8 @@ def PACS(
 
     With the official lists (``DOMAIN_train_kfold.txt`` and ``DOMAIN_crossval_kfold.txt``) in
     the root or in its folder ``splits``, they say what trains and what tests; without, one
-    fifth of each class is for tests, chosen by file name. Task identities are not used.
+    fifth of each class is for tests, chosen by file name. Where the counts are not those of the
+    whole data set, a warning says so. Task identities are not used.
 
     :param dataset_root: the folder that has ``photo/dog/*.jpg`` and so on; by default ``PACS``
         in Avalanche's data folder.
@@ -56,6 +60,12 @@ def PACS(
     root = Path(default_dataset_location("PACS") if dataset_root is None else dataset_root)
     names = choose_domains(domains, domain_orders.PACS, "PACS")
     parts = {name: _train_and_test(root, name) for name in names}
+    for name, (train, test) in parts.items():
+        found = len(train) + len(test)
+        if found != COUNTS[name]:
+            warnings.warn(
+                f"PACS's {name} should have {COUNTS[name]} images, found {found}", stacklevel=2
+            )
     return image_benchmark(
         {name: train for name, (train, _) in parts.items()},
         {name: test for name, (_, test) in parts.items()},

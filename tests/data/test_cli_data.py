@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import itertools
 import zipfile
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from covon_avalanche import cli, cli_data
 from covon_avalanche.data.catalogue import DataSet, RemoteFile
+from covon_avalanche.domain_orders import TRACKS
 
 
 def covon(*arguments):
@@ -64,7 +66,9 @@ def test_list_and_what_must_be_had_by_hand(tmp_path):
     assert "known are DomainNet, CORe50, CDDB, PACS" in done.stderr
 
 
-def test_verify_names_problems_and_exits_with_1(tmp_path):
+def test_verify_names_problems_and_exits_with_1(tmp_path, monkeypatch):
+    counts = {"photo": 70, "sketch": 70, "art_painting": 21, "cartoon": 21}
+    monkeypatch.setattr("covon_avalanche.streams.pacs.COUNTS", counts)
     root = pacs(tmp_path / "PACS")
     for domain in ("art_painting", "cartoon"):
         for name in (root / "photo").iterdir():
@@ -77,8 +81,28 @@ def test_verify_names_problems_and_exits_with_1(tmp_path):
     assert "PACS: 182 good images, 0 problems" in done.stdout
     assert (tmp_path / "pacs.csv").is_file()
     (root / "photo/dog/3.jpg").write_bytes(b"damaged")
+    (root / "photo/dog/4.jpg").unlink()
     done = covon(*arguments)
     assert done.exit_code == 1
     assert "photo/dog/3.jpg: cannot be decoded" in done.stdout
+    assert "PACS's photo should have 70 images, found 69" in done.stdout
     done = covon("data", "verify", "PACS", "--root", tmp_path / "nowhere")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+
+
+def test_verify_reads_the_tracks_of_cddb(tmp_path):
+    for domain in TRACKS["easy"]:
+        for part, name in itertools.product(("train", "val"), ("0_real", "1_fake")):
+            paint(tmp_path / "CDDB" / domain / part / name / "0.png", 0)
+    arguments = ("data", "verify", "CDDB", "--root", tmp_path)
+    done = covon(*arguments, "--track", "easy")
+    assert (done.exit_code, done.stdout) == (0, "CDDB: 28 good images, 0 problems\n")
+    assert "there is no folder" in covon(*arguments).stderr
+    assert (
+        "track must be one of ['hard', 'easy', 'long']" in covon(*arguments, "--track", "x").stderr
+    )
+    done = covon("data", "verify", "PACS", "--root", tmp_path, "--track", "easy")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "covon: --track is for CDDB alone, got easy for PACS\n",
+    )

@@ -13,7 +13,8 @@ from covon_avalanche.streams import PACS, DomainFolders, DomainNet
 OPTIONS = {"domains": ["photo", "sketch"]}
 
 
-def test_a_whole_data_set_has_no_problems(tmp_path):
+def test_a_whole_data_set_has_no_problems(tmp_path, monkeypatch):
+    monkeypatch.setattr("covon_avalanche.streams.pacs.COUNTS", {"photo": 70, "sketch": 70})
     report = verify(PACS, pacs(tmp_path), **OPTIONS)
     assert report.problems == []
     assert len(report.entries) == 140
@@ -36,6 +37,14 @@ def test_each_problem_is_named(tmp_path):
     assert "clipart_train_20.jpg: cannot be decoded" in found
     assert "stray.jpg: belongs to no split" in found
     assert len(report.problems) == 5
+
+
+def test_missing_images_of_pacs_are_counted(tmp_path):
+    report = verify(PACS, pacs(tmp_path), **OPTIONS)
+    assert report.problems == [
+        "PACS's photo should have 1670 images, found 70",
+        "PACS's sketch should have 3929 images, found 70",
+    ]
 
 
 def test_a_manifest_makes_the_same_benchmark(tmp_path):
