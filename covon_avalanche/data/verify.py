@@ -18,8 +18,8 @@ from PIL import Image
 from covon_avalanche.atomic import write_atomically
 from covon_avalanche.cores import usable_cores
 from covon_avalanche.data.download import DataError
+from covon_avalanche.streams.manifest import header
 
-VERSION = 1
 COLUMNS = ("file", "domain", "label", "split", "bytes", "sha256")
 
 
@@ -40,6 +40,8 @@ class Entry:
 class Report:
     """What :func:`verify` has found."""
 
+    classes: list[str]
+    """Names by class id."""
     entries: list[Entry] = field(default_factory=list)
     extra: list[Path] = field(default_factory=list)
     """Images in the domains' folders that belong to no split."""
@@ -76,7 +78,8 @@ def verify(
             benchmark = stream(dataset_root=root, **options)
         except ValueError as error:
             raise DataError(str(error)) from error
-    report = Report(notes=[str(w.message) for w in caught if w.category is UserWarning])
+    notes = [str(w.message) for w in caught if w.category is UserWarning]
+    report = Report(benchmark.classes, notes=notes)
     listed = list(_listed(benchmark))
     with ThreadPoolExecutor(threads or usable_cores()) as pool:
         for entry in pool.map(_read, listed):
@@ -87,9 +90,10 @@ def verify(
 
 
 def write_manifest(report: Report, file: Path) -> None:
-    """The good images as a CSV table that ``DomainFolders`` reads, replaced atomically."""
+    """The good images, with the class ids, as a CSV table that ``DomainFolders`` reads; the file
+    is replaced atomically."""
     text = io.StringIO(newline="")
-    text.write(f"# covon_avalanche manifest, version {VERSION}\n")
+    text.write(header(report.classes))
     table = csv.writer(text)
     table.writerow(COLUMNS)
     for e in report.entries:

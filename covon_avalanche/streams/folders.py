@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
@@ -15,6 +15,7 @@ from covon_avalanche.streams.images import (
     image_benchmark,
     split_by_name,
 )
+from covon_avalanche.streams.manifest import classes_of
 from covon_avalanche.streams.sources import ImageFiles
 from covon_avalanche.streams.transforms import Transform
 
@@ -44,7 +45,8 @@ def DomainFolders(
         stand for ``test``, and is not used beside it; or a CSV file with the columns
         ``file`` (relative to it), ``domain``, ``label`` and ``split`` (train or test), such as
         ``covon data verify --manifest`` writes; lines that begin with ``#`` do not count.
-    :param classes: names by class id; by default those found in any domain, sorted. A class
+    :param classes: names by class id; by default those found in any domain, sorted, or as such a
+        table tells them. A class
         that is called like a split, such as ``train``, must be among them.
     :param domains: some of the domains, in the order to learn them; by default all, sorted (in
         a CSV file, in order of appearance).
@@ -54,8 +56,10 @@ def DomainFolders(
     root = Path(dataset_root)
     from_table = root.suffix == ".csv"  # where a domain may be for training or tests alone
     if from_table:
-        rows = _rows(root)
-        names = sorted({row["label"] for row in rows}) if classes is None else list(classes)
+        stored, rows = _table(root)
+        if classes is None:
+            classes = sorted({row["label"] for row in rows}) if stored is None else stored
+        names = list(classes)
         known = list(dict.fromkeys(row["domain"] for row in rows))
         wanted = choose_domains(domains, known, str(root))
         parts = {name: _from_rows(root, rows, name, names) for name in wanted}
@@ -122,25 +126,30 @@ def _from_folders(
     return train, test
 
 
-def _rows(file: Path) -> list[dict[str, str]]:
+def _table(file: Path) -> tuple[list[str] | None, list[dict[str, str]]]:
+    """Names by class id, if the table tells them, and its rows."""
     try:
         with file.open(encoding="utf-8", newline="") as handle:
-            lines = [(n, line) for n, line in enumerate(handle, 1) if not line.startswith("#")]
-            reader = csv.DictReader(line for _, line in lines)
-            missing = [c for c in _COLUMNS if c not in (reader.fieldnames or ())]
-            if missing:
-                raise ValueError(f"{file} lacks the columns {missing}")
-            rows = []
-            for row in reader:
-                if row["split"] not in ("train", "test"):
-                    number, _ = lines[reader.line_num - 1]
-                    raise ValueError(
-                        f"{file}, line {number}: split must be train or test, got {row['split']!r}"
-                    )
-                rows.append(row)
+            lines = list(handle)
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-    return rows
+    return classes_of(file, lines), list(_rows(file, lines))
+
+
+def _rows(file: Path, lines: Sequence[str]) -> Iterator[dict[str, str]]:
+    numbered = [(n, line) for n, line in enumerate(lines, 1) if not line.startswith("#")]
+    reader = csv.DictReader(line for _, line in numbered)
+    columns = reader.fieldnames or ()
+    missing = [c for c in _COLUMNS if c not in columns]
+    if missing:
+        raise ValueError(f"{file} lacks the columns {missing}")
+    for row in reader:
+        place = f"{file}, line {numbered[reader.line_num - 1][0]}"
+        if None in row or None in row.values():  # what is too much, and what is not there
+            raise ValueError(f"{place}: expected {len(columns)} values: {', '.join(columns)}")
+        if row["split"] not in ("train", "test"):
+            raise ValueError(f"{place}: split must be train or test, got {row['split']!r}")
+        yield row
 
 
 def _from_rows(

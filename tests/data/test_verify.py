@@ -4,11 +4,12 @@ import csv
 import warnings
 
 import pytest
-from miniature import domainnet, pacs, paint
+from miniature import cddb, domainnet, pacs, paint
 
 from covon_avalanche.data.download import DataError
 from covon_avalanche.data.verify import COLUMNS, verify, write_manifest
-from covon_avalanche.streams import PACS, DomainFolders, DomainNet
+from covon_avalanche.streams import CDDB, PACS, DomainFolders, DomainNet
+from covon_avalanche.streams.pacs import CLASSES
 
 OPTIONS = {"domains": ["photo", "sketch"]}
 
@@ -53,8 +54,9 @@ def test_a_manifest_makes_the_same_benchmark(tmp_path):
     report = verify(PACS, root, **OPTIONS)
     write_manifest(report, tmp_path / "pacs.csv")
     lines = (tmp_path / "pacs.csv").read_text().splitlines()
-    assert lines[0] == "# covon_avalanche manifest, version 1"
-    assert tuple(next(csv.reader(lines[1:]))) == COLUMNS
+    assert lines[0] == "# covon_avalanche manifest, version 2"
+    assert lines[1].startswith('# classes: ["dog", "elephant", ')
+    assert tuple(next(csv.reader(lines[2:]))) == COLUMNS
     again = DomainFolders(tmp_path / "pacs.csv")
     original = PACS(dataset_root=root, **OPTIONS)
     assert again.classes == original.classes
@@ -63,6 +65,40 @@ def test_a_manifest_makes_the_same_benchmark(tmp_path):
             files = [f.resolve() for f in images.files if f.stat().st_size]
             assert [f.resolve() for f in again.images[stream][domain].files] == files
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_a_manifest_keeps_class_ids(tmp_path):
+    domains = list(cddb(tmp_path / "CDDB"))
+    file = tmp_path / "cddb.csv"
+    write_manifest(verify(CDDB, tmp_path / "CDDB", track="easy", domains=domains), file)
+    original = CDDB(dataset_root=tmp_path / "CDDB", track="easy", domains=domains)
+    again = DomainFolders(file)
+    assert again.classes == ["real", "fake"]
+    for domain in domains:
+        labels = [b.images["test"][domain].labels for b in (again, original)]
+        assert labels[0] == labels[1]
+    assert DomainFolders(file, classes=["fake", "real"]).classes == ["fake", "real"]
+    root = domainnet(tmp_path / "domainnet", "lists")
+    write_manifest(verify(DomainNet, root, domains=["painting"]), file)
+    painting = DomainFolders(file)
+    assert painting.n_classes == 345
+    assert 327 not in painting.images["train"]["painting"].labels
+    assert 328 in painting.images["train"]["painting"].labels
+
+
+def test_manifests_of_other_versions(tmp_path):
+    file = tmp_path / "a.csv"
+    write_manifest(verify(PACS, pacs(tmp_path / "PACS"), **OPTIONS), file)
+    _, classes, *table = file.read_text().splitlines(keepends=True)
+    title = "# covon_avalanche manifest, version"
+    file.write_text("".join([f"{title} 1\n", *table]))
+    assert DomainFolders(file).classes == sorted(CLASSES)
+    file.write_text("".join([f"{title} 3\n", classes, *table]))
+    with pytest.raises(ValueError, match=r"a.csv is a manifest of version 3, of a newer version"):
+        DomainFolders(file)
+    file.write_text("".join([f"{title} 2\n", *table]))
+    with pytest.raises(ValueError, match=r"a.csv, line 2: expected # classes: \[.*got 'file,dom"):
+        DomainFolders(file)
 
 
 def test_what_is_not_there_at_all(tmp_path):

@@ -325,6 +325,10 @@ def test_what_does_not_fit_is_named(tmp_path):
     (tmp_path / "b.csv").write_text(f"# as `covon data verify` begins\n{table}")
     with pytest.raises(ValueError, match="line 3: split must be train or test, got 'valid'"):
         DomainFolders(tmp_path / "b.csv")
+    for row in ("y.png,day,cat", "y,1.png,day,cat,train"):
+        (tmp_path / "c.csv").write_text(f"file,domain,label,split\nx.png,day,cat,test\n{row}\n")
+        with pytest.raises(ValueError, match=r"c.csv, line 3: expected 4 values: file, domain, "):
+            DomainFolders(tmp_path / "c.csv")
     (tmp_path / "empty" / "day" / "cat").mkdir(parents=True)
     with pytest.raises(ValueError, match="domain 'day' has no images for the 'train' stream"):
         DomainFolders(tmp_path / "empty")
