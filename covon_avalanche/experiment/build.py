@@ -40,7 +40,7 @@ def build_benchmark(
     """
     stream, model = recipe.stream, recipe.model
     unlike = {"name", "folder", "n_experiences", "image_size", "cache_size"}
-    options = stream.model_dump(exclude=unlike) | {"seed": seed}
+    options = stream.model_dump(exclude=unlike, exclude_none=True) | {"seed": seed}
     if validation_size is not None:
         options["validation_size"] = validation_size
     build = getattr(streams, stream.name)

@@ -49,6 +49,14 @@ class _ImageStream(Settings):
     """Keep all images decoded, with this shorter side, in ``cache`` below the folder of the data
     (by default Avalanche's): faster, for disk space. It decides what random crops are taken
     from."""
+    skip_broken: bool | None = None
+    """Leave out images that cannot be decoded, with a warning that counts them; by default such an
+    image is an error."""
+
+    @field_validator("skip_broken")
+    @classmethod
+    def _as_not_set(cls, skip_broken: bool | None) -> bool | None:
+        return skip_broken or None  # what is not set is no part of a run's hash
 
     @property
     def n_experiences(self) -> int:
