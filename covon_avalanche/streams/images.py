@@ -174,7 +174,10 @@ def choose_domains(domains: Sequence[str] | None, known: Sequence[str], stream: 
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All images below a folder, sorted by path; links that lead out of it do not count.
+    """All images below a folder, sorted by path.
+
+    The folder and the images may be links; links to folders below it are not followed, because
+    they may lead in a circle.
 
     :raises ValueError: if there is no such folder.
     """

@@ -26,7 +26,7 @@ from toys import QUIET
 from covon_avalanche.domain_orders import DOMAINNET, NI_ORDERS
 from covon_avalanche.streams import CDDB, PACS, CORe50, DomainFolders, DomainNet
 from covon_avalanche.streams.domainnet import COUNTS
-from covon_avalanche.streams.images import image_benchmark
+from covon_avalanche.streams.images import class_folders, image_benchmark
 from covon_avalanche.streams.sources import ImageFiles
 
 
@@ -340,6 +340,17 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     benchmark = open_stream(DomainFolders, root)
     with pytest.raises(ValueError, match=r"day/train/cat/2.png cannot be decoded"):
         seen(benchmark.train_stream[0])
+
+
+def test_links_to_images_and_to_whole_classes_count(tmp_path):
+    elsewhere, root = tmp_path / "elsewhere" / "cat", tmp_path / "day"
+    paint(elsewhere / "0.png", 0)
+    paint(root / "fox" / "0.png", 1)
+    (root / "fox" / "1.png").symlink_to(elsewhere / "0.png")
+    (root / "fox" / "circle").symlink_to(root)
+    (root / "cat").symlink_to(elsewhere)
+    found = class_folders(root, ["cat", "fox"]).files
+    assert found == [root / "cat/0.png", root / "fox/0.png", root / "fox/1.png"]
 
 
 def test_avalanches_own_methods_train_on_them(tmp_path):
