@@ -30,6 +30,7 @@ from covon_avalanche.fisher import squared_example_gradients, track_example_squa
 from covon_avalanche.streams import PermutedMNIST
 
 FILE = ROOT / "benchmarks/results/permuted-mnist-hard/curvature.jsonl"
+PAGE = ROOT / "docs/permuted-mnist.md"
 NAME = "benchmarks/curvature.py"
 BASE: dict[str, Any] = {
     "hess_approx": "reparam",
@@ -63,8 +64,8 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
 
 
 def compare(hess: dict[str, Tensor], fisher: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-    """By layer (its weights) and over all parameters; entries that no image reaches, the
-    constant pixels, do not count."""
+    """By layer (its weights) and over all parameters; entries that no image changes the loss
+    by, those of dead units, do not count."""
     pairs = {n: (hess[n], fisher[n]) for n in fisher if n.endswith("weight")}
     pairs["all"] = tuple(torch.cat([d[n].flatten() for n in fisher]) for d in (hess, fisher))
     found = {}
@@ -137,8 +138,23 @@ def run_missing(root: str) -> None:
             print(case, records[-1]["epochs"][EPOCHS]["layers"]["all"], flush=True)
 
 
+def by_layer() -> str:
+    """What each layer and epoch of the first cases shows."""
+    columns = [f"{what}, epoch {epoch}" for what in ("correlation", "ratio") for epoch in MEASURED]
+    lines = [f"| estimator | layer | {' | '.join(columns)} |", "|---|---|" + "---:|" * len(columns)]
+    for record in stored():
+        if {**record["case"], "hess_approx": BASE["hess_approx"]} != BASE:
+            continue
+        epochs = [record["epochs"][str(epoch)]["layers"] for epoch in MEASURED]
+        for layer in epochs[0]:
+            cells = [f"{layers[layer]['correlation']:.2f}" for layers in epochs]
+            cells += [f"{layers[layer]['ratio']:.2g}" for layers in epochs]
+            lines.append(f"| {record['case']['hess_approx']} | {layer} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def write_report() -> None:
-    """The table of all cases after the last epoch."""
+    """The table of all cases after the last epoch, and that of the layers."""
     columns = (
         *("estimator", "what differs", "correlation", "first layer", "last layer"),
         *("ratio of means", "signal to noise", "at hess_init", "noise / weights"),
@@ -163,7 +179,8 @@ def write_report() -> None:
         lines.append(f"| {' | '.join(cells)} |")
     base = ", ".join(f"{k} = {v:g}" for k, v in BASE.items() if k in VARIED)
     text = "\n".join(lines) + f"\n\nThe first line of each estimator: {base}.\n"
-    replace_part(ROOT / "docs/permuted-mnist.md", NAME, text)
+    replace_part(PAGE, NAME, text)
+    replace_part(PAGE, f"{NAME}, by layer", by_layer())
 
 
 def main() -> None:

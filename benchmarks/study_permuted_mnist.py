@@ -66,7 +66,7 @@ def run_of(part: str, name: str, settings: dict[str, Any], **protocol: Any) -> d
 
 
 def sensitivity() -> Iterator[dict[str, Any]]:
-    for label, centre in (("reparam", CENTRE), ("gradsq", GRADSQ)):
+    for label, centre, _ in LINES:
         yield run_of("sensitivity", f"{label}", centre)
         for key, values in SENSITIVITY.items():
             for value in values:
@@ -92,11 +92,15 @@ def gamma() -> Iterator[dict[str, Any]]:
         for value in (1.0, 0.8, 0.6):
             name = f"{label}, gamma {value:g}"
             yield run_of("gamma", name, {**CENTRE, **settings, "gamma": value}, **protocol)
+    for tasks in (20, 50):
+        for value in (1.0, 0.8, 0.6):
+            name = f"{tasks} tasks, gradsq, gamma {value:g}"
+            yield run_of("gamma", name, {**GRADSQ, "gamma": value}, n_experiences=tasks)
 
 
 def length() -> Iterator[dict[str, Any]]:
     for epochs in (1, 5, 30):
-        for label, centre in (("reparam", CENTRE), ("gradsq", GRADSQ)):
+        for label, centre, _ in LINES:
             for beta2 in (0.99, 0.998, 0.999):
                 name = f"{epochs} epochs, {label}, beta2 {beta2:g}"
                 yield run_of("length", name, {**centre, "beta2": beta2}, epochs=epochs)
@@ -113,12 +117,16 @@ def fifty() -> Iterator[dict[str, Any]]:
 
 
 def defaults() -> Iterator[dict[str, Any]]:
-    """The optimizer's own defaults and a constant learning rate."""
+    """The optimizer's own defaults and a constant learning rate; ``"auto"`` is ``"gradsq"`` in
+    Avalanche, and ``"reparam"`` where nobody tells the size of the batch."""
     own = {k: p.default for k, p in inspect.signature(CoVON).parameters.items()}
     own |= {"kind": "covon", "ess": 50_000.0, "beta2": own["betas"][1]}
     settings = {key: own[key] for key in CoVONSettings.model_fields if key in own}
+    alone = {**settings, "hess_approx": "reparam"}
     for epochs in (5, 30):
-        yield run_of("defaults", f"{epochs} epochs", settings, epochs=epochs, final_lr_factor=1.0)
+        protocol = {"epochs": epochs, "final_lr_factor": 1.0}
+        yield run_of("defaults", f"{epochs} epochs", settings, **protocol)
+        yield run_of("defaults", f"{epochs} epochs, no batch_size", alone, **protocol)
 
 
 PARTS = {
@@ -202,10 +210,7 @@ def plot_sensitivity(records: list[dict[str, Any]]) -> None:
     )
     values = {r["name"]: 100 * r.get("a_t", 0.0) for r in records if r["part"] == "sensitivity"}
     for axes, (key, others) in zip(all_axes.flat, SENSITIVITY.items(), strict=True):
-        for label, centre, colour in (
-            ("reparam", CENTRE, "#0b6e4f"),
-            ("gradsq", GRADSQ, "#c2571a"),
-        ):
+        for label, centre, colour in LINES:
             points = {centre[key]: values.get(label)}
             points |= {value: values.get(f"{label} {key}={value:g}") for value in others}
             found = sorted((x, y) for x, y in points.items() if y is not None)
