@@ -46,7 +46,7 @@ def test_every_run_has_a_line_with_what_it_is_doing(display):
 
 
 def test_finished_and_failed_runs_leave_the_table(display):
-    display.show(Event(JOBS[0], 2, result=made_up("covon", 0, [[0.9], [0.8]])))
+    display.show(Event(JOBS[0], 2, result=made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]])))
     display.show(Event(JOBS[1], 0, epoch=epoch(0, 0), epochs=4))
     display.show(Event(JOBS[1], error="it broke"))
     text = seen(display)
@@ -70,5 +70,5 @@ def test_elsewhere_there_is_a_line_per_finished_run(display):
     plain = Display(Console(file=io.StringIO(), width=80), display.recipe, JOBS)
     with plain:
         plain.show(Event(JOBS[0], 0, epoch=epoch(0, 0), epochs=4))
-        plain.show(Event(JOBS[0], 2, result=made_up("covon", 0, [[0.9], [0.8]])))
+        plain.show(Event(JOBS[0], 2, result=made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]])))
     assert plain.console.file.getvalue() == "covon, seed 0: A_T 80.00 %, 4.0 s\n"
