@@ -18,12 +18,12 @@ SCHEMA = 2
 class ResultError(ValueError):
     """A file that is no result, or results that do not go together; one sentence.
 
-    :param newer: whether it is one of a later version of this package.
+    :param damaged: whether the file could be read and is no result of any version.
     """
 
-    def __init__(self, sentence: str, newer: bool = False) -> None:
+    def __init__(self, sentence: str, damaged: bool = False) -> None:
         super().__init__(sentence)
-        self.newer = newer
+        self.damaged = damaged
 
 
 class Epoch(BaseModel):
@@ -133,7 +133,7 @@ class Result(BaseModel):
         except OSError as error:
             raise ResultError(f"{path} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise ResultError(f"{path} is no result: it is not text") from error
+            raise ResultError(f"{path} is no result: it is not text", damaged=True) from error
         return cls.parse(text, str(path))
 
     @classmethod
@@ -148,20 +148,20 @@ class Result(BaseModel):
             version = data["schema_version"]
         except (ValueError, KeyError, TypeError):
             raise ResultError(
-                f"{name} is no result: it is not JSON with a schema_version"
+                f"{name} is no result: it is not JSON with a schema_version", damaged=True
             ) from None
         if isinstance(version, int) and version > SCHEMA:
             raise ResultError(
                 f"{name} has schema {version}, of a newer version of this package, which knows "
-                f"{SCHEMA}",
-                newer=True,
+                f"{SCHEMA}"
             )
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
             what = [".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")]
-            raise ResultError(f"{name} is no result: {': '.join(filter(None, what))}") from error
+            sentence = f"{name} is no result: {': '.join(filter(None, what))}"
+            raise ResultError(sentence, damaged=True) from error
 
     def outcome(self) -> dict[str, Any]:
         """All that the settings decide: the result without what depends on when and where it was

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 from collections.abc import Iterator
@@ -79,17 +80,31 @@ class RunFolder:
         return self.path / "log.txt"
 
     def result(self) -> Result | None:
-        """The result of a finished run. A file that is not one is put aside and made anew."""
-        if not self.result_file.exists():
-            return None
+        """The result of a finished run. A file that is not one is put aside and made anew.
+
+        :raises ResultError: if it cannot be read or put aside, or is of a newer version.
+        """
         try:
             return Result.load(self.result_file)
         except ResultError as error:
-            if error.newer:
+            if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+                return None  # not finished
+            if not error.damaged:
                 raise
             _log.warning("%s; it is run again", error)
-            self.result_file.replace(self.result_file.with_suffix(".damaged"))
-            return None
+        self._put_aside()
+        return None
+
+    def _put_aside(self) -> None:
+        """Under a name that none before it has."""
+        names = (self.result_file.with_suffix(f".damaged-{n}") for n in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
+        try:
+            self.result_file.replace(aside)
+        except OSError as error:
+            raise ResultError(
+                f"{self.result_file} is no result and cannot be put aside: {error.strerror}"
+            ) from error
 
     @contextmanager
     def opened(self) -> Iterator[None]:

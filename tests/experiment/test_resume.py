@@ -1,6 +1,7 @@
 """Runs that are stopped anywhere go on to the very same result."""
 
 import contextlib
+import errno
 import json
 import logging
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from covon_avalanche.experiment.checkpoint import (
     save_checkpoint,
     stored_points,
 )
+from covon_avalanche.experiment.result import ResultError
 from covon_avalanche.experiment.resumable import Checkpoints
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder, run_hash
@@ -360,7 +363,27 @@ def test_a_finished_run_is_not_made_again_and_a_damaged_result_is(tmp_path):
     folder.result_file.write_text("{")
     again = run_in_folder(recipe, "finetune", 0, tmp_path)
     assert again.outcome() == first.outcome()
-    assert folder.result_file.with_suffix(".damaged").read_text() == "{"
+    folder.result_file.write_text("[")
+    run_in_folder(recipe, "finetune", 0, tmp_path)
+    aside = sorted(folder.path.glob("result.damaged-*"))
+    assert [file.read_text() for file in aside] == ["{", "["]
+
+
+def test_a_result_that_cannot_be_read_stays(tmp_path, monkeypatch):
+    recipe = recipe_of("finetune")
+    run_in_folder(recipe, "finetune", 0, tmp_path)
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    written = folder.result_file.read_bytes()
+
+    def failing(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", failing)
+        with pytest.raises(ResultError, match=r"result\.json cannot be read: Input/output error"):
+            run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert folder.result_file.read_bytes() == written
+    assert not list(folder.path.glob("*damaged*"))
 
 
 def test_checkpoints_pay_for_themselves(tmp_path, monkeypatch):
