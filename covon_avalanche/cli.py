@@ -196,8 +196,11 @@ def _run_and_report(
 
         (section,) = sections_of(finished)
         console.print(brief.rich_table(section))
-        write_atomically(folder / "table.md", brief.brief_markdown(section))
-        brief.save_curves(section, folder / "accuracy.png")
+        try:
+            write_atomically(folder / "table.md", brief.brief_markdown(section))
+            brief.save_curves(section, folder / "accuracy.png")
+        except OSError as error:
+            fail(f"table.md and accuracy.png cannot be written to {folder}: {error.strerror}")
         console.print(
             "A_T: mean accuracy over all domains after the last. BWT: its change since\n"
             "each was learned. Seconds: training of one run. Memory: weights, optimizer\n"

@@ -171,5 +171,8 @@ def _write_best(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
         best = with_settings(best, name, settings)
         comments[name] = f"validation A_T {100 * value:.2f} %"
         typer.echo(f"{name}: {comments[name]}")
-    write_atomically(folder / "best.toml", recipe_text(best, comments))
+    try:
+        write_atomically(folder / "best.toml", recipe_text(best, comments))
+    except OSError as error:
+        fail(f"best.toml cannot be written to {folder}: {error.strerror}")
     typer.echo(f"{folder}/best.toml: covon run {folder}/best.toml")

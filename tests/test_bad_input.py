@@ -275,6 +275,22 @@ def test_no_permission(tmp_path):
     assert "cannot be written" in refused("report", str(tmp_path / "result.json"), "--out", out)
 
 
+@pytest.mark.parametrize("name", ["table.md", "accuracy.png"])
+def test_a_table_or_plot_that_cannot_be_written(tmp_path, name):
+    (tmp_path / "out" / name / "in the way").mkdir(parents=True)
+    arguments = ["run", write(tmp_path), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    sentence = refused(*arguments)
+    assert f"table.md and accuracy.png cannot be written to {tmp_path / 'out'}: " in sentence
+    assert list((tmp_path / "out").rglob("result.json"))
+
+
+def test_a_best_recipe_that_cannot_be_written(tmp_path):
+    (tmp_path / "best.toml" / "in the way").mkdir(parents=True)
+    arguments = ["search", write(tmp_path), "--out", str(tmp_path), "--trials", "1"]
+    sentence = refused(*arguments, "--validation-size", "0.2", "--jobs", "1")
+    assert f"best.toml cannot be written to {tmp_path}: " in sentence
+
+
 def test_what_is_finished_stays_when_another_run_is_refused(tmp_path):
     out = str(tmp_path / "out")
     good = CliRunner().invoke(app, ["run", write(tmp_path), "--out", out, "--jobs", "1"])

@@ -52,7 +52,8 @@ def submit(
     :param parameters: ``KEY=VALUE`` of submitit's, those of SLURM alone without ``slurm_``.
     :param cluster: ``"local"`` for processes of this machine, to try it.
     :return: identifiers of the jobs.
-    :raises ValueError: if there is no submitit, no cluster, or no such parameter.
+    :raises ValueError: if there is no submitit, no cluster, or no such parameter, or the cluster
+        refuses the jobs.
     """
     try:
         import submitit
@@ -69,8 +70,11 @@ def submit(
         raise ValueError(f"the cluster does not take this: {error}") from error
     arguments = (folder.resolve(), dataset_root, dict(options or {}))
     runs = [ClusterRun(recipe, job, *arguments) for job in jobs]
-    with executor.batch():
-        submitted = [executor.submit(run) for run in runs]
+    try:
+        with executor.batch():
+            submitted = [executor.submit(run) for run in runs]
+    except (RuntimeError, OSError) as error:  # RuntimeError: submitit's FailedSubmissionError
+        raise ValueError(f"the runs cannot be submitted: {' '.join(str(error).split())}") from error
     return [str(job.job_id) for job in submitted]
 
 

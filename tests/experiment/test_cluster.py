@@ -66,3 +66,15 @@ def test_without_a_cluster_and_with_wrong_parameters(recipe, tmp_path):
         submit(recipe, jobs, tmp_path, parameters=["partition"], cluster="local")
     with pytest.raises(ValueError, match=r"the cluster does not take this: .*slurm_colour"):
         submit(recipe, jobs, tmp_path, parameters=["colour=blue"], cluster="local")
+
+
+def test_jobs_that_the_cluster_refuses(recipe, tmp_path, monkeypatch):
+    def refuse(run):
+        raise submitit.core.utils.FailedSubmissionError("sbatch: error:\n invalid partition")
+
+    executor = SimpleNamespace(
+        update_parameters=lambda **_: None, batch=contextlib.nullcontext, submit=refuse
+    )
+    monkeypatch.setattr(submitit, "AutoExecutor", lambda *_, **__: executor)
+    with pytest.raises(ValueError, match=r"cannot be submitted: sbatch: error: invalid p.*n$"):
+        submit(recipe, [Job("finetune", 0)], tmp_path)
