@@ -13,13 +13,15 @@ from covon_avalanche.data.download import DataError
 from covon_avalanche.disk import require_space
 
 _LARGEST_RATIO = 200  # of unpacked to packed size; images hardly shrink
+_ENCRYPTED = 0x1  # the bit of a member's flags
 
 
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a zip archive into a folder, all of it or nothing.
 
-    Refused are members whose path leads out of the folder, links, and archives that claim to
-    grow beyond all measure. Existing files of the same names are replaced.
+    Refused are members whose path leads out of the folder or that come twice, links, encrypted
+    members, and archives that claim to grow beyond all measure. Existing files of the same names
+    are replaced.
 
     :raises DataError: naming archive, member and rule.
     :raises ValueError: for a disk without room.
@@ -30,6 +32,7 @@ def unpack(archive: Path, folder: Path) -> None:
             members = [m for m in packed.infolist() if not m.is_dir()]
             for member in members:
                 _check(archive, member)
+            _check_distinct(archive, members)
             total = sum(member.file_size for member in members)
             if total > _LARGEST_RATIO * max(archive.stat().st_size, 1):
                 raise DataError(f"{archive} claims to unpack to {total} bytes, which is too much")
@@ -50,11 +53,24 @@ def unpack(archive: Path, folder: Path) -> None:
 
 def _check(archive: Path, member: zipfile.ZipInfo) -> None:
     path = PurePosixPath(member.filename)
+    if not path.parts:
+        raise DataError(f"{archive}: {member.filename!r} is no name of a file")
     if path.is_absolute() or ".." in path.parts or "\\" in member.filename or ":" in path.parts[0]:
         raise DataError(f"{archive}: {member.filename!r} would be written outside of the folder")
     mode = member.external_attr >> 16
     if mode and not (stat.S_ISREG(mode) or stat.S_IFMT(mode) == 0):
         raise DataError(f"{archive}: {member.filename!r} is a link or device, not a file")
+    if member.flag_bits & _ENCRYPTED:
+        raise DataError(f"{archive}: {member.filename!r} is encrypted")
+
+
+def _check_distinct(archive: Path, members: list[zipfile.ZipInfo]) -> None:
+    seen: set[PurePosixPath] = set()
+    for member in members:
+        path = PurePosixPath(member.filename)
+        if path in seen:
+            raise DataError(f"{archive}: {member.filename!r} is there twice")
+        seen.add(path)
 
 
 def _extract(

@@ -131,6 +131,9 @@ def link(name):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
+        ({".": b"x"}, "'.' is no name of a file"),
+        ({"a/1.jpg": b"x", "a//1.jpg": b"y"}, "'a//1.jpg' is there twice"),
+        ({zipfile.ZipInfo("good.jpg"): b"y"}, "'good.jpg' is there twice"),
         ({"../out.txt": b"x"}, "outside of the folder"),
         ({"/etc/out.txt": b"x"}, "outside of the folder"),
         ({"a/../../out.txt": b"x"}, "outside of the folder"),
@@ -139,11 +142,22 @@ def link(name):
         ({"bomb": bytes(50_000_000)}, "which is too much"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_hostile_archives_are_refused_whole(tmp_path, members, message):
     file = archive(tmp_path / "hostile.zip", {"good.jpg": b"x", **members})
     with pytest.raises(DataError, match=message):
         unpack(file, tmp_path / "out")
     assert names(tmp_path) == ["hostile.zip", "out"]
+    assert names(tmp_path / "out") == []
+
+
+def test_encrypted_archives_are_refused_whole(tmp_path):
+    file = archive(tmp_path / "secret.zip", {"good.jpg": b"x", "secret.jpg": b"x"})
+    data = bytearray(file.read_bytes())
+    data[data.rindex(b"PK\x01\x02") + 8] |= 0x1  # the flags of the last member
+    file.write_bytes(data)
+    with pytest.raises(DataError, match=r"'secret\.jpg' is encrypted"):
+        unpack(file, tmp_path / "out")
     assert names(tmp_path / "out") == []
 
 
