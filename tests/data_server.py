@@ -14,7 +14,9 @@ class Files:
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
         self.break_after: list[int] = []  # bytes after which the next responses end
+        self.errors: list[int] = []  # statuses of the next responses
         self.ranges = True
+        self.tells_size = True  # where a range is not satisfiable
         self.asked: list[tuple[str, str | None]] = []
 
 
@@ -33,9 +35,19 @@ def serve() -> Iterator[tuple[str, Files]]:
             if data is None:
                 self.send_error(404)
                 return
+            if files.errors:
+                self.send_error(files.errors.pop(0))
+                return
             start = 0
             if wanted and files.ranges:
                 start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+                if start >= len(data):
+                    self.send_response(416)
+                    if files.tells_size:
+                        self.send_header("Content-Range", f"bytes */{len(data)}")
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
                 self.send_response(206)
             else:
                 self.send_response(200)

@@ -35,7 +35,7 @@ def download(
 
     What has arrived is kept in ``.NAME.part``; the next call, or attempt, asks for the rest.
 
-    :param attempts: how often a broken connection is tried again.
+    :param attempts: how often a broken connection, or a server with an error (5xx), is tried.
     :param pause: seconds before the second attempt; it doubles each time.
     :raises DataError: naming address and cause; what has arrived stays, unless it is wrong.
     :raises ValueError: for a disk without room.
@@ -52,9 +52,10 @@ def download(
         try:
             _fetch(file, part, progress)
             break
-        except HTTPError as error:
-            raise DataError(f"{file.url}: the server says {error.code} {error.reason}") from error
         except (URLError, HTTPException, TimeoutError, ConnectionError) as error:
+            if isinstance(error, HTTPError) and error.code < 500:
+                said = f"{error.code} {error.reason}"
+                raise DataError(f"{file.url}: the server says {said}") from error
             if attempt + 1 == attempts:
                 raise DataError(
                     f"{file.url}: the connection failed {attempts} times ({error}); what has "
@@ -80,7 +81,17 @@ def _fetch(file: RemoteFile, part: Path, progress: Callable[[int], None]) -> Non
     if file.size is not None and have == file.size:
         return
     headers = {"Range": f"bytes={have}-"} if have else {}
-    with urlopen(Request(file.url, headers=headers), timeout=_TIMEOUT) as response:
+    try:
+        response = urlopen(Request(file.url, headers=headers), timeout=_TIMEOUT)
+    except HTTPError as error:
+        if error.code != 416 or not have:
+            raise
+        if error.headers.get("Content-Range") == f"bytes */{have}":  # all of it is there
+            return
+        part.unlink()
+        _fetch(file, part, progress)
+        return
+    with response:
         if have and response.status != 206:  # the server knows no ranges
             have = 0
         announced = response.headers.get("Content-Length")

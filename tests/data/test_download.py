@@ -70,6 +70,36 @@ def test_a_server_without_ranges_starts_anew(server, tmp_path):
     assert download(remote(address), tmp_path, pause=0.01).read_bytes() == DATA
 
 
+@pytest.mark.parametrize(
+    ("part", "tells_size", "requests"),
+    [
+        (DATA, True, 1),  # all had arrived when the process was killed
+        (DATA, False, 2),
+        (DATA + b"more", True, 2),  # of another version
+    ],
+)
+def test_a_range_after_the_end_is_the_whole_file_or_starts_anew(
+    server, tmp_path, part, tells_size, requests
+):
+    address, files = server
+    files.tells_size = tells_size
+    (tmp_path / ".data.bin.part").write_bytes(part)
+    path = download(RemoteFile(f"{address}/data.bin"), tmp_path)
+    assert path.read_bytes() == DATA
+    assert len(files.asked) == requests
+    assert names(tmp_path) == ["data.bin"]
+
+
+def test_an_error_of_the_server_is_tried_again(server, tmp_path):
+    address, files = server
+    files.errors = [503, 500]
+    assert download(remote(address), tmp_path, pause=0.01).read_bytes() == DATA
+    (tmp_path / "data.bin").unlink()
+    files.errors = [503, 503]
+    with pytest.raises(DataError, match=r"failed 2 times \(HTTP Error 503"):
+        download(remote(address), tmp_path, attempts=2, pause=0.01)
+
+
 def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
     address, _ = server
     with pytest.raises(DataError, match=r"has the md5 .* instead of 0000: it is damaged"):
