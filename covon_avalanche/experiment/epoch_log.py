@@ -76,6 +76,7 @@ class EpochLog(SupervisedPlugin):
         self.epochs.append(epoch.model_dump())
         self._begin()
         self.notify(epoch, strategy.train_epochs)
+        self._since = time.perf_counter()  # telling is no training
 
     def after_training(self, strategy: Any, **kwargs: Any) -> None:
         """Stop the clock."""

@@ -130,9 +130,11 @@ def run_strategy(
             recipe, seed=seed, validation_size=validation_size, dataset_root=dataset_root
         )
         _check(recipe, benchmark, stream)
-        run = _Run(recipe, strategy_name, seed, stream, benchmark, dataset_root, watch, loggers)
+        run = _Run(
+            recipe, strategy_name, seed, stream, benchmark, dataset_root, watch, folder, loggers
+        )
         try:
-            return run.finish(folder, progress, checkpoints)
+            return run.finish(progress, checkpoints)
         except StateError as error:
             # A run that is half restored is thrown away; its checkpoint is gone already.
             _log.warning("%s; the checkpoint before it is used", error)
@@ -170,32 +172,34 @@ class _Run:
         benchmark: CLScenario,
         dataset_root: str | os.PathLike[str] | None,
         watch: Callable[[Epoch, int], None],
+        folder: RunFolder | None,
         loggers: Loggers,
     ) -> None:
         self.recipe, self.name, self.seed, self.stream = recipe, name, seed, stream
         self.settings = recipe.strategies[name]
-        self.benchmark = benchmark
+        self.benchmark, self.watch, self.folder = benchmark, watch, folder
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
         self.model = build_model(recipe.model, benchmark, dataset_root)
         self.metrics = DomainMetrics(stream)
-        self.log = EpochLog(watch)
+        self.log = EpochLog(self._tell)
         evaluator = EvaluationPlugin(self.metrics, *loggers[1], loggers=list(loggers[0]))
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
         self.diagnostics: list[dict[str, float]] = []
 
-    def finish(
-        self,
-        folder: RunFolder | None,
-        progress: Callable[[int, float], None],
-        options: dict[str, Any],
-    ) -> Result:
+    def _tell(self, epoch: Epoch, epochs: int) -> None:
+        """Write all epochs anew: those after the checkpoint that a run goes on from come again."""
+        if self.folder is not None:
+            self.folder.write_epochs(self.log.epochs)
+        self.watch(epoch, epochs)
+
+    def finish(self, progress: Callable[[int, float], None], options: dict[str, Any]) -> Result:
         """Train and evaluate what is missing."""
         reset_peak_memory()
         joint = isinstance(self.settings, Joint)
         experiences = [self.benchmark.train_stream] if joint else self.benchmark.train_stream
-        checkpoints = None if folder is None else self._checkpoints(folder, options)
+        checkpoints = None if self.folder is None else self._checkpoints(self.folder, options)
         matrix = self.metrics.matrix
         first = 0 if checkpoints is None else checkpoints.resume()
         if first == 0 and joint:
@@ -206,8 +210,7 @@ class _Run:
             self._note_diagnostics()
             self.strategy.eval(self.benchmark.streams[self.stream], **workers)
             progress(len(matrix.rows), matrix.curve()[-1] or 0.0)
-            if folder is not None and checkpoints is not None:
-                folder.write_epochs(self.log.epochs)
+            if checkpoints is not None:
                 checkpoints.end_experience()
         return self._result()
 

@@ -24,7 +24,7 @@ from covon_avalanche.experiment.checkpoint import (
     save_checkpoint,
     stored_points,
 )
-from covon_avalanche.experiment.result import ResultError
+from covon_avalanche.experiment.result import Epoch, ResultError
 from covon_avalanche.experiment.resumable import Checkpoints
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder, run_hash
@@ -124,6 +124,28 @@ def test_a_run_goes_on_inside_an_epoch_instead_of_starting_again(tmp_path, kille
     with caplog.at_level(logging.INFO, "covon_avalanche"):
         run_in_folder(recipe, "covon", 0, tmp_path)
     assert "going on at epoch 1, batch 4" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["covon", "joint", "agem"])
+def test_epochs_are_written_as_they_come_and_once(name, tmp_path, killed_at):
+    recipe = recipe_of(name)
+    file = RunFolder(tmp_path, recipe, name, 0).path / "metrics.jsonl"
+
+    def written():
+        lines = file.read_text(encoding="utf-8").splitlines()
+        return [Epoch.model_validate_json(line) for line in lines]
+
+    def watch(epoch, epochs):
+        assert written()[-1] == epoch
+        assert [(e.experience, e.epoch) for e in written()] == sorted(
+            {(e.experience, e.epoch) for e in written()}
+        )
+
+    for limit in (3, 9, None):
+        killed_at(limit)
+        with contextlib.suppress(Killed):
+            result = run_in_folder(recipe, name, 0, tmp_path, watch=watch, seconds=1e9, share=1)
+    assert written() == result.epochs
 
 
 @pytest.mark.parametrize(
