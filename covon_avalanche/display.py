@@ -26,7 +26,6 @@ class _Progress:
     domains: int = 0
     epoch: Epoch | None = None
     epochs: int = 1
-    accuracy: float | None = None
     done: bool = False
 
     def share(self, experiences: int) -> float:
@@ -38,10 +37,17 @@ class _Progress:
         whole = self.epoch.experience + (self.epoch.epoch + 1) / max(1, self.epochs)
         return min(1.0, max(whole, self.domains) / experiences)
 
+    def left(self, experiences: int) -> str:
+        """Time to its end, as fast as since this session took it up; empty where not known."""
+        share = self.share(experiences)
+        fresh = share - self.share_at_start
+        passed = time.monotonic() - self.started
+        return _duration(passed * (1 - share) / fresh) if fresh > 0 else ""
+
 
 @dataclass
 class Display:
-    """A live table of the runs in a terminal, one line per finished run elsewhere."""
+    """A live table of the runs in a terminal; elsewhere a line per domain and finished run."""
 
     console: Console
     recipe: Recipe
@@ -70,7 +76,7 @@ class Display:
             return
         experiences = self._experiences(event.job)
         if event.job not in self._runs:
-            run = _Progress(time.monotonic(), 0.0)
+            run = _Progress(time.monotonic(), 0.0, event.domains)
             self._runs[event.job] = run
             run.epoch, run.epochs = event.epoch, max(1, event.epochs)
             run.share_at_start = run.share(experiences) if event.result is None else 1.0
@@ -78,6 +84,8 @@ class Display:
         run.domains = max(run.domains, event.domains)
         if event.epoch is not None:
             run.epoch, run.epochs = event.epoch, max(1, event.epochs)
+        if event.accuracy is not None and not self.console.is_terminal:
+            self.console.print(self._domain_line(event, run), soft_wrap=True)
         if event.result is not None:
             run.done = True
             self.finished.append(event.result)
@@ -108,10 +116,6 @@ class Display:
         epoch = run.epoch
         if epoch is None:
             return name, f"{run.domains}/{experiences}", "", "", "", "", ""
-        share = run.share(experiences)
-        fresh = share - run.share_at_start
-        passed = time.monotonic() - run.started
-        left = _duration(passed * (1 - share) / fresh) if fresh > 0 else ""
         return (
             name,
             f"{epoch.experience + 1}/{experiences}",
@@ -119,8 +123,16 @@ class Display:
             f"{epoch.loss:.3f}",
             f"{100 * epoch.accuracy:.1f} %",
             f"{epoch.images / max(1e-9, epoch.seconds):,.0f}",
-            left,
+            run.left(experiences),
         )
+
+    def _domain_line(self, event: Event, run: _Progress) -> str:
+        """Another domain learned, where there is no terminal."""
+        name = f"{event.job.strategy}, seed {event.job.seed}"
+        domains = f"domain {event.domains}/{self.recipe.stream.n_experiences}"
+        accuracy = f"accuracy so far {100 * (event.accuracy or 0.0):.2f} %"
+        left = run.left(self._experiences(event.job)) or "?"
+        return f"{name}: {domains}, {accuracy}, {left} left"
 
     def _left(self, share: float) -> str:
         old = sum(run.share_at_start for run in self._runs.values()) / max(1, len(self.jobs))

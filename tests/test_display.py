@@ -66,9 +66,19 @@ def test_the_time_left_follows_from_the_speed_of_this_session(display, monkeypat
     assert "0:20 left" in seen(fresh)
 
 
-def test_elsewhere_there_is_a_line_per_finished_run(display):
-    plain = Display(Console(file=io.StringIO(), width=80), display.recipe, JOBS)
+def test_elsewhere_there_is_a_line_per_domain_and_finished_run(display, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    plain = Display(Console(file=io.StringIO(), width=40), display.recipe, JOBS)
     with plain:
         plain.show(Event(JOBS[0], 0, epoch=epoch(0, 0), epochs=4))
+        now[0] = 130.0
+        plain.show(Event(JOBS[0], 0, epoch=epoch(0, 3), epochs=4))
+        plain.show(Event(JOBS[0], 1, accuracy=0.9))
         plain.show(Event(JOBS[0], 2, result=made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]])))
-    assert plain.console.file.getvalue() == "covon, seed 0: A_T 80.00 %, 4.0 s\n"
+        plain.show(Event(JOBS[2], 2, accuracy=0.7))
+    assert plain.console.file.getvalue().splitlines() == [
+        "covon, seed 0: domain 1/2, accuracy so far 90.00 %, 0:40 left",
+        "covon, seed 0: A_T 80.00 %, 4.0 s",
+        "joint, seed 0: domain 2/2, accuracy so far 70.00 %, ? left",
+    ]

@@ -42,6 +42,8 @@ class Event:
 
     job: Job
     domains: int = 0
+    accuracy: float | None = None
+    """Mean over the domains learned, where another one was."""
     epoch: Epoch | None = None
     epochs: int = 0
     """Of the domain that ``epoch`` belongs to."""
@@ -253,7 +255,7 @@ def run_job(
         job.seed,
         folder,
         dataset_root=dataset_root,
-        progress=lambda domains, _: notify(Event(job, domains)),
+        progress=lambda domains, accuracy: notify(Event(job, domains, accuracy)),
         watch=lambda epoch, n: notify(Event(job, epoch.experience, epoch=epoch, epochs=n)),
         **options,
     )
