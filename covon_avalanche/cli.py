@@ -129,6 +129,10 @@ def run(
     names = recipe or ["permuted-digits"]
     if out is not None and len(names) > 1:
         fail("--out is for one recipe; several go to runs/RECIPE each")
+    if slurm and launcher is not Launcher.slurm:
+        fail(f"--slurm {slurm[0]} is for --launcher slurm only")
+    if jobs is not None and launcher is Launcher.slurm:
+        fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
     try:
         chosen = [
             choose(load_recipe(name, settings or ()), strategies, seeds, epochs) for name in names

@@ -15,6 +15,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
+    field_validator,
 )
 
 
@@ -36,6 +38,13 @@ class WithOptimizer(_Trained):
     """AdamW, or SGD with Nesterov's momentum where that is above 0."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Of SGD."""
+
+    @field_validator("momentum")
+    @classmethod
+    def _of_sgd(cls, momentum: float, info: ValidationInfo) -> float:
+        if momentum > 0 and info.data.get("optimizer") == "adamw":
+            raise ValueError('is of optimizer = "sgd", got "adamw"')
+        return momentum
 
 
 class Finetune(WithOptimizer):
@@ -237,6 +246,13 @@ class CoVON(_Trained):
     mc_samples: PositiveInt = 1
     schedule: list[TaskSettings] = []
     """Settings by domain, in order; instead of ``later_hess_init``."""
+
+    @field_validator("schedule")
+    @classmethod
+    def _instead(cls, schedule: list[TaskSettings], info: ValidationInfo) -> list[TaskSettings]:
+        if schedule and info.data.get("later_hess_init") is not None:
+            raise ValueError("stands instead of later_hess_init: give one of them")
+        return schedule
 
 
 KINDS = (

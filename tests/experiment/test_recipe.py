@@ -153,8 +153,8 @@ def test_errors_name_file_key_and_rule(tmp_path, old, new, message):
 
 
 def test_other_epochs_are_those_of_a_schedule_too(tmp_path):
-    schedule = "clip_radius = 0.1\nschedule = [{ epochs = 7, lr = 0.2 }]"
-    recipe = load_recipe(write(tmp_path, GOOD.replace("clip_radius = 0.1", schedule)))
+    schedule = "schedule = [{ epochs = 7, lr = 0.2 }]"
+    recipe = load_recipe(write(tmp_path, GOOD.replace("later_hess_init = 0.1", schedule)))
     assert choose(recipe).strategies["mine"].schedule[0].epochs == 7
     (task,) = choose(recipe, epochs=2).strategies["mine"].schedule
     assert (task.epochs, task.lr) == (None, 0.2)

@@ -129,7 +129,7 @@ def test_searches_that_differ_do_not_mix(tmp_path, runs):
     assert made(seed=1) == 1
     assert made(validation_size=0.2) == 1
     assert made(recipe.model_copy(update={"epochs": 2})) == 1
-    assert made(with_settings(recipe, "finetune", {"momentum": 0.5})) == 1
+    assert made(with_settings(recipe, "finetune", {"weight_decay": 0.5})) == 1
     space = {"finetune": {"lr": {"low": 0.001, "high": 0.01}}}
     assert made(recipe_of("finetune", search=space)) == 1
     assert best_settings(journal, recipe, "finetune", 1, seed=0)[1] == 0.51
