@@ -89,6 +89,7 @@ def refused(*arguments: str) -> str:
         ("[strategies.finetune]", "[strategy.finetune]", "strategy: unknown key"),
         ('title = "Tiny"', 'title = "Tiny', "is not valid TOML"),
         ("epochs = 1", 'epochs = 1\ndevice = "tpu"', "device = 'tpu': "),
+        ("epochs = 1", 'epochs = 1\ndevice = "cuda:99"', 'device = "cuda:99": this machine has '),
         ("epochs = 1", 'epochs = 1\nprecision = "float8"', "precision = 'float8': "),
         ("epochs = 1", "epochs = 1\nworkers = -1", "workers = -1: "),
     ],
@@ -351,3 +352,14 @@ def test_diverging_data_is_not_bad_input_but_said(tmp_path):
     assert done.exit_code == 1
     assert "the loss is" in done.stderr
     assert "in domain 1, epoch 1" in done.stderr
+
+
+def test_a_device_that_this_machine_lacks_is_said_before_the_data_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    from covon_avalanche.experiment import run
+    from covon_avalanche.experiment.recipe import load_recipe
+
+    monkeypatch.setattr(run, "build_benchmark", None)
+    recipe = load_recipe(write(tmp_path, device="cuda"))
+    with pytest.raises(ValueError, match='device = "cuda": this machine has 0 cuda devices'):
+        run.run_strategy(recipe, "finetune", 0)

@@ -122,9 +122,10 @@ def run_strategy(
     :param watch: called after each epoch, with the number of epochs of the experience.
     :param folder: where checkpoints go, and from where an interrupted run goes on.
     :param loggers: of Avalanche, and metrics for them.
-    :raises ValueError: if data and recipe do not fit, naming the value.
+    :raises ValueError: if data and recipe do not fit, or the device is not there, naming the value.
     :raises FloatingPointError: if the training diverges.
     """
+    _check_device(recipe.device)
     while True:
         benchmark = build_benchmark(
             recipe, seed=seed, validation_size=validation_size, dataset_root=dataset_root
@@ -138,6 +139,17 @@ def run_strategy(
         except StateError as error:
             # A run that is half restored is thrown away; its checkpoint is gone already.
             _log.warning("%s; the checkpoint before it is used", error)
+
+
+def _check_device(name: str) -> None:
+    kind, _, index = name.partition(":")
+    there = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }
+    if int(index or 0) >= there[kind]:
+        raise ValueError(f'device = "{name}": this machine has {there[kind]} {kind} devices')
 
 
 def _check(recipe: Recipe, benchmark: CLScenario, stream: str) -> None:
