@@ -79,14 +79,19 @@ def build_model(
             hidden_layers=model.hidden_layers,
             drop_rate=0,
         )
-    weights: str | Path | None = model.weights
-    if weights not in (None, "default"):
-        weights = _below(dataset_root, str(weights))
+    weights = weights_file(model, dataset_root) or model.weights
     height = benchmark.test_stream[0].dataset.eval()[0][0].shape[-2]
     backbone = create_backbone(
         model.backbone, benchmark.n_classes, weights=weights, image_size=height
     )
     return backbone.to(memory_format=torch.channels_last)
+
+
+def weights_file(model: Model, dataset_root: str | os.PathLike[str] | None = None) -> Path | None:
+    """The file that a backbone's weights come from, if it is one of the user's."""
+    if isinstance(model, Perceptron) or model.weights in (None, "default"):
+        return None
+    return _below(dataset_root, str(model.weights))
 
 
 def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:

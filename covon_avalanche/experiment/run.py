@@ -19,6 +19,7 @@ from covon_avalanche.evaluation.calibration import Calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import KeptTensors
 from covon_avalanche.experiment.build import build_benchmark, build_model
+from covon_avalanche.experiment.data_fingerprint import data_fingerprint
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.machine import (
@@ -134,6 +135,8 @@ def run_strategy(
         run = _Run(
             recipe, strategy_name, seed, stream, benchmark, dataset_root, watch, folder, loggers
         )
+        if folder is not None:
+            folder.check_data(data_fingerprint(recipe, benchmark, dataset_root))
         try:
             return run.finish(progress, checkpoints)
         except StateError as error:

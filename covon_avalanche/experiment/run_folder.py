@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,9 @@ def run_hash(recipe: Recipe, strategy: str, seed: int) -> str:
 class RunFolder:
     """``RUNS/STRATEGY/seed-SEED-HASH`` with
 
-    ``run.json``: settings, versions and machine; ``log.txt``; ``metrics.jsonl``: one line per
-    epoch; ``checkpoints``, removed at the end; ``result.json``: there when the run is finished.
+    ``run.json``: settings, versions and machine; ``data.json``: of images, what they were;
+    ``log.txt``; ``metrics.jsonl``: one line per epoch; ``checkpoints``, removed at the end;
+    ``result.json``: there when the run is finished.
     """
 
     def __init__(self, runs: Path, recipe: Recipe, strategy: str, seed: int) -> None:
@@ -148,6 +149,27 @@ class RunFolder:
         about = {"settings": self.settings, **about, "starts": starts}
         write_atomically(file, json.dumps(about, indent=1) + "\n")
         return starts
+
+    def check_data(self, data: dict[str, str]) -> None:
+        """Write ``data.json``, if there is nothing to go on from; else compare with it.
+
+        :param data: see :func:`data_fingerprint`.
+        :raises ValueError: if the data have changed since the run was begun.
+        """
+        file = self.path / "data.json"
+        before = data
+        if any(self.checkpoints.glob("*.json")):
+            with suppress(OSError, ValueError):
+                before = dict(json.loads(file.read_text(encoding="utf-8")))
+        for name in [*before, *data]:
+            then, now = before.get(name, "none"), data.get(name, "none")
+            if then != now:
+                raise ValueError(
+                    f"{self.path} was begun with other data: {name} were {then} and are {now} now; "
+                    "remove the folder or choose another --out"
+                )
+        if data:
+            write_atomically(file, json.dumps(data, indent=1) + "\n")
 
     def write_epochs(self, epochs: list[dict[str, Any]]) -> None:
         """``metrics.jsonl``."""

@@ -17,6 +17,7 @@ from miniature import pacs
 from small_recipes import STRATEGIES, small_recipe
 
 from covon_avalanche.experiment import checkpoint, resumable
+from covon_avalanche.experiment.build import build_benchmark
 from covon_avalanche.experiment.checkpoint import (
     CheckpointError,
     Point,
@@ -24,6 +25,7 @@ from covon_avalanche.experiment.checkpoint import (
     save_checkpoint,
     stored_points,
 )
+from covon_avalanche.experiment.data_fingerprint import data_fingerprint
 from covon_avalanche.experiment.result import Epoch, ResultError
 from covon_avalanche.experiment.resumable import Checkpoints
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
@@ -113,6 +115,80 @@ def test_images_whose_weights_have_channels_last_go_on_alike(name, tmp_path, kil
             )
     assert result.outcome() == whole.outcome()
     assert result.continued == 3
+
+
+@pytest.fixture
+def on_images(tmp_path, killed_at):
+    """A run on images that stops after so many checkpoints."""
+    pacs(tmp_path / "data/PACS")
+    recipe = recipe_of(
+        "finetune",
+        stream={"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32},
+        model={"backbone": "squeezenet", "weights": None},
+        train_mb_size=12,
+    )
+
+    def run(limit=None, data=tmp_path / "data"):
+        killed_at(limit)
+        return run_in_folder(
+            recipe, "finetune", 0, tmp_path / "runs", dataset_root=data, seconds=0, share=1
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda photo: (photo / "dog/0.jpg").unlink(),
+        lambda photo: (photo / "dog/0.jpg").rename(photo / "horse/dog.jpg"),
+        lambda photo: (photo / "dog/0.jpg").rename(photo / "dog/new.jpg"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_images(on_images, tmp_path, change):
+    with pytest.raises(Killed):
+        on_images(3)
+    change(tmp_path / "data/PACS/photo")
+    with pytest.raises(ValueError, match=r"seed-0-.* begun with other data: the .* of photo were"):
+        on_images()
+    shutil.rmtree(tmp_path / "runs")
+    on_images()
+    (tmp_path / "data/PACS/photo/dog/1.jpg").unlink()
+    assert on_images().continued == 0  # finished: the data are not looked at
+
+
+def test_data_that_have_moved_are_the_same(on_images, tmp_path):
+    with pytest.raises(Killed):
+        on_images(3)
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    assert on_images(data=tmp_path / "elsewhere").continued == 1
+
+
+def test_a_run_that_has_learned_nothing_yet_may_begin_with_other_images(on_images, tmp_path):
+    image = tmp_path / "data/PACS/sketch/dog/1.jpg"
+    image.write_bytes(b"broken")
+    with pytest.raises(ValueError, match=r"1\.jpg"):
+        on_images()
+    image.unlink()
+    assert on_images().continued == 1
+
+
+def test_weights_of_another_size_are_other_data(tmp_path):
+    pacs(tmp_path / "PACS")
+    recipe = recipe_of(
+        "finetune",
+        stream={"name": "PACS", "domains": ["photo"], "image_size": 32},
+        model={"backbone": "squeezenet", "weights": "mine.safetensors"},
+    )
+    benchmark = build_benchmark(recipe, seed=0, dataset_root=tmp_path)
+    folder = RunFolder(tmp_path / "runs", recipe, "finetune", 0)
+    weights = tmp_path / "mine.safetensors"
+    weights.write_bytes(bytes(5))
+    folder.check_data(data_fingerprint(recipe, benchmark, tmp_path))
+    save_checkpoint(folder.checkpoints, Point(1), {}, {}, "run")
+    weights.write_bytes(bytes(6))
+    with pytest.raises(ValueError, match="weights were 5 bytes and are 6 bytes now"):
+        folder.check_data(data_fingerprint(recipe, benchmark, tmp_path))
 
 
 def test_a_run_goes_on_inside_an_epoch_instead_of_starting_again(tmp_path, killed_at, caplog):
