@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +43,7 @@ from covon_avalanche.plugins.posterior import PosteriorPlugin
 Stream = Literal["test", "valid"]
 Loggers = tuple[Sequence[BaseLogger], Sequence[Any]]
 _log = logging.getLogger(__name__)
+_PAUSE = 1.0  # seconds between two times that the epochs are written
 
 
 def run_in_folder(
@@ -199,14 +201,18 @@ class _Run:
         self.model = build_model(recipe.model, benchmark, dataset_root)
         self.metrics = DomainMetrics(stream)
         self.log = EpochLog(self._tell)
+        self._write_again = 0.0
         evaluator = EvaluationPlugin(self.metrics, *loggers[1], loggers=list(loggers[0]))
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
         self.diagnostics: list[dict[str, float]] = []
 
     def _tell(self, epoch: Epoch, epochs: int) -> None:
-        """Write all epochs anew: those after the checkpoint that a run goes on from come again."""
-        if self.folder is not None:
+        """Write all epochs anew: those after the checkpoint that a run goes on from come again.
+        The last of a domain at once; before it short ones together."""
+        now = time.monotonic()
+        if self.folder is not None and (epoch.epoch + 1 == epochs or now > self._write_again):
             self.folder.write_epochs(self.log.epochs)
+            self._write_again = now + _PAUSE
         self.watch(epoch, epochs)
 
     def finish(self, progress: Callable[[int, float], None], options: dict[str, Any]) -> Result:

@@ -17,6 +17,7 @@ from miniature import pacs
 from small_recipes import STRATEGIES, small_recipe
 
 from covon_avalanche.experiment import checkpoint, resumable
+from covon_avalanche.experiment import run as running
 from covon_avalanche.experiment.build import build_benchmark
 from covon_avalanche.experiment.checkpoint import (
     CheckpointError,
@@ -203,7 +204,8 @@ def test_a_run_goes_on_inside_an_epoch_instead_of_starting_again(tmp_path, kille
 
 
 @pytest.mark.parametrize("name", ["covon", "joint", "agem"])
-def test_epochs_are_written_as_they_come_and_once(name, tmp_path, killed_at):
+def test_epochs_are_written_as_they_come_and_once(name, tmp_path, killed_at, monkeypatch):
+    monkeypatch.setattr(running, "_PAUSE", 0.0)
     recipe = recipe_of(name)
     file = RunFolder(tmp_path, recipe, name, 0).path / "metrics.jsonl"
 
