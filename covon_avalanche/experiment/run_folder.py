@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -109,7 +110,8 @@ class RunFolder:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the folder, keep others out, and write the package's messages to ``log.txt``.
+        """Make the folder, keep others out, and write the package's messages to ``log.txt``,
+        warnings too.
 
         :raises ValueError: if another process works in it.
         """
@@ -125,12 +127,22 @@ class RunFolder:
         level = package.level
         package.addHandler(handler)
         package.setLevel(logging.INFO)
+        show = warnings.showwarning
+
+        def log_and_show(
+            message: Warning | str, category: type[Warning], *where: Any, **more: Any
+        ) -> None:
+            _log.warning("%s: %s", category.__name__, message)
+            show(message, category, *where, **more)
+
+        warnings.showwarning = log_and_show
         try:
             yield
         except Exception:
             _log.exception("the run stopped")
             raise
         finally:
+            warnings.showwarning = show
             package.removeHandler(handler)
             package.setLevel(level)
             handler.close()

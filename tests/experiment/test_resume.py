@@ -7,6 +7,7 @@ import logging
 import shutil
 import subprocess
 import sys
+import warnings
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -433,6 +434,16 @@ def test_one_process_at_a_time(tmp_path):
         pytest.raises(ValueError, match="another process works on"),
     ):
         run_in_folder(recipe, "finetune", 0, tmp_path)
+
+
+def test_the_log_has_the_warnings_of_a_run_and_the_user_sees_them(tmp_path):
+    folder = RunFolder(tmp_path, recipe_of("finetune"), "finetune", 0)
+    with pytest.warns(UserWarning, match="the posterior is flat"), folder.opened():
+        warnings.warn("the posterior is flat", stacklevel=1)
+    assert "WARNING UserWarning: the posterior is flat" in folder.log_file.read_text()
+    with pytest.warns(UserWarning, match="afterwards"):
+        warnings.warn("afterwards", stacklevel=1)
+    assert "afterwards" not in folder.log_file.read_text()
 
 
 def test_the_hash_names_what_decides_a_result():
