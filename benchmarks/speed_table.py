@@ -1,8 +1,9 @@
-"""Turn the stored results of ``benchmarks/speed.py`` into docs/speed.md."""
+"""Turn the stored results of ``speed.py`` and ``implementations.py`` into docs/speed.md."""
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,18 @@ def steps(rows: list[Row]) -> str:
             text = text.replace(f"| {model} ", f"| {name} ", 1)
         parts.append(f"{threads} thread{'s' if threads > 1 else ''}:\n\n{text}")
     return "\n\n".join(parts)
+
+
+def accuracy(rows: list[Row]) -> str:
+    def line(row: Row) -> list[str]:
+        values = [100 * value for value in row["a_t"]]
+        return [row["case"], f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"]
+
+    return (
+        "## Accuracy does not depend on the implementation\n\n"
+        f"Permuted digits, {len(rows[0]['a_t'])} seeds "
+        "([script](../benchmarks/implementations.py)).\n\n" + table(["", "A_T %"], map(line, rows))
+    )
 
 
 def data(rows: list[Row]) -> str:
@@ -109,6 +122,7 @@ def write_table(results: Path, target: Path) -> None:
     parts = [title + "[its results](../benchmarks/results/speed); figures are medians."]
     for name, section in (
         ("step", steps),
+        ("accuracy", accuracy),
         ("data", data),
         ("fisher", fisher),
         ("growth", growth),
