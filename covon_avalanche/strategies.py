@@ -57,6 +57,7 @@ class CoVONStrategy(_PosteriorStrategy):
         optimizer: CoVON,
         criterion: CriterionType = CrossEntropyLoss(),
         gamma: float | None = None,
+        ess_per_example: float | None = None,
         schedule: Schedule | None = None,
         eval_samples: int = 0,
         consolidate_every: int | None = None,
@@ -75,6 +76,7 @@ class CoVONStrategy(_PosteriorStrategy):
         :param optimizer: a :class:`CoVON`.
         :param criterion: loss, averaged over the batch.
         :param gamma: merging coefficient, instead of the optimizer's.
+        :param ess_per_example: sets ``ess`` to this times the task's examples, see the plugin.
         :param schedule: per-experience hyperparameters, see the plugin.
         :param eval_samples: posterior samples to predict with; 0 predicts with the mean.
         :param consolidate_every: merge every so many steps, for streams without boundaries.
@@ -90,6 +92,7 @@ class CoVONStrategy(_PosteriorStrategy):
         """
         plugin = CoVONPlugin(
             gamma=gamma,
+            ess_per_example=ess_per_example,
             schedule=schedule,
             eval_samples=eval_samples,
             consolidate_every=consolidate_every,

@@ -104,6 +104,12 @@ def test_recipes(tmp_path, old, new, sentence):
     [
         ("covon", "gamma = 0.9", "gamma = -0.5", "strategies.covon.gamma = -0.5: "),
         ("covon", "ess = 1437.0", "ess = 0", "strategies.covon.ess = 0: "),
+        (
+            "covon",
+            "ess = 1437.0",
+            "ess = 1.0\ness_per_example = 1.0",
+            "give ess or ess_per_example",
+        ),
         ("covon", "beta2 = 0.99", "beta2 = 1.0", "strategies.covon.beta2 = 1.0: "),
         ("covon", "hess_init = 0.05", "hess_init = 0", "strategies.covon.hess_init = 0: "),
         (

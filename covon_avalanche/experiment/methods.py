@@ -139,7 +139,8 @@ def _method(settings: known.Strategy) -> Method:
         case known.AdaReg():
             return AdaRegStrategy, _only(settings, "strength", "weight_decay"), []
         case known.CoVON():
-            return CoVONStrategy, {"schedule": _schedule(settings)}, []
+            own = {"schedule": _schedule(settings), **_only(settings, "ess_per_example")}
+            return CoVONStrategy, own, []
         case known.VCL() if settings.kind == "vcl":
             return VCLStrategy, {}, []
         case known.Custom():
@@ -211,7 +212,7 @@ def _optimizer(settings: known.Strategy, model: nn.Module) -> torch.optim.Optimi
             return optim.CoVON(
                 model.named_parameters(),
                 lr=settings.lr,
-                ess=settings.ess,
+                ess=settings.ess or 1.0,  # with ess_per_example each domain sets it
                 hess_init=settings.hess_init,
                 betas=(0.9, settings.beta2),
                 weight_decay=settings.weight_decay,

@@ -205,7 +205,7 @@ def _sentence(error: ValidationError) -> str:
     if parts[0] == "strategies" and len(parts) > 2:
         model = _by_choice("kind", KINDS)[parts[2]]
         del parts[2]  # pydantic repeats the kind there
-        if parts[2] == "schedule":
+        if parts[2:3] == ["schedule"]:
             model = TaskSettings
     elif parts[0] == "stream" and len(parts) > 1:
         model = _by_choice("name", STREAMS)[parts[1]]

@@ -17,6 +17,7 @@ from pydantic import (
     PositiveInt,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 
@@ -231,7 +232,9 @@ class CoVON(_Trained):
     """CoVON; ``gamma = 1`` is CoVON-NoM, ``consolidation = "none"`` plain IVON."""
 
     kind: Literal["covon"]
-    ess: PositiveFloat
+    ess: PositiveFloat | None = None
+    ess_per_example: PositiveFloat | None = None
+    """Instead of ``ess``: this times the training examples of each domain."""
     hess_init: PositiveFloat
     later_hess_init: PositiveFloat | None = None
     """``hess_init`` from the second domain on; the same by default."""
@@ -246,6 +249,12 @@ class CoVON(_Trained):
     mc_samples: PositiveInt = 1
     schedule: list[TaskSettings] = []
     """Settings by domain, in order; instead of ``later_hess_init``."""
+
+    @model_validator(mode="after")
+    def _one_ess(self) -> CoVON:
+        if (self.ess is None) == (self.ess_per_example is None):
+            raise ValueError("give ess or ess_per_example, one of them")
+        return self
 
     @field_validator("schedule")
     @classmethod

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from covon_avalanche.fisher import ExampleSquares, track_example_squares
 from covon_avalanche.optim import CoVON
 from covon_avalanche.optim.diagnostics import Diagnostics
+from covon_avalanche.plugins.boundaries import task_data
 from covon_avalanche.plugins.plateau import LossPlateau
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
@@ -27,6 +29,7 @@ class CoVONPlugin(PosteriorPlugin):
         self,
         *,
         gamma: float | None = None,
+        ess_per_example: float | None = None,
         schedule: Schedule | None = None,
         eval_samples: int = 0,
         consolidate_every: int | None = None,
@@ -34,6 +37,9 @@ class CoVONPlugin(PosteriorPlugin):
     ) -> None:
         """
         :param gamma: merging coefficient, instead of the optimizer's.
+        :param ess_per_example: sets ``ess`` at the start of each task to this times the task's
+            training examples, so that every example counts alike whatever its domain. 1 is
+            Bayes' rule, above it a "cold" posterior of temperature ``1 / ess_per_example``.
         :param schedule: per-experience ``lr``, ``ess``, ``hess_init``, ``gamma``,
             ``gamma_precision``, ``epochs``: a list of dicts, a dict of dicts by experience, or a
             callable of the index.
@@ -50,7 +56,10 @@ class CoVONPlugin(PosteriorPlugin):
             raise ValueError(f"consolidate_every must be >= 1, got {consolidate_every}")
         if consolidate_every is not None and plateau is not None:
             raise ValueError("give consolidate_every or plateau, not both")
+        if ess_per_example is not None and not 0 < ess_per_example < math.inf:
+            raise ValueError(f"ess_per_example must be > 0 and finite, got {ess_per_example}")
         self.gamma = gamma
+        self.ess_per_example = ess_per_example
         self.consolidate_every = consolidate_every
         self.plateau = plateau
         self.diagnostics: dict[str, Diagnostics] = {}
@@ -73,6 +82,12 @@ class CoVONPlugin(PosteriorPlugin):
         self._stop_tracking()
         if strategy.optimizer.hess_approx == "per_example":
             self._squares = track_example_squares(strategy.model)
+
+    def _start_task(self, strategy: Any) -> None:
+        if self.ess_per_example is not None:
+            examples = len(task_data(strategy.experience))
+            self._set(strategy, {"ess": self.ess_per_example * examples})
+        super()._start_task(strategy)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Tell the optimizer the size of the batch, and replace the weights by a sample."""

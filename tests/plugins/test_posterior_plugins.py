@@ -300,27 +300,27 @@ class TestLossPlateau:
         assert sum(plateau.update(1.0) for _ in range(500)) == 1
 
 
-class Gammas(SupervisedPlugin):
-    """Notes gamma at the end of each experience, after the merge."""
+class Groups(SupervisedPlugin):
+    """Notes a setting of the optimizer at the end of each experience, after the merge."""
 
-    def __init__(self):
+    def __init__(self, key):
         super().__init__()
-        self.seen = []
+        self.key, self.seen = key, []
 
     def after_training_exp(self, strategy, **kwargs):
-        self.seen.append(strategy.optimizer.param_groups[0]["gamma"])
+        self.seen.append(strategy.optimizer.param_groups[0][self.key])
 
 
 def test_gamma_of_the_plugin_overrules_the_optimizers_and_the_schedule_both():
     for schedule, expected in ((None, [0.25] * 3), ([{}, {"gamma": 0.5}], [0.25, 0.5, 0.5])):
-        spy = Gammas()
+        spy = Groups("gamma")
         strategy = make_strategy("covon", toy_model(), gamma=0.25, schedule=schedule, plugins=[spy])
         strategy.train(toy_benchmark(3).train_stream)
         assert spy.seen == expected
 
 
 def test_in_an_online_stream_a_schedule_counts_tasks_not_parts():
-    spy = Gammas()
+    spy = Groups("gamma")
     stream = split_online_stream(
         toy_benchmark(2).train_stream, experience_size=24, access_task_boundaries=True
     )
@@ -328,6 +328,29 @@ def test_in_an_online_stream_a_schedule_counts_tasks_not_parts():
     strategy = make_strategy("covon", toy_model(), gamma=0.8, schedule=schedule, plugins=[spy])
     strategy.train(stream)
     assert spy.seen == [0.5, 0.5, 0.3, 0.3]
+
+
+def test_ess_follows_the_number_of_examples_of_each_task():
+    """Also where a task comes in parts; the schedule may overrule it."""
+    streams = [toy_benchmark(1, n=n).train_stream for n in (40, 48)]
+    spy = Groups("ess")
+    strategy = make_strategy(
+        "covon",
+        toy_model(),
+        ess_per_example=3.0,
+        schedule=[{}, {}, {"ess": 7.0}],
+        plugins=[spy],
+    )
+    for stream in (*streams, *streams):
+        strategy.train(stream)
+    assert spy.seen == [120.0, 144.0, 7.0, 144.0]
+    spy.seen = []
+    parts = split_online_stream(streams[1], experience_size=24, access_task_boundaries=True)
+    strategy = make_strategy("covon", toy_model(), ess_per_example=3.0, plugins=[spy])
+    strategy.train(parts)
+    assert spy.seen == [144.0, 144.0]
+    with pytest.raises(ValueError, match="ess_per_example must be > 0 and finite, got -1"):
+        CoVONPlugin(ess_per_example=-1)
 
 
 def test_a_sample_abandoned_between_samples_is_forgotten():
