@@ -122,9 +122,15 @@ def search_strategy(
     study = open_study(journal, recipe, strategy, seed, validation_size)
     while sum(trial.state in _DONE for trial in study.get_trials(deepcopy=False)) < trials:
         trial = study.ask()
-        study.sampler = _sampler(study, trial.number, seed, _own(settings, space))
-        drawn = {key: _suggest(trial, settings, key, values) for key, values in space.items()}
-        text = _attempt(recipe, strategy, drawn, trial, study, seed, validation_size, dataset_root)
+        try:
+            study.sampler = _sampler(study, trial.number, seed, _own(settings, space))
+            drawn = {key: _suggest(trial, settings, key, values) for key, values in space.items()}
+            text = _attempt(
+                recipe, strategy, drawn, trial, study, seed, validation_size, dataset_root
+            )
+        except BaseException:
+            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+            raise
         notify(f"{strategy}, trial {trial.number + 1}: {text}")
 
 
@@ -194,9 +200,6 @@ def _attempt(
     except FloatingPointError as error:
         study.tell(trial, 0.0)
         return f"diverged: {error}"
-    except BaseException:
-        study.tell(trial, state=TrialState.FAIL)
-        raise
     study.tell(trial, result.average_accuracy)
     return f"A_T {100 * result.average_accuracy:.2f} % on validation images, {settings}"
 
