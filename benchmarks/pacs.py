@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from statistics import mean, stdev
 
 from comparison import ROOT, origin, replace_part, run_missing, stored_results
 
@@ -26,6 +27,7 @@ from covon_avalanche.experiment.reporting.tables import markdown_table
 NAME = "benchmarks/pacs.py"
 SEARCHED = ROOT / "benchmarks/results/pacs/best.toml"
 SEEDS = range(3)
+ORDERS = ("forward", "reverse")
 MATRICES = ("finetune", "ewc-star", "covon")
 CALIBRATION = ("NLL", "ECE", "sampled A_T %", "sampled NLL", "sampled ECE")
 
@@ -37,7 +39,7 @@ def orders() -> dict[str, Recipe]:
     backwards = recipe.stream.model_copy(update={"domains": domains[::-1]})
     title = f"PACS in reverse: {', '.join(domains[::-1])}"
     reverse = {"name": "pacs-reverse", "title": title, "stream": backwards}
-    return {"forward": recipe, "reverse": recipe.model_copy(update=reverse)}
+    return dict(zip(ORDERS, (recipe, recipe.model_copy(update=reverse)), strict=True))
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -70,6 +72,27 @@ def write_report(order: str) -> None:
     replace_part(ROOT / "docs/pacs.md", f"{NAME}, {order}", f"{text}\n")
 
 
+def write_summary() -> None:
+    """A_T in both orders, of the strategies and seeds that have run in both."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for order in ORDERS:
+        for result in stored_results(ROOT / f"benchmarks/results/pacs/{order}.jsonl"):
+            by_order = found.setdefault(result.strategy, {name: {} for name in ORDERS})
+            by_order[order][result.seed] = 100 * result.average_accuracy
+    rows = []
+    for strategy, by_order in found.items():
+        seeds = sorted(set.intersection(*(set(values) for values in by_order.values())))
+        columns = [[values[seed] for seed in seeds] for values in by_order.values()]
+        if seeds:
+            rows.append((strategy, [*columns, [mean(pair) for pair in zip(*columns, strict=True)]]))
+    rows.sort(key=lambda row: -mean(row[1][-1]))
+    lines = [_row(["strategy", *ORDERS, "both", "seeds"]), "|---|" + "---:|" * (len(ORDERS) + 2)]
+    for strategy, columns in rows:
+        cells = [f"{mean(c):.2f}" + (f" ± {stdev(c):.2f}" if len(c) > 1 else "") for c in columns]
+        lines.append(_row([strategy, *cells, str(len(columns[-1]))]))
+    replace_part(ROOT / "docs/pacs.md", f"{NAME}, both", "\n".join(lines) + "\n")
+
+
 def write_recipe() -> None:
     """The searched recipe, with torchvision's own weights."""
     lines = [
@@ -98,6 +121,7 @@ def main() -> None:
             file = ROOT / f"benchmarks/results/pacs/{order}.jsonl"
             run_missing(recipe, SEEDS, file, arguments.dataset_root, arguments.jobs)
         write_report(order)
+    write_summary()
 
 
 if __name__ == "__main__":
