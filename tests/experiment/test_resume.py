@@ -363,7 +363,7 @@ def test_another_version_starts_the_run_anew_with_one_warning(
     monkeypatch.setattr(checkpoint, "_versions", lambda: {"torch": "99.0"})
     with caplog.at_level(logging.INFO, "covon_avalanche"):
         result = run_in_folder(recipe, "finetune", 0, tmp_path)
-    (warning,) = [r.getMessage() for r in caplog.records]
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == resumable.__name__]
     assert f"was made by covon_avalanche {version('covon_avalanche')}" in warning
     assert warning.endswith("the run starts anew")
     assert result.outcome() == run_strategy(recipe, "finetune", 0).outcome()

@@ -99,7 +99,7 @@ def test_bad_values_are_refused_when_their_experience_comes():
 
 def test_a_recipes_cosine_falls_within_each_domain_however_many_epochs_it_has():
     schedule = [{"epochs": 3}, {"epochs": 2}, {"epochs": 1}]
-    covon = STRATEGIES["covon"] | {"lr": 1.0, "schedule": schedule}
+    covon = STRATEGIES["covon"] | {"lr": 1.0, "schedule": schedule, "later_hess_init": None}
     stream = {"name": "PermutedDigits", "n_experiences": 3}
     recipe = small_recipe({"covon": covon}, stream=stream, epochs=5, final_lr_factor=0.2)
     benchmark = build_benchmark(recipe, seed=0)
