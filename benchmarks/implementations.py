@@ -2,8 +2,8 @@
 
     python benchmarks/implementations.py
 
-The strategy and settings of the recipe ``permuted-digits``, with a constant learning rate, by each
-implementation that a CPU has: they draw other noise, and add up in another order. Results go to
+CoVON with the settings of the recipe ``permuted-digits``, but a constant learning rate and one
+``hess_init``, by each implementation that a CPU has: they draw other noise, and add up in another order. Results go to
 ``benchmarks/results/speed/accuracy.json``, the table to ``docs/speed.md``.
 """
 

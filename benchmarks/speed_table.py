@@ -55,7 +55,7 @@ def accuracy(rows: list[Row]) -> str:
 
     return (
         "## Accuracy does not depend on the implementation\n\n"
-        f"Permuted digits, {len(rows[0]['a_t'])} seeds "
+        f"Permuted digits, constant learning rate, {len(rows[0]['a_t'])} seeds "
         "([script](../benchmarks/implementations.py)).\n\n" + table(["", "A_T %"], map(line, rows))
     )
 

@@ -121,31 +121,10 @@ class RunFolder:
             lock.acquire(timeout=0)
         except Timeout:
             raise ValueError(f"another process works on {self.path}") from None
-        package = logging.getLogger("covon_avalanche")
-        handler = logging.FileHandler(self.log_file, encoding="utf-8")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        level = package.level
-        package.addHandler(handler)
-        package.setLevel(logging.INFO)
-        show = warnings.showwarning
-
-        def log_and_show(
-            message: Warning | str, category: type[Warning], *where: Any, **more: Any
-        ) -> None:
-            _log.warning("%s: %s", category.__name__, message)
-            show(message, category, *where, **more)
-
-        warnings.showwarning = log_and_show
         try:
-            yield
-        except Exception:
-            _log.exception("the run stopped")
-            raise
+            with _logged(self.log_file):
+                yield
         finally:
-            warnings.showwarning = show
-            package.removeHandler(handler)
-            package.setLevel(level)
-            handler.close()
             lock.release()
 
     def write_start(self, about: dict[str, Any]) -> int:
@@ -187,3 +166,32 @@ class RunFolder:
         """``metrics.jsonl``."""
         lines = "".join(json.dumps(epoch) + "\n" for epoch in epochs)
         write_atomically(self.path / "metrics.jsonl", lines)
+
+
+@contextmanager
+def _logged(file: Path) -> Iterator[None]:
+    """Write into a file what the package logs, warnings, and the exception that ends it."""
+    package = logging.getLogger("covon_avalanche")
+    handler = logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    level, show = package.level, warnings.showwarning
+
+    def log_and_show(
+        message: Warning | str, category: type[Warning], *where: Any, **more: Any
+    ) -> None:
+        _log.warning("%s: %s", category.__name__, message)
+        show(message, category, *where, **more)
+
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
+    warnings.showwarning = log_and_show
+    try:
+        yield
+    except Exception:
+        _log.exception("the run stopped")
+        raise
+    finally:
+        warnings.showwarning = show
+        package.removeHandler(handler)
+        package.setLevel(level)
+        handler.close()

@@ -39,7 +39,8 @@ class CoVONPlugin(PosteriorPlugin):
         :param gamma: merging coefficient, instead of the optimizer's.
         :param ess_per_example: sets ``ess`` at the start of each task to this times the task's
             training examples, so that every example counts alike whatever its domain. 1 is
-            Bayes' rule, above it a "cold" posterior of temperature ``1 / ess_per_example``.
+            Bayes' rule, above it a "cold" posterior of temperature ``1 / ess_per_example``. The
+            schedule may overrule it for a task.
         :param schedule: per-experience ``lr``, ``ess``, ``hess_init``, ``gamma``,
             ``gamma_precision``, ``epochs``: a list of dicts, a dict of dicts by experience, or a
             callable of the index.
