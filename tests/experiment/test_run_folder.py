@@ -1,0 +1,83 @@
+"""The folder of a run: one process, its log, its name, and results that are there already."""
+
+import errno
+import warnings
+from pathlib import Path
+
+import pytest
+from small_recipes import STRATEGIES, small_recipe
+
+from covon_avalanche.experiment.result import ResultError
+from covon_avalanche.experiment.run import run_in_folder
+from covon_avalanche.experiment.run_folder import RunFolder, run_hash
+
+
+def test_one_process_at_a_time(tmp_path):
+    recipe = small_recipe({"finetune": STRATEGIES["finetune"]})
+    with (
+        RunFolder(tmp_path, recipe, "finetune", 0).opened(),
+        pytest.raises(ValueError, match="another process works on"),
+    ):
+        run_in_folder(recipe, "finetune", 0, tmp_path)
+
+
+def test_the_log_has_the_warnings_of_a_run_and_the_user_sees_them(tmp_path):
+    recipe = small_recipe({"finetune": STRATEGIES["finetune"]})
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    with pytest.warns(UserWarning, match="the posterior is flat"), folder.opened():
+        warnings.warn("the posterior is flat", stacklevel=1)
+    assert "WARNING UserWarning: the posterior is flat" in folder.log_file.read_text()
+    with pytest.warns(UserWarning, match="afterwards"):
+        warnings.warn("afterwards", stacklevel=1)
+    assert "afterwards" not in folder.log_file.read_text()
+
+
+def test_the_hash_names_what_decides_a_result():
+    recipe = small_recipe({"covon": STRATEGIES["covon"]})
+    known = run_hash(recipe, "covon", 0)
+    assert known == run_hash(recipe.model_copy(update={"title": "x", "seeds": [7]}), "covon", 0)
+    settings = recipe.strategies["covon"]
+    other = {"covon": settings.model_copy(update={"gamma": 0.5}), "more": settings}
+    same = {"covon": settings, "more": settings}
+    assert known == run_hash(recipe.model_copy(update={"strategies": same}), "covon", 0)
+    different = {
+        known,
+        run_hash(recipe, "covon", 1),
+        run_hash(recipe.model_copy(update={"strategies": other}), "covon", 0),
+        run_hash(recipe.model_copy(update={"epochs": 3}), "covon", 0),
+        run_hash(recipe.model_copy(update={"workers": 1}), "covon", 0),
+    }
+    assert len(different) == 5
+
+
+def test_a_finished_run_is_not_made_again_and_a_damaged_result_is(tmp_path):
+    recipe = small_recipe({"finetune": STRATEGIES["finetune"]})
+    first = run_in_folder(recipe, "finetune", 0, tmp_path)
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    written = folder.result_file.stat().st_mtime_ns
+    assert run_in_folder(recipe, "finetune", 0, tmp_path) == first
+    assert folder.result_file.stat().st_mtime_ns == written
+    folder.result_file.write_text("{")
+    again = run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert again.outcome() == first.outcome()
+    folder.result_file.write_text("[")
+    run_in_folder(recipe, "finetune", 0, tmp_path)
+    aside = sorted(folder.path.glob("result.damaged-*"))
+    assert [file.read_text() for file in aside] == ["{", "["]
+
+
+def test_a_result_that_cannot_be_read_stays(tmp_path, monkeypatch):
+    recipe = small_recipe({"finetune": STRATEGIES["finetune"]})
+    run_in_folder(recipe, "finetune", 0, tmp_path)
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    written = folder.result_file.read_bytes()
+
+    def failing(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", failing)
+        with pytest.raises(ResultError, match=r"result\.json cannot be read: Input/output error"):
+            run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert folder.result_file.read_bytes() == written
+    assert not list(folder.path.glob("*damaged*"))
