@@ -27,6 +27,7 @@ STRATEGIES = {
     "replay": dict(kind="replay", lr=0.01, mem_size=100),
     "der": dict(kind="der", lr=0.01, mem_size=100, batch_size_mem=16),
     "er-ace": dict(kind="er-ace", lr=0.01, mem_size=100),
+    "icarl": dict(kind="icarl", lr=0.01, mem_size=40),
     "gem": dict(kind="gem", lr=0.1, patterns_per_exp=20, optimizer="sgd", momentum=0.9),
     "agem": dict(kind="agem", lr=0.1, patterns_per_exp=20, optimizer="sgd"),
     "cumulative": dict(kind="cumulative", lr=0.01),

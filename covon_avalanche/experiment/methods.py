@@ -38,7 +38,7 @@ from covon_avalanche.experiment import strategy_settings as known
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.resumable import Resumable
-from covon_avalanche.plugins import EVCLPlugin, SIPlugin, TDVCLPlugin
+from covon_avalanche.plugins import EVCLPlugin, ICaRLPlugin, SIPlugin, TDVCLPlugin
 from covon_avalanche.strategies import (
     AdaRegStrategy,
     CoVONStrategy,
@@ -157,6 +157,8 @@ def _plugin(settings: known.Strategy) -> SupervisedPlugin:
     match settings:
         case known.Replay():
             return ReplayPlugin(settings.mem_size)
+        case known.ICaRL():
+            return ICaRLPlugin(settings.mem_size)
         case known.GEM():
             return GEMPlugin(settings.patterns_per_exp, settings.memory_strength)
         case known.AGEM():

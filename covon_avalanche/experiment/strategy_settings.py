@@ -91,6 +91,13 @@ class ERACE(WithOptimizer):
     batch_size_mem: PositiveInt = 10
 
 
+class ICaRL(WithOptimizer):
+    """iCaRL for domain-incremental streams; Avalanche's is for class-incremental ones."""
+
+    kind: Literal["icarl"]
+    mem_size: PositiveInt
+
+
 class GEM(WithOptimizer):
     """Avalanche's Gradient Episodic Memory."""
 
@@ -266,15 +273,15 @@ class CoVON(_Trained):
 
 KINDS = (
     *(Finetune, Joint, Cumulative, Replay, DER, ERACE, GEM, AGEM, EWC, MAS, RWalk, LwF, SI),
-    *(EWCStar, AdaReg, VCL, EVCL, TDVCL, CoVON, Custom),
+    *(EWCStar, AdaReg, VCL, EVCL, TDVCL, ICaRL, CoVON, Custom),
 )
 _Any = (
     Finetune | Joint | Cumulative | Replay | DER | ERACE | GEM | AGEM | EWC | MAS | RWalk | LwF
-) | (SI | EWCStar | AdaReg | VCL | EVCL | TDVCL | CoVON | Custom)
+) | (SI | EWCStar | AdaReg | VCL | EVCL | TDVCL | ICaRL | CoVON | Custom)
 Strategy = Annotated[_Any, Field(discriminator="kind")]
 CEILINGS = frozenset({"joint", "cumulative"})
 """Kinds that see more than one domain at a time, so they are no continual learners."""
-REPLAY = frozenset({"replay", "der", "er-ace", "gem", "agem", "td-vcl"})
+REPLAY = frozenset({"replay", "der", "er-ace", "gem", "agem", "icarl", "td-vcl"})
 """Kinds that store examples."""
 WITHIN = frozenset({"gamma", "gamma_precision", "temperature"})
 """Settings with a natural scale of their own, which are not searched over two decades."""

@@ -1,4 +1,4 @@
-"""The data of the task just trained, once more, for a pass that is not training."""
+"""Data once more, such as those of the task just trained, for a pass that is not training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ def task_batches(
     :param train_transform: use the training transform instead of that of the evaluation.
     """
     data = task_data(strategy.experience)
-    data = data.train() if train_transform else data.eval()
+    return batches_of(data.train() if train_transform else data.eval(), strategy, mb_size)
+
+
+def batches_of(data: Any, strategy: Any, mb_size: int) -> Iterator[list[Tensor]]:
+    """A dataset as ``(x, y)``, with task labels if the model takes them, in order."""
     multi_task = isinstance(strategy.model, MultiTaskModule)
     for batch in _columns(data, mb_size):
         used = [*batch[:2], batch[-1]] if multi_task else batch[:2]

@@ -55,6 +55,8 @@ STORED = {
     "er-ace": ("mem_size", 3, 64 * 4 + 2 * 8),
     "gem": ("patterns_per_exp", 3, 64 * 4 + 2 * 8),
     "agem": ("patterns_per_exp", 2, 64 * 4 + 2 * 8),
+    # the old model 1, and a mean of 32 features for each of ten classes
+    "icarl": ("mem_size", 3 + 1 + 320 / 2410, 64 * 4 + 2 * 8),
     "td-vcl": ("replay_examples", 9 + 4, 64 * 4 + 2 * 8),
 }
 

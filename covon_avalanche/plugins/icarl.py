@@ -1,0 +1,155 @@
+"""iCaRL in an Avalanche strategy, for streams where classes come again."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from avalanche.benchmarks.utils.utils import concat_datasets
+from avalanche.models import avalanche_forward
+from avalanche.training.plugins import SupervisedPlugin
+from torch import Tensor, nn
+
+from covon_avalanche.plugins.boundaries import TaskBoundaries, require_boundaries, task_data
+from covon_avalanche.plugins.penultimate import penultimate_features
+from covon_avalanche.plugins.task_batches import batches_of
+
+_FARTHEST = 4.0  # squared distance between opposite points of the unit sphere
+
+
+class ICaRLPlugin(SupervisedPlugin):
+    """iCaRL for domain-incremental streams.
+
+    Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning" (2017): exemplars
+    are chosen by herding and trained on beside the data of the next task; each output is a
+    sigmoid that learns the labels and what the network said before the task; predictions
+    come from the nearest mean of exemplars. **This method uses replay.**
+
+    Avalanche's ``ICaRL`` has a loss that, in its own words, "doesn't work if classes observed in
+    previous experiences might be observed again". Here all classes may: the paper's sums over
+    new and over old classes run over all outputs, the memory is shared equally by the classes
+    of each task, and a class has one mean of its exemplars of all tasks.
+
+    After the first task ``strategy.eval`` gives, for each class, minus the squared distance
+    between its mean and the features (normalised, of the last layer's input), and -4, the
+    farthest there is, for classes that have not been seen. In training the output is the
+    network's. The strategy's criterion is not used in training.
+    """
+
+    def __init__(self, mem_size: int) -> None:
+        """
+        :param mem_size: exemplars in all, but at least one of each class of each task.
+        """
+        super().__init__()
+        if mem_size < 1:
+            raise ValueError(f"mem_size must be >= 1, got {mem_size}")
+        self.mem_size = mem_size
+        self.exemplars: list[Any] = []
+        """A dataset for each task, the first choices of all classes first."""
+        self.class_means: dict[int, Tensor] = {}
+        """By class, a vector of length 1."""
+        self._ranks: list[list[int]] = []
+        self._old_model: nn.Module | None = None
+        self._boundaries = TaskBoundaries()
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Follow the tasks of online streams."""
+        require_boundaries(strategy.experience)
+        self._boundaries.begins(strategy.experience)
+
+    def after_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Train on the exemplars, too."""
+        if self.exemplars:
+            strategy.adapted_dataset = concat_datasets([strategy.adapted_dataset, *self.exemplars])
+
+    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+        """iCaRL's loss in the place of the criterion's."""
+        outputs = strategy.mb_output
+        labels = F.one_hot(strategy.mb_y, outputs.shape[1]).to(outputs)
+        strategy.loss = F.binary_cross_entropy_with_logits(outputs, labels)
+        if self._old_model is not None:
+            with torch.no_grad():
+                old = avalanche_forward(self._old_model, strategy.mb_x, strategy.mb_task_id)
+            known = outputs[:, : old.shape[1]]
+            strategy.loss += F.binary_cross_entropy_with_logits(known, old.sigmoid())
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """At the end of a task: choose exemplars, keep the network, and take the means."""
+        if not self._boundaries.ends(strategy.experience):
+            return
+        training = strategy.model.training
+        strategy.model.eval()
+        self._choose(strategy)
+        self._old_model = copy.deepcopy(strategy.model).requires_grad_(False)
+        self._take_means(strategy)
+        strategy.model.train(training)
+
+    def _choose(self, strategy: Any) -> None:
+        """Exemplars of the task, and fewer of those before it."""
+        data = task_data(strategy.experience)
+        features, targets = self._features(data, strategy)
+        seen = sum(ranks.count(0) for ranks in self._ranks)
+        share = max(1, self.mem_size // (seen + len(targets.unique())))
+        chosen = []
+        for label in targets.unique():
+            (of_class,) = torch.nonzero(targets == label, as_tuple=True)
+            best = of_class[herd(features[of_class], share)].tolist()
+            chosen += list(enumerate(best))
+        chosen.sort()
+        for i, ranks in enumerate(self._ranks):
+            fewer = sum(rank < share for rank in ranks)
+            self._ranks[i] = ranks[:fewer]
+            self.exemplars[i] = self.exemplars[i].subset(range(fewer))
+        self._ranks.append([rank for rank, _ in chosen])
+        self.exemplars.append(data.subset([index for _, index in chosen]))
+
+    def _take_means(self, strategy: Any) -> None:
+        parts = [self._features(data, strategy) for data in self.exemplars]
+        features, targets = (torch.cat(column) for column in zip(*parts, strict=True))
+        self.class_means = {
+            int(label): F.normalize(features[targets == label].mean(0), dim=0)
+            for label in targets.unique()
+        }
+
+    @torch.no_grad()
+    def _features(self, data: Any, strategy: Any) -> tuple[Tensor, Tensor]:
+        """Normalised features, as in an evaluation, and labels."""
+        labels = []
+        with penultimate_features(strategy.model) as features:
+            for x, y, *task in batches_of(data.eval(), strategy, strategy.eval_mb_size):
+                strategy.model(x, *task)
+                labels.append(y)
+        return F.normalize(torch.cat(features)), torch.cat(labels)
+
+    def after_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
+        """Predict by the nearest mean."""
+        if not self.class_means:
+            return
+        with penultimate_features(strategy.model) as features:
+            strategy.forward()
+        points = F.normalize(features[-1])
+        scores = torch.full_like(strategy.mb_output, -_FARTHEST, dtype=points.dtype)
+        for label, mean in self.class_means.items():
+            scores[:, label] = -(points - mean).square().sum(1)
+        strategy.mb_output = scores
+
+
+def herd(features: Tensor, count: int) -> Tensor:
+    """Choose examples whose mean comes near to the mean of all (the paper's Algorithm 4).
+
+    One after another, each as good as can be, so that the first few are a choice, too.
+
+    :param features: of shape (examples, width).
+    :param count: how many; all examples if there are fewer.
+    :return: their indices, the first choice first.
+    """
+    goal, total = features.mean(0), torch.zeros_like(features[0])
+    chosen: list[int] = []
+    for k in range(1, min(count, len(features)) + 1):
+        distances = ((total + features) / k - goal).square().sum(1)
+        distances[chosen] = torch.inf
+        chosen.append(int(distances.argmin()))
+        total = total + features[chosen[-1]]
+    return torch.tensor(chosen)

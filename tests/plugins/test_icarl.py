@@ -1,0 +1,238 @@
+"""iCaRL where classes come again, against Avalanche's where they do not, and by definition."""
+
+import numpy as np
+import pytest
+import torch
+from avalanche.benchmarks import benchmark_from_datasets, nc_benchmark, split_online_stream
+from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
+from avalanche.training import Naive
+from avalanche.training.supervised import ICaRL
+from hypothesis import given
+from hypothesis import strategies as st
+from small_recipes import STRATEGIES, small_recipe
+from torch import nn
+from toys import QUIET, toy_benchmark, toy_model
+
+from covon_avalanche import ICaRLPlugin
+from covon_avalanche.experiment.run import run_strategy
+from covon_avalanche.plugins.icarl import herd
+from covon_avalanche.plugins.penultimate import penultimate_features
+
+
+def icarl(model, mem_size=24, lr=0.01, plugins=(), **options):
+    plugin = ICaRLPlugin(mem_size)
+    strategy = Naive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr),
+        criterion=nn.CrossEntropyLoss(),
+        plugins=[plugin, *plugins],
+        **{**QUIET, **options},
+    )
+    return strategy, plugin
+
+
+@given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 2**16))
+def test_herding_is_greedy_and_its_beginning_is_a_choice_too(n, count, seed):
+    features = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed), dtype=float)
+    chosen = herd(features, count).tolist()
+    assert len(chosen) == len(set(chosen)) == min(n, count)
+    goal = features.numpy().mean(0)
+    for k in range(1, len(chosen) + 1):
+        options = [*chosen[: k - 1]]
+        errors = {
+            i: np.linalg.norm(features[[*options, i]].numpy().mean(0) - goal)
+            for i in set(range(n)) - set(options)
+        }
+        assert errors[chosen[k - 1]] <= min(errors.values()) + 1e-12
+    assert herd(features, max(1, count - 1)).tolist() == chosen[: max(1, min(n, count - 1))]
+
+
+def test_the_first_exemplars_and_means_are_those_of_avalanches_icarl():
+    data = toy_benchmark(1, 400).train_stream[0].dataset
+    x, y = (torch.stack([torch.as_tensor(row[i]) for row in data]) for i in (0, 1))
+    whole = _make_taskaware_tensor_classification_dataset(x, y)
+    split = nc_benchmark(whole, whole, 1, task_labels=False, shuffle=False)
+    model = toy_model()
+    theirs = ICaRL(
+        feature_extractor=model[:2],
+        classifier=model[2],
+        optimizer=torch.optim.SGD(model.parameters(), 1e-12),
+        memory_size=8,  # so few that theirs, which may choose one twice, does not
+        buffer_transform=None,
+        fixed_memory=True,
+        **{**QUIET, "train_epochs": 1},
+    )
+    theirs.train(split.train_stream)
+    memory = next(p for p in theirs.plugins if hasattr(p, "x_memory"))
+    ours, plugin = icarl(toy_model(), 8, lr=1e-12, train_epochs=1)
+    ours.train(benchmark_from_datasets(train=[data]).train_stream)
+    exemplars = torch.stack([row[0] for row in plugin.exemplars[0]])
+    labels = torch.tensor([row[1] for row in plugin.exemplars[0]])
+    for label in range(4):
+        at = [labels[0] for labels in memory.y_memory].index(label)
+        mine, other = exemplars[labels == label], memory.x_memory[at]
+        assert len(mine) == len(other) == 2
+        assert {tuple(r) for r in mine.tolist()} == {tuple(r) for r in other.tolist()}
+        assert torch.allclose(plugin.class_means[label], memory.class_means[label], atol=1e-6)
+
+
+def test_the_memory_is_shared_by_the_classes_of_all_tasks_and_keeps_first_choices():
+    strategy, plugin = icarl(toy_model(), mem_size=50)
+    first = None
+    for t, experience in enumerate(toy_benchmark(3).train_stream, start=1):
+        strategy.train(experience)
+        share = 50 // (4 * t)
+        for exemplars in plugin.exemplars:
+            counts = np.bincount([row[1] for row in exemplars], minlength=4)
+            assert counts.tolist() == [min(share, 12)] * 4
+        kept = [tuple(row[0].tolist()) for row in plugin.exemplars[0]]
+        assert first is None or first[: len(kept)] == kept
+        first = kept
+    assert sum(map(len, plugin.exemplars)) <= 50
+
+
+def test_the_memory_has_each_class_of_each_task_once_at_least():
+    strategy, plugin = icarl(toy_model(), mem_size=1)
+    strategy.train(toy_benchmark(2).train_stream)
+    assert [len(exemplars) for exemplars in plugin.exemplars] == [4, 4]
+
+
+class Seen(ICaRLPlugin):
+    """Nothing but a look at what is trained on."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.losses, self.rows = [], []
+
+    def before_backward(self, strategy, **kwargs):
+        self.losses.append((strategy.mb_x.clone(), strategy.mb_y.clone(), strategy.loss.item()))
+
+    def after_train_dataset_adaptation(self, strategy, **kwargs):
+        self.rows.append(len(strategy.adapted_dataset))
+
+    def after_training_exp(self, strategy, **kwargs):
+        """Choose nothing."""
+
+    def after_eval_forward(self, strategy, **kwargs):
+        """Predict with the network."""
+
+
+def test_the_loss_learns_labels_and_what_the_network_said_before_the_task():
+    seen = Seen()
+    strategy, plugin = icarl(toy_model(), mem_size=16, lr=0.1, train_epochs=1, plugins=[seen])
+    one, two = toy_benchmark(2).train_stream
+
+    def cross_entropy(p, target):
+        return -(target * np.log(p) + (1 - target) * np.log(1 - p)).mean()
+
+    def sigmoids(model, x):
+        with torch.no_grad():
+            return 1 / (1 + np.exp(-model(x).double().numpy()))
+
+    start = toy_model()
+    strategy.train(one)
+    x, y, loss = seen.losses[0]
+    labels = np.eye(4)[y]
+    assert loss == pytest.approx(cross_entropy(sigmoids(start, x), labels), rel=1e-5)
+    before = toy_model()
+    before.load_state_dict(strategy.model.state_dict())
+    seen.losses.clear()
+    strategy.train(two)
+    x, y, loss = seen.losses[0]  # nothing has been learned from the second task yet
+    labels, p = np.eye(4)[y], sigmoids(before, x)
+    assert loss == pytest.approx(cross_entropy(p, labels) + cross_entropy(p, p), rel=1e-5)
+    assert seen.rows == [48, 48 + 16]
+    old = [tuple(row[0].tolist()) for row in plugin.exemplars[0]]
+    trained = [tuple(row.tolist()) for x, _, _ in seen.losses for row in x]
+    assert set(old) <= set(trained)
+
+
+def test_predictions_are_by_the_nearest_mean_of_all_tasks_exemplars():
+    class Outputs(Seen):
+        def after_eval_forward(self, strategy, **kwargs):
+            self.rows.append(strategy.mb_output.clone())
+
+    seen, benchmark = Outputs(), toy_benchmark(2)
+    strategy, plugin = icarl(toy_model(), plugins=[seen])
+    seen.rows.clear()
+    strategy.eval(benchmark.test_stream[0])
+    data = torch.stack([row[0] for row in benchmark.test_stream[0].dataset])
+    assert torch.equal(seen.rows[0], strategy.model(data))  # no means yet
+    strategy.train(benchmark.train_stream)
+    seen.rows.clear()
+    strategy.eval(benchmark.test_stream[0])
+
+    def features(x):
+        raw = strategy.model[:2](x).detach().double().numpy()
+        return raw / np.linalg.norm(raw, axis=1, keepdims=True)
+
+    rows = [row for exemplars in plugin.exemplars for row in exemplars]
+    points, labels = features(torch.stack([r[0] for r in rows])), np.array([r[1] for r in rows])
+    means = np.stack([points[labels == c].mean(0) for c in range(4)])
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    expected = -((features(data)[:, None] - means) ** 2).sum(-1)
+    np.testing.assert_allclose(seen.rows[0].numpy(), expected, atol=1e-5)
+
+
+def test_classes_not_seen_are_as_far_as_can_be():
+    strategy, plugin = icarl(toy_model())
+    benchmark = toy_benchmark(2, classes_per_experience=2)
+    seen = []
+
+    class Outputs(Seen):
+        def after_eval_forward(self, strategy, **kwargs):
+            seen.append(strategy.mb_output)
+
+    strategy.plugins.append(Outputs())
+    strategy.train(benchmark.train_stream[0])
+    strategy.eval(benchmark.test_stream[0])
+    assert set(plugin.class_means) == {0, 1}
+    assert (seen[-1][:, 2:] == -4).all()
+    assert (seen[-1][:, :2] > -4).all()
+
+
+def test_parts_of_an_online_stream_are_one_task():
+    strategy, plugin = icarl(toy_model(), train_epochs=1)
+    stream = split_online_stream(
+        toy_benchmark(2).train_stream, experience_size=16, access_task_boundaries=True
+    )
+    lengths = []
+    for experience in stream:
+        strategy.train(experience)
+        lengths.append(len(plugin.exemplars))
+    assert lengths == [0, 0, 1, 1, 1, 2]
+    hidden = split_online_stream(toy_benchmark(2).train_stream, experience_size=16)
+    with pytest.raises(ValueError, match="does not tell its task boundaries"):
+        strategy.train(next(iter(hidden)))
+
+
+def test_features_of_a_convolutional_head_are_averaged_over_places():
+    body, head = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 2, 1)
+    model = nn.Sequential(body, head, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.randn(4, 3, 8, 8)
+    with penultimate_features(model) as features:
+        model(x)
+    assert torch.allclose(features[0], body(x).mean((2, 3)), atol=1e-6)
+    model(x)
+    assert len(features) == 1  # only inside
+
+
+def test_bad_settings():
+    with pytest.raises(ValueError, match="mem_size must be >= 1, got 0"):
+        ICaRLPlugin(0)
+    with (
+        pytest.raises(ValueError, match="Flatten has no linear or convolutional layer"),
+        penultimate_features(nn.Flatten()),
+    ):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_keeps_what_fine_tuning_forgets():
+    kinds = {name: STRATEGIES[name] for name in ("finetune", "icarl")}
+    kinds["icarl"] = {**kinds["icarl"], "mem_size": 200}
+    stream = {"name": "PermutedDigits", "n_experiences": 4}
+    recipe = small_recipe(kinds, stream=stream, epochs=10)
+    finetune, ours = (run_strategy(recipe, name, 0) for name in kinds)
+    assert ours.bwt > finetune.bwt / 2
+    assert ours.average_accuracy > finetune.average_accuracy + 0.05
