@@ -67,7 +67,7 @@ NEWTON = {
 SPACES: dict[str, dict[str, Any]] = {
     "finetune": {"kind": "finetune", **ADAMW},
     "lwf": {"kind": "lwf", **ADAMW, "alpha": (0.1, 100.0)},
-    "si": {"kind": "si", **ADAMW, "si_lambda": (1.0, 1e7)},
+    "si": {"kind": "si", **ADAMW, "si_lambda": (0.1, 1e4)},
     "ewc": {"kind": "ewc", **ADAMW, "ewc_lambda": (1e2, 1e8)},
     "ewc-star": {"kind": "ewc-star", **ADAMW, "strength": (1.0, 1e7)},
     "ada-reg": {"kind": "ada-reg", **ADAMW, "strength": (1e2, 1e10)},
@@ -100,7 +100,7 @@ _VCL = {"ess": 5e4, "weight_decay": 2e-5, "lr": 1e-3, "std_init": 0.02}
 CENTRES: dict[str, dict[str, Any]] = {
     "finetune": _ADAMW,
     "lwf": {**_ADAMW, "alpha": 1.0},
-    "si": {**_ADAMW, "si_lambda": 1e4},
+    "si": {**_ADAMW, "si_lambda": 30.0},
     "ewc": {**_ADAMW, "ewc_lambda": 1e5},
     "ewc-star": {**_ADAMW, "strength": 1e4},
     "ada-reg": {**_ADAMW, "strength": 2e6},

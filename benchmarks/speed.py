@@ -94,8 +94,10 @@ class Iteration:
         self.optimizer.step()
 
 
-def covon(parameters: list[nn.Parameter], implementation: str, task: int, mc: int) -> Iteration:
-    optimizer = CoVON(parameters, ess=1e6, mc_samples=mc, implementation=implementation)
+def covon(
+    parameters: list[nn.Parameter], implementation: str, task: int, mc: int = 1, **more: Any
+) -> Iteration:
+    optimizer = CoVON(parameters, ess=1e6, mc_samples=mc, implementation=implementation, **more)
     iteration = Iteration(parameters, optimizer, mc)
     for _ in range(task - 1):
         iteration()
@@ -135,6 +137,8 @@ def step_cases(shapes: list[tuple[int, ...]], options: argparse.Namespace, large
         cases["CoVON eager, task 2"] = covon(weights(), "eager", 2, 1)
     cases["CoVON compiled, task 1"] = covon(weights(), "compiled", 1, 1)
     cases["CoVON compiled, task 2"] = covon(weights(), "compiled", 2, 1)
+    gradsq = covon(weights(), "compiled", 2, batch_size=256)
+    cases["CoVON compiled, task 2, squared gradients"] = gradsq
     if not large:
         cases["CoVON compiled, task 2, 4 samples"] = covon(weights(), "compiled", 2, 4)
         if importlib.util.find_spec("ivon"):

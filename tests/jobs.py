@@ -36,6 +36,7 @@ def make_jobs(dtype, prior, *, holds="theta", sizes=SIZES):
             holds=holds,
             beta1=0.9,
             beta2=0.99,
+            batch_size=17.0,
             lr=0.1,
             clip_radius=0.5,
             correction=1.3,
@@ -53,7 +54,9 @@ def expected(job):
     estimate = wide["sample"]
     if job.holds == "theta":
         estimate = grad * (estimate - mean)
-    if job.holds != "hess":
+    if job.holds == "nothing":
+        estimate = job.batch_size * grad**2
+    if job.holds in ("theta", "product"):
         estimate = estimate * (job.ess * hess + prior_precision)
     new_hess = covon_hess(hess, estimate, prior_hess, job.beta2)
     momentum = torch.lerp(wide["momentum"], grad, 1 - job.beta1)

@@ -196,9 +196,12 @@ class CoVON(PosteriorOptimizer):
                 return squared_example_gradients(self._name)
         return gradient_times_noise()
 
-    @property
-    def _statistic_is(self) -> Holds:
-        return "product" if self.hess_approx == "reparam" else "hess"
+    def _holds(self, mc_samples: int) -> Holds:
+        """What a step finds in the memory of the samples."""
+        reparam = self.hess_approx == "reparam"
+        if mc_samples == 1 and self.hess_approx != "per_example":  # all in the step's one pass
+            return "theta" if reparam else "nothing"
+        return "product" if reparam else "hess"
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, Diagnostics]:
@@ -296,25 +299,26 @@ class CoVON(PosteriorOptimizer):
     def _step(self, places: list[Place], record: SampleRecord) -> None:
         """The fast step, Algorithm 1, lines 6 to 9."""
         states, samples = [], []
-        from_theta = record.mc_samples == 1 and self.hess_approx == "reparam"
+        holds = self._holds(record.mc_samples)
+        one_pass = holds in ("theta", "nothing")
+        batch_size = self._batch_size() if holds == "nothing" else 1.0
         for _, p, group, _ in places:
             state = self.state.get(p, {})
             if "step" not in state:
                 state = {**self._start_task(p, group), **state}
             states.append(state)
-            samples.append(record.theta(p) if from_theta else record.statistic(p))
+            samples.append(record.theta(p) if one_pass else record.statistic(p))
         jobs = self._jobs.get(places, states, samples, self._job, True)
-        holds: Holds = "theta" if from_theta else self._statistic_is
         for job, state, (_, p, group, _) in zip(jobs, states, places, strict=True):
             assert p.grad is not None
             job.grad = laid_like(p.grad, p, job.name, "the gradient")
-            job.holds = holds
+            job.holds, job.batch_size = holds, batch_size
             job.beta1, job.beta2 = group["betas"]
             job.lr, job.clip_radius = float(group["lr"]), group["clip_radius"]
             job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1)) if group["debias"] else 1.0
         parts = self._kernels.split(jobs)
         several = len(parts) > 1  # no device may step if another cannot
-        if not (from_theta or all_below(samples, LARGEST_ESTIMATE)) or (
+        if not (one_pass or all_below(samples, LARGEST_ESTIMATE)) or (
             several and not all(kernel.safe(some) for kernel, some in parts)
         ):
             done = False
@@ -358,7 +362,7 @@ class CoVON(PosteriorOptimizer):
         prior_hess = prior_precision / group["ess"]
         precision = group["ess"] * state["hess"] + prior_precision
         momentum = torch.lerp(state["momentum"], grad, 1 - beta1)
-        estimate = statistic * precision if self._statistic_is == "product" else statistic
+        estimate = statistic * precision if self.hess_approx == "reparam" else statistic
         hess = covon_hess(state["hess"], estimate, prior_hess, beta2)
         mean = covon_mean(
             p,

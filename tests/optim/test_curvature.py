@@ -216,6 +216,22 @@ def test_an_estimate_too_large_for_float32_is_refused_whole(linear, batch, imple
     assert all(torch.equal(before[n], p) for n, p in linear.named_parameters())
 
 
+@BOTH
+@pytest.mark.parametrize("gradient", [1e3, 1e6, 1e8])
+def test_squared_gradients_of_any_size_that_float32_can_hold(gradient, implementation):
+    """Small ones in one pass over memory, large ones with a look before anything is changed."""
+    p = nn.Parameter(torch.zeros(5))
+    optimizer = make_covon(
+        [p], hess_approx="gradsq", batch_size=8, implementation=implementation, betas=(0.9, 0.75)
+    )
+    with optimizer.sampled_params():
+        (gradient * p).sum().backward()
+    optimizer.step()
+    change = 0.25 * (8 * gradient**2 - 0.5)  # hess_init 0.5, weight_decay 0.01
+    expected = 0.5 + change + 0.5 * change**2 / (0.5 + 0.01)
+    torch.testing.assert_close(optimizer.state[p]["hess"], torch.full((5,), expected))
+
+
 class TestDiagnostics:
     """Four numbers."""
 

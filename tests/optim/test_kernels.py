@@ -24,6 +24,8 @@ each_kind = pytest.mark.parametrize(
         (torch.float32, "tensors", "product"),
         (torch.float32, "numbers", "hess"),
         (torch.float64, "tensors", "hess"),
+        (torch.float32, "tensors", "nothing"),
+        (torch.float64, "numbers", "nothing"),
         (torch.float64, "tensors", "theta"),
     ],
 )
@@ -173,7 +175,7 @@ def test_the_gpu_kernel_in_tritons_interpreter():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("ok") == 7
+    assert done.stdout.count("ok") == 8
 
 
 STEPS = """

@@ -18,6 +18,7 @@ for dtype, prior, holds in (
     (torch.float32, "numbers", "theta"),
     (torch.float32, "centre", "product"),
     (torch.float32, "numbers", "hess"),
+    (torch.float32, "tensors", "nothing"),
     (torch.float64, "tensors", "theta"),
 ):
     jobs = make_jobs(dtype, prior, holds=holds, sizes=SIZES)

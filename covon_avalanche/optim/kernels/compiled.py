@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from covon_avalanche.optim.kernels.job import LARGEST_GRADIENT, Job
+from covon_avalanche.optim.kernels.job import Job
 from covon_avalanche.optim.kernels.tables import Tables, by_kind, is_tensor
 from covon_avalanche.optim.kernels.threefry import GROUP, OPTIONS, SOURCE, fill_group
 
@@ -28,6 +28,7 @@ _ONE_THREAD = 2**20  # entries below which threads cost more than they bring
 
 _MEAN, _SAMPLE, _GRAD, _MOMENTUM, _HESS, _PRIOR_MEAN, _PRIOR_PRECISION, _SIZE, _NUMBER = range(9)
 _ESS, _HESS0, _PRIOR_MEAN0, _PRIOR_PRECISION0, _REST1, _REST2, _LR, _CLIP, _CORRECTION = range(9)
+_BATCH_SIZE = 9
 
 u32, u64 = np.uint32, np.uint64
 _WITHIN = {**OPTIONS, "cache": False}  # what calls it is cached, and has its code
@@ -138,9 +139,9 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) 
 
 @njit(**_WITHIN)
 def _step_group(
-    like, theta_held, hess_held, mean_given, prior_given, drawn, mean, sample, grad, momentum,
-    hess, prior_mean, prior, noise, ess, spread, per_example, rest1, rest2, lr, clip, correction,
-    prior_mean0, prior0, start, size,
+    like, theta_held, hess_held, nothing_held, mean_given, prior_given, drawn, mean, sample, grad,
+    momentum, hess, prior_mean, prior, noise, ess, spread, per_example, rest1, rest2, lr, clip,
+    correction, batch_size, prior_mean0, prior0, start, size,
 ):  # fmt: skip
     """Some entries; flags are None or True, as for ``_draw_group``."""
     dtype = type(like)
@@ -150,10 +151,10 @@ def _step_group(
         g, m, h = grad[i], mean[i], hess[i]
         d = (prior0 if prior_given is None else prior[i]) * per_example
         a = h + d
-        estimate = sample[i]
+        estimate = g * g * batch_size if nothing_held is not None else sample[i]
         if theta_held is not None:
             estimate = g * (estimate - m)
-        if hess_held is None:
+        if hess_held is None and nothing_held is None:
             estimate = estimate * ess * a
         change = rest2 * (estimate - h)
         h = h + change + half * change * change / a  # Algorithm 1, line 8
@@ -180,6 +181,7 @@ def _stepper(
 ) -> Callable:
     """Compile the step for what is a tensor and what is not, with or without the next sample."""
     theta_held, hess_held = holds == "theta" or None, holds == "hess" or None
+    nothing_held = holds == "nothing" or None
     mean_given, prior_given, drawn = has_prior_mean or None, has_prior or None, ahead or None
 
     @_compiled(dtype, holds, has_prior_mean, has_prior, ahead)
@@ -202,6 +204,7 @@ def _stepper(
             rest1, rest2 = dtype(settings[row, _REST1]), dtype(settings[row, _REST2])
             lr, clip = dtype(settings[row, _LR]), dtype(settings[row, _CLIP])
             correction = dtype(settings[row, _CORRECTION])
+            batch_size = dtype(settings[row, _BATCH_SIZE])
             for begin in range(0, size, _TILE):
                 tile += 1
                 if tile % stride != first:
@@ -210,10 +213,10 @@ def _stepper(
                     if ahead:
                         fill_group(noise, key0, key1, u32(table[row, _NUMBER]), start // GROUP)
                     _step_group(
-                        one, theta_held, hess_held, mean_given, prior_given, drawn, mean, sample,
-                        grad, momentum, hess, prior_mean, prior, noise, ess, spread, per_example,
-                        rest1, rest2, lr, clip, correction, prior_mean0, prior0, start,
-                        min(GROUP, size - start),
+                        one, theta_held, hess_held, nothing_held, mean_given, prior_given, drawn,
+                        mean, sample, grad, momentum, hess, prior_mean, prior, noise, ess, spread,
+                        per_example, rest1, rest2, lr, clip, correction, batch_size, prior_mean0,
+                        prior0, start, min(GROUP, size - start),
                     )  # fmt: skip
 
     return step
@@ -247,10 +250,11 @@ class CompiledPlan:
 
     def safe(self) -> bool:
         """Whether all gradients are finite and small enough that a step cannot overflow."""
-        for (dtype, *_), _, tables in self._parts:
+        for (dtype, *_), some, tables in self._parts:
             tables.refresh()
-            flags = np.zeros(len(tables.jobs), np.bool_)
-            _run(_checker(dtype), tables, dtype(0), dtype(LARGEST_GRADIENT), flags)
+            flags = np.zeros(len(some), np.bool_)
+            limit = min(job.largest_gradient for job in some)
+            _run(_checker(dtype), tables, dtype(0), dtype(limit), flags)
             if flags.any():
                 return False
         return True

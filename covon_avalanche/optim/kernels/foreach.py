@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.optim.buffers import is_dense
-from covon_avalanche.optim.kernels.job import LARGEST_GRADIENT, Job
+from covon_avalanche.optim.kernels.job import Job
 
 Fill = Callable[[Tensor, int], None]
 
 _TENSORS = ("mean", "sample", "hess", "prior_mean", "prior_precision")
-_SHARED = ("ess", "beta1", "beta2", "lr", "clip_radius", "correction", "holds")
+_SHARED = ("ess", "beta1", "beta2", "lr", "clip_radius", "correction", "holds", "batch_size")
 
 
 class Plan:
@@ -62,7 +62,7 @@ class Plan:
 def safe(jobs: Sequence[Job]) -> bool:
     """Whether all gradients are finite and small enough that a step cannot overflow."""
     norms = torch._foreach_norm(_all(jobs, "grad"))
-    return bool((torch.stack(norms) < LARGEST_GRADIENT).all())
+    return bool((torch.stack(norms) < min(job.largest_gradient for job in jobs)).all())
 
 
 def _draw(bundle: list[Job]) -> list[Tensor]:
@@ -91,6 +91,10 @@ def _step(bundle: list[Job]) -> None:
     if first.holds == "theta":
         torch._foreach_sub_(work, mean)
         torch._foreach_mul_(work, grad)
+    elif first.holds == "nothing":
+        torch._foreach_copy_(work, grad)
+        torch._foreach_mul_(work, work)
+        torch._foreach_mul_(work, first.batch_size)
     prior_hess: Any
     if isinstance(first.prior_precision, Tensor):
         prior_hess = torch._foreach_mul(_all(bundle, "prior_precision"), 1 / first.ess)
@@ -99,7 +103,7 @@ def _step(bundle: list[Job]) -> None:
         prior_hess = first.prior_precision / first.ess
         both = torch._foreach_add(hess, prior_hess)
     # line 8: work becomes the estimate, then the change of hess, then its square
-    if first.holds != "hess":
+    if first.holds in ("theta", "product"):
         torch._foreach_mul_(work, both)
         torch._foreach_mul_(work, first.ess)
     torch._foreach_sub_(work, hess)
@@ -142,7 +146,8 @@ class _Piece:
         whole, job = self.whole, self.job
         if job is whole:
             return
-        job.holds, job.correction = whole.holds, whole.correction
+        job.holds, job.batch_size = whole.holds, whole.batch_size
+        job.correction = whole.correction
         job.beta1, job.beta2 = whole.beta1, whole.beta2
         job.lr, job.clip_radius = whole.lr, whole.clip_radius
         for field in ("grad", "momentum"):

@@ -35,6 +35,7 @@ _REST2 = tl.constexpr(5)
 _LR = tl.constexpr(6)
 _CLIP = tl.constexpr(7)
 _CORRECTION = tl.constexpr(8)
+_BATCH_SIZE = tl.constexpr(9)
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def _pointer(table, row, column: tl.constexpr, DOUBLE: tl.constexpr):
 
 @triton.jit
 def _setting(settings, row, column: tl.constexpr, DOUBLE: tl.constexpr):
-    value = tl.load(settings + row * 9 + column)
+    value = tl.load(settings + row * 10 + column)
     if DOUBLE:
         return value
     return value.to(tl.float32)
@@ -108,6 +109,7 @@ def _step(
     rest1, rest2 = _setting(settings, row, _REST1, DOUBLE), _setting(settings, row, _REST2, DOUBLE)
     lr, clip = _setting(settings, row, _LR, DOUBLE), _setting(settings, row, _CLIP, DOUBLE)
     correction = _setting(settings, row, _CORRECTION, DOUBLE)
+    batch_size = _setting(settings, row, _BATCH_SIZE, DOUBLE)
     lane = tl.arange(0, QUARTER)
     if AHEAD:
         counter = (chunk * QUARTER + lane).to(tl.uint32)
@@ -119,12 +121,15 @@ def _step(
         h = tl.load(hess + where, mask=inside, other=1.0)
         g = tl.load(grad + where, mask=inside, other=0.0)
         b = tl.load(momentum + where, mask=inside, other=0.0)
-        estimate = tl.load(sample + where, mask=inside, other=0.0)
+        if HOLDS == "nothing":
+            estimate = g * g * batch_size
+        else:
+            estimate = tl.load(sample + where, mask=inside, other=0.0)
         if HOLDS == "theta":
             estimate = g * (estimate - m)
         d = _entries(prior_at, prior, where, size, prior0) / ess
         a = h + d
-        if HOLDS != "hess":
+        if HOLDS == "theta" or HOLDS == "product":
             estimate = estimate * ess * a
         change = rest2 * (estimate - h)
         h = h + change + 0.5 * change * change / a  # Algorithm 1, line 8

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-Holds = Literal["theta", "product", "hess"]
+Holds = Literal["theta", "product", "hess", "nothing"]
 
 LARGEST_ESTIMATE = 1e15  # beyond it its square may overflow in float32
 LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate in float32 may overflow
@@ -24,7 +24,8 @@ class Job:
     :param sample: theta; written by ``draw``. Its content is used up by a step.
     :param grad: average gradient over the samples, loss/weight.
     :param holds: what a step finds in ``sample``: ``"theta"``; ``"product"``, the average of
-        ``gradient * (theta - mean)`` over several samples; or ``"hess"``, a Hessian estimate.
+        ``gradient * (theta - mean)`` over several samples; ``"hess"``, a Hessian estimate; or
+        ``"nothing"`` that counts: the estimate is ``batch_size * grad²``.
     :param momentum: gradient average. Changed in place.
     :param hess: Hessian average, loss/weight². Changed in place.
     :param correction: ``1 / (1 - beta1**step)``, or 1 without debiasing.
@@ -43,6 +44,14 @@ class Job:
     momentum: Tensor | None = None
     beta1: float = 0.0
     beta2: float = 0.0
+    batch_size: float = 1.0
     lr: float = 0.0
     clip_radius: float = float("inf")
     correction: float = 1.0
+
+    @property
+    def largest_gradient(self) -> float:
+        """Beyond it a step may overflow."""
+        if self.holds != "nothing":
+            return LARGEST_GRADIENT
+        return min(LARGEST_GRADIENT, (LARGEST_ESTIMATE / self.batch_size) ** 0.5)

@@ -30,8 +30,9 @@ class Tables:
 
     ``places``: int64 of shape (jobs, 9): addresses of mean, sample, grad, momentum, hess,
     prior mean and prior precision (0 where there is no tensor), size, number.
-    ``settings``: float64 of shape (jobs, 9): ess; hess, prior mean and prior precision where
-    they are no tensors; 1 - beta1, 1 - beta2, lr, clip radius, correction.
+    ``settings``: float64 of shape (jobs, 10): ess; hess, prior mean and prior precision where
+    they are no tensors; 1 - beta1, 1 - beta2, lr, clip radius, correction,
+    batch size.
     """
 
     def __init__(self, jobs: Sequence[Job]) -> None:
@@ -57,7 +58,7 @@ class Tables:
             (job.ess, _value(job.hess), _value(job.prior_mean), _value(job.prior_precision))
             for job in jobs
         ]
-        self.settings = np.zeros((len(jobs), 9))
+        self.settings = np.zeros((len(jobs), 10))
         self.settings[:, :4] = numbers
         self.entries = int(self.places[:, 7].sum())
 
@@ -65,7 +66,7 @@ class Tables:
         """Take over what changes from step to step."""
         self.places[:, 2:4] = [(_address(j.grad), _address(j.momentum)) for j in self.jobs]
         self.settings[:, 4:] = [
-            (1 - j.beta1, 1 - j.beta2, j.lr, min(j.clip_radius, 3e38), j.correction)
+            (1 - j.beta1, 1 - j.beta2, j.lr, min(j.clip_radius, 3e38), j.correction, j.batch_size)
             for j in self.jobs
         ]
 
