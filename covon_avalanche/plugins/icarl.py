@@ -35,7 +35,8 @@ class ICaRLPlugin(SupervisedPlugin):
     After the first task ``strategy.eval`` gives, for each class, minus the squared distance
     between its mean and the features (normalised, of the last layer's input), and -4, the
     farthest there is, for classes that have not been seen. In training the output is the
-    network's. The strategy's criterion is not used in training.
+    network's. The strategy's criterion is not used in training: give the plugin to the strategy
+    before those that add to the loss.
     """
 
     def __init__(self, mem_size: int) -> None:
@@ -83,6 +84,7 @@ class ICaRLPlugin(SupervisedPlugin):
         strategy.model.eval()
         self._choose(strategy)
         self._old_model = copy.deepcopy(strategy.model).requires_grad_(False)
+        self._old_model.zero_grad()
         self._take_means(strategy)
         strategy.model.train(training)
 
