@@ -197,9 +197,9 @@ class CoVON(PosteriorOptimizer):
         return gradient_times_noise()
 
     def _holds(self, mc_samples: int) -> Holds:
-        """What a step finds in the memory of the samples."""
+        """What a step finds in the memory of the samples, see :class:`Job`."""
         reparam = self.hess_approx == "reparam"
-        if mc_samples == 1 and self.hess_approx != "per_example":  # all in the step's one pass
+        if mc_samples == 1 and self.hess_approx != "per_example":  # the kernel makes the estimate
             return "theta" if reparam else "nothing"
         return "product" if reparam else "hess"
 
@@ -241,8 +241,9 @@ class CoVON(PosteriorOptimizer):
         if size is None:
             raise ValueError(
                 "hess_approx='gradsq' needs the number of examples behind a gradient: give "
-                "batch_size=, or set it in param_groups before each step"
+                "batch_size=, or set it in param_groups before sampled_params()"
             )
+        check_positive("batch_size", size)
         return size
 
     # State -----------------------------------------------------------------------------
@@ -309,22 +310,16 @@ class CoVON(PosteriorOptimizer):
             states.append(state)
             samples.append(record.theta(p) if one_pass else record.statistic(p))
         jobs = self._jobs.get(places, states, samples, self._job, True)
-        for job, state, (_, p, group, _) in zip(jobs, states, places, strict=True):
-            assert p.grad is not None
-            job.grad = laid_like(p.grad, p, job.name, "the gradient")
+        for job, state, place in zip(jobs, states, places, strict=True):
             job.holds, job.batch_size = holds, batch_size
-            job.beta1, job.beta2 = group["betas"]
-            job.lr, job.clip_radius = float(group["lr"]), group["clip_radius"]
-            job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1)) if group["debias"] else 1.0
-        parts = self._kernels.split(jobs)
-        several = len(parts) > 1  # no device may step if another cannot
-        if not (one_pass or all_below(samples, LARGEST_ESTIMATE)) or (
-            several and not all(kernel.safe(some) for kernel, some in parts)
-        ):
-            done = False
-        else:
-            ahead = record.mc_samples == 1
-            done = all(kernel.step(some, self._noise, ahead) for kernel, some in parts)
+            _refresh(job, state, place)
+        parts, ahead = self._kernels.split(jobs), record.mc_samples == 1
+        done = (
+            (one_pass or all_below(samples, LARGEST_ESTIMATE))
+            # No device may step if another cannot.
+            and (len(parts) == 1 or all(kernel.safe(some) for kernel, some in parts))
+            and all(kernel.step(some, self._noise, ahead) for kernel, some in parts)
+        )
         for job in jobs:
             job.grad = None  # or it would outlive zero_grad()
         if record.mc_samples > 1:
@@ -426,6 +421,16 @@ class CoVON(PosteriorOptimizer):
     def _forget_plans(self) -> None:
         self._jobs = JobCache()
         self._kernels = KernelsByDevice(self.implementation)
+
+
+def _refresh(job: Job, state: State, place: Place) -> None:
+    """Take over gradient and settings of a step."""
+    p, group = place.parameter, place.group
+    assert p.grad is not None
+    job.grad = laid_like(p.grad, p, job.name, "the gradient")
+    job.beta1, job.beta2 = group["betas"]
+    job.lr, job.clip_radius = float(group["lr"]), group["clip_radius"]
+    job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1)) if group["debias"] else 1.0
 
 
 def _precision_of(job: Job) -> Tensor:

@@ -232,6 +232,14 @@ def test_squared_gradients_of_any_size_that_float32_can_hold(gradient, implement
     torch.testing.assert_close(optimizer.state[p]["hess"], torch.full((5,), expected))
 
 
+@pytest.mark.parametrize("size", [0, -3, float("nan")])
+def test_a_batch_size_that_is_none_is_refused(linear, batch, size):
+    optimizer = make_covon(linear.parameters(), hess_approx="gradsq", batch_size=8)
+    optimizer.param_groups[0]["batch_size"] = size
+    with pytest.raises(ValueError, match="batch_size must be > 0 and finite"):
+        train_step(optimizer, linear, batch)
+
+
 class TestDiagnostics:
     """Four numbers."""
 

@@ -15,6 +15,7 @@ from covon_avalanche.optim.kernels import KernelsByDevice, compiled, foreach
 from covon_avalanche.optim.noise import NoiseSource
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-13}
+EACH = pytest.mark.parametrize("implementation", ["eager", "foreach", "compiled"])
 each_kind = pytest.mark.parametrize(
     ("dtype", "prior", "holds"),
     [
@@ -32,7 +33,7 @@ each_kind = pytest.mark.parametrize(
 
 
 @each_kind
-@pytest.mark.parametrize("implementation", ["eager", "foreach", "compiled"])
+@EACH
 def test_a_step_is_algorithm_1(implementation, dtype, prior, holds):
     """Small, odd and large tensors in one call; sizes around the kernels' own blocks."""
     jobs = make_jobs(dtype, prior, holds=holds)
@@ -40,6 +41,46 @@ def test_a_step_is_algorithm_1(implementation, dtype, prior, holds):
     assert same == jobs
     error = largest_error(jobs, lambda: kernel.step(jobs, NoiseSource(torch.Generator())))
     assert error < TOLERANCE[dtype]
+
+
+@EACH
+@pytest.mark.parametrize("prior", ["tensors", "numbers"])
+@pytest.mark.parametrize("size", [300, 2**17 + 3])
+def test_jobs_keep_their_own_settings_whatever_they_were_before(implementation, prior, size):
+    """As groups do that differ from the start, from some step on, or no more."""
+    jobs = make_jobs(torch.float64, prior, sizes=(size,) * 3)
+    ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
+    noise = NoiseSource(torch.Generator())
+    normal = torch.Generator().manual_seed(1)
+
+    def step():
+        return kernel.step(jobs, noise, ahead=False)
+
+    for lr in ((0.1, 0.1, 0.1), (0.1, 0.0, 0.3), (0.1, 0.0, 0.0), (0.2, 0.2, 0.2)):
+        for i, job in enumerate(jobs):
+            job.lr, job.beta1, job.beta2 = lr[i], 0.9 - lr[i], 0.99 - lr[i] / 10
+            job.clip_radius, job.correction = 0.5 + lr[i], 1 + lr[i]
+            job.grad = torch.randn(size, dtype=torch.float64, generator=normal)
+            job.sample.normal_(generator=normal)
+        assert largest_error(jobs, step) < 1e-13
+
+
+@EACH
+def test_jobs_whose_state_is_a_number_keep_their_own(implementation):
+    jobs = make_jobs(torch.float64, "numbers", sizes=(20_000,) * 3)
+    for i, job in enumerate(jobs):
+        job.prior_precision, job.hess, job.prior_mean = 10.0**i, 0.1 * 4**i, float(i)
+    ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
+    fill = torch.Generator().manual_seed(0)
+    noise = NoiseSource(torch.Generator())
+    assert kernel.draw(jobs, noise, lambda out, _: out.normal_(generator=fill)) == []
+    for job in jobs:
+        spread = ((job.sample - job.mean) ** 2).mean() * (job.ess * job.hess + job.prior_precision)
+        assert abs(spread - 1) < 5 * (2 / 20_000) ** 0.5
+    for job in jobs:
+        job.hess = torch.full_like(job.mean, job.hess)
+    ((kernel, _),) = KernelsByDevice(implementation).split(list(jobs))
+    assert largest_error(jobs, lambda: kernel.step(jobs, noise, ahead=False)) < 1e-13
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -157,9 +198,9 @@ def test_implementations_say_where_they_work(linear):
 def test_a_bundle_never_exceeds_its_block():
     jobs = make_jobs(torch.float32, "tensors")
     plan = foreach.Plan(jobs, 100)
-    for bundle in plan._bundles:
+    for bundle in plan._bundles():
         assert sum(piece.job.mean.numel() for piece in bundle) <= 100
-    pieces = [piece for bundle in plan._bundles for piece in bundle]
+    pieces = [piece for bundle in plan._bundles() for piece in bundle]
     assert sum(piece.job.mean.numel() for piece in pieces) == sum(SIZES)
 
 

@@ -139,7 +139,7 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) 
 
 @njit(**_WITHIN)
 def _step_group(
-    like, theta_held, hess_held, nothing_held, mean_given, prior_given, drawn, mean, sample, grad,
+    like, theta_held, nothing_held, scaled, mean_given, prior_given, drawn, mean, sample, grad,
     momentum, hess, prior_mean, prior, noise, ess, spread, per_example, rest1, rest2, lr, clip,
     correction, batch_size, prior_mean0, prior0, start, size,
 ):  # fmt: skip
@@ -154,7 +154,7 @@ def _step_group(
         estimate = g * g * batch_size if nothing_held is not None else sample[i]
         if theta_held is not None:
             estimate = g * (estimate - m)
-        if hess_held is None and nothing_held is None:
+        if scaled is not None:
             estimate = estimate * ess * a
         change = rest2 * (estimate - h)
         h = h + change + half * change * change / a  # Algorithm 1, line 8
@@ -180,8 +180,8 @@ def _stepper(
     source: int = SOURCE,
 ) -> Callable:
     """Compile the step for what is a tensor and what is not, with or without the next sample."""
-    theta_held, hess_held = holds == "theta" or None, holds == "hess" or None
-    nothing_held = holds == "nothing" or None
+    theta_held, nothing_held = holds == "theta" or None, holds == "nothing" or None
+    scaled = holds in ("theta", "product") or None
     mean_given, prior_given, drawn = has_prior_mean or None, has_prior or None, ahead or None
 
     @_compiled(dtype, holds, has_prior_mean, has_prior, ahead)
@@ -213,7 +213,7 @@ def _stepper(
                     if ahead:
                         fill_group(noise, key0, key1, u32(table[row, _NUMBER]), start // GROUP)
                     _step_group(
-                        one, theta_held, hess_held, nothing_held, mean_given, prior_given, drawn,
+                        one, theta_held, nothing_held, scaled, mean_given, prior_given, drawn,
                         mean, sample, grad, momentum, hess, prior_mean, prior, noise, ess, spread,
                         per_example, rest1, rest2, lr, clip, correction, batch_size, prior_mean0,
                         prior0, start, min(GROUP, size - start),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,8 +31,17 @@ class Plan:
     """
 
     def __init__(self, jobs: list[Job], block: int) -> None:
-        self.jobs = jobs
-        self._bundles = list(_bundles(jobs, block))
+        self.jobs, self._block = jobs, block
+        self._cut: list[list[_Piece]] = []
+        self._alike: list[bool] | None = None
+
+    def _bundles(self) -> list[list[_Piece]]:
+        """Pieces that may be worked on together; cut anew where settings have become others."""
+        kinds = [_kind(job) for job in self.jobs]
+        alike = [a == b for a, b in pairwise(kinds)]
+        if alike != self._alike:
+            self._cut, self._alike = list(_bundles(self.jobs, kinds, self._block)), alike
+        return self._cut
 
     def draw(self, fill: Fill) -> list[Job]:
         """Write a sample of each job's posterior into its ``sample``.
@@ -41,16 +51,17 @@ class Plan:
         """
         for job in self.jobs:
             fill(job.sample, job.number)
-        lowest = [low for bundle in self._bundles for low in _draw([p.job for p in bundle])]
+        bundles = self._bundles()
+        lowest = [low for bundle in bundles for low in _draw([p.job for p in bundle])]
         if (torch.stack(lowest) > 0).all():
             return []
-        owners = [piece.whole for bundle in self._bundles for piece in bundle]
+        owners = [piece.whole for bundle in bundles for piece in bundle]
         bad = {id(job) for job, low in zip(owners, lowest, strict=True) if not low > 0}
         return [job for job in self.jobs if id(job) in bad]
 
     def step(self) -> bool:
         """Algorithm 1, lines 6 to 9, in place. The samples are used up."""
-        for bundle in self._bundles:
+        for bundle in self._bundles():
             for piece in bundle:
                 piece.refresh()
             _step([piece.job for piece in bundle])
@@ -161,14 +172,19 @@ def _block(tensor: Tensor, start: int | None, size: int) -> Tensor:
     return tensor.as_strided((size,), (1,), tensor.storage_offset() + start)
 
 
-def _bundles(jobs: list[Job], block: int) -> Iterator[list[_Piece]]:
-    """Pieces of jobs that may be worked on together, at most ``block`` entries in all."""
+def _kind(job: Job) -> tuple:
+    """What jobs have in common that may be worked on together."""
+    values = (getattr(job, k) for k in (*_TENSORS, *_SHARED))
+    settings = ("tensor" if isinstance(v, Tensor) else v for v in values)
+    return (*settings, job.mean.dtype, job.mean.device)
+
+
+def _bundles(jobs: list[Job], kinds: list[tuple], block: int) -> Iterator[list[_Piece]]:
+    """Pieces of jobs of one kind, at most ``block`` entries in all."""
     bundle: list[_Piece] = []
     size, kind = 0, None
-    for job in jobs:
+    for job, own_kind in zip(jobs, kinds, strict=True):
         tensors = {k: v for k in _TENSORS if isinstance(v := getattr(job, k), Tensor)}
-        settings = (*(getattr(job, k) for k in _SHARED), job.mean.dtype, job.mean.device)
-        own_kind = (tuple(tensors), settings)
         for piece in _pieces(job, tensors, block):
             entries = piece.job.mean.numel()
             if bundle and (own_kind != kind or size + entries > block):

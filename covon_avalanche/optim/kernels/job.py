@@ -28,6 +28,11 @@ class Job:
         ``"nothing"`` that counts: the estimate is ``batch_size * grad²``.
     :param momentum: gradient average. Changed in place.
     :param hess: Hessian average, loss/weight². Changed in place.
+    :param prior_mean: of the task, weight.
+    :param prior_precision: of the task, 1/weight².
+    :param ess: effective sample size, in examples.
+    :param batch_size: examples behind ``grad``; counts where the sample holds ``"nothing"``.
+    :param beta1, beta2, lr, clip_radius: see :class:`CoVON`.
     :param correction: ``1 / (1 - beta1**step)``, or 1 without debiasing.
     """
 
