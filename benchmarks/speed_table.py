@@ -34,8 +34,12 @@ def grid(rows: list[Row], columns: list[str], ratio_to: str) -> str:
 
 
 def steps(rows: list[Row]) -> str:
-    title = "## A step of the optimizer\n\nSample, restore, update, without forward and backward "
-    parts = [title + "pass; ratios to fused AdamW in the same run."]
+    title = (
+        "## A step of the optimizer\n\nSample, restore, update, without forward and backward pass; "
+        "ratios to fused AdamW in the same run. CoVON has the reparametrised estimate of the "
+        "curvature, where nothing else is said."
+    )
+    parts = [title]
     for threads in sorted({row["threads"] for row in rows}):
         some = [row for row in rows if row["threads"] == threads]
         models = list(dict.fromkeys(row["model"] for row in some))

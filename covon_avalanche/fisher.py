@@ -1,8 +1,9 @@
 """Diagonal Fisher information of a classifier, from squared gradients.
 
-Both functions use the labels of the data (the empirical Fisher, Eq. 9 of the paper) and
-return one tensor per parameter that requires a gradient, in loss²/weight² per example.
-A batch is ``(input, target, *more)``; the model is called as ``model(input, *more)``.
+The two passes over data use its labels (the empirical Fisher, Eq. 9 of the paper) and
+return one tensor per parameter that requires a gradient, in loss²/weight² per example;
+``track_example_squares`` takes squares during training, for CoVON. A batch is ``(input,
+target, *more)``; the model is called as ``model(input, *more)``.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def squared_batch_gradients(
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     sums = {n: torch.zeros_like(p) for n, p in parameters.items()}
     examples = 0
-    with _mode(model, train_mode):
+    with in_mode(model, train_mode):
         for x, y, *more in batches:
             loss = criterion(model(x, *more), y)
             gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
@@ -76,7 +77,7 @@ def squared_example_gradients(
     sums = {n: torch.zeros_like(p) for n, p in parameters.items()}
     examples = 0
     accumulate = _add_by_hooks if _supports_hooks(model) else _add_by_func
-    with _mode(model, train_mode):
+    with in_mode(model, train_mode):
         for x, y, *more in batches:
             accumulate(model, sums, x, y, more, criterion)
             examples += len(y)
@@ -167,7 +168,7 @@ def _average(sums: dict[str, Tensor], examples: int) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _mode(model: nn.Module, train: bool) -> Iterator[None]:
+def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
     """Eval or train mode inside, each module's own flag again outside."""
     flags = {module: module.training for module in model.modules()}
     try:

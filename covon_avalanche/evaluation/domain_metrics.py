@@ -30,8 +30,8 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     where the stream's domains are not those trained, by number or by ``experience.domain``, in
     the same order (CORe50's test sessions). Task identities are not used.
 
-    Beside the numbers of the names, in Avalanche they differ: its ``StreamAccuracy`` pools
-    all images of what is evaluated, domains not learned yet included.
+    Avalanche's metrics of similar names are other numbers: its ``StreamAccuracy`` pools all
+    images of what is evaluated, domains not learned yet included.
     """
 
     def __init__(self, stream: str = "test", *, held_out: bool = False, bins: int = 15) -> None:

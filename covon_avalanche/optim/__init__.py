@@ -1,6 +1,6 @@
 """Torch optimizers that hold a diagonal Gaussian posterior over the weights.
 
-This room needs torch alone: it never imports avalanche.
+This room never imports Avalanche: torch, safetensors, numpy and, if installed, numba.
 """
 
 from covon_avalanche.optim.bayes_by_backprop import BayesByBackprop

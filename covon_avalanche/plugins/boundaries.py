@@ -12,8 +12,8 @@ def require_boundaries(experience: Any) -> None:
     if isinstance(experience, OnlineCLExperience) and not experience.access_task_boundaries:
         raise ValueError(
             "this online stream does not tell its task boundaries, so nobody knows when to "
-            "consolidate: split it with access_task_boundaries=True, or use "
-            "CoVONPlugin(consolidate_every=...) or CoVONPlugin(plateau=LossPlateau())"
+            "consolidate: split it with access_task_boundaries=True; only CoVONPlugin can do "
+            "without, by consolidate_every=... or plateau=LossPlateau()"
         )
 
 

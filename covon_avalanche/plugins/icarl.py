@@ -12,6 +12,7 @@ from avalanche.models import avalanche_forward
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
+from covon_avalanche.fisher import in_mode
 from covon_avalanche.plugins.boundaries import TaskBoundaries, require_boundaries, task_data
 from covon_avalanche.plugins.penultimate import penultimate_features
 from covon_avalanche.plugins.task_batches import batches_of
@@ -35,8 +36,10 @@ class ICaRLPlugin(SupervisedPlugin):
     After the first task ``strategy.eval`` gives, for each class, minus the squared distance
     between its mean and the features (normalised, of the last layer's input), and -4, the
     farthest there is, for classes that have not been seen. In training the output is the
-    network's. The strategy's criterion is not used in training: give the plugin to the strategy
-    before those that add to the loss.
+    network's. So losses and calibration in evaluations are those of distances, no logits;
+    evaluations inside ``train`` use the means of the last finished task. The strategy's criterion
+    is not used in training: give the plugin to the strategy after a :class:`CoVONPlugin` or
+    :class:`VCLPlugin`, and before those that add to the loss (so not with TD-VCL).
     """
 
     def __init__(self, mem_size: int) -> None:
@@ -80,13 +83,10 @@ class ICaRLPlugin(SupervisedPlugin):
         """At the end of a task: choose exemplars, keep the network, and take the means."""
         if not self._boundaries.ends(strategy.experience):
             return
-        training = strategy.model.training
-        strategy.model.eval()
         self._choose(strategy)
-        self._old_model = copy.deepcopy(strategy.model).requires_grad_(False)
-        self._old_model.zero_grad()
         self._take_means(strategy)
-        strategy.model.train(training)
+        self._old_model = copy.deepcopy(strategy.model).requires_grad_(False).eval()
+        self._old_model.zero_grad()
 
     def _choose(self, strategy: Any) -> None:
         """Exemplars of the task, and fewer of those before it."""
@@ -105,7 +105,7 @@ class ICaRLPlugin(SupervisedPlugin):
             self._ranks[i] = ranks[:fewer]
             self.exemplars[i] = self.exemplars[i].subset(range(fewer))
         self._ranks.append([rank for rank, _ in chosen])
-        self.exemplars.append(data.subset([index for _, index in chosen]))
+        self.exemplars.append(data.train().subset([index for _, index in chosen]))
 
     def _take_means(self, strategy: Any) -> None:
         parts = [self._features(data, strategy) for data in self.exemplars]
@@ -115,13 +115,12 @@ class ICaRLPlugin(SupervisedPlugin):
             for label in targets.unique()
         }
 
-    @torch.no_grad()
     def _features(self, data: Any, strategy: Any) -> tuple[Tensor, Tensor]:
         """Normalised features, as in an evaluation, and labels."""
-        labels = []
-        with penultimate_features(strategy.model) as features:
+        model, labels = strategy.model, []
+        with in_mode(model, train=False), torch.no_grad(), penultimate_features(model) as features:
             for x, y, *task in batches_of(data.eval(), strategy, strategy.eval_mb_size):
-                strategy.model(x, *task)
+                model(x, *task)
                 labels.append(y)
         return F.normalize(torch.cat(features)), torch.cat(labels)
 

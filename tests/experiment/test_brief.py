@@ -7,6 +7,8 @@ from made_up_results import made_up
 from rich.console import Console
 
 from covon_avalanche.experiment.reporting import brief, sections_of
+from covon_avalanche.experiment.reporting.columns import ACCURACY, brief_columns
+from covon_avalanche.experiment.reporting.tables import markdown_table
 
 
 @pytest.fixture
@@ -28,6 +30,12 @@ def test_markdown(section):
     assert lines[4] == "| naive | 60.00 | -60.00 | 4.0 | 5.0 | 1 |"
     assert "joint" in lines[2]  # never the best
     assert "ceiling" in lines[2]
+
+
+def test_only_the_accuracy_is_bold(section):
+    """Who has the best of it need not be the best in what else is shown."""
+    table = markdown_table(section, [c for c in brief_columns(section) if c is not ACCURACY])
+    assert table.splitlines()[3] == "| **covon** | -5.00 ± 7.07 | 5.0 | 5.0 | 2 |"
 
 
 def test_the_table_of_the_terminal(section):

@@ -55,7 +55,8 @@ def markdown_table(section: Section, columns: Sequence[Column]) -> str:
         cells = [_name(standing, escape_markdown)]
         cells += [column.text(section, standing) for column in columns]
         if standing is section.best:
-            cells[:2] = [f"**{cell}**" for cell in cells[:2]]
+            bold = [0] + [i for i, column in enumerate(columns, 1) if column is ACCURACY]
+            cells = [f"**{cell}**" if i in bold else cell for i, cell in enumerate(cells)]
         lines.append(f"| {' | '.join(cells)} |".replace("<0.001", "&lt;0.001"))
     return "\n".join(lines) + "\n"
 
