@@ -176,14 +176,19 @@ def choose_domains(domains: Sequence[str] | None, known: Sequence[str], stream: 
 def image_files(folder: Path) -> list[Path]:
     """All images below a folder, sorted by path.
 
-    The folder and the images may be links; links to folders below it are not followed, because
-    they may lead in a circle.
+    Links are followed, but not to a folder that they are in, which would be a circle.
 
     :raises ValueError: if there is no such folder.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder, followlinks=True):
+        here = Path(place)
+        above = here.resolve()
+        folders[:] = [name for name in folders if not above.is_relative_to((here / name).resolve())]
+        found += [here / name for name in names if Path(name).suffix.lower() in SUFFIXES]
+    return sorted(file for file in found if file.is_file())
 
 
 def class_folders(folder: Path, classes: Sequence[str]) -> ImageFiles:

@@ -342,15 +342,19 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
         seen(benchmark.train_stream[0])
 
 
-def test_links_to_images_and_to_whole_classes_count(tmp_path):
+def test_links_count_but_not_in_a_circle(tmp_path):
     elsewhere, root = tmp_path / "elsewhere" / "cat", tmp_path / "day"
     paint(elsewhere / "0.png", 0)
     paint(root / "fox" / "0.png", 1)
     (root / "fox" / "1.png").symlink_to(elsewhere / "0.png")
     (root / "fox" / "circle").symlink_to(root)
+    (root / "fox" / "gone").symlink_to(root / "nowhere")
+    (root / "fox" / "gone.png").symlink_to(root / "nowhere.png")
+    (root / "fox" / "more").symlink_to(elsewhere)
     (root / "cat").symlink_to(elsewhere)
     found = class_folders(root, ["cat", "fox"]).files
-    assert found == [root / "cat/0.png", root / "fox/0.png", root / "fox/1.png"]
+    expected = ["cat/0.png", "fox/0.png", "fox/1.png", "fox/more/0.png"]
+    assert found == [root / name for name in expected]
 
 
 def test_avalanches_own_methods_train_on_them(tmp_path):
