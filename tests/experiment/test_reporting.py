@@ -459,6 +459,13 @@ class TestEdges:
         assert "In the last epoch the training loss of covon is 0.500." in page.text["figcaption"]
         assert rows_of(tmp_path / "table.csv")[0]["peak_memory_bytes"] == "3145728"
 
+    def test_a_strategy_looks_the_same_wherever_it_stands(self):
+        found = []
+        for a, b in ((0.9, 0.5), (0.5, 0.9)):
+            (section,) = sections_of([made_up("a", 0, [[a]]), made_up("b", 0, [[b]])])
+            found.append(looks(section.standings))
+        assert found[0] == found[1]
+
     def test_many_strategies_and_domains(self):
         rows = [[0.5] * 50 for _ in range(50)]
         (section,) = sections_of([made_up(f"m{i}", 0, rows) for i in range(20)])

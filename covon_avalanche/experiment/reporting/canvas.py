@@ -77,11 +77,11 @@ class Picture:
 
 
 def looks(standings: Sequence[Standing]) -> dict[str, Look]:
-    """Of each strategy by name, the first ones the most distinct; ceilings are drawn in the
-    colour of the text."""
+    """Of each strategy by name, whoever is the best, so that sections with the same strategies
+    have the same; ceilings are drawn in the colour of the text."""
     found: dict[str, Look] = {}
     learners = ceilings = 0
-    for standing in standings:
+    for standing in sorted(standings, key=lambda standing: standing.strategy):
         if standing.ceiling:
             dashes = ((0, (4, 2)), (0, (1.2, 1.6)))[ceilings % 2]
             found[standing.strategy] = Look(INK, "p8"[ceilings % 2], dashes)
