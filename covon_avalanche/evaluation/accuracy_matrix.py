@@ -13,10 +13,10 @@ Row = list[float]
 class AccuracyMatrix:
     """``rows[t][i]``: accuracy on domain ``i`` after training on domain ``t``, in [0, 1].
 
-    Domains of the test stream are those of the training stream, in the same order. A run
-    that trains on all domains at once (joint training) has the last row alone; the rows
-    before it are ``None``. With more rows than domains, what compares before and after is not
-    defined.
+    Domains of the test stream are those of the training stream, in the same order. Rows of
+    evaluations that were left out are ``None``; a run that trains on all domains at once (joint
+    training) has the last row alone. With more rows than domains, what compares before and
+    after is not defined.
 
     :param counts: test images per domain.
     :param held_out: the domains of the test stream are never trained on (CORe50's test

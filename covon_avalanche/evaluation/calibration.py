@@ -48,7 +48,7 @@ class CalibrationSums:
         :param logits: of shape (batch, classes); log-probabilities will do.
         :param targets: class ids of shape (batch,).
         """
-        log_p = logits.detach().double().log_softmax(1).cpu()
+        log_p = logits.detach().cpu().double().log_softmax(1)  # not every device has doubles
         targets = targets.detach().cpu()
         p = log_p.exp()
         self.count += len(targets)

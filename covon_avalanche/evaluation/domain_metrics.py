@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
+from avalanche.benchmarks import OnlineCLExperience
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
+from avalanche.training.supervised import JointTraining
 from avalanche.training.templates import SupervisedTemplate
 
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
@@ -23,7 +25,9 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
 
     For an ``EvaluationPlugin``. Each ``strategy.eval`` of a whole stream is a row; of several
     evaluations between two experiences the last counts, and those inside ``train``, which come
-    before posteriors are merged, do not. It reports, for the domains learned so
+    before posteriors are merged, do not. Where an evaluation is left out, its row is ``None``, and
+    what compares with it is not defined; the parts of an online stream are one experience. It
+    reports, for the domains learned so
     far, A_T as domain mean and image-weighted, BWT (the paper's F_T), forgetting as Avalanche
     defines it and from the best accuracy ever, plasticity, and calibration; what is not
     defined, such as BWT after one domain, is not reported; nor is any comparison with the past
@@ -49,12 +53,12 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         """Of each domain, by rows as in the matrix."""
         self.reliability: list[ReliabilityBin] = []
         """Of the last row, all domains together."""
-        self._experiences = 0  # trained before the last row
         self._inside_train = False
         self._domains = -1  # in the whole stream
         self._row: dict[int, tuple[int, CalibrationSums]] = {}  # hits and sums by domain
         self._tested: dict[int, str | None] = {}  # their names
         self._trained: list[str | None] = []  # names in the order of training
+        self._part_of: int | None = None  # the task of the last part of an online stream
         self._to_train: int | None = None  # domains in the training stream, where it has an end
 
     def reset(self) -> None:
@@ -84,9 +88,21 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
 
     def after_training_exp(self, strategy: SupervisedTemplate) -> None:
         """Note what was trained."""
-        stream = strategy.experience.origin_stream
+        joint = isinstance(strategy, JointTraining)
+        for experience in strategy._experiences if joint else [strategy.experience]:
+            self._note(experience.logging())
+
+    def _note(self, experience: Any) -> None:
+        """One more; all parts of an online stream's task are one."""
+        whole, part_of = experience, None
+        if isinstance(experience, OnlineCLExperience):
+            whole = experience.origin_experience.logging()
+            part_of = whole.current_experience
+        stream = whole.origin_stream
         self._to_train = len(stream) if isinstance(stream, Sized) else None
-        self._trained.append(getattr(strategy.experience, "domain", None))
+        if part_of is None or part_of != self._part_of:
+            self._trained.append(getattr(whole, "domain", None))
+        self._part_of = part_of
 
     def after_training(self, strategy: SupervisedTemplate) -> None:
         """Until here."""
@@ -112,19 +128,19 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     def after_eval(self, strategy: SupervisedTemplate) -> list[MetricValue] | None:
         """End a row, if the whole stream was evaluated."""
         domains = sorted(self._row)
-        experiences = strategy.clock.train_exp_counter
+        # Metrics that were not there in training know from the clock how much there was.
+        trained = len(self._trained) or strategy.clock.train_exp_counter
         whole = domains == list(range(self._domains))
-        if not whole or self._inside_train or experiences == 0:
+        if not whole or self._inside_train or trained == 0:
             return None
         if self._tests_others():
             self.matrix.held_out = True
         counts = self.matrix.counts = [self._row[i][1].count for i in domains]
-        if self._experiences == experiences:
-            self.matrix.rows.pop()
-            self.calibration.pop()
-        self._experiences = experiences
-        self.matrix.rows.append([self._row[i][0] / counts[i] for i in domains])
-        self.calibration.append([self._row[i][1].result() for i in domains])
+        missing = max(0, trained - 1 - len(self.matrix.rows))
+        row = [self._row[i][0] / counts[i] for i in domains]
+        self.matrix.rows[trained - 1 :] = [*[None] * missing, row]
+        calibration = [self._row[i][1].result() for i in domains]
+        self.calibration[trained - 1 :] = [*[[] for _ in range(missing)], calibration]
         self.reliability = reliability([self._row[i][1] for i in domains])
         return [
             MetricValue(

@@ -223,8 +223,6 @@ class _Run:
         checkpoints = None if self.folder is None else self._checkpoints(self.folder, options)
         matrix = self.metrics.matrix
         first = 0 if checkpoints is None else checkpoints.resume()
-        if first == 0 and joint:
-            matrix.rows += [None] * (self.recipe.stream.n_experiences - 1)
         workers = {"num_workers": self.recipe.workers}
         for experience in list(experiences)[first:]:
             self.strategy.train(experience, **workers)

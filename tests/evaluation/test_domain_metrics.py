@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from avalanche.benchmarks import split_online_stream
 from avalanche.evaluation.metrics import accuracy_metrics, bwt_metrics, forgetting_metrics
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.supervised import JointTraining
 from torchmetrics.functional.classification import multiclass_calibration_error
 from toys import QUIET, make_strategy, toy_benchmark, toy_model
 
@@ -107,6 +109,71 @@ def test_domains_of_other_names_have_no_before_and_after(trained, tested, same):
     metrics, found = reported(benchmark.train_stream, benchmark.test_stream)
     assert metrics.matrix.held_out is not same
     assert compares(found) is same
+
+
+def last_row_alone(metrics: DomainMetrics, found: dict, domains: int) -> bool:
+    """What is reported is of all domains, and nothing is compared."""
+    mean = sum(metrics.matrix.last) / domains
+    assert metrics.matrix.rows[:-1] == [None] * (domains - 1)
+    assert found["DomainMeanAccuracy/eval_phase/test_stream"] == pytest.approx(mean)
+    nll = sum(c.nll for c in metrics.calibration[-1]) / domains
+    assert found["NLL/eval_phase/test_stream"] == pytest.approx(nll)
+    return not compares(found)
+
+
+def test_one_evaluation_at_the_end_counts_all_domains():
+    benchmark, metrics = toy_benchmark(3), DomainMetrics()
+    strategy = naive(metrics)
+    strategy.train(benchmark.train_stream)
+    assert last_row_alone(metrics, strategy.eval(benchmark.test_stream), 3)
+
+
+def test_evaluations_of_what_is_learned_so_far_leave_the_last_row_alone():
+    benchmark, metrics = toy_benchmark(3), DomainMetrics()
+    strategy = naive(metrics)
+    for t, experience in enumerate(benchmark.train_stream, start=1):
+        strategy.train(experience)
+        found = strategy.eval(benchmark.test_stream[:t])
+    assert last_row_alone(metrics, found, 3)
+
+
+def test_joint_training_counts_all_domains():
+    benchmark, metrics = toy_benchmark(3), DomainMetrics()
+    model = toy_model()
+    strategy = JointTraining(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters()),
+        criterion=torch.nn.CrossEntropyLoss(),
+        **{**QUIET, "evaluator": EvaluationPlugin(metrics)},
+    )
+    strategy.train(benchmark.train_stream)
+    assert last_row_alone(metrics, strategy.eval(benchmark.test_stream), 3)
+
+
+def test_an_evaluation_left_out_in_the_middle_keeps_the_others_in_their_rows():
+    benchmark, metrics = toy_benchmark(3), DomainMetrics()
+    strategy = naive(metrics)
+    for t, experience in enumerate(benchmark.train_stream):
+        strategy.train(experience)
+        if t != 1:
+            strategy.eval(benchmark.test_stream)
+    assert [row is None for row in metrics.matrix.rows] == [False, True, False]
+    assert not compares(metrics.result())
+
+
+@pytest.mark.parametrize("boundaries", [True, False])
+def test_parts_of_an_online_stream_are_one_experience(boundaries):
+    benchmark, metrics = toy_benchmark(3), DomainMetrics()
+    strategy = naive(metrics, train_epochs=1)
+    rows = []
+    for part in split_online_stream(
+        benchmark.train_stream, experience_size=24, access_task_boundaries=boundaries
+    ):
+        strategy.train(part)
+        found = strategy.eval(benchmark.test_stream)
+        rows.append(metrics.matrix.last)
+    assert metrics.matrix.rows == rows[1::2]
+    assert compares(found)
 
 
 def test_domains_that_are_trained_twice_are_no_error():
