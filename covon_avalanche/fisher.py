@@ -245,8 +245,10 @@ def _add_by_hooks(
         for handle in handles:
             handle.remove()
     # Each layer once, one row an example: else the hooks do not see whole gradients.
-    once = sorted(call.name for call in calls) == sorted(layers)
-    if not (once and all(_rows_are_examples(call, len(y)) for call in calls)):
+    names = {call.name for call in calls}
+    plain = len(names) == len(calls) and all(_rows_are_examples(call, len(y)) for call in calls)
+    idle = [layer for name, layer in layers.items() if name not in names]
+    if not (plain and _take_no_part(loss, idle)):
         _add_by_func(model, sums, x, y, more, criterion)
         return
     gradients = torch.autograd.grad(loss, [call.edge for call in calls], allow_unused=True)
@@ -255,6 +257,15 @@ def _add_by_hooks(
             prefix = f"{call.name}." if call.name else ""
             weight, bias = sums.get(f"{prefix}weight"), sums.get(f"{prefix}bias")
             _add_layer(call.layer, call.input, g, weight, bias)
+
+
+def _take_no_part(loss: Tensor, layers: Sequence[nn.Module]) -> bool:
+    """Whether layers that were not called, such as other tasks' heads, have no gradient either."""
+    own = [p for layer in layers for p in layer.parameters(recurse=False) if p.requires_grad]
+    if not own:
+        return True
+    gradients = torch.autograd.grad(loss, own, retain_graph=True, allow_unused=True)
+    return all(g is None for g in gradients)
 
 
 def _rows_are_examples(call: _Call, examples: int) -> bool:
@@ -268,7 +279,10 @@ def _rows_are_examples(call: _Call, examples: int) -> bool:
 def _add_layer(
     module: nn.Module, a: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> None:
-    """Add one layer's squared per-example gradients, from its input and output gradient."""
+    """Add one layer's squared per-example gradients, from its input and output gradient, which
+    autocast may have made of other types than its weights."""
+    dtype = next(module.parameters(recurse=False)).dtype
+    a, g = a.to(dtype), g.to(dtype)
     if isinstance(module, nn.Conv2d) and not isinstance(module.padding, str):
         groups = module.groups
         a = F.unfold(

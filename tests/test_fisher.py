@@ -233,3 +233,51 @@ def test_a_parameter_shared_by_two_layers_goes_by_torch_func():
     x, y = torch.randn(5, 12).double(), torch.randint(4, (5,))
     exact = squared_example_gradients(model, [(x, y)])
     torch.testing.assert_close(exact, by_loop(model, x, y))
+
+
+class Heads(nn.Module):
+    """A head for each task, as Avalanche's MTSimpleMLP has them: the others are idle."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(12, 5)
+        self.heads = nn.ModuleList([nn.Linear(5, 4) for _ in range(2)])
+
+    def forward(self, x, task):
+        return self.heads[int(task.unique().item())](torch.tanh(self.body(x)))
+
+
+def test_heads_of_other_tasks_have_no_fisher_information():
+    torch.manual_seed(0)
+    model, x, y = Heads(), torch.randn(6, 12), torch.arange(6) % 4
+    task = torch.ones(6, dtype=torch.long)
+    found = squared_example_gradients(model, [(x, y, task)])
+    expected = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for i in range(6):
+        model.zero_grad()
+        F.cross_entropy(model(x[i : i + 1], task[:1]), y[i : i + 1]).backward()
+        for name, p in model.named_parameters():
+            if p.grad is not None:
+                expected[name] += p.grad.square() / 6
+    assert (found["heads.0.weight"] == 0).all()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
+
+
+def test_squares_during_training_under_autocast():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 4))
+    x, y = torch.randn(16, 12), torch.arange(16) % 4
+    squares = {}
+    for enabled in (False, True):
+        hooks = fisher.track_example_squares(model)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        squares[enabled] = [p.example_squares for p in model.parameters()]
+        for p in model.parameters():
+            del p.example_squares
+        hooks.remove()
+    for exact, rounded in zip(squares[False], squares[True], strict=True):
+        assert rounded.dtype == torch.float32
+        torch.testing.assert_close(rounded, exact, rtol=0.1, atol=0.01 * exact.max().item())

@@ -23,10 +23,11 @@ def empty_beside(p: Tensor, place: int) -> Tensor:
 
     :param place: another small number for each tensor that a step reads together.
     """
-    if p.device.type != "cpu" or p.numel() < _LARGE or not is_dense(p):
-        return torch.empty_like(p, requires_grad=False)
-    storage = torch.empty(p.numel() + place * _STEP, dtype=p.dtype)
-    return storage.as_strided(p.shape, p.stride(), place * _STEP)
+    with torch.inference_mode(False):  # a prediction may be the first to need it, training next
+        if p.device.type != "cpu" or p.numel() < _LARGE or not is_dense(p):
+            return torch.empty_like(p, requires_grad=False)
+        storage = torch.empty(p.numel() + place * _STEP, dtype=p.dtype, device=p.device)
+        return storage.as_strided(p.shape, p.stride(), place * _STEP)
 
 
 def free_places(p: Tensor, state: Mapping[str, object]) -> Iterator[int]:

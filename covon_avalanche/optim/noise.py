@@ -34,7 +34,8 @@ class NoiseSource:
             offset = generator.get_offset()
             generator.set_offset(offset + 4)
             return _mix(generator.initial_seed(), offset)
-        return int(torch.randint(2**63 - 1, (), generator=generator).item())
+        drawn = torch.randint(2**63 - 1, (), generator=generator, device=generator.device)
+        return int(drawn.item())
 
     def peek(self) -> int:
         """What :meth:`key` would return now."""
@@ -47,8 +48,8 @@ class NoiseSource:
 
     def _generator(self) -> torch.Generator:
         if self.generator is None:
-            seed = int(torch.randint(2**63 - 1, ()).item())
-            self.generator = torch.Generator().manual_seed(seed)
+            seed = int(torch.randint(2**63 - 1, (), device="cpu").item())
+            self.generator = torch.Generator("cpu").manual_seed(seed)
         return self.generator
 
 

@@ -426,7 +426,12 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore groups and state. The generator is not part of them: restore it with
-        ``optimizer.generator.set_state``, if the noise shall go on as it would have."""
+        ``optimizer.generator.set_state``, if the noise shall go on as it would have.
+
+        :raises RuntimeError: inside of ``sampled_params()``.
+        """
+        if self._inside:
+            raise RuntimeError("load_state_dict() must be called outside of sampled_params()")
         super().load_state_dict(state_dict)
         self.discard_samples()
 

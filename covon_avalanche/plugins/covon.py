@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from covon_avalanche.fisher import ExampleSquares, track_example_squares
@@ -57,6 +58,11 @@ class CoVONPlugin(PosteriorPlugin):
             raise ValueError(f"consolidate_every must be >= 1, got {consolidate_every}")
         if consolidate_every is not None and plateau is not None:
             raise ValueError("give consolidate_every or plateau, not both")
+        if ess_per_example is not None and (consolidate_every or plateau) is not None:
+            raise ValueError(
+                "ess_per_example follows the sizes of tasks: without boundaries give the "
+                "optimizer the ess of the examples between two merges"
+            )
         if ess_per_example is not None and not 0 < ess_per_example < math.inf:
             raise ValueError(f"ess_per_example must be > 0 and finite, got {ess_per_example}")
         self.gamma = gamma
@@ -84,11 +90,11 @@ class CoVONPlugin(PosteriorPlugin):
         if strategy.optimizer.hess_approx == "per_example":
             self._squares = track_example_squares(strategy.model)
 
-    def _start_task(self, strategy: Any) -> None:
-        if self.ess_per_example is not None:
-            examples = len(task_data(strategy.experience))
-            self._set(strategy, {"ess": self.ess_per_example * examples})
-        super()._start_task(strategy)
+    def _settings(self, strategy: Any) -> Mapping[str, Any]:
+        found = super()._settings(strategy)
+        if self.ess_per_example is None:
+            return found
+        return {"ess": self.ess_per_example * len(task_data(strategy.experience)), **found}
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Tell the optimizer the size of the batch, and replace the weights by a sample."""

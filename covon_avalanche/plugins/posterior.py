@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -85,14 +86,21 @@ class PosteriorPlugin(SupervisedPlugin):
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Give wiped or grown parameters their state again; apply the schedule."""
-        self._restore_states(strategy)
         if not self.task_free:
             require_boundaries(strategy.experience)
-        if self._boundaries.begins(strategy.experience):
+        begins = self._boundaries.begins(strategy.experience)
+        if begins:  # first: the prior of new rows depends on the task's settings
+            self._set(strategy, self._settings(strategy))
+        self._restore_states(strategy)
+        if begins:
             self._start_task(strategy)
 
+    def _settings(self, strategy: Any) -> Mapping[str, Any]:
+        """What the task's hyperparameters become."""
+        return values_for(self.schedule, task_index(strategy), self.scheduled)
+
     def _start_task(self, strategy: Any) -> None:
-        self._set(strategy, values_for(self.schedule, task_index(strategy), self.scheduled))
+        """What else a task begins with, when all parameters have their state."""
 
     def _save_states(self, strategy: Any) -> None:
         known = strategy.optimized_param_id or dict(strategy.model.named_parameters())

@@ -66,9 +66,10 @@ class TDVCLPlugin(VCLPlugin):
         self.replay_mb_size = replay_mb_size
         self.posteriors: deque[DiagGaussian] = deque(maxlen=n_steps)
         """Latest last; the first prior counts as one."""
-        self._memory: deque[tuple[Tensor, Tensor, Tensor]] = deque(
+        self._memory: deque[tuple[int, Tensor, Tensor, Tensor]] = deque(
             maxlen=min(replay_tasks, n_steps - 1)
         )
+        self._examples = 0  # of the task
 
     def weights(self) -> list[float]:
         """``w_k`` for the posteriors there are, latest first."""
@@ -77,6 +78,7 @@ class TDVCLPlugin(VCLPlugin):
 
     def _start_task(self, strategy: Any) -> None:
         super()._start_task(strategy)
+        self._examples = len(task_data(strategy.experience))
         optimizer, named = strategy.optimizer, dict(strategy.model.named_parameters())
         shapes = {name: p.shape for name, p in named.items()}
         fitting = [q for q in self.posteriors if _shapes(q) == shapes]
@@ -94,18 +96,19 @@ class TDVCLPlugin(VCLPlugin):
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the loss on stored examples of past tasks, at the sample in place."""
         weights = self.weights()
-        for i, (x, y, task) in enumerate(reversed(self._memory), start=1):
+        for i, (examples, x, y, task) in enumerate(reversed(self._memory), start=1):
             rows = torch.randint(len(y), (min(self.replay_mb_size, len(y)),))
             x, y, task = (part[rows].to(strategy.device) for part in (x, y, task))
             loss = strategy._criterion(avalanche_forward(strategy.model, x, task), y)
-            strategy.loss += sum(weights[i:]) * loss
+            strategy.loss += sum(weights[i:]) * examples / self._examples * loss
 
     def _consolidate(self, strategy: Any) -> None:
         super()._consolidate(strategy)
         # Now the posterior; unlike posterior(), with the parameters that no task has trained.
         self.posteriors.append(strategy.optimizer.prior(strategy.model.named_parameters()))
         if self.replay_examples and self._memory.maxlen:
-            self._memory.append(_some(task_data(strategy.experience), self.replay_examples))
+            data = task_data(strategy.experience)
+            self._memory.append((len(data), *_some(data, self.replay_examples)))
 
 
 def _shapes(q: DiagGaussian) -> dict[str, torch.Size]:

@@ -273,3 +273,43 @@ def test_the_state_of_every_task_lies_apart():
         assert len(tensors) == (3 if task == 0 else 5)
         assert len({t.storage_offset() for t in tensors}) == len(tensors)
         optimizer.consolidate()
+
+
+@pytest.mark.parametrize("make", EACH_OPTIMIZER.values(), ids=EACH_OPTIMIZER)
+def test_a_prediction_in_inference_mode_may_be_the_first_sample(make):
+    model = convolutional()
+    optimizer = make(model.parameters(), ess=100)
+    sample(optimizer, model)
+    optimizer.step()
+    optimizer.consolidate()
+    with torch.inference_mode(), optimizer.sampled_params(train=False):
+        pass
+    sample(optimizer, model)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("make", EACH_OPTIMIZER.values(), ids=EACH_OPTIMIZER)
+def test_the_default_device_of_new_tensors_does_not_matter(make):
+    model = nn.Linear(600, 600)  # so large that its state is placed
+    optimizer = make(model.parameters(), ess=100)
+    x = torch.randn(4, 600)
+    with torch.device("meta"):  # where nothing can be computed
+        with optimizer.sampled_params():
+            model(x).square().mean().backward()
+        optimizer.step()
+    assert {
+        v.device.type for v in optimizer.state[model.weight].values() if torch.is_tensor(v)
+    } == {"cpu"}
+
+
+@pytest.mark.parametrize("make", EACH_OPTIMIZER.values(), ids=EACH_OPTIMIZER)
+def test_a_state_is_not_loaded_into_a_sample(make):
+    model = convolutional()
+    optimizer = make(model.parameters(), ess=100)
+    before = weights(model)
+    with (
+        pytest.raises(RuntimeError, match="must be called outside of sampled_params"),
+        optimizer.sampled_params(),
+    ):
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert same(weights(model), before)

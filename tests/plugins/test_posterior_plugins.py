@@ -351,6 +351,8 @@ def test_ess_follows_the_number_of_examples_of_each_task():
     assert spy.seen == [144.0, 144.0]
     with pytest.raises(ValueError, match="ess_per_example must be > 0 and finite, got -1"):
         CoVONPlugin(ess_per_example=-1)
+    with pytest.raises(ValueError, match="ess_per_example follows the sizes of tasks"):
+        CoVONPlugin(ess_per_example=1.0, consolidate_every=10)
 
 
 def test_a_sample_abandoned_between_samples_is_forgotten():

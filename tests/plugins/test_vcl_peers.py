@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.training import Naive
 from avalanche.training.plugins import SupervisedPlugin, SynapticIntelligencePlugin
 from torch import nn
@@ -175,8 +176,11 @@ def test_a_frozen_layer_leaves_the_history_of_the_others():
 
 
 def test_the_replayed_loss_has_the_weights_of_the_targets():
-    """With all stored examples in each step, the loss is known."""
+    """With all stored examples in each step, the loss is known. The stored ones of a task stand
+    for all that it had."""
     checked = []
+    stream = toy_benchmark(4, 96).train_stream
+    datasets = [e.dataset.subset(range(n)) for e, n in zip(stream, (96, 48, 64, 24), strict=True)]
     plugin = TDVCLPlugin(
         n_steps=3, decay=0.5, replay_tasks=2, replay_examples=20, replay_mb_size=20
     )
@@ -188,9 +192,11 @@ def test_the_replayed_loss_has_the_weights_of_the_targets():
         criterion = strategy._criterion
         expected = criterion(strategy.mb_output, strategy.mb_y)
         torch.set_rng_state(state["now"])
-        for i, (x, y, _) in enumerate(reversed(plugin._memory), start=1):
+        sizes = [len(data) for data in datasets[: strategy.clock.train_exp_counter + 1]][::-1]
+        for i, (_, x, y, _) in enumerate(reversed(plugin._memory), start=1):
             rows = torch.randint(20, (20,))
-            expected = expected + sum(weight[i:]) * criterion(strategy.model(x[rows]), y[rows])
+            loss = criterion(strategy.model(x[rows]), y[rows])
+            expected = expected + sum(weight[i:]) * sizes[i] / sizes[0] * loss
         torch.testing.assert_close(strategy.loss.squeeze(), expected)
         checked.append(len(plugin._memory))
 
@@ -208,7 +214,7 @@ def test_the_replayed_loss_has_the_weights_of_the_targets():
         plugins=[Before(), plugin, Watch(at_loss=check)],
         **QUIET,
     )
-    for experience in toy_benchmark(4).train_stream:
+    for experience in benchmark_from_datasets(train=datasets).train_stream:
         strategy.train(experience)
     assert set(checked) == {1, 2}
 
