@@ -15,13 +15,15 @@ from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
 from miniature import own
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 from torchvision.transforms import Compose
 from torchvision.transforms.v2 import Compose as Compose2
 from torchvision.transforms.v2 import Identity, ToDtype
 from toys import same, toy_benchmark, weights
 
-from covon_avalanche import TensorBatches
+from covon_avalanche import EWCStarStrategy, TensorBatches
+from covon_avalanche.experiment.methods import Autocast
+from covon_avalanche.experiment.resumable import Resumable
 from covon_avalanche.streams import DomainFolders, PermutedDigits
 from covon_avalanche.tensor_batches import FetchedExamples, TensorLoader, rows_of
 
@@ -295,6 +297,58 @@ def test_a_plugin_that_brings_its_own_loader_is_left_alone():
     for experience in benchmark.train_stream[:2]:
         made.train(experience)
     assert loaders == ["TensorLoader", "ReplayDataLoader"]
+
+
+class Sampled(Naive):
+    def make_train_dataloader(self, **kwargs):
+        sampler = WeightedRandomSampler([1.0] * len(self.adapted_dataset), 5)
+        self.dataloader = DataLoader(self.adapted_dataset, self.train_mb_size, sampler=sampler)
+
+
+class Evaluated(Naive):
+    def make_eval_dataloader(self, **kwargs):
+        self.dataloader = DataLoader(self.adapted_dataset, 2)
+
+
+class Halved(Naive):
+    """Changes the parameters of Avalanche's loaders only."""
+
+    def _obtain_common_dataloader_parameters(self, **kwargs):
+        found = super()._obtain_common_dataloader_parameters(**kwargs)
+        return {**found, "batch_size": found["batch_size"] // 2}
+
+
+def fast(kind):
+    return type(f"Fast{kind.__name__}", (TensorBatches, kind), {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "ours_in_training", "ours_in_evaluation"),
+    [
+        (fast(Sampled), False, True),
+        (fast(Evaluated), True, False),
+        (fast(Halved), False, False),
+        (type("Wrapped", (Resumable, Autocast, TensorBatches, Naive), {}), True, True),
+        (EWCStarStrategy, True, True),
+    ],
+    ids=lambda kind: getattr(kind, "__name__", None),
+)
+def test_a_strategy_that_makes_its_own_loaders_keeps_them(
+    kind, ours_in_training, ours_in_evaluation
+):
+    data = tensors()
+    assert isinstance(loader(kind, data), TensorLoader) == ours_in_training
+    assert isinstance(loader(kind, data, train=False), TensorLoader) == ours_in_evaluation
+
+
+def test_parameters_of_loaders_may_be_changed_above_the_mixin():
+    class Doubled(FastNaive):
+        def _obtain_common_dataloader_parameters(self, **kwargs):
+            found = super()._obtain_common_dataloader_parameters(**kwargs)
+            return {**found, "batch_size": found["batch_size"] * 2}
+
+    batches = loader(Doubled, tensors(40), train=False)
+    assert [len(x) for x, *_ in batches] == [16, 16, 8]
 
 
 def test_avalanches_own_benchmarks(real_data):
