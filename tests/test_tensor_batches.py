@@ -8,14 +8,16 @@ import torch
 from avalanche.benchmarks import PermutedMNIST, SplitMNIST, benchmark_from_datasets
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import (
+    AvalancheDataset,
     _make_taskaware_classification_dataset,
     _make_taskaware_tensor_classification_dataset,
 )
+from avalanche.benchmarks.utils.transform_groups import TransformGroups
 from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
 from miniature import own
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 from torchvision.transforms import Compose
 from torchvision.transforms.v2 import Compose as Compose2
 from torchvision.transforms.v2 import Identity, ToDtype
@@ -25,6 +27,8 @@ from covon_avalanche import EWCStarStrategy, TensorBatches
 from covon_avalanche.experiment.methods import Autocast
 from covon_avalanche.experiment.resumable import Resumable
 from covon_avalanche.streams import DomainFolders, PermutedDigits
+from covon_avalanche.streams.permuted import PermutedImages
+from covon_avalanche.streams.sources import PixelRows
 from covon_avalanche.tensor_batches import FetchedExamples, TensorLoader, rows_of
 
 
@@ -297,6 +301,94 @@ def test_a_plugin_that_brings_its_own_loader_is_left_alone():
     for experience in benchmark.train_stream[:2]:
         made.train(experience)
     assert loaders == ["TensorLoader", "ReplayDataLoader"]
+
+
+class OneLabelFlipped:
+    """Between two probes."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, 1 - int(y) if index == 1 else int(y)
+
+
+class FlippedTensors(OneLabelFlipped, TensorDataset):
+    pass
+
+
+class FlippedPermutation(OneLabelFlipped, PermutedImages):
+    pass
+
+
+class FlippedPixels(OneLabelFlipped, PixelRows):
+    pass
+
+
+class OneRow:
+    """Images of one pixel."""
+
+    labels = [0] * 50
+
+    def __len__(self):
+        return 50
+
+    def pixels(self, index):
+        return torch.full((3, 1, 1), index, dtype=torch.uint8)
+
+
+class Batched(Scale):
+    def batch(self, inputs):
+        return torch.stack([self(x) for x in inputs])
+
+
+def flipped_tensors():
+    return _wrapped(FlippedTensors(torch.randn(50, 6), torch.zeros(50).long()))
+
+
+def flipped_permutation():
+    pixels, order = torch.zeros(50, 2, 2, dtype=torch.uint8), torch.arange(4)
+    return _wrapped(FlippedPermutation(pixels, torch.zeros(50).long(), order, 255))
+
+
+def flipped_pixels():
+    return _wrapped(FlippedPixels(OneRow()), Batched())
+
+
+def flipped_outside():
+    class Flipped(OneLabelFlipped, AvalancheDataset):
+        pass
+
+    return Flipped([TensorDataset(torch.randn(50, 6), torch.zeros(50).long())])
+
+
+def _wrapped(data, transform=None):
+    groups = TransformGroups({"train": (transform, None), "eval": (None, None)})
+    return AvalancheDataset([data], transform_groups=groups if transform else None)
+
+
+@pytest.mark.parametrize(
+    "make", [flipped_tensors, flipped_permutation, flipped_pixels, flipped_outside]
+)
+def test_a_subclass_that_overrides_getitem_gives_its_own_rows(make):
+    data = make()
+    rows = rows_of(data, FetchedExamples(0))
+    assert data[1][1] == 1
+    assert rows is None
+
+
+def test_a_subclass_may_override_the_batch_as_well():
+    class Flipped(FlippedPermutation):
+        def tensor_batch(self, indices):
+            x, y = super().tensor_batch(indices)
+            return x, torch.where(indices == 1, 1 - y, y)
+
+        def __getitem__(self, index):
+            x, y = self.tensor_batch(torch.tensor([index]))
+            return x[0], int(y)
+
+    pixels, order = torch.zeros(50, 2, 2, dtype=torch.uint8), torch.arange(4)
+    data = _wrapped(Flipped(pixels, torch.zeros(50).long(), order, 255))
+    _, y = rows_of(data, FetchedExamples(0)).tensor_batch(torch.arange(3))
+    assert y.tolist() == [0, 1, 0]
 
 
 class Sampled(Naive):

@@ -26,6 +26,7 @@ class TensorBatches:
     columns for an int64 tensor of indices, as ``__getitem__`` would row by row. So does one
     with a method ``raw_batch(indices)``, which returns a list of inputs and a tensor of
     targets, if its transform has a method ``batch(inputs)``, as those of the image streams do.
+    A subclass that overrides ``__getitem__`` overrides these, too, or takes no part.
 
     In training, fetched examples are kept only behind transforms that are known to be
     deterministic: torchvision's (``ToTensor``, ``Normalize``, ``Resize``, ``CenterCrop`` and the

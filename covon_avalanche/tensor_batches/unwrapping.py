@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from avalanche.benchmarks.utils.classification_dataset import _TensorClassificationDataset
 from avalanche.benchmarks.utils.data import AvalancheDataset, _FlatDataWithTransform
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -25,6 +26,7 @@ from covon_avalanche.tensor_batches.rows import (
 )
 
 _PROBES = 6  # examples on which the fast way is compared with the slow one
+_ROWS_OF_TENSORS = (TensorDataset.__getitem__, _TensorClassificationDataset.__getitem__)
 
 
 def rows_of(
@@ -37,6 +39,8 @@ def rows_of(
         workers, Avalanche's loader is faster.
     """
     tasks = getattr(dataset, "targets_task_labels", None)
+    if type(dataset).__getitem__ is not AvalancheDataset.__getitem__:
+        return None
     if len(dataset) == 0 or (tasks is not None and len(tasks.uniques) != 1):
         return None
     probes = torch.linspace(0, len(dataset) - 1, min(_PROBES, len(dataset))).long()
@@ -109,7 +113,7 @@ def _unwrapped(data: Any, transformed: bool) -> Rows | None:
             parts = [_unwrapped(part, transformed) for part in data._datasets]
         elif transformed and (batch := _batch_transform(active)) is not None:
             whole = [_bare(part) for part in data._datasets]
-            found = all(callable(getattr(part, "raw_batch", None)) for part in whole)
+            found = all(_speaks_for_rows(part, "raw_batch") for part in whole)
             parts = [Transformed(part, batch) for part in whole] if found else []
         else:
             return None
@@ -118,9 +122,17 @@ def _unwrapped(data: Any, transformed: bool) -> Rows | None:
         rows: Any = parts[0] if len(parts) == 1 else Concatenation(parts)
         indices = data._indices
         return rows if indices is None else Subset(rows, torch.as_tensor(np.array(list(indices))))
-    if isinstance(data, TensorDataset):
+    if isinstance(data, TensorDataset) and type(data).__getitem__ in _ROWS_OF_TENSORS:
         return Columns(data.tensors)
-    return data if callable(getattr(data, "tensor_batch", None)) else None
+    return data if _speaks_for_rows(data, "tensor_batch") else None
+
+
+def _speaks_for_rows(data: Any, method: str) -> bool:
+    """Whether a dataset has this method, and no subclass has changed ``__getitem__`` only."""
+    for cls in type(data).__mro__:
+        if method in vars(cls) or "__getitem__" in vars(cls):
+            return method in vars(cls)
+    return False
 
 
 def _active(data: _FlatDataWithTransform) -> list[Any]:
