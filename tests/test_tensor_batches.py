@@ -17,8 +17,16 @@ from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
 from miniature import own
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
-from torchvision.transforms import Compose
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torchvision.datasets import FakeData
+from torchvision.transforms import Compose, ToTensor
 from torchvision.transforms.v2 import Compose as Compose2
 from torchvision.transforms.v2 import Identity, ToDtype
 from toys import same, toy_benchmark, weights
@@ -46,6 +54,8 @@ class FastJoint(TensorBatches, JointTraining):
 
 class Pictures(Dataset):
     """What a folder of images is: rows one by one, with a transform of its own."""
+
+    deterministic = True
 
     def __init__(self, n=50, transform=None):
         self.x = torch.randint(256, (n, 3, 4, 4), dtype=torch.uint8)
@@ -198,6 +208,33 @@ def never_seen_to_change(x, seen=[0]):  # noqa: B006
     return x + 100 if seen[0] % 40 == 0 else x
 
 
+class Augmented(Pictures):
+    """Chance has a part in it, which no attribute called transform tells."""
+
+    deterministic = False
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return never_seen_to_change(x), y
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Augmented(),
+        lambda: Subset(Augmented(), range(20)),
+        lambda: ConcatDataset([Pictures(), Augmented()]),
+        lambda: ConcatDataset([Pictures(), Pictures(transform=never_seen_to_change)]),
+        lambda: Subset(tensors(transform=never_seen_to_change), range(20)),
+    ],
+    ids=["itself", "subset", "concatenation", "its transform", "Avalanche's in a subset"],
+)
+def test_a_dataset_that_may_be_random_is_never_frozen_in_training(make):
+    data = AvalancheDataset([make()])
+    for _ in range(10):
+        assert rows_of(data, FetchedExamples(2**20)) is None
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -214,6 +251,19 @@ def test_a_transform_that_may_be_random_is_never_frozen_in_training(make):
     for _ in range(10):
         assert rows_of(data, FetchedExamples(2**20)) is None
     assert not isinstance(loader(FastNaive, data), TensorLoader)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FakeData(20, (3, 4, 4), transform=ToTensor()),
+        lambda: ConcatDataset([Subset(Pictures(), range(20)), Pictures(transform=Scale())]),
+        lambda: Subset(tensors(transform=Scale()), range(20)),
+    ],
+    ids=["torchvision", "parts", "Avalanche's in a subset"],
+)
+def test_known_datasets_are_kept_in_training(make):
+    assert rows_of(AvalancheDataset([make()]), FetchedExamples(2**20)) is not None
 
 
 def test_transforms_for_evaluation_are_trusted():

@@ -28,10 +28,13 @@ class TensorBatches:
     targets, if its transform has a method ``batch(inputs)``, as those of the image streams do.
     A subclass that overrides ``__getitem__`` overrides these, too, or takes no part.
 
-    In training, fetched examples are kept only behind transforms that are known to be
-    deterministic: torchvision's (``ToTensor``, ``Normalize``, ``Resize``, ``CenterCrop`` and the
-    like, a ``Compose`` of them), Avalanche's permutation of pixels, and those with an attribute
-    ``deterministic = True``.
+    In training, fetched examples are kept only of datasets and behind transforms that are known
+    to be deterministic: the datasets of torchvision, Avalanche and our streams, torch's
+    ``TensorDataset``, ``Subset`` and ``ConcatDataset``; of the transforms torchvision's
+    (``ToTensor``, ``Normalize``, ``Resize``, ``CenterCrop`` and the like, a ``Compose`` of them)
+    and Avalanche's permutation of pixels; and all that have an attribute
+    ``deterministic = True``. A dataset says so of all but its attributes ``transform``,
+    ``target_transform`` and ``transforms``, which are looked at themselves.
 
     ``tensor_batches_bytes`` is the most memory that fetched examples may take.
     """
