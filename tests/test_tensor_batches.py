@@ -17,6 +17,7 @@ from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
 from miniature import own
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -37,7 +38,8 @@ from covon_avalanche.experiment.resumable import Resumable
 from covon_avalanche.streams import DomainFolders, PermutedDigits
 from covon_avalanche.streams.permuted import PermutedImages
 from covon_avalanche.streams.sources import PixelRows
-from covon_avalanche.tensor_batches import FetchedExamples, TensorLoader, rows_of
+from covon_avalanche.tensor_batches import Columns, FetchedExamples, TensorLoader, rows_of
+from covon_avalanche.tensor_batches.rows import Beside
 
 
 class FastNaive(TensorBatches, Naive):
@@ -257,7 +259,7 @@ def test_a_transform_that_may_be_random_is_never_frozen_in_training(make):
     "make",
     [
         lambda: FakeData(20, (3, 4, 4), transform=ToTensor()),
-        lambda: ConcatDataset([Subset(Pictures(), range(20)), Pictures(transform=Scale())]),
+        lambda: ConcatDataset([Subset(Pictures(), range(20)), Pictures()]),
         lambda: Subset(tensors(transform=Scale()), range(20)),
     ],
     ids=["torchvision", "parts", "Avalanche's in a subset"],
@@ -439,6 +441,37 @@ def test_a_subclass_may_override_the_batch_as_well():
     data = _wrapped(Flipped(pixels, torch.zeros(50).long(), order, 255))
     _, y = rows_of(data, FetchedExamples(0)).tensor_batch(torch.arange(3))
     assert y.tolist() == [0, 1, 0]
+
+
+class OneDevice(TorchFunctionMode):
+    """Refuses tensors of two devices in one call, as CUDA does and "meta" does not."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        assert len({a.device for a in args if isinstance(a, torch.Tensor)}) < 2
+        return func(*args, **(kwargs or {}))
+
+
+def test_tensors_may_lie_on_another_device():
+    far, near = torch.empty(5, 2, device="meta"), torch.arange(5)
+    rows = Beside(Columns([far, near]), [far])
+    with OneDevice():
+        batch = rows.tensor_batch(torch.tensor([3, 1]))
+    assert [tuple(column.shape) for column in batch] == [(2, 2), (2,), (2, 2)]
+    assert batch[1].tolist() == [3, 1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_tensors_on_a_gpu_stay_there():
+    x, y = torch.randn(50, 6, device="cuda"), torch.randint(3, (50,), device="cuda")
+    for data in (
+        AvalancheDataset([TensorDataset(x, y)]),
+        _make_taskaware_tensor_classification_dataset(x, y, task_labels=0),
+    ):
+        batch = rows_of(data, FetchedExamples(2**20)).tensor_batch(torch.tensor([7, 2]))
+        want = data.collate_fn([data[7], data[2]])
+        for a, b in zip(batch, want, strict=True):
+            assert a.device == b.device
+            assert torch.equal(a, b)
 
 
 class Sampled(Naive):

@@ -68,7 +68,8 @@ def _probe(dataset: AvalancheDataset, probes: Tensor) -> tuple[list[Tensor] | No
 
 def _equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     return len(a) == len(b) and all(
-        x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True)
+        (x.dtype, x.device) == (y.dtype, y.device) and torch.equal(x, y)
+        for x, y in zip(a, b, strict=True)
     )
 
 
