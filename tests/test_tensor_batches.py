@@ -17,6 +17,7 @@ from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
 from miniature import own
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import (
     ConcatDataset,
@@ -25,6 +26,7 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 from torchvision.datasets import FakeData
 from torchvision.transforms import Compose, ToTensor
@@ -472,6 +474,60 @@ def test_tensors_on_a_gpu_stay_there():
         for a, b in zip(batch, want, strict=True):
             assert a.device == b.device
             assert torch.equal(a, b)
+
+
+class Sentences(Dataset):
+    """Token ids, as many as a function of the index tells."""
+
+    deterministic = True
+
+    def __init__(self, length, n=600):
+        self.length, self.targets = length, [0] * n
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        return torch.full((self.length(index),), index), 0
+
+
+def padded(examples):
+    x, y, t = zip(*examples, strict=True)
+    return [pad_sequence(x, batch_first=True), torch.tensor(y), torch.tensor(t)]
+
+
+@pytest.mark.parametrize(
+    "length",
+    [lambda i: 1 + i % 7, lambda i: 2 + (i == 1), lambda i: 2 + (i > 300) * (i < 310)],
+    ids=["all", "one of the first chunk", "some of the second"],
+)
+@pytest.mark.parametrize("collate", [padded, None])
+def test_examples_of_different_shapes_stay_with_avalanche(length, collate):
+    data = Sentences(length)
+    data = _make_taskaware_classification_dataset(
+        data, task_labels=0, targets=data.targets, collate_fn=collate
+    )
+    assert not isinstance(loader(FastNaive, data), TensorLoader)
+
+
+def test_a_collate_function_that_changes_nothing_costs_nothing():
+    data = Sentences(lambda i: 3, 20)
+    data = _make_taskaware_classification_dataset(
+        data, task_labels=0, targets=data.targets, collate_fn=padded
+    )
+    x, *_ = rows_of(data, FetchedExamples(2**20)).tensor_batch(torch.tensor([4, 2]))
+    assert x.tolist() == [[4] * 3, [2] * 3]
+
+
+def test_batches_that_depend_on_their_other_examples_stay_with_avalanche():
+    def shortened(examples):
+        x, y = default_collate(examples)
+        return [x[:, : int((x > 0).sum(1).max())], y]
+
+    x = torch.ones(50, 6)
+    x[10:, 4:] = 0
+    data = AvalancheDataset([TensorDataset(x, torch.zeros(50).long())], collate_fn=shortened)
+    assert rows_of(data, FetchedExamples(2**20)) is None
 
 
 class Sampled(Naive):

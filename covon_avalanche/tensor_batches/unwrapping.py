@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from covon_avalanche.tensor_batches.deterministic import active_transforms, may_be_kept
-from covon_avalanche.tensor_batches.fetched import FetchedExamples, fetch
+from covon_avalanche.tensor_batches.fetched import FetchedExamples, fetch, join
 from covon_avalanche.tensor_batches.rows import (
     Beside,
     Columns,
@@ -45,8 +45,8 @@ def rows_of(
         return None
     probes = torch.linspace(0, len(dataset) - 1, min(_PROBES, len(dataset))).long()
     with _same_randomness_afterwards():
-        expected, random_transform = _probe(dataset, probes)
-        if expected is None or random_transform:
+        expected, vary = _probe(dataset, probes)
+        if expected is None or vary:
             return None
         rows = _with_attributes(dataset)
         if rows is not None and _equal(rows.tensor_batch(probes), expected):
@@ -59,9 +59,10 @@ def rows_of(
 
 
 def _probe(dataset: AvalancheDataset, probes: Tensor) -> tuple[list[Tensor] | None, bool]:
-    """Some examples as Avalanche gives them, and whether chance had a part in them."""
+    """Some examples as Avalanche gives them, and whether they vary, by chance or by batch."""
     before = _random_states()
-    first, second = (fetch(dataset, probes) for _ in range(2))
+    first = fetch(dataset, probes)
+    second = join(fetch(dataset, probe) for probe in probes.split(1))
     same = first is not None and second is not None and _equal(first, second)
     return first, not (same and before == _random_states())
 
