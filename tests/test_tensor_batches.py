@@ -12,6 +12,7 @@ from avalanche.benchmarks.utils import (
     _make_taskaware_classification_dataset,
     _make_taskaware_tensor_classification_dataset,
 )
+from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from avalanche.benchmarks.utils.transform_groups import TransformGroups
 from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
@@ -528,6 +529,28 @@ def test_batches_that_depend_on_their_other_examples_stay_with_avalanche():
     x[10:, 4:] = 0
     data = AvalancheDataset([TensorDataset(x, torch.zeros(50).long())], collate_fn=shortened)
     assert rows_of(data, FetchedExamples(2**20)) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "fast"),
+    [
+        (list(torch.randn(50, 4)), True),
+        ([float(i) for i in range(50)], True),
+        ([[0.5, i] for i in range(50)], False),
+        ([torch.ones(1 + i % 2) for i in range(50)], False),
+    ],
+    ids=["vectors", "numbers", "lists", "different shapes"],
+)
+def test_attributes_are_given_as_avalanche_gives_them(values, fast):
+    logits = DataAttribute(values, "logits", use_in_getitem=True)
+    data = TensorDataset(torch.randn(50, 6), torch.zeros(50).long())
+    data = AvalancheDataset([data], data_attributes=[logits])
+    rows = rows_of(data, FetchedExamples(0))
+    assert (rows is not None) == fast
+    if fast:
+        want = data.collate_fn([data[4], data[2]])
+        batch = rows.tensor_batch(torch.tensor([4, 2]))
+        assert all(torch.equal(a, b) for a, b in zip(batch, want, strict=True))
 
 
 class Sampled(Naive):

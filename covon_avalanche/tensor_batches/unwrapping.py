@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from avalanche.benchmarks.utils.classification_dataset import _TensorClassificationDataset
 from avalanche.benchmarks.utils.data import AvalancheDataset, _FlatDataWithTransform
+from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from covon_avalanche.tensor_batches.deterministic import active_transforms, may_be_kept
 from covon_avalanche.tensor_batches.fetched import FetchedExamples, fetch, join
@@ -95,13 +96,22 @@ def _with_attributes(dataset: AvalancheDataset, transformed: bool = False) -> Ro
     rows = _unwrapped(dataset._flat_data, transformed)
     if rows is None:
         return None
-    columns = []
-    for attribute in dataset._data_attributes.values():
-        if attribute.use_in_getitem:
-            unique = attribute.uniques
-            values = list(unique) * len(dataset) if len(unique) == 1 else list(attribute)
-            columns.append(torch.as_tensor(values))
+    attributes = [a for a in dataset._data_attributes.values() if a.use_in_getitem]
+    columns = [column for a in attributes if (column := _column(a)) is not None]
+    if len(columns) < len(attributes):
+        return None
     return Beside(rows, columns) if columns else rows
+
+
+def _column(attribute: DataAttribute) -> Tensor | None:
+    """Its values as batches have them; ``None`` where they are no tensor."""
+    try:
+        unique = attribute.uniques
+        values = list(unique) * len(attribute) if len(unique) == 1 else list(attribute)
+        column = default_collate(values)
+    except (RuntimeError, TypeError):  # of different shapes, or unhashable
+        return None
+    return column if isinstance(column, Tensor) else None
 
 
 def _unwrapped(data: Any, transformed: bool) -> Rows | None:
