@@ -8,22 +8,41 @@ import torch
 from avalanche.benchmarks import PermutedMNIST, SplitMNIST, benchmark_from_datasets
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import (
+    AvalancheDataset,
     _make_taskaware_classification_dataset,
     _make_taskaware_tensor_classification_dataset,
 )
+from avalanche.benchmarks.utils.data_attribute import DataAttribute
+from avalanche.benchmarks.utils.transform_groups import TransformGroups
 from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
 from miniature import own
 from torch import nn
-from torch.utils.data import Dataset
-from torchvision.transforms import Compose
+from torch.nn.utils.rnn import pad_sequence
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torchvision.datasets import FakeData
+from torchvision.transforms import Compose, ToTensor
 from torchvision.transforms.v2 import Compose as Compose2
 from torchvision.transforms.v2 import Identity, ToDtype
 from toys import same, toy_benchmark, weights
 
-from covon_avalanche import TensorBatches
+from covon_avalanche import EWCStarStrategy, TensorBatches
+from covon_avalanche.experiment.methods import Autocast
+from covon_avalanche.experiment.resumable import Resumable
 from covon_avalanche.streams import DomainFolders, PermutedDigits
-from covon_avalanche.tensor_batches import FetchedExamples, TensorLoader, rows_of
+from covon_avalanche.streams.permuted import PermutedImages
+from covon_avalanche.streams.sources import PixelRows
+from covon_avalanche.tensor_batches import Columns, FetchedExamples, TensorLoader, rows_of
+from covon_avalanche.tensor_batches.rows import Beside
 
 
 class FastNaive(TensorBatches, Naive):
@@ -40,6 +59,8 @@ class FastJoint(TensorBatches, JointTraining):
 
 class Pictures(Dataset):
     """What a folder of images is: rows one by one, with a transform of its own."""
+
+    deterministic = True
 
     def __init__(self, n=50, transform=None):
         self.x = torch.randint(256, (n, 3, 4, 4), dtype=torch.uint8)
@@ -192,6 +213,33 @@ def never_seen_to_change(x, seen=[0]):  # noqa: B006
     return x + 100 if seen[0] % 40 == 0 else x
 
 
+class Augmented(Pictures):
+    """Chance has a part in it, which no attribute called transform tells."""
+
+    deterministic = False
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return never_seen_to_change(x), y
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Augmented(),
+        lambda: Subset(Augmented(), range(20)),
+        lambda: ConcatDataset([Pictures(), Augmented()]),
+        lambda: ConcatDataset([Pictures(), Pictures(transform=never_seen_to_change)]),
+        lambda: Subset(tensors(transform=never_seen_to_change), range(20)),
+    ],
+    ids=["itself", "subset", "concatenation", "its transform", "Avalanche's in a subset"],
+)
+def test_a_dataset_that_may_be_random_is_never_frozen_in_training(make):
+    data = AvalancheDataset([make()])
+    for _ in range(10):
+        assert rows_of(data, FetchedExamples(2**20)) is None
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -208,6 +256,19 @@ def test_a_transform_that_may_be_random_is_never_frozen_in_training(make):
     for _ in range(10):
         assert rows_of(data, FetchedExamples(2**20)) is None
     assert not isinstance(loader(FastNaive, data), TensorLoader)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FakeData(20, (3, 4, 4), transform=ToTensor()),
+        lambda: ConcatDataset([Subset(Pictures(), range(20)), Pictures()]),
+        lambda: Subset(tensors(transform=Scale()), range(20)),
+    ],
+    ids=["torchvision", "parts", "Avalanche's in a subset"],
+)
+def test_known_datasets_are_kept_in_training(make):
+    assert rows_of(AvalancheDataset([make()]), FetchedExamples(2**20)) is not None
 
 
 def test_transforms_for_evaluation_are_trusted():
@@ -295,6 +356,253 @@ def test_a_plugin_that_brings_its_own_loader_is_left_alone():
     for experience in benchmark.train_stream[:2]:
         made.train(experience)
     assert loaders == ["TensorLoader", "ReplayDataLoader"]
+
+
+class OneLabelFlipped:
+    """Between two probes."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, 1 - int(y) if index == 1 else int(y)
+
+
+class FlippedTensors(OneLabelFlipped, TensorDataset):
+    pass
+
+
+class FlippedPermutation(OneLabelFlipped, PermutedImages):
+    pass
+
+
+class FlippedPixels(OneLabelFlipped, PixelRows):
+    pass
+
+
+class OneRow:
+    """Images of one pixel."""
+
+    labels = [0] * 50
+
+    def __len__(self):
+        return 50
+
+    def pixels(self, index):
+        return torch.full((3, 1, 1), index, dtype=torch.uint8)
+
+
+class Batched(Scale):
+    def batch(self, inputs):
+        return torch.stack([self(x) for x in inputs])
+
+
+def flipped_tensors():
+    return _wrapped(FlippedTensors(torch.randn(50, 6), torch.zeros(50).long()))
+
+
+def flipped_permutation():
+    pixels, order = torch.zeros(50, 2, 2, dtype=torch.uint8), torch.arange(4)
+    return _wrapped(FlippedPermutation(pixels, torch.zeros(50).long(), order, 255))
+
+
+def flipped_pixels():
+    return _wrapped(FlippedPixels(OneRow()), Batched())
+
+
+def flipped_outside():
+    class Flipped(OneLabelFlipped, AvalancheDataset):
+        pass
+
+    return Flipped([TensorDataset(torch.randn(50, 6), torch.zeros(50).long())])
+
+
+def _wrapped(data, transform=None):
+    groups = TransformGroups({"train": (transform, None), "eval": (None, None)})
+    return AvalancheDataset([data], transform_groups=groups if transform else None)
+
+
+@pytest.mark.parametrize(
+    "make", [flipped_tensors, flipped_permutation, flipped_pixels, flipped_outside]
+)
+def test_a_subclass_that_overrides_getitem_gives_its_own_rows(make):
+    data = make()
+    rows = rows_of(data, FetchedExamples(0))
+    assert data[1][1] == 1
+    assert rows is None
+
+
+def test_a_subclass_may_override_the_batch_as_well():
+    class Flipped(FlippedPermutation):
+        def tensor_batch(self, indices):
+            x, y = super().tensor_batch(indices)
+            return x, torch.where(indices == 1, 1 - y, y)
+
+        def __getitem__(self, index):
+            x, y = self.tensor_batch(torch.tensor([index]))
+            return x[0], int(y)
+
+    pixels, order = torch.zeros(50, 2, 2, dtype=torch.uint8), torch.arange(4)
+    data = _wrapped(Flipped(pixels, torch.zeros(50).long(), order, 255))
+    _, y = rows_of(data, FetchedExamples(0)).tensor_batch(torch.arange(3))
+    assert y.tolist() == [0, 1, 0]
+
+
+class OneDevice(TorchFunctionMode):
+    """Refuses tensors of two devices in one call, as CUDA does and "meta" does not."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        assert len({a.device for a in args if isinstance(a, torch.Tensor)}) < 2
+        return func(*args, **(kwargs or {}))
+
+
+def test_tensors_may_lie_on_another_device():
+    far, near = torch.empty(5, 2, device="meta"), torch.arange(5)
+    rows = Beside(Columns([far, near]), [far])
+    with OneDevice():
+        batch = rows.tensor_batch(torch.tensor([3, 1]))
+    assert [tuple(column.shape) for column in batch] == [(2, 2), (2,), (2, 2)]
+    assert batch[1].tolist() == [3, 1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_tensors_on_a_gpu_stay_there():
+    x, y = torch.randn(50, 6, device="cuda"), torch.randint(3, (50,), device="cuda")
+    for data in (
+        AvalancheDataset([TensorDataset(x, y)]),
+        _make_taskaware_tensor_classification_dataset(x, y, task_labels=0),
+    ):
+        batch = rows_of(data, FetchedExamples(2**20)).tensor_batch(torch.tensor([7, 2]))
+        want = data.collate_fn([data[7], data[2]])
+        for a, b in zip(batch, want, strict=True):
+            assert a.device == b.device
+            assert torch.equal(a, b)
+
+
+class Sentences(Dataset):
+    """Token ids, as many as a function of the index tells."""
+
+    deterministic = True
+
+    def __init__(self, length, n=600):
+        self.length, self.targets = length, [0] * n
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        return torch.full((self.length(index),), index), 0
+
+
+def padded(examples):
+    x, y, t = zip(*examples, strict=True)
+    return [pad_sequence(x, batch_first=True), torch.tensor(y), torch.tensor(t)]
+
+
+@pytest.mark.parametrize(
+    "length",
+    [lambda i: 1 + i % 7, lambda i: 2 + (i == 1), lambda i: 2 + (i > 300) * (i < 310)],
+    ids=["all", "one of the first chunk", "some of the second"],
+)
+@pytest.mark.parametrize("collate", [padded, None])
+def test_examples_of_different_shapes_stay_with_avalanche(length, collate):
+    data = Sentences(length)
+    data = _make_taskaware_classification_dataset(
+        data, task_labels=0, targets=data.targets, collate_fn=collate
+    )
+    assert not isinstance(loader(FastNaive, data), TensorLoader)
+
+
+def test_a_collate_function_that_changes_nothing_costs_nothing():
+    data = Sentences(lambda i: 3, 20)
+    data = _make_taskaware_classification_dataset(
+        data, task_labels=0, targets=data.targets, collate_fn=padded
+    )
+    x, *_ = rows_of(data, FetchedExamples(2**20)).tensor_batch(torch.tensor([4, 2]))
+    assert x.tolist() == [[4] * 3, [2] * 3]
+
+
+def test_batches_that_depend_on_their_other_examples_stay_with_avalanche():
+    def shortened(examples):
+        x, y = default_collate(examples)
+        return [x[:, : int((x > 0).sum(1).max())], y]
+
+    x = torch.ones(50, 6)
+    x[10:, 4:] = 0
+    data = AvalancheDataset([TensorDataset(x, torch.zeros(50).long())], collate_fn=shortened)
+    assert rows_of(data, FetchedExamples(2**20)) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "fast"),
+    [
+        (list(torch.randn(50, 4)), True),
+        ([float(i) for i in range(50)], True),
+        ([[0.5, i] for i in range(50)], False),
+        ([torch.ones(1 + i % 2) for i in range(50)], False),
+    ],
+    ids=["vectors", "numbers", "lists", "different shapes"],
+)
+def test_attributes_are_given_as_avalanche_gives_them(values, fast):
+    logits = DataAttribute(values, "logits", use_in_getitem=True)
+    data = TensorDataset(torch.randn(50, 6), torch.zeros(50).long())
+    data = AvalancheDataset([data], data_attributes=[logits])
+    rows = rows_of(data, FetchedExamples(0))
+    assert (rows is not None) == fast
+    if fast:
+        want = data.collate_fn([data[4], data[2]])
+        batch = rows.tensor_batch(torch.tensor([4, 2]))
+        assert all(torch.equal(a, b) for a, b in zip(batch, want, strict=True))
+
+
+class Sampled(Naive):
+    def make_train_dataloader(self, **kwargs):
+        sampler = WeightedRandomSampler([1.0] * len(self.adapted_dataset), 5)
+        self.dataloader = DataLoader(self.adapted_dataset, self.train_mb_size, sampler=sampler)
+
+
+class Evaluated(Naive):
+    def make_eval_dataloader(self, **kwargs):
+        self.dataloader = DataLoader(self.adapted_dataset, 2)
+
+
+class Halved(Naive):
+    """Changes the parameters of Avalanche's loaders only."""
+
+    def _obtain_common_dataloader_parameters(self, **kwargs):
+        found = super()._obtain_common_dataloader_parameters(**kwargs)
+        return {**found, "batch_size": found["batch_size"] // 2}
+
+
+def fast(kind):
+    return type(f"Fast{kind.__name__}", (TensorBatches, kind), {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "ours_in_training", "ours_in_evaluation"),
+    [
+        (fast(Sampled), False, True),
+        (fast(Evaluated), True, False),
+        (fast(Halved), False, False),
+        (type("Wrapped", (Resumable, Autocast, TensorBatches, Naive), {}), True, True),
+        (EWCStarStrategy, True, True),
+    ],
+    ids=lambda kind: getattr(kind, "__name__", None),
+)
+def test_a_strategy_that_makes_its_own_loaders_keeps_them(
+    kind, ours_in_training, ours_in_evaluation
+):
+    data = tensors()
+    assert isinstance(loader(kind, data), TensorLoader) == ours_in_training
+    assert isinstance(loader(kind, data, train=False), TensorLoader) == ours_in_evaluation
+
+
+def test_parameters_of_loaders_may_be_changed_above_the_mixin():
+    class Doubled(FastNaive):
+        def _obtain_common_dataloader_parameters(self, **kwargs):
+            found = super()._obtain_common_dataloader_parameters(**kwargs)
+            return {**found, "batch_size": found["batch_size"] * 2}
+
+    batches = loader(Doubled, tensors(40), train=False)
+    assert [len(x) for x, *_ in batches] == [16, 16, 8]
 
 
 def test_avalanches_own_benchmarks(real_data):

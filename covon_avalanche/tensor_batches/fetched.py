@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from avalanche.benchmarks.utils.data import AvalancheDataset
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from covon_avalanche.tensor_batches.rows import Columns
 
@@ -41,16 +42,38 @@ class FetchedExamples:
             return None
         while self._kept and size + sum(s for *_, s in self._kept.values()) > self.limit:
             self._kept.popitem(last=False)
-        chunks = [fetch(dataset, part) for part in torch.arange(len(dataset)).split(256)]
-        if any(chunk is None or len(chunk) != len(probed) for chunk in chunks):
+        at_once = 256 if dataset.collate_fn is default_collate else 1  # others may pad
+        parts = torch.arange(len(dataset)).split(at_once)
+        columns = join(fetch(dataset, part) for part in parts)
+        if columns is None:
             return None
-        rows = Columns([torch.cat(column) for column in zip(*chunks, strict=True)])
+        rows = Columns(columns)
         self._kept[key] = (flat, rows, size)  # the data is held, so that its id stays its own
         return rows
 
 
 def fetch(dataset: AvalancheDataset, indices: Tensor) -> list[Tensor] | None:
-    """Examples one by one, as a batch; ``None`` where its columns are no tensors."""
-    columns = dataset.collate_fn([dataset[i] for i in indices.tolist()])
-    tensors = isinstance(columns, list | tuple) and all(isinstance(c, Tensor) for c in columns)
-    return list(columns) if tensors else None
+    """Examples one by one, as a batch; ``None`` where its columns are no tensors of rows."""
+    examples = [dataset[i] for i in indices.tolist()]
+    try:
+        columns = dataset.collate_fn(examples)
+    except Exception:  # if Avalanche's loader meets it, too, it is told there
+        return None
+    if not isinstance(columns, list | tuple):
+        return None
+    rows = all(isinstance(c, Tensor) and c.shape[:1] == indices.shape for c in columns)
+    return list(columns) if rows else None
+
+
+def join(batches: Iterable[list[Tensor] | None]) -> list[Tensor] | None:
+    """Batches one after another; ``None`` where their columns differ in more than length."""
+    found: list[list[Tensor]] = []
+    for batch in batches:
+        if batch is None or (found and _kinds(batch) != _kinds(found[0])):
+            return None
+        found.append(batch)
+    return [torch.cat(column) for column in zip(*found, strict=True)]
+
+
+def _kinds(batch: list[Tensor]) -> list[tuple]:
+    return [(column.shape[1:], column.dtype, column.device) for column in batch]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from avalanche.distributed import DistributedHelper
+from avalanche.training.templates import BaseSGDTemplate
 from torch import Tensor
 
 from covon_avalanche.tensor_batches.fetched import FetchedExamples
@@ -17,15 +18,23 @@ from covon_avalanche.tensor_batches.unwrapping import rows_of
 class TensorBatches:
     """Mixin for Avalanche strategies, to be named before the strategy's own class.
 
+    A strategy that makes its loaders in a way of its own (its class has a
+    ``make_train_dataloader``, ``make_eval_dataloader`` or
+    ``_obtain_common_dataloader_parameters``) keeps them.
+
     A dataset of your own takes part if it has a method ``tensor_batch(indices)`` that returns its
     columns for an int64 tensor of indices, as ``__getitem__`` would row by row. So does one
     with a method ``raw_batch(indices)``, which returns a list of inputs and a tensor of
     targets, if its transform has a method ``batch(inputs)``, as those of the image streams do.
+    A subclass that overrides ``__getitem__`` overrides these, too, or takes no part.
 
-    In training, fetched examples are kept only behind transforms that are known to be
-    deterministic: torchvision's (``ToTensor``, ``Normalize``, ``Resize``, ``CenterCrop`` and the
-    like, a ``Compose`` of them), Avalanche's permutation of pixels, and those with an attribute
-    ``deterministic = True``.
+    In training, fetched examples are kept only of datasets and behind transforms that are known
+    to be deterministic: the datasets of torchvision, Avalanche and our streams, torch's
+    ``TensorDataset``, ``Subset`` and ``ConcatDataset``; of the transforms torchvision's
+    (``ToTensor``, ``Normalize``, ``Resize``, ``CenterCrop`` and the like, a ``Compose`` of them)
+    and Avalanche's permutation of pixels; and all that have an attribute
+    ``deterministic = True``. A dataset says so of all but its attributes ``transform``,
+    ``target_transform`` and ``transforms``, which are looked at themselves.
 
     ``tensor_batches_bytes`` is the most memory that fetched examples may take.
     """
@@ -51,8 +60,9 @@ class TensorBatches:
             drop_last=drop_last,
             **kwargs,
         )
-        size = self.train_mb_size  # type: ignore[attr-defined]
-        self._take_over(size, shuffle, drop_last, num_workers)
+        if _is_avalanches(self, strategy, "make_train_dataloader"):
+            size = self.train_mb_size  # type: ignore[attr-defined]
+            self._take_over(size, shuffle, drop_last, num_workers)
 
     def make_eval_dataloader(
         self,
@@ -71,8 +81,9 @@ class TensorBatches:
             persistent_workers=persistent_workers,
             **kwargs,
         )
-        size = self.eval_mb_size  # type: ignore[attr-defined]
-        self._take_over(size, shuffle, False, num_workers)
+        if _is_avalanches(self, strategy, "make_eval_dataloader"):
+            size = self.eval_mb_size  # type: ignore[attr-defined]
+            self._take_over(size, shuffle, False, num_workers)
 
     def _take_over(self, batch_size: int, shuffle: bool, drop_last: bool, workers: int) -> None:
         strategy: Any = self
@@ -83,6 +94,16 @@ class TensorBatches:
             rows = rows_of(strategy.adapted_dataset, kept, transform_batches=workers == 0)
         if rows is not None:
             strategy.dataloader = TensorLoader(rows, batch_size, shuffle, drop_last)
+
+
+def _is_avalanches(strategy: Any, following: Any, name: str) -> bool:
+    """Whether the classes after the mixin make this loader as Avalanche's template does."""
+    found = getattr(following, name), strategy._obtain_common_dataloader_parameters
+    own = (
+        getattr(BaseSGDTemplate, name),
+        BaseSGDTemplate._obtain_common_dataloader_parameters,
+    )
+    return tuple(getattr(method, "__func__", None) for method in found) == own
 
 
 class TensorLoader:

@@ -29,7 +29,7 @@ class Columns:
 
     def tensor_batch(self, indices: Tensor) -> list[Tensor]:
         """See :class:`Rows`."""
-        return [column.index_select(0, indices) for column in self.columns]
+        return [_select(column, indices) for column in self.columns]
 
 
 class Beside:
@@ -43,7 +43,7 @@ class Beside:
 
     def tensor_batch(self, indices: Tensor) -> list[Tensor]:
         """See :class:`Rows`."""
-        more = (column.index_select(0, indices) for column in self.columns)
+        more = (_select(column, indices) for column in self.columns)
         return [*self.rows.tensor_batch(indices), *more]
 
 
@@ -97,3 +97,7 @@ class Concatenation:
             pieces.append(self.parts[owner].tensor_batch(indices[mine] - start))
         back = torch.cat(order).argsort()
         return [torch.cat(column)[back] for column in zip(*pieces, strict=True)]
+
+
+def _select(column: Tensor, indices: Tensor) -> Tensor:
+    return column.index_select(0, indices.to(column.device))

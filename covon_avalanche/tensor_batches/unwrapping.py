@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from avalanche.benchmarks.utils.classification_dataset import _TensorClassificationDataset
 from avalanche.benchmarks.utils.data import AvalancheDataset, _FlatDataWithTransform
+from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from covon_avalanche.tensor_batches.deterministic import active_transforms, may_be_kept
-from covon_avalanche.tensor_batches.fetched import FetchedExamples, fetch
+from covon_avalanche.tensor_batches.fetched import FetchedExamples, fetch, join
 from covon_avalanche.tensor_batches.rows import (
     Beside,
     Columns,
@@ -25,6 +27,7 @@ from covon_avalanche.tensor_batches.rows import (
 )
 
 _PROBES = 6  # examples on which the fast way is compared with the slow one
+_ROWS_OF_TENSORS = (TensorDataset.__getitem__, _TensorClassificationDataset.__getitem__)
 
 
 def rows_of(
@@ -37,12 +40,14 @@ def rows_of(
         workers, Avalanche's loader is faster.
     """
     tasks = getattr(dataset, "targets_task_labels", None)
+    if type(dataset).__getitem__ is not AvalancheDataset.__getitem__:
+        return None
     if len(dataset) == 0 or (tasks is not None and len(tasks.uniques) != 1):
         return None
     probes = torch.linspace(0, len(dataset) - 1, min(_PROBES, len(dataset))).long()
     with _same_randomness_afterwards():
-        expected, random_transform = _probe(dataset, probes)
-        if expected is None or random_transform:
+        expected, vary = _probe(dataset, probes)
+        if expected is None or vary:
             return None
         rows = _with_attributes(dataset)
         if rows is not None and _equal(rows.tensor_batch(probes), expected):
@@ -55,16 +60,18 @@ def rows_of(
 
 
 def _probe(dataset: AvalancheDataset, probes: Tensor) -> tuple[list[Tensor] | None, bool]:
-    """Some examples as Avalanche gives them, and whether chance had a part in them."""
+    """Some examples as Avalanche gives them, and whether they vary, by chance or by batch."""
     before = _random_states()
-    first, second = (fetch(dataset, probes) for _ in range(2))
+    first = fetch(dataset, probes)
+    second = join(fetch(dataset, probe) for probe in probes.split(1))
     same = first is not None and second is not None and _equal(first, second)
     return first, not (same and before == _random_states())
 
 
 def _equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     return len(a) == len(b) and all(
-        x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True)
+        (x.dtype, x.device) == (y.dtype, y.device) and torch.equal(x, y)
+        for x, y in zip(a, b, strict=True)
     )
 
 
@@ -89,13 +96,22 @@ def _with_attributes(dataset: AvalancheDataset, transformed: bool = False) -> Ro
     rows = _unwrapped(dataset._flat_data, transformed)
     if rows is None:
         return None
-    columns = []
-    for attribute in dataset._data_attributes.values():
-        if attribute.use_in_getitem:
-            unique = attribute.uniques
-            values = list(unique) * len(dataset) if len(unique) == 1 else list(attribute)
-            columns.append(torch.as_tensor(values))
+    attributes = [a for a in dataset._data_attributes.values() if a.use_in_getitem]
+    columns = [column for a in attributes if (column := _column(a)) is not None]
+    if len(columns) < len(attributes):
+        return None
     return Beside(rows, columns) if columns else rows
+
+
+def _column(attribute: DataAttribute) -> Tensor | None:
+    """Its values as batches have them; ``None`` where they are no tensor."""
+    try:
+        unique = attribute.uniques
+        values = list(unique) * len(attribute) if len(unique) == 1 else list(attribute)
+        column = default_collate(values)
+    except (RuntimeError, TypeError):  # of different shapes, or unhashable
+        return None
+    return column if isinstance(column, Tensor) else None
 
 
 def _unwrapped(data: Any, transformed: bool) -> Rows | None:
@@ -109,7 +125,7 @@ def _unwrapped(data: Any, transformed: bool) -> Rows | None:
             parts = [_unwrapped(part, transformed) for part in data._datasets]
         elif transformed and (batch := _batch_transform(active)) is not None:
             whole = [_bare(part) for part in data._datasets]
-            found = all(callable(getattr(part, "raw_batch", None)) for part in whole)
+            found = all(_speaks_for_rows(part, "raw_batch") for part in whole)
             parts = [Transformed(part, batch) for part in whole] if found else []
         else:
             return None
@@ -118,9 +134,17 @@ def _unwrapped(data: Any, transformed: bool) -> Rows | None:
         rows: Any = parts[0] if len(parts) == 1 else Concatenation(parts)
         indices = data._indices
         return rows if indices is None else Subset(rows, torch.as_tensor(np.array(list(indices))))
-    if isinstance(data, TensorDataset):
+    if isinstance(data, TensorDataset) and type(data).__getitem__ in _ROWS_OF_TENSORS:
         return Columns(data.tensors)
-    return data if callable(getattr(data, "tensor_batch", None)) else None
+    return data if _speaks_for_rows(data, "tensor_batch") else None
+
+
+def _speaks_for_rows(data: Any, method: str) -> bool:
+    """Whether a dataset has this method, and no subclass has changed ``__getitem__`` only."""
+    for cls in type(data).__mro__:
+        if method in vars(cls) or "__getitem__" in vars(cls):
+            return method in vars(cls)
+    return False
 
 
 def _active(data: _FlatDataWithTransform) -> list[Any]:
