@@ -34,6 +34,25 @@ def test_what_is_evaluated_tells_results_of_one_run_apart(tmp_path):
     assert collect_results([tmp_path]) == [test, valid]
 
 
+def test_results_of_the_same_run_that_differ_are_named(tmp_path):
+    old = made_up("covon", 0, [[0.5]], run_hash="a")
+    old.save(tmp_path / "old/result.json")
+    old.model_copy(update={"train_seconds": [9.0]}).save(tmp_path / "again/result.json")
+    assert collect_results([tmp_path / "old", tmp_path / "again"]) == [old]
+    made_up("covon", 0, [[0.75]], run_hash="a").save(tmp_path / "new/result.json")
+    with pytest.raises(
+        ResultError, match=r"old/result\.json and .*new/result\.json .* differ: covon"
+    ):
+        collect_results([tmp_path / "old", tmp_path / "new"])
+
+
+def test_settings_tell_results_without_a_hash_apart(tmp_path):
+    runs = [made_up("covon", 0, [[0.5]], own={"lr": lr}) for lr in (0.1, 0.2)]
+    for i, run in enumerate(runs):
+        run.save(tmp_path / f"{i}/result.json")
+    assert collect_results([tmp_path]) == runs
+
+
 def test_results_that_do_not_go_together_are_one_sentence(tmp_path):
     for name in "ab":
         run = made_up("covon", 0, [[0.5]], run_hash=name)
