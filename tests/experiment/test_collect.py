@@ -134,6 +134,16 @@ def test_differences_by_hand():
     assert settings_differences(a, a) == result_differences(a, a) == []
 
 
+def test_square_brackets_are_printed_as_they_are(tmp_path):
+    for name in ("[/b]", "[pilot]"):
+        run = made_up("covon", 0, [[0.5]], own={"note": name})
+        run.save(tmp_path / name.strip("[/]") / "result.json")
+    done = CliRunner().invoke(app, ["compare", str(tmp_path / "b"), str(tmp_path / "pilot")])
+    assert done.exit_code == 0, done.output
+    assert "[/b]" in done.stdout
+    assert "[pilot]" in done.stdout
+
+
 def test_the_command(tmp_path):
     made_up("covon", 0, [[0.5]]).save(tmp_path / "a/result.json")
     made_up("covon", 0, [[0.75]]).save(tmp_path / "b/result.json")
