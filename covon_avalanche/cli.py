@@ -172,9 +172,8 @@ def _run_and_report(
     start = time.perf_counter()
     grid = jobs_of(recipe)
     processes = min(jobs or usable_cores(), len(grid))
-    console.print(
-        f"{recipe.title}: {len(grid)} {'run' if len(grid) == 1 else 'runs'}, {processes} at a time"
-    )
+    runs = "run" if len(grid) == 1 else "runs"
+    console.print(f"{recipe.title}: {len(grid)} {runs}, {processes} at a time", markup=False)
     display = Display(console, recipe, grid)
     interrupted = False
     try:
@@ -210,8 +209,9 @@ def _run_and_report(
             "each was learned. Seconds: training of one run. Memory: weights, optimizer\n"
             "state, anchors and stored examples, in units of the weights."
         )
-        console.print(f"{folder}/accuracy.png, table.md and {len(finished)} result.json files")
-        console.print(f"`covon report {folder}` makes a page of them", soft_wrap=True)
+        written = f"{folder}/accuracy.png, table.md and {len(finished)} result.json files"
+        console.print(written, markup=False)
+        console.print(f"`covon report {folder}` makes a page of them", soft_wrap=True, markup=False)
         console.print(f"{time.perf_counter() - start:.0f} seconds in all")
     if interrupted:
         return _INTERRUPTED

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from covon_avalanche.cli_errors import fail
@@ -76,7 +77,7 @@ def _table(
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for result in (a, b):
-        table.add_column(f"{result.strategy}, seed {result.seed}", justify="right")
+        table.add_column(escape(f"{result.strategy}, seed {result.seed}"), justify="right")
     if change:
         table.add_column("change", justify="right")
     for name, first, second in differences:
@@ -84,7 +85,7 @@ def _table(
         if change:
             both = isinstance(first, float | int) and isinstance(second, float | int)
             cells.append(f"{second - first:+.4g}" if both else "")
-        table.add_row(*cells)
+        table.add_row(*map(escape, cells))
     return table
 
 

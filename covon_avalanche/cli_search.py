@@ -19,7 +19,7 @@ import typer
 from covon_avalanche.atomic import write_atomically
 from covon_avalanche.cli_errors import fail
 from covon_avalanche.cores import usable_cores
-from covon_avalanche.experiment.grid import sentence_of
+from covon_avalanche.experiment.grid import end_with_parent, sentence_of
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe
 
 
@@ -79,7 +79,8 @@ def search(
     options["validation_size"] = round(validation_size or 0) if whole else validation_size
     workers = jobs or usable_cores()
     context = multiprocessing.get_context("spawn")
-    with _told_when_stopped(folder), ProcessPoolExecutor(workers, context) as pool:
+    processes = ProcessPoolExecutor(workers, context, initializer=end_with_parent)
+    with _told_when_stopped(folder), processes as pool:
         shares = [name for name in chosen.strategies for _ in range(_share(workers, chosen))]
         futures = [
             pool.submit(_work, chosen, name, folder / "trials.journal", options) for name in shares

@@ -45,6 +45,16 @@ def test_a_short_run_prints_the_table_and_stores_everything(tmp_path):
     assert written == {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("result.json")}
 
 
+def test_names_of_today_hold_for_runs_that_are_taken_over(tmp_path):
+    arguments = ["--epochs", "1", "--seeds", "0", "--out", str(tmp_path)]
+    assert covon("run", *arguments, "--strategies", "finetune").exit_code == 0
+    names = ["--set", "name=mine", "--set", "title=A [/b] of [pilot]"]
+    done = covon("run", *arguments, "--strategies", "finetune,ewc-star", *names)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("A [/b] of [pilot]") == 2  # at the start and above the table
+    assert len((tmp_path / "table.md").read_text(encoding="utf-8").splitlines()) == 4
+
+
 def group_members(group: int) -> list[str]:
     """Commands of the living processes of a process group (zombies do not live)."""
     found = []

@@ -1,8 +1,14 @@
 """The whole command, killed and given again."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "kills.py"
 
@@ -18,3 +24,25 @@ def test_a_killed_grid_loses_nothing_and_ends_with_the_same_results():
     assert done.returncode == 0, done.stdout + done.stderr
     assert "'kills': 3" in done.stdout
     assert "'lost': 0, 'differing': 0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "begun"), [("run", "metrics.jsonl"), ("search", "trials.journal")]
+)
+def test_workers_end_when_only_the_command_is_killed(command, begun, tmp_path):
+    arguments = [command, "permuted-digits", "--strategies", "finetune", "--epochs", "9999"]
+    covon = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "covon_avalanche", *arguments]
+        + ["--set", "stream.validation_size=200", "--jobs", "1", "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        while not list(tmp_path.rglob(begun)):
+            assert covon.poll() is None
+            time.sleep(0.1)
+        covon.kill()
+        covon.communicate(timeout=30)  # its output ends when the last that may write is gone
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(covon.pid, signal.SIGKILL)

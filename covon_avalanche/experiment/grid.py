@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import signal
 import threading
@@ -207,9 +208,22 @@ def _drain(messages: Queue[Event]) -> Iterator[Event]:
 _messages: Queue[Event]
 
 
+def end_with_parent() -> None:
+    """Let this worker end when the process that started it is killed, which could not tell it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
 def _start(messages: Queue[Event]) -> None:
     global _messages
     _messages = messages
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", module=r"avalanche\.|qpsolvers\.")  # not about our runs

@@ -18,16 +18,19 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{p: version(p) for p in _PACKAGES}}
 
 
-def machine() -> dict[str, Any]:
-    """Processor, accelerator and threads."""
+def machine(device: str = "cuda") -> dict[str, Any]:
+    """Processor, accelerator and threads.
+
+    :param device: the accelerator to name, if it is one.
+    """
     found = {
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
-    if torch.cuda.is_initialized():
-        found["accelerator"] = torch.cuda.get_device_name()
+    if _in_use(device):
+        found["accelerator"] = torch.cuda.get_device_name(device)
     return found
 
 
@@ -39,21 +42,25 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def reset_peak_memory() -> None:
+def _in_use(device: str) -> bool:
+    return device.startswith("cuda") and torch.cuda.is_initialized()
+
+
+def reset_peak_memory(device: str) -> None:
     """Begin to measure; without effect where the system does not offer it."""
-    if torch.cuda.is_initialized():
-        torch.cuda.reset_peak_memory_stats()
+    if _in_use(device):
+        torch.cuda.reset_peak_memory_stats(device)
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return
 
 
-def peak_memory() -> int | None:
-    """Bytes of the accelerator if one is in use, else of this process; ``None`` where the system
+def peak_memory(device: str) -> int | None:
+    """Bytes of the device if it is an accelerator, else of this process; ``None`` where the system
     does not tell."""
-    if torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
+    if _in_use(device):
+        return int(torch.cuda.max_memory_allocated(device))
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return next(1024 * int(ln.split()[1]) for ln in lines if ln.startswith("VmHWM"))

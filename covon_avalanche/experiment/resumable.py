@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from avalanche.training.templates import BaseSGDTemplate
+from avalanche.training.templates.update_type import SGDUpdate
 
 from covon_avalanche.experiment.checkpoint import (
     CheckpointError,
@@ -70,8 +71,9 @@ class Checkpoints:
     """When a run is stored and from where it goes on.
 
     Stored are the points between experiences, the ends of epochs, and points inside an epoch
-    where it lasts longer than ``seconds``. Storing takes no more than about ``share`` of the
-    time: ends of epochs are passed over until the last storing has been paid for.
+    where it lasts longer than ``seconds``, unless batches of a memory are mixed in. Storing takes
+    no more than about ``share`` of the time: ends of epochs are passed over until the last storing
+    has been paid for.
 
     What cannot be stored inside an experience (a method that is in the middle of its own
     iteration over a memory) goes on from the start of the experience; what cannot be stored at
@@ -188,7 +190,8 @@ class Checkpoints:
     def end_batch(self) -> None:
         """After each step."""
         self._point = self._point._replace(batch=self._point.batch + 1)
-        if time.monotonic() - self._stored_at >= self.seconds:
+        due = time.monotonic() - self._stored_at >= self.seconds
+        if due and not _shuffles_again(self.root["strategy"].dataloader):
             self._store_inside()
 
     def end_epoch(self, epoch: int) -> None:
@@ -224,9 +227,17 @@ class Checkpoints:
 
 
 def _is_plain(strategy: Any) -> bool:
-    """Whether the strategy trains an experience as Avalanche's template does."""
-    owners = [c for c in type(strategy).__mro__ if "_train_exp" in vars(c)]
-    return next(c for c in owners if c is not Resumable) is BaseSGDTemplate
+    """Whether the strategy trains experiences and epochs as Avalanche's templates do."""
+    return all(
+        next(c for c in type(strategy).__mro__ if method in vars(c) and c is not Resumable) is owner
+        for method, owner in (("_train_exp", BaseSGDTemplate), ("training_epoch", SGDUpdate))
+    )
+
+
+def _shuffles_again(loader: Any) -> bool:
+    """Whether a smaller dataset may begin anew within the epoch: in an order that depends on what
+    else has drawn from torch's generator, such as dropout."""
+    return getattr(loader, "oversample_small_datasets", False) and len(loader.datasets) > 1
 
 
 def _randomness() -> dict[str, Any]:

@@ -73,7 +73,8 @@ def run_in_folder(
         stored = folder.result()
         if stored is not None:
             return stored
-        starts = folder.write_start({"seed": seed, "versions": versions(), "machine": machine()})
+        about = {"versions": versions(), "machine": machine(recipe.device)}
+        starts = folder.write_start({"seed": seed, **about})
         with training_loggers(
             folder.path,
             tensorboard=tensorboard,
@@ -217,7 +218,7 @@ class _Run:
 
     def finish(self, progress: Callable[[int, float], None], options: dict[str, Any]) -> Result:
         """Train and evaluate what is missing."""
-        reset_peak_memory()
+        reset_peak_memory(self.recipe.device)
         joint = isinstance(self.settings, Joint)
         experiences = [self.benchmark.train_stream] if joint else self.benchmark.train_stream
         checkpoints = None if self.folder is None else self._checkpoints(self.folder, options)
@@ -277,10 +278,10 @@ class _Run:
             train_seconds=self.log.seconds,
             parameters=sum(p.numel() for p in self.model.parameters()),
             parameters_worth=kept.parameters_worth,
-            peak_memory=peak_memory(),
+            peak_memory=peak_memory(self.recipe.device),
             diagnostics=self.diagnostics,
             versions=versions(),
-            machine=machine(),
+            machine=machine(self.recipe.device),
         )
 
     def _sampled(self) -> dict[str, float]:

@@ -63,6 +63,7 @@ class RunFolder:
 
     def __init__(self, runs: Path, recipe: Recipe, strategy: str, seed: int) -> None:
         self.hash = run_hash(recipe, strategy, seed)
+        self.recipe = recipe.name
         self.path = runs / strategy / f"seed-{seed}-{self.hash}"
         self.settings = settings_of(recipe, strategy)
 
@@ -82,12 +83,13 @@ class RunFolder:
         return self.path / "log.txt"
 
     def result(self) -> Result | None:
-        """The result of a finished run. A file that is not one is put aside and made anew.
+        """The result of a finished run, under the recipe's names of today. A file that is not one
+        is put aside and made anew.
 
         :raises ResultError: if it cannot be read or put aside, or is of a newer version.
         """
         try:
-            return Result.load(self.result_file)
+            return self._named_anew(Result.load(self.result_file))
         except ResultError as error:
             if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
                 return None  # not finished
@@ -96,6 +98,13 @@ class RunFolder:
             _log.warning("%s; it is run again", error)
         self._put_aside()
         return None
+
+    def _named_anew(self, result: Result) -> Result:
+        """Names do not decide the folder: those that the result has may be older."""
+        names = {key: self.settings[key] for key in ("name", "title")}
+        return result.model_copy(
+            update={"recipe": self.recipe, "settings": result.settings | names}
+        )
 
     def _put_aside(self) -> None:
         """Under a name that none before it has."""

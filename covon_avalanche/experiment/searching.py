@@ -120,10 +120,11 @@ def search_strategy(
         )
     settings = recipe.strategies[strategy]
     study = open_study(journal, recipe, strategy, seed, validation_size)
-    while sum(trial.state in _DONE for trial in study.get_trials(deepcopy=False)) < trials:
+    while (missing := trials - _done(study)) > 0:
         trial = study.ask()
         try:
-            study.sampler = _sampler(study, trial.number, seed, _own(settings, space))
+            own = _own(settings, space)
+            study.sampler = _sampler(study, trial.number, seed, own, last=missing == 1)
             drawn = {key: _suggest(trial, settings, key, values) for key, values in space.items()}
             text = _attempt(
                 recipe, strategy, drawn, trial, study, seed, validation_size, dataset_root
@@ -132,6 +133,10 @@ def search_strategy(
             study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
             raise
         notify(f"{strategy}, trial {trial.number + 1}: {text}")
+
+
+def _done(study: optuna.Study) -> int:
+    return sum(trial.state in _DONE for trial in study.get_trials(deepcopy=False))
 
 
 def _own(settings: Settings, space: Space) -> dict[str, Any]:
@@ -147,19 +152,22 @@ def _lies_in(value: Any, values: Range | Choices) -> bool:
 
 
 def _sampler(
-    study: optuna.Study, number: int, seed: int, own: dict[str, Any]
+    study: optuna.Study, number: int, seed: int, own: dict[str, Any], last: bool = False
 ) -> optuna.samplers.BaseSampler:
     """Of one trial: its draws depend on its number, and so differ between processes.
 
     :param own: drawn by the first trial, or another if that was interrupted.
+    :param last: whether no other follows; then what still runs counts as interrupted, too: its
+        process may have been killed.
     """
     sampler = optuna.samplers.TPESampler(seed=seed + number, n_startup_trials=5, constant_liar=True)
-    tried = [
-        trial.state
+    counted = _DONE if last else (*_DONE, TrialState.RUNNING)
+    tried = any(
+        trial.state in counted
         for trial in study.get_trials(deepcopy=False)[:number]
         if trial.number == 0 or own.items() <= trial.params.items()
-    ]
-    if any(state is not TrialState.FAIL for state in tried):
+    )
+    if tried:
         return sampler
     return optuna.samplers.PartialFixedSampler(own, sampler)
 

@@ -34,6 +34,25 @@ def test_what_is_evaluated_tells_results_of_one_run_apart(tmp_path):
     assert collect_results([tmp_path]) == [test, valid]
 
 
+def test_results_of_the_same_run_that_differ_are_named(tmp_path):
+    old = made_up("covon", 0, [[0.5]], run_hash="a")
+    old.save(tmp_path / "old/result.json")
+    old.model_copy(update={"train_seconds": [9.0]}).save(tmp_path / "again/result.json")
+    assert collect_results([tmp_path / "old", tmp_path / "again"]) == [old]
+    made_up("covon", 0, [[0.75]], run_hash="a").save(tmp_path / "new/result.json")
+    with pytest.raises(
+        ResultError, match=r"old/result\.json and .*new/result\.json .* differ: covon"
+    ):
+        collect_results([tmp_path / "old", tmp_path / "new"])
+
+
+def test_settings_tell_results_without_a_hash_apart(tmp_path):
+    runs = [made_up("covon", 0, [[0.5]], own={"lr": lr}) for lr in (0.1, 0.2)]
+    for i, run in enumerate(runs):
+        run.save(tmp_path / f"{i}/result.json")
+    assert collect_results([tmp_path]) == runs
+
+
 def test_results_that_do_not_go_together_are_one_sentence(tmp_path):
     for name in "ab":
         run = made_up("covon", 0, [[0.5]], run_hash=name)
@@ -113,6 +132,16 @@ def test_differences_by_hand():
     assert found["last accuracy on domain 1 %"] == pytest.approx((80, 90))
     assert found["BWT %"] == pytest.approx((-10, 0))
     assert settings_differences(a, a) == result_differences(a, a) == []
+
+
+def test_square_brackets_are_printed_as_they_are(tmp_path):
+    for name in ("[/b]", "[pilot]"):
+        run = made_up("covon", 0, [[0.5]], own={"note": name})
+        run.save(tmp_path / name.strip("[/]") / "result.json")
+    done = CliRunner().invoke(app, ["compare", str(tmp_path / "b"), str(tmp_path / "pilot")])
+    assert done.exit_code == 0, done.output
+    assert "[/b]" in done.stdout
+    assert "[pilot]" in done.stdout
 
 
 def test_the_command(tmp_path):

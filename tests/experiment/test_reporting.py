@@ -466,6 +466,12 @@ class TestEdges:
             found.append(looks(section.standings))
         assert found[0] == found[1]
 
+    def test_the_colours_have_a_range_where_all_is_right(self):
+        (section,) = sections_of([made_up("a", 0, [[1.0, 1.0], [1.0, 1.0]])])
+        assert heat_maps.lowest_shown(section) == 90
+        texts = heat_maps.matrix_map(section, section.in_order[0]).axes[0].texts
+        assert [text.get_text() for text in texts] == ["100"] * 4
+
     def test_many_strategies_and_domains(self):
         rows = [[0.5] * 50 for _ in range(50)]
         (section,) = sections_of([made_up(f"m{i}", 0, rows) for i in range(20)])

@@ -1,6 +1,7 @@
 """Runs that are stopped anywhere go on to the very same result."""
 
 import contextlib
+import itertools
 import json
 import logging
 import shutil
@@ -11,8 +12,10 @@ from importlib.metadata import version
 
 import pytest
 import torch
+from avalanche.training.supervised import Naive
 from miniature import pacs
 from small_recipes import STRATEGIES, small_recipe
+from torch import nn
 
 from covon_avalanche.experiment import checkpoint, resumable
 from covon_avalanche.experiment import run as running
@@ -31,8 +34,8 @@ from covon_avalanche.experiment.run import run_in_folder, run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder, run_hash
 from covon_avalanche.experiment.state import StateError, Surroundings, capture, restore
 
-# Methods that iterate over a memory of their own: from the start of the domain, or of the run.
-NOT_INSIDE, NOT_AT_ALL = {"der", "er-ace"}, {"agem"}
+# Methods that iterate over a memory: from the start of the epoch, of the domain, or of the run.
+STOPS = {"replay": 3, "der": 1, "er-ace": 1, "agem": 0}
 COVON = {**STRATEGIES["covon"], "later_hess_init": None}
 VARIANTS = {
     "sgd": dict(kind="finetune", lr=0.1, optimizer="sgd", momentum=0.9),
@@ -91,8 +94,53 @@ def test_a_run_stopped_at_many_places_has_the_result_of_a_whole_one(
     assert result.outcome() == whole.outcome()
     assert result.continued == stops
     assert "before it is used" not in caplog.text  # none was refused
-    assert stops >= (0 if name in NOT_AT_ALL else 1 if name in NOT_INSIDE else 4)
+    assert stops >= STOPS.get(name, 4)
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+class OwnEpoch(Naive):
+    """Has a loop of its own, with a place in it that nobody else sees."""
+
+    def training_epoch(self, **kwargs):
+        weights, batches = itertools.count(1), self.dataloader
+        for self.mbatch in batches:
+            self._unpack_minibatch()
+            self.optimizer.zero_grad()
+            self.mb_output = self.forward()
+            self.loss = next(weights) * self.criterion()
+            self.backward()
+            self.optimizer_step()
+            self._after_training_iteration(**kwargs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_strategy_with_its_own_loop_goes_on_where_the_loop_begins(tmp_path, killed_at):
+    own = {"kind": "custom", "lr": 0.01, "implementation": f"{__name__}:OwnEpoch"}
+    recipe = small_recipe({"own": own}, epochs=2, train_mb_size=256)
+    whole = run_strategy(recipe, "own", 0)
+    killed_at(1)
+    with pytest.raises(Killed):
+        run_in_folder(recipe, "own", 0, tmp_path, seconds=0, share=1)
+    killed_at(None)
+    assert run_in_folder(recipe, "own", 0, tmp_path).outcome() == whole.outcome()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_replay_goes_on_alike_with_dropout(tmp_path, killed_at, monkeypatch):
+    """The memory is shuffled anew within an epoch, with a seed from where dropout draws, too."""
+    build = running.build_model
+    monkeypatch.setattr(
+        running, "build_model", lambda *args: nn.Sequential(build(*args), nn.Dropout(0.5))
+    )
+    recipe = small_recipe(
+        {"replay": {**STRATEGIES["replay"], "mem_size": 400}}, epochs=2, train_mb_size=256
+    )
+    whole = run_strategy(recipe, "replay", 0)
+    killed_at(17)  # with points inside epochs: amid the second pass over the memory
+    with pytest.raises(Killed):
+        run_in_folder(recipe, "replay", 0, tmp_path, seconds=0, share=1)
+    killed_at(None)
+    assert run_in_folder(recipe, "replay", 0, tmp_path).outcome() == whole.outcome()
 
 
 @pytest.mark.filterwarnings("ignore")

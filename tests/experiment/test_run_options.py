@@ -9,6 +9,7 @@ import wandb
 from miniature import pacs
 from small_recipes import STRATEGIES, small_recipe
 
+from covon_avalanche.experiment import machine
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.resumable import Checkpoints
@@ -30,6 +31,19 @@ def images(**changes) -> Recipe:
         **changes,
     }
     return small_recipe({"finetune": {"kind": "finetune", "lr": 1e-4}}, **data)
+
+
+def test_memory_and_name_are_those_of_the_device(monkeypatch):
+    def of_device(device):
+        return int(device.removeprefix("cuda:"))
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for name in ("get_device_name", "max_memory_allocated", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, of_device)
+    machine.reset_peak_memory("cuda:7")
+    assert machine.peak_memory("cuda:7") == 7
+    assert machine.machine("cuda:7")["accelerator"] == 7
+    assert "accelerator" not in machine.machine("cpu")
 
 
 def test_bfloat16_is_autocast_with_float32_weights():

@@ -2,8 +2,14 @@
 
 import json
 import random
+import re
+import threading
+from array import array
 from collections import OrderedDict, defaultdict, deque, namedtuple
+from dataclasses import dataclass
+from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +36,17 @@ class Kind(str, Enum):
 
 class Word(str):
     """A text that may be more than that."""
+
+
+@dataclass(slots=True)
+class Counter:
+    """Has no ``__dict__``."""
+
+    n: int
+
+
+class NamedCounter(Counter):
+    """Has slots and a ``__dict__``."""
 
 
 class Thing:
@@ -224,9 +241,24 @@ def test_what_cannot_be_stored_is_named():
         (torch.eye(3).to_sparse(), "cannot be stored: "),
         (torch.ones(3, dtype=torch.complex128), "cannot be stored: torch.complex128"),
         (Word("a"), "is a Word"),
+        (bytearray(b"a"), "is a bytearray"),
+        (array("d", [1.0]), "is a array"),
+        (Decimal("0.1"), "is a Decimal"),
+        (1j, "is a complex"),
+        (Counter(3), "is a Counter, whose values are not all in its __dict__"),
+        (NamedCounter(3), "is a NamedCounter"),
     ):
         with pytest.raises(StateError, match=rf"run\['plugin'\]\.loader {sentence}"):
             capture({"plugin": Thing(loader=value)}, NOWHERE)
+
+
+def test_what_has_no_state_stays_the_new_runs():
+    def build():
+        return [threading.Lock(), threading.RLock(), Path("x"), re.compile("x"), object(), np.add]
+
+    fresh = build()
+    mine = list(fresh)
+    assert through({"values": build()}, {"values": fresh})["values"] == mine
 
 
 def test_what_the_new_run_lacks_is_named():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
 from covon_avalanche.atomic import write_atomically
@@ -18,7 +19,7 @@ from covon_avalanche.experiment.reporting.tables import markdown_table
 def rich_table(section: Section) -> Table:
     """The strategies with the most important measures, the best in bold."""
     columns = brief_columns(section)
-    table = Table(title=section.title, title_justify="left")
+    table = Table(title=escape(section.title), title_justify="left")
     table.add_column("strategy", no_wrap=True)
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)

@@ -18,10 +18,10 @@ _MOST_NUMBERS = 10
 
 
 def lowest_shown(section: Section) -> float:
-    """Where the colours of all matrices of a section begin: percent, a multiple of ten."""
+    """Where the colours of all matrices of a section begin: a multiple of ten percent below 100."""
     cells = [cell for s in section.in_order for row in s.matrix for cell in row]
     known = [cell for cell in cells if not math.isnan(cell)]
-    return 10 * math.floor(10 * min(known)) if known else 0
+    return min(90, 10 * math.floor(10 * min(known))) if known else 0
 
 
 def matrix_map(section: Section, standing: Standing) -> Figure:

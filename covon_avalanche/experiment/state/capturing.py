@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import io
 import random
+import re
+import threading
 import types
 from collections import OrderedDict, defaultdict, deque
 from enum import Enum
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -29,7 +32,11 @@ from covon_avalanche.experiment.state.common import (
 from covon_avalanche.optim import PosteriorOptimizer
 
 # Owned by whoever built the strategy; nothing of them changes in training that decides a result.
-_STAY = (BaseLogger, DataLoader, io.IOBase, types.ModuleType, types.MethodType)
+_STAY = (
+    *(BaseLogger, DataLoader, io.IOBase, PurePath, re.Pattern, np.ufunc),
+    *(types.ModuleType, types.MethodType, types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(type(threading.Lock()), type(threading.RLock()), torch.memory_format, torch.layout),
+)
 
 
 def capture(root: Any, surroundings: Surroundings) -> tuple[State, dict[str, Tensor]]:
@@ -162,8 +169,12 @@ class _Capture:
 
     def _object(self, value: Any, path: str) -> State:
         attributes = getattr(value, "__dict__", None)
-        if attributes is None:
+        if type(value) is object:  # a sentinel
             return {"is": "the same"}
+        if attributes is None or _slots(value):
+            raise StateError(
+                f"{path} is a {type(value).__name__}, whose values are not all in its __dict__"
+            )
         passing = passing_attributes(value)
         state = {
             name: self.encode(child, f"{path}.{name}")
@@ -204,3 +215,13 @@ class _Capture:
         if isinstance(optimizer, PosteriorOptimizer):
             node["noise"] = self.encode(optimizer.generator, f"{path}.generator")
         return node
+
+
+def _slots(value: Any) -> list[str]:
+    """Names of the slots that hold a value."""
+    return [
+        name
+        for cls in type(value).__mro__
+        for name, member in vars(cls).items()
+        if isinstance(member, types.MemberDescriptorType) and hasattr(value, name)
+    ]
