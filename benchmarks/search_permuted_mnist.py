@@ -5,8 +5,8 @@
 
 The same budget for every strategy: 8 Optuna trials (TPE, the first at the centre given below,
 the next three at random) of the recipe's own protocol, ten tasks of 30 epochs (shorter ones
-prefer other settings), pruned below the median of the mean accuracy on the tasks seen so far,
-from the third on. The best wins. All on 10,000 validation images and permutations that no report
+prefer other settings), pruned by Optuna's median rule (of the best mean accuracy so far) from the
+third task on. The best wins. All on 10,000 validation images and permutations that no report
 uses. Trials are stored after each one in
 ``benchmarks/results/permuted-mnist-hard/search-STRATEGY.json``.
 """

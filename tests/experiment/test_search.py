@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 from small_recipes import STRATEGIES, small_recipe
@@ -18,6 +19,7 @@ from covon_avalanche.experiment import run
 from covon_avalanche.experiment.recipe import Range, Recipe, RecipeError, load_recipe
 from covon_avalanche.experiment.recipe_text import recipe_text
 from covon_avalanche.experiment.searching import (
+    BelowMedian,
     _sampler,
     best_settings,
     open_study,
@@ -298,3 +300,25 @@ def test_ctrl_c_ends_a_search_and_marks_its_trials(tmp_path):
 
 def _content(file: Path) -> bytes:
     return file.read_bytes() if file.exists() else b""
+
+
+def test_a_trial_is_pruned_where_it_is_below_the_median_now():
+    """Though its first value, its best, was as good as any."""
+    study = optuna.create_study(direction="maximize", pruner=BelowMedian(trials=3, domains=2))
+
+    def run(*curve):
+        trial = study.ask()
+        for domains, accuracy in enumerate(curve, start=1):
+            trial.report(accuracy, domains)
+            if trial.should_prune():
+                study.tell(trial, state=TrialState.PRUNED)
+                return domains
+        study.tell(trial, curve[-1])
+        return None
+
+    assert run(0.9, 0.1, 0.1) is None  # nothing to compare with
+    assert run(0.9, 0.8, 0.7) is None
+    assert run(0.9, 0.8, 0.6) is None
+    assert run(0.1, 0.8, 0.6) is None  # too early, then not below
+    assert run(0.99, 0.7, 0.9) == 2
+    assert run(0.99, 0.9, 0.5) == 3
