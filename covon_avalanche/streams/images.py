@@ -18,7 +18,8 @@ from covon_avalanche.streams.cached_images import cached
 from covon_avalanche.streams.sources import ImageFiles, Images, PixelRows
 from covon_avalanche.streams.transforms import Transform, image_transforms
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"})
+#: Of the files that torchvision's ``ImageFolder`` takes for images.
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
 _Streams = dict[str, Mapping[str, Images]]
 
 
