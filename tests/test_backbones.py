@@ -171,6 +171,7 @@ def test_torchvision_networks_have_one_output_in_training(name, tmp_path):
     save_file(whole, tmp_path / "whole.safetensors")
     weights = tmp_path / "whole.safetensors"
     model = create_backbone(f"torchvision/{name}", 5, weights=weights).train()
+    assert model.transform_input  # as with torchvision's own weights
     assert model(torch.randn(2, 3, 80, 80)).shape == (2, 5)
     for key, value in model.named_parameters():
         assert torch.equal(value, whole[key]) != key.startswith("fc.")

@@ -53,6 +53,9 @@ def create_backbone(
         return zero_shot(model_name, class_names, templates, weights, image_size)
     file = None if weights in (None, "default") else read_weights(Path(str(weights)))
     model, heads = BUILD[library](model_name, num_classes, weights == "default", image_size)
+    if weights is not None and hasattr(model, "transform_input"):
+        # GoogLeNet and Inception turn pixels normalised as for the others into what they learned
+        setattr(model, "transform_input", True)  # noqa: B010 (no tensor, no module)
     if file is not None:
         optional = tuple(f"{head}." for head in heads)
         fitting = {

@@ -76,7 +76,7 @@ def verify(
         warnings.simplefilter("always")
         try:
             benchmark = stream(dataset_root=root, **options)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise DataError(str(error)) from error
     notes = [str(w.message) for w in caught if w.category is UserWarning]
     report = Report(benchmark.classes, notes=notes)

@@ -36,6 +36,7 @@ def build(
     :param fingerprint: of the image files.
     :param skip_broken: list images that cannot be decoded, instead of raising.
     :raises ValueError: naming such an image, or for a disk without room.
+    :raises OSError: if an image cannot be read now, which is not kept.
     """
     for left_over in target.parent.glob(f".{target.stem}.*.part"):
         left_over.unlink()

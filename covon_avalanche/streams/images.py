@@ -18,7 +18,8 @@ from covon_avalanche.streams.cached_images import cached
 from covon_avalanche.streams.sources import ImageFiles, Images, PixelRows
 from covon_avalanche.streams.transforms import Transform, image_transforms
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"})
+#: Of the files that torchvision's ``ImageFolder`` takes for images.
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
 _Streams = dict[str, Mapping[str, Images]]
 
 
@@ -174,21 +175,31 @@ def choose_domains(domains: Sequence[str] | None, known: Sequence[str], stream: 
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All images below a folder, sorted by path.
+    """All images below a folder, sorted by path; names that begin with a dot do not count.
 
-    Links are followed, but not to a folder that they are in, which would be a circle.
+    Links are followed, but not back to a folder on the way to them, which would be a circle.
 
     :raises ValueError: if there is no such folder.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
     found: list[Path] = []
+    ways: dict[Path, list[Path]] = {}  # the folders that lead to each, without links
     for place, folders, names in os.walk(folder, followlinks=True):
         here = Path(place)
-        above = here.resolve()
-        folders[:] = [name for name in folders if not above.is_relative_to((here / name).resolve())]
-        found += [here / name for name in names if Path(name).suffix.lower() in SUFFIXES]
+        ways[here] = [*ways.get(here.parent, []), here.resolve()]
+        folders[:] = [n for n in folders if not (_hidden(n) or _leads_back(here / n, ways[here]))]
+        found += [here / n for n in names if not _hidden(n) and Path(n).suffix.lower() in SUFFIXES]
     return sorted(file for file in found if file.is_file())
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".")
+
+
+def _leads_back(folder: Path, way: Sequence[Path]) -> bool:
+    target = folder.resolve()
+    return any(place.is_relative_to(target) for place in way)
 
 
 def class_folders(folder: Path, classes: Sequence[str]) -> ImageFiles:
@@ -199,7 +210,7 @@ def class_folders(folder: Path, classes: Sequence[str]) -> ImageFiles:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
     ids = {name: i for i, name in enumerate(classes)}
-    found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not _hidden(p.name))
     unknown = [name for name in found if name not in ids]
     if unknown:
         raise ValueError(f"{folder} has folders that are no classes: {unknown}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,10 @@ from torch.utils.data import Dataset
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 
 from covon_avalanche.streams.transforms import pixels_of
+
+#: What the system says of files that are damaged (a place before their beginning) or not there.
+#: Pillow's own errors have no number.
+_OF_THE_FILE = (None, errno.EINVAL, errno.ENOENT)
 
 
 class Images(Protocol):
@@ -101,11 +106,17 @@ def decode_image(file: Path) -> Image.Image:
     """An image file as RGB.
 
     :raises ValueError: naming the file.
+    :raises OSError: naming the file, if it cannot be read now, whatever is in it.
     """
     try:
         with Image.open(file) as image:
             return image.convert("RGB")
+    except MemoryError:
+        raise  # says nothing about the file
     except Exception as error:  # decoders raise whatever they like on damaged input
+        if isinstance(error, OSError) and error.errno not in _OF_THE_FILE:
+            error.filename = str(file)  # which reading does not tell
+            raise
         raise ValueError(f"the image {file} cannot be decoded: {error}") from error
 
 
@@ -117,6 +128,7 @@ def decode_pixels(file: Path) -> Tensor:
     faster still for large files, gives other pixels.)
 
     :raises ValueError: naming the file.
+    :raises OSError: naming the file, if it cannot be read now, whatever is in it.
     """
     if file.suffix.lower() in (".jpg", ".jpeg"):
         try:

@@ -1,6 +1,7 @@
 """Every damaged, missing or extra image is named; the manifest makes the same benchmark."""
 
 import csv
+import errno
 import warnings
 
 import pytest
@@ -101,7 +102,13 @@ def test_manifests_of_other_versions(tmp_path):
         DomainFolders(file)
 
 
+def unreadable(dataset_root):
+    raise PermissionError(errno.EACCES, "Permission denied", str(dataset_root / "list.txt"))
+
+
 def test_what_is_not_there_at_all(tmp_path):
+    with pytest.raises(DataError, match=r"Permission denied: .*list.txt"):
+        verify(unreadable, tmp_path)
     with pytest.raises(DataError, match=r"there is no folder .*photo"):
         verify(PACS, tmp_path)
     with warnings.catch_warnings():

@@ -21,13 +21,14 @@ from miniature import (
 )
 from PIL import Image
 from torch import nn
+from torchvision.datasets.folder import IMG_EXTENSIONS
 from toys import QUIET
 
 from covon_avalanche.domain_orders import DOMAINNET, NI_ORDERS
 from covon_avalanche.streams import CDDB, PACS, CORe50, DomainFolders, DomainNet
 from covon_avalanche.streams.domainnet import COUNTS
-from covon_avalanche.streams.images import class_folders, image_benchmark
-from covon_avalanche.streams.sources import ImageFiles
+from covon_avalanche.streams.images import SUFFIXES, class_folders, image_benchmark, image_files
+from covon_avalanche.streams.sources import ImageFiles, decode_pixels
 
 
 def as_is(image: Image.Image) -> torch.Tensor:
@@ -355,6 +356,34 @@ def test_links_count_but_not_in_a_circle(tmp_path):
     found = class_folders(root, ["cat", "fox"]).files
     expected = ["cat/0.png", "fox/0.png", "fox/1.png", "fox/more/0.png"]
     assert found == [root / name for name in expected]
+
+
+def test_folders_linked_with_each_other_are_no_circle(tmp_path):
+    root, elsewhere = tmp_path / "day", tmp_path / "elsewhere"
+    for name in ("cat", "fox"):
+        paint(root / name / "0.png", 0)
+        (root / name / "more").symlink_to(elsewhere)
+    paint(elsewhere / "1.png", 0)
+    (elsewhere / "back").symlink_to(root / "cat")
+    expected = ["cat/0.png", "cat/more/1.png"]
+    assert image_files(root / "cat") == [root / name for name in expected]
+    assert root / "fox/more/1.png" in class_folders(root, ["cat", "fox"]).files
+
+
+def test_all_that_torchvision_takes_for_images_is_found_and_decoded(tmp_path):
+    assert {*SUFFIXES} == {*IMG_EXTENSIONS}
+    for suffix in SUFFIXES:
+        Image.new("L" if suffix == ".pgm" else "RGB", (4, 4)).save(tmp_path / f"1{suffix.upper()}")
+    files = image_files(tmp_path)
+    assert len(files) == len(SUFFIXES)
+    assert all(decode_pixels(file).shape == (3, 4, 4) for file in files)
+
+
+def test_what_is_hidden_does_not_count(tmp_path):
+    for name in ("1.jpg", "._1.jpg", ".ipynb_checkpoints/1-checkpoint.jpg", "a/.b/c/1.jpg"):
+        paint(tmp_path / ".data" / "cat" / name, 0)
+    found = class_folders(tmp_path / ".data", ["cat"]).files
+    assert found == [tmp_path / ".data" / "cat" / "1.jpg"]
 
 
 def test_avalanches_own_methods_train_on_them(tmp_path):

@@ -1,6 +1,7 @@
 """Decoded images kept on disk: the same pixels, never stale, never half, never foreign."""
 
 import copy
+import errno
 import json
 import logging
 import multiprocessing
@@ -318,6 +319,34 @@ def test_broken_images_are_errors_or_skipped_and_counted(tmp_path, cache, limit)
     again = open_stream(DomainFolders, root, skip_broken=True, **options)
     left = [row for e in good.train_stream[1:] for row in seen(e)]
     assert left == seen(again.train_stream[1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), r"Too many open files: '.*/a.png'"),
+        (PermissionError(errno.EACCES, "Permission denied"), r"Permission denied: '.*/a.png'"),
+        (OSError(errno.EINVAL, "Invalid argument"), r"a.png cannot be decoded"),
+        (OSError("image file is truncated"), r"a.png cannot be decoded"),
+        (MemoryError("no room"), "no room"),
+    ],
+)
+def test_what_fails_now_alone_is_not_called_broken(
+    pictures, tmp_path, monkeypatch, fault, expected
+):
+    def fail(file):
+        raise fault
+
+    of_the_file = "decoded" in expected
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", fail)
+        with pytest.raises(ValueError if of_the_file else type(fault), match=expected):
+            decode_image(pictures.files[0])
+        if of_the_file:
+            return
+        with pytest.raises((ValueError, MemoryError), match=expected):
+            opened(pictures.take([0]), tmp_path / "cache", skip_broken=True)
+    assert len(opened(pictures.take([0]), tmp_path / "cache", skip_broken=True)) == 1
 
 
 def test_a_domain_of_broken_images_alone_is_an_error(tmp_path):
