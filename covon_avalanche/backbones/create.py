@@ -55,7 +55,7 @@ def create_backbone(
     model, heads = BUILD[library](model_name, num_classes, weights == "default", image_size)
     if weights is not None and hasattr(model, "transform_input"):
         # GoogLeNet and Inception turn pixels normalised as for the others into what they learned
-        setattr(model, "transform_input", True)  # noqa: B010 (no tensor, no module)
+        model.transform_input = True  # type: ignore[assignment]
     if file is not None:
         optional = tuple(f"{head}." for head in heads)
         fitting = {
