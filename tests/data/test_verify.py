@@ -84,6 +84,14 @@ def test_a_manifest_below_a_linked_folder_finds_its_images(tmp_path, monkeypatch
         assert all(file.is_file() for file in again.images["train"]["photo"].files)
 
 
+def test_a_manifest_keeps_paths_that_look_like_comments(tmp_path):
+    pacs(tmp_path / "#1")
+    write_manifest(verify(PACS, tmp_path / "#1", **OPTIONS), tmp_path / "pacs.csv")
+    images = DomainFolders(tmp_path / "pacs.csv").images["train"]["photo"]
+    assert len(images) == 56
+    assert all(file.is_file() for file in images.files)
+
+
 def test_a_manifest_keeps_class_ids(tmp_path):
     domains = list(cddb(tmp_path / "CDDB"))
     file = tmp_path / "cddb.csv"
