@@ -98,12 +98,18 @@ def write_manifest(report: Report, file: Path) -> None:
     table.writerow(COLUMNS)
     for e in report.entries:
         if not e.problem:
-            path = os.path.relpath(e.file, file.parent)
+            path = _relative(e.file, file.parent)
             table.writerow((path, e.domain, e.label, e.split, e.bytes, e.sha256))
     try:
         write_atomically(file, text.getvalue())
     except OSError as error:
         raise DataError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _relative(file: Path, folder: Path) -> str:
+    """A path that leads from a folder to a file, where the folder is a link, too."""
+    below = file.absolute().is_relative_to(folder.absolute())  # so that both may be moved
+    return os.path.relpath(file, folder if below else folder.resolve())  # ".." leaves what is real
 
 
 def _listed(benchmark: Any) -> Iterator[Entry]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
@@ -44,7 +45,8 @@ def DomainFolders(
         chosen by file name) or ``DOMAIN/{train,test}/CLASS/*``, where ``val`` or ``valid`` may
         stand for ``test``, and is not used beside it; or a CSV file with the columns
         ``file`` (relative to it), ``domain``, ``label`` and ``split`` (train or test), such as
-        ``covon data verify --manifest`` writes; lines that begin with ``#`` do not count.
+        ``covon data verify --manifest`` writes; lines before the
+        columns that begin with ``#`` do not count.
     :param classes: names by class id; by default those of the manifest, or those found in any
         domain, sorted. A class that is called like a split, such as ``train``, must be among them.
     :param domains: some of the domains, in the order to learn them; by default all, sorted (in
@@ -128,22 +130,24 @@ def _from_folders(
 def _table(file: Path) -> tuple[list[str] | None, list[dict[str, str]]]:
     """Names by class id, if the table tells them, and its rows."""
     try:
-        with file.open(encoding="utf-8", newline="") as handle:
+        with file.open(encoding="utf-8-sig", newline="") as handle:  # as Excel writes it, too
             lines = list(handle)
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not text in UTF-8: {error}") from error
     return classes_of(file, lines), list(_rows(file, lines))
 
 
 def _rows(file: Path, lines: Sequence[str]) -> Iterator[dict[str, str]]:
-    numbered = [(n, line) for n, line in enumerate(lines, 1) if not line.startswith("#")]
-    reader = csv.DictReader(line for _, line in numbered)
+    comments = len(list(takewhile(lambda line: line.startswith("#"), lines)))
+    reader = csv.DictReader(lines[comments:])
     columns = reader.fieldnames or ()
     missing = [c for c in _COLUMNS if c not in columns]
     if missing:
         raise ValueError(f"{file} lacks the columns {missing}")
     for row in reader:
-        place = f"{file}, line {numbered[reader.line_num - 1][0]}"
+        place = f"{file}, line {comments + reader.line_num}"
         if None in row or None in row.values():  # what is too much, and what is not there
             raise ValueError(f"{place}: expected {len(columns)} values: {', '.join(columns)}")
         if row["split"] not in ("train", "test"):

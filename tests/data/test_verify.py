@@ -3,6 +3,7 @@
 import csv
 import errno
 import warnings
+from pathlib import Path
 
 import pytest
 from miniature import cddb, domainnet, pacs, paint
@@ -66,6 +67,29 @@ def test_a_manifest_makes_the_same_benchmark(tmp_path):
             files = [f.resolve() for f in images.files if f.stat().st_size]
             assert [f.resolve() for f in again.images[stream][domain].files] == files
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("place", ["data", "link"])
+def test_a_manifest_below_a_linked_folder_finds_its_images(tmp_path, monkeypatch, place):
+    (tmp_path / "deep" / "down").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "down")
+    pacs(tmp_path / place)
+    monkeypatch.chdir(tmp_path)
+    write_manifest(verify(PACS, Path(place), **OPTIONS), tmp_path / "link" / "pacs.csv")
+    images = DomainFolders("link/pacs.csv").images["train"]["photo"]
+    assert all(file.is_file() for file in images.files)
+    if place == "link":  # with the table
+        (tmp_path / "deep").rename(tmp_path / "elsewhere")
+        again = DomainFolders(tmp_path / "elsewhere" / "down" / "pacs.csv")
+        assert all(file.is_file() for file in again.images["train"]["photo"].files)
+
+
+def test_a_manifest_keeps_paths_that_look_like_comments(tmp_path):
+    pacs(tmp_path / "#1")
+    write_manifest(verify(PACS, tmp_path / "#1", **OPTIONS), tmp_path / "pacs.csv")
+    images = DomainFolders(tmp_path / "pacs.csv").images["train"]["photo"]
+    assert len(images) == 56
+    assert all(file.is_file() for file in images.files)
 
 
 def test_a_manifest_keeps_class_ids(tmp_path):

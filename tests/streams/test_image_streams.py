@@ -301,6 +301,12 @@ def test_validation_images_are_held_out_class_by_class(tmp_path):
         assert sorted(counts[counts > 0].tolist()) == [2, 2]
 
 
+def test_a_table_may_begin_with_the_mark_of_its_encoding(tmp_path):
+    table = own(tmp_path, "csv")
+    table.write_text(table.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    check_labels(open_stream(DomainFolders, table), OWN_CODES)
+
+
 def test_what_does_not_fit_is_named(tmp_path):
     root = own(tmp_path / "good", "plain")
     for options, message in (
@@ -330,6 +336,9 @@ def test_what_does_not_fit_is_named(tmp_path):
         (tmp_path / "c.csv").write_text(f"file,domain,label,split\nx.png,day,cat,test\n{row}\n")
         with pytest.raises(ValueError, match=r"c.csv, line 3: expected 4 values: file, domain, "):
             DomainFolders(tmp_path / "c.csv")
+    (tmp_path / "d.csv").write_text("file,domain,label,split\né.png,day,cat,test\n", "latin-1")
+    with pytest.raises(ValueError, match=r"d.csv is not text in UTF-8: .* byte 0xe9"):
+        DomainFolders(tmp_path / "d.csv")
     (tmp_path / "empty" / "day" / "cat").mkdir(parents=True)
     with pytest.raises(ValueError, match="domain 'day' has no images for the 'train' stream"):
         DomainFolders(tmp_path / "empty")
