@@ -20,8 +20,10 @@ from typing import Any, Literal
 import numpy as np
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
+from filelock import FileLock
 
 from covon_avalanche.atomic import replaced_when_whole
+from covon_avalanche.disk import require_space
 from covon_avalanche.domain_orders import NI_ORDERS, check_core50_run, core50_sessions
 from covon_avalanche.streams.images import (
     choose_domains,
@@ -144,21 +146,32 @@ def _by_session(paths: Sequence[str], categories: bool) -> dict[str, tuple[list[
 
 
 def _unpacked(archive: Path) -> Path:
-    """The archive's array as a file of its own, which can be memory-mapped."""
+    """The archive's array as a file of its own, which can be memory-mapped.
+
+    One process unpacks it, the others wait.
+    """
     target = archive.with_suffix(".npy")
-    if target.is_file():
-        return target
+    if not target.is_file():
+        with FileLock(archive.with_name(f".{archive.stem}.lock")):
+            if not target.is_file():  # another process may have made it
+                _unpack(archive, target)
+    return target
+
+
+def _unpack(archive: Path, target: Path) -> None:
+    for left_over in target.parent.glob(f".{target.name}.*.part"):
+        left_over.unlink()
     try:
-        with (
-            replaced_when_whole(target) as part,
-            zipfile.ZipFile(archive) as packed,
-            packed.open("x.npy") as source,
-            part.open("wb") as file,
-        ):
-            shutil.copyfileobj(source, file, 2**20)
+        with zipfile.ZipFile(archive) as packed:
+            require_space(target.parent, packed.getinfo("x.npy").file_size)
+            with (
+                replaced_when_whole(target) as part,
+                packed.open("x.npy") as source,
+                part.open("wb") as file,
+            ):
+                shutil.copyfileobj(source, file, 2**20)
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise ValueError(f"{archive} is damaged, or has no array 'x': {error}") from error
-    return target
 
 
 class _NoObjects(pickle.Unpickler):

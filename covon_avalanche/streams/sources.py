@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from mmap import mmap
 from pathlib import Path
 from typing import Protocol
 
@@ -70,6 +71,12 @@ class ImageRows(Dataset):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __reduce__(self) -> tuple:
+        file = _npy_file(self.array)
+        if file is not None:
+            return _mapped_rows, (file, self.rows, self.labels)  # copies no pixels
+        return ImageRows, (self.array, self.rows, self.labels)
+
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         return Image.fromarray(np.asarray(self.array[self.rows[index]])), self.labels[index]
 
@@ -81,6 +88,18 @@ class ImageRows(Dataset):
         """Some of them, in this order."""
         labels = [self.labels[i] for i in indices]
         return ImageRows(self.array, [self.rows[i] for i in indices], labels)
+
+
+def _npy_file(array: np.ndarray) -> str | None:
+    """The ``.npy`` file whose array, the whole of it, is mapped here for reading."""
+    if not (isinstance(array, np.memmap) and isinstance(array.base, mmap)):  # a part's is the whole
+        return None
+    file = str(array.filename)
+    return file if array.mode == "r" and file.endswith(".npy") else None
+
+
+def _mapped_rows(file: str, rows: Sequence[int], labels: Sequence[int]) -> ImageRows:
+    return ImageRows(np.load(file, mmap_mode="r"), rows, labels)
 
 
 class PixelRows(Dataset):

@@ -2,8 +2,12 @@
 
 import pickle
 import re
+import shutil
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -180,9 +184,34 @@ def test_core50_runs_nothing_from_its_pickle_and_refuses_damaged_files(tmp_path)
     (tmp_path / "core50_imgs.npz").write_bytes(b"PK no zip")
     with pytest.raises(ValueError, match=r"core50_imgs.npz is damaged"):
         open_stream(CORe50, tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["core50_imgs.npz", "paths.pkl"]
+    left = {p.name for p in tmp_path.iterdir()} - {".core50_imgs.lock"}
+    assert left == {"core50_imgs.npz", "paths.pkl"}
     with pytest.raises(ValueError, match=r"run must be in 0 to 9, got 10"):
         CORe50(dataset_root=tmp_path, run=10)
+
+
+def test_core50_is_unpacked_by_one_process_where_there_is_room(tmp_path, monkeypatch):
+    core50(tmp_path, "archive")
+    left_over = tmp_path / ".core50_imgs.npy.1.part"
+    left_over.write_bytes(b"of a run that was killed")
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
+        with pytest.raises(ValueError, match=r"needs 0.3 GB of free disk, has 0.0"):
+            CORe50(dataset_root=tmp_path)
+    assert not left_over.exists()
+    unpacked = []
+
+    def slow(*args):
+        unpacked.append(args)
+        time.sleep(0.2)
+        copy(*args)
+
+    copy = shutil.copyfileobj
+    monkeypatch.setattr("shutil.copyfileobj", slow)
+    with ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(lambda i: open_stream(CORe50, tmp_path), range(3)))
+    assert len(made) == 3
+    assert len(unpacked) == 1
 
 
 # PACS ----------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from covon_avalanche.streams import (
     image_transforms,
 )
 from covon_avalanche.streams.cached_images import cached
-from covon_avalanche.streams.sources import ImageFiles, decode_image, decode_pixels
+from covon_avalanche.streams.sources import ImageFiles, ImageRows, decode_image, decode_pixels
 
 
 def picture(file: Path, width: int, height: int, seed: int, **options) -> Path:
@@ -288,6 +288,21 @@ def test_copies_map_the_file_and_workers_read_it(pictures, tmp_path):
         for n in (0, 2)
     ]
     assert torch.equal(*batches)
+
+
+def test_copies_of_an_array_on_disk_map_it_again(tmp_path):
+    array = np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), dtype=np.uint8)
+    np.save(tmp_path / "a.npy", array)
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    images = ImageRows(mapped, range(9), [0] * 9).take([8, 2])
+    content = pickle.dumps(images)
+    assert len(content) < 1000  # far from the pixels
+    for again in (pickle.loads(content), copy.deepcopy(images)):
+        assert isinstance(again.array, np.memmap)
+        assert all(torch.equal(again.pixels(i), images.pixels(i)) for i in range(2))
+    for other in (array, mapped[3:], np.load(tmp_path / "a.npy", mmap_mode="c")):
+        again = pickle.loads(pickle.dumps(ImageRows(other, [1], [0])))
+        assert np.array_equal(again.array, other)
 
 
 # Images that cannot be decoded --------------------------------------------------------------
