@@ -169,7 +169,7 @@ def _average(sums: dict[str, Tensor], examples: int) -> dict[str, Tensor]:
 
 @contextmanager
 def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
-    """Eval or train mode inside, each module's own flag again outside."""
+    """Eval or train mode inside, with gradients; each module's own flag again outside."""
     flags = {module: module.training for module in model.modules()}
     try:
         model.train(train)

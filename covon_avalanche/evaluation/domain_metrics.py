@@ -26,13 +26,14 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     For an ``EvaluationPlugin``. Each ``strategy.eval`` of a whole stream is a row; of several
     evaluations between two experiences the last counts, and those inside ``train``, which come
     before posteriors are merged, do not. Where an evaluation is left out, its row is ``None``, and
-    what compares with it is not defined; the parts of an online stream are one experience. It
-    reports, for the domains learned so
-    far, A_T as domain mean and image-weighted, BWT (the paper's F_T), forgetting as Avalanche
-    defines it and from the best accuracy ever, plasticity, and calibration; what is not
-    defined, such as BWT after one domain, is not reported; nor is any comparison with the past
-    where the stream's domains are not those trained, by number or by ``experience.domain``, in
-    the same order (CORe50's test sessions). Task identities are not used.
+    what compares with it is not defined; the parts of an online stream are one experience.
+
+    It reports, for the domains learned so far, A_T as domain mean and image-weighted, BWT (the
+    paper's F_T), forgetting as Avalanche defines it and from the best accuracy ever, plasticity,
+    and calibration; what is not defined, such as BWT after one domain, is not reported; nor is
+    any comparison with the past where the stream's domains are not those trained, by number or
+    by ``experience.domain``, in the same order (CORe50's test sessions). Task identities are not
+    used.
 
     Avalanche's metrics of similar names are other numbers: its ``StreamAccuracy`` pools all
     images of what is evaluated, domains not learned yet included.

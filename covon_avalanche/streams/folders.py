@@ -45,8 +45,8 @@ def DomainFolders(
         chosen by file name) or ``DOMAIN/{train,test}/CLASS/*``, where ``val`` or ``valid`` may
         stand for ``test``, and is not used beside it; or a CSV file with the columns
         ``file`` (relative to it), ``domain``, ``label`` and ``split`` (train or test), such as
-        ``covon data verify --manifest`` writes; lines before the
-        columns that begin with ``#`` do not count.
+        ``covon data verify --manifest`` writes; lines before the columns that begin with ``#`` do
+        not count.
     :param classes: names by class id; by default those of the manifest, or those found in any
         domain, sorted. A class that is called like a split, such as ``train``, must be among them.
     :param domains: some of the domains, in the order to learn them; by default all, sorted (in

@@ -31,8 +31,7 @@ class Tables:
     ``places``: int64 of shape (jobs, 9): addresses of mean, sample, grad, momentum, hess,
     prior mean and prior precision (0 where there is no tensor), size, number.
     ``settings``: float64 of shape (jobs, 10): ess; hess, prior mean and prior precision where
-    they are no tensors; 1 - beta1, 1 - beta2, lr, clip radius, correction,
-    batch size.
+    they are no tensors; 1 - beta1, 1 - beta2, lr, clip radius, correction, batch size.
     """
 
     def __init__(self, jobs: Sequence[Job]) -> None:
