@@ -66,12 +66,19 @@ def run_missing(
 
 def origin(results: list[Result]) -> str:
     """How many seeds, which versions, what machine."""
-    machine, versions = results[0].machine, results[0].versions
     seeds = len({result.seed for result in results})
+    versions = results[0].versions
+    by_machine: dict[str, list[str]] = {}  # strategies
+    for result in results:
+        machine = f"{result.machine['cores']} cores ({result.machine['processor']})"
+        names = by_machine.setdefault(machine, [])
+        if result.strategy not in names:
+            names.append(result.strategy)
+    most, *others = sorted(by_machine, key=lambda machine: -len(by_machine[machine]))
+    machines = most + "".join(f"; {', '.join(by_machine[m])}: {m}" for m in others)
     return (
         f"Mean ± standard deviation over {seeds} seeds; torch {versions['torch']}, "
-        f"avalanche-lib {versions['avalanche-lib']}, {machine['cores']} cores "
-        f"({machine['processor']}), one thread a run."
+        f"avalanche-lib {versions['avalanche-lib']}, one thread a run, {machines}."
     )
 
 

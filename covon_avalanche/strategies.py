@@ -7,7 +7,8 @@ Batches come from tensors where the data allow it, see :class:`TensorBatches`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -35,11 +36,20 @@ Evaluator: TypeAlias = EvaluationPlugin | Callable[[], EvaluationPlugin]
 
 
 class _PosteriorStrategy(TensorBatches, SupervisedTemplate):
-    """A strategy whose interrupted training leaves the weights at the posterior's mean."""
+    """A strategy that leaves the weights at the posterior's mean when it is interrupted."""
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with self._mean_after_all():
             return super().train(*args, **kwargs)
+
+    def eval(self, *args: Any, **kwargs: Any) -> Any:
+        with self._mean_after_all():
+            return super().eval(*args, **kwargs)
+
+    @contextmanager
+    def _mean_after_all(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException:
             for plugin in self.plugins:
                 if isinstance(plugin, PosteriorPlugin):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 2**17  # entries worked on at a time, where whole tensors would need transient memory
+DEVICE_BLOCK = 2**24  # the same where no cache is to be kept warm and each launch costs
 _LARGE = 2**16  # entries from which the place of a buffer in memory matters
 _STEP = 112  # entries between the places of two buffers, a multiple of a cache line
 
@@ -90,14 +91,17 @@ def is_dense(p: Tensor) -> bool:
     return True
 
 
-def flat_blocks(tensors: list[Tensor], block: int = BLOCK) -> list[list[Tensor]]:
+def flat_blocks(tensors: list[Tensor], block: int | None = None) -> list[list[Tensor]]:
     """Cut tensors of the same shape and strides into views of at most ``block`` entries.
 
+    :param block: by default what suits their device.
     :return: for each block the pieces of all tensors, in order of memory.
     :raises ValueError: for different strides, where the pieces would not fit together.
     """
     if not is_dense(tensors[0]):
         return [tensors]
+    if block is None:
+        block = BLOCK if tensors[0].device.type == "cpu" else DEVICE_BLOCK
     strides = {t.stride() for t in tensors}
     if len(strides) > 1:
         raise ValueError(f"tensors must have the same strides, got {sorted(strides)}")
@@ -139,7 +143,8 @@ class SecondCopy:
 
 def moved(parameters: Iterable[Tensor]) -> None:
     """Tell autograd that the content has changed, so that a backward pass through the old one
-    is an error instead of a wrong gradient."""
+    is an error instead of a wrong gradient, and autocast, which keeps casts of weights."""
+    torch.clear_autocast_cache()
     torch.autograd.graph.increment_version(list(parameters))
 
 

@@ -291,7 +291,7 @@ class CoVON(PosteriorOptimizer):
         drawn = [(place.parameter, second_copy(copies, place.parameter)) for place in places]
         # Between tasks the slow posterior predicts.
         make = self._job if train else self._job_between_tasks
-        jobs = self._jobs.get(places, states, [c.content for _, c in drawn], make, train)
+        jobs = self._draws.get(places, states, [c.content for _, c in drawn], make, train)
         for kernel, some in self._kernels.split(jobs):
             bad = kernel.draw(some, self._noise, self._fill_noise)
             check_precisions([(job.name, _precision_of(job).min()) for job in bad])
@@ -309,7 +309,7 @@ class CoVON(PosteriorOptimizer):
                 state = {**self._start_task(p, group), **state}
             states.append(state)
             samples.append(record.theta(p) if one_pass else record.statistic(p))
-        jobs = self._jobs.get(places, states, samples, self._job, True)
+        jobs = self._jobs.get(places, states, samples, self._job)
         for job, state, place in zip(jobs, states, places, strict=True):
             job.holds, job.batch_size = holds, batch_size
             _refresh(job, state, place)
@@ -419,7 +419,7 @@ class CoVON(PosteriorOptimizer):
         self._forget_plans()
 
     def _forget_plans(self) -> None:
-        self._jobs = JobCache()
+        self._jobs, self._draws = JobCache(), JobCache()  # what is drawn may have no gradient
         self._kernels = KernelsByDevice(self.implementation)
 
 

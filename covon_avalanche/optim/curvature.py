@@ -75,7 +75,8 @@ def squared_example_gradients(name: Callable[[Tensor], str]) -> Curvature:
         if squares is None:
             raise RuntimeError(
                 f"hess_approx='per_example' found no squared gradients for {name(p)!r}: call "
-                "covon_avalanche.fisher.track_example_squares(model) before training"
+                "covon_avalanche.fisher.track_example_squares(model) before training, and freeze "
+                "what takes no part in the forward pass (a gradient from a penalty has no examples)"
             )
         del p.example_squares  # type: ignore[attr-defined]
         return theta.copy_(squares)

@@ -147,7 +147,11 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
                         "gradients, run all micro-batches inside one sampled_params()"
                     )
                 self.discard_samples()
-            self._record.add([(p, copy.content) for p, copy in drawn])
+            try:
+                self._record.add([(p, copy.content) for p, copy in drawn])
+            except BaseException:
+                self.discard_samples()  # half of a sample is none
+                raise
 
     @torch.no_grad()
     def _perturb(self, train: bool) -> None:
@@ -159,7 +163,7 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         check_generator(self._noise.given)
         places = []
         for place in self._places():
-            if place.parameter.requires_grad:
+            if place.parameter.requires_grad and place.parameter.numel():
                 check_dtype(place.parameter, place.name)
                 places.append(place)
         # A sample that waits for its step keeps its buffer; another one gets its own.
@@ -239,7 +243,7 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
             for _ in range(self.mc_samples):
                 with torch.enable_grad(), self.sampled_params():
                     losses.append(closure())
-            loss = sum(losses) / len(losses)
+            loss = None if None in losses else sum(losses) / len(losses)
         if not self._record.complete:
             raise RuntimeError(
                 f"step() needs mc_samples={self.mc_samples} samples, got {self._record.count}: "
@@ -256,7 +260,7 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         places = []
         for place in self._places():
             p = place.parameter
-            if p.grad is None or not p.requires_grad:
+            if p.grad is None or not p.requires_grad or not p.numel():
                 continue
             if not record.covers(p):
                 raise RuntimeError(
@@ -337,10 +341,11 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         :param named_parameters: see :meth:`posterior`.
         """
         given = self._names(named_parameters)
-        means, precisions = {}, {}
+        means, precisions, inside = {}, {}, dict(self._inside)
         for _, p, group, _ in self._places():
             if p in given:
-                state = {**self._first_prior(p, group), **self.state.get(p, {})}
+                mean = inside[p].content if p in inside else p
+                state = {**self._first_prior(mean, group), **self.state.get(p, {})}
                 means[given[p]] = state["prior_mean"].clone()
                 precisions[given[p]] = state["prior_precision"].clone()
         return DiagGaussian(means, precisions)
@@ -405,9 +410,13 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
                     f"mc_samples must be the same in all groups, got {group['mc_samples']} "
                     f"and {self.mc_samples}"
                 )
+            seen: set[Tensor] = set()
             for name, p, owner, _ in self._places():
                 if owner is group:
                     check_dtype(p, name)
+                    if p in seen:  # a tied weight would be exchanged and stepped twice
+                        raise ValueError(f"{name!r} is in its group a second time")
+                    seen.add(p)
         except Exception:
             self.param_groups.pop()  # refused is as if it had not been added
             raise
@@ -433,6 +442,9 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         if self._inside:
             raise RuntimeError("load_state_dict() must be called outside of sampled_params()")
         super().load_state_dict(state_dict)
+        for group in self.param_groups:  # saved before there was such a setting
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
         self.discard_samples()
 
     def __getstate__(self) -> dict[str, Any]:

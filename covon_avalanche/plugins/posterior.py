@@ -161,14 +161,21 @@ class PosteriorPlugin(SupervisedPlugin):
     def before_eval(self, strategy: Any, **kwargs: Any) -> None:
         """Never evaluate a sample that an interrupted training left in place."""
         self.abandon_sample()
+        if strategy.optimized_param_id is None and isinstance(
+            strategy.optimizer, self.optimizer_class
+        ):  # as the first training does, before the model grows
+            self._remake_optimizer(strategy)
 
     def before_eval_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Tell the optimizer of a model that grew in an evaluation."""
         known = strategy.optimized_param_id
         if known and any(known.get(n) is not p for n, p in strategy.model.named_parameters()):
-            self._save_states(strategy)
-            strategy.make_optimizer()
-            self._restore_states(strategy)
+            self._remake_optimizer(strategy)
+
+    def _remake_optimizer(self, strategy: Any) -> None:
+        self._save_states(strategy)
+        strategy.make_optimizer()
+        self._restore_states(strategy)
 
     def before_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, if asked for."""

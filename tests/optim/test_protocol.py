@@ -123,6 +123,21 @@ class TestSampling:
         assert not same(weights(linear), before)
         assert linear.weight.dtype == torch.float32
 
+    def test_autocast_does_not_keep_an_earlier_samples_weights(self, make, linear, batch):
+        """It keeps casts of weights, which are known by their address."""
+        optimizer = make(linear.parameters())
+        train_step(optimizer, linear, batch)
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = [linear(batch[0])]
+            for _ in range(3):
+                with optimizer.sampled_params(train=False):
+                    outputs.append(linear(batch[0]))
+                    alone = linear.weight.bfloat16(), linear.bias.bfloat16()
+                    expected = nn.functional.linear(batch[0].bfloat16(), *alone)
+                    assert torch.equal(outputs[-1], expected)
+            assert torch.equal(linear(batch[0]), outputs[0])
+        assert len({tuple(o.flatten().tolist()) for o in outputs}) == 4
+
 
 class TestWhichParameters:
     def test_frozen_ones_are_neither_perturbed_nor_moved(self, make, linear, batch):
@@ -149,6 +164,49 @@ class TestWhichParameters:
         assert set(optimizer.posterior().mean) == {"0.0", "0.1"}  # those of the used layer
         with optimizer.sampled_params(train=False):  # to predict, what has no posterior is sure
             assert same(weights(unused), before)
+
+    @pytest.mark.parametrize("implementation", ["eager", "foreach", "compiled"])
+    def test_empty_ones_are_left_alone(self, linear, batch, implementation):
+        empty = nn.Parameter(torch.zeros(0, 3))
+        for make, more in ((make_covon, {"implementation": implementation}), (make_vcl, {})):
+            optimizer = make([*linear.parameters(), empty], **more)
+            for _ in range(2):
+                for _ in range(3):
+                    with optimizer.sampled_params():
+                        optimizer.zero_grad()
+                        (
+                            nn.functional.cross_entropy(linear(batch[0]), batch[1]) + empty.sum()
+                        ).backward()
+                    optimizer.step()
+                if make is make_covon:
+                    assert set(optimizer.diagnostics()) == {"all", "0.0", "0.1"}
+                optimizer.consolidate()
+            assert set(optimizer.posterior().mean) == {"0.0", "0.1"}
+
+    def test_one_that_is_there_twice_is_refused(self, make, linear):
+        with (
+            pytest.warns(UserWarning, match="duplicate"),
+            pytest.raises(ValueError, match=r"'0.1' is in its group a second time"),
+        ):
+            make([linear.weight, linear.weight])
+
+    @pytest.mark.parametrize("implementation", ["foreach", "compiled"])
+    def test_those_without_gradients_do_not_change_the_others(self, batch, implementation):
+        """As the heads of other tasks: they are drawn, but not stepped. The noise goes by
+        number, and that of torch's generator in order, so they come last."""
+        runs = []
+        for others in (0, 3):
+            torch.manual_seed(0)
+            model, more = nn.Linear(4, 3), [nn.Linear(4, 3) for _ in range(others)]
+            optimizer = make_covon(
+                [p for m in (model, *more) for p in m.parameters()], implementation=implementation
+            )
+            train_step(optimizer, model, batch)
+            if implementation == "compiled":
+                train_step(optimizer, model, batch)
+                train_step(optimizer, model, batch)
+            runs.append(weights(model))
+        assert same(*runs)
 
     def test_groups_have_their_own_settings(self, make, batch):
         torch.manual_seed(0)
@@ -372,6 +430,20 @@ class TestStepping:
 
 
 class TestGuards:
+    def test_half_a_sample_is_not_kept(self, linear, batch):
+        """Where what a sample leaves cannot be worked out, the step begins anew."""
+        optimizer = make_covon(linear.parameters(), hess_approx="gradsq", mc_samples=2)
+        with (
+            pytest.raises(ValueError, match="give batch_size="),
+            optimizer.sampled_params(),
+        ):
+            nn.functional.cross_entropy(linear(batch[0]), batch[1]).backward()
+        optimizer.param_groups[0]["batch_size"] = 16
+        with optimizer.sampled_params():
+            nn.functional.cross_entropy(linear(batch[0]), batch[1]).backward()
+        with pytest.raises(RuntimeError, match="needs mc_samples=2 samples, got 1"):
+            optimizer.step()
+
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_a_bad_gradient_is_named_and_nothing_is_overwritten(self, make, linear, batch, value):
         optimizer = make(linear.named_parameters())
@@ -564,6 +636,14 @@ class TestPriors:
         flat = DiagGaussian({"bias": torch.zeros(3)}, {"bias": torch.zeros(3)})
         with pytest.raises(ValueError, match="precision of 'bias' must be positive"):
             make(linear.named_parameters(), prior=flat)
+
+    def test_the_prior_seen_inside_a_sample_is_the_one_outside(self, linear, batch):
+        optimizer = make_covon(linear.named_parameters(), prior_mean="init")
+        for _ in range(2):
+            before = optimizer.prior()
+            with optimizer.sampled_params():
+                assert same(optimizer.prior().mean, before.mean)
+            train_step(optimizer, linear, batch)
 
     def test_consolidating_twice_changes_nothing(self, make, linear, batch):
         optimizer = make(linear.named_parameters())

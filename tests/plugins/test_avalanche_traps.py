@@ -120,6 +120,22 @@ def test_a_model_that_grows_in_an_evaluation_is_sampled_and_known(kind):
 
 
 @both
+def test_a_model_that_grows_in_an_evaluation_before_any_training_keeps_its_prior(kind):
+    benchmark, model = toy_benchmark(2, classes_per_experience=2), Head()
+    prior = DiagGaussian(
+        weights(model), {n: torch.full_like(p, 7.0) for n, p in model.named_parameters()}
+    )
+    optimizer = MAKE[kind](model.named_parameters(), prior=prior)
+    strategy = posterior_strategy(kind, model, optimizer)
+    strategy.eval(benchmark.test_stream)
+    name = "head.classifier.weight"
+    assert optimizer.prior().precision[name].shape == (4, 10)
+    assert (optimizer.prior().precision[name][:2] == 7).all()
+    strategy.train(benchmark.train_stream[0])
+    assert set(optimizer.posterior().mean) == {n for n, _ in model.named_parameters()}
+
+
+@both
 def test_trap_3_the_model_moves_after_the_optimizer_is_made(kind):
     """No second device here: a change of dtype takes the same path as .to(device). A prior
     given for the old one follows."""

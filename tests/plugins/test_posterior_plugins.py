@@ -137,6 +137,21 @@ def test_an_interrupted_strategy_has_the_mean_weights(kind):
     assert same(runs[0], weights(plain))
 
 
+@pytest.mark.parametrize("kind", ["covon", "vcl"])
+def test_an_interrupted_evaluation_leaves_the_mean_weights(kind):
+    class Stop(SupervisedPlugin):
+        def before_eval_forward(self, strategy, **kwargs):
+            raise KeyboardInterrupt
+
+    model, benchmark = toy_model(), toy_benchmark(1)
+    strategy = make_strategy(kind, model, eval_samples=2, plugins=[Stop()])
+    strategy.train(benchmark.train_stream[0])
+    before = weights(model)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.eval(benchmark.test_stream)
+    assert same(weights(model), before)
+
+
 def test_a_plugin_that_was_interrupted_restores_the_mean_before_anything_else():
     model = toy_model()
     strategy = Naive(

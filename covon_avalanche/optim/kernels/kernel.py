@@ -46,16 +46,13 @@ class ForeachKernel:
 
     def __init__(self, block: int) -> None:
         self.block = block
-        self._plan = foreach.Plan([], block)
-
-    def _plan_of(self, jobs: list[Job]) -> foreach.Plan:
-        if self._plan.jobs is not jobs:
-            self._plan = foreach.Plan(jobs, self.block)
-        return self._plan
+        self._draws = self._steps = foreach.Plan([], block)
 
     def draw(self, jobs: list[Job], noise: NoiseSource, fill: Fill) -> list[Job]:
         """See :class:`Kernel`."""
-        return self._plan_of(jobs).draw(fill)
+        if self._draws.jobs is not jobs:
+            self._draws = foreach.Plan(jobs, self.block)
+        return self._draws.draw(fill)
 
     def safe(self, jobs: list[Job]) -> bool:
         """See :class:`Kernel`."""
@@ -63,7 +60,9 @@ class ForeachKernel:
 
     def step(self, jobs: list[Job], noise: NoiseSource, ahead: bool = True) -> bool:
         """See :class:`Kernel`."""
-        return foreach.safe(jobs) and self._plan_of(jobs).step()
+        if self._steps.jobs is not jobs:
+            self._steps = foreach.Plan(jobs, self.block)
+        return foreach.safe(jobs) and self._steps.step()
 
 
 class FusedKernel:
@@ -71,7 +70,8 @@ class FusedKernel:
 
     A step draws the next sample too, with the key that the noise source would give out
     next. It counts only if at the next draw the key and everything that the sample depends
-    on are the same; otherwise it is drawn anew. So it saves time and changes nothing.
+    on are the same; otherwise it is drawn anew. So it saves time and changes nothing, as long as
+    weights are changed where torch counts it (under ``no_grad``, not through ``.data``).
 
     :param plan: class of plans: made of jobs, with ``draw(key)``, ``safe()`` and
         ``step(next_key)``.
