@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from covon_avalanche.tensor_batches import TensorBatches
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOME = {
     "DiagGaussian": "gaussian",

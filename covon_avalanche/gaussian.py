@@ -124,11 +124,11 @@ def check_gaussian(name: str, mean: Tensor, precision: Tensor) -> None:
 
 
 def check_gamma(gamma: float, name: str = "gamma") -> None:
-    """Raise unless the merging coefficient is positive; warn above 1 (over-relaxation)."""
+    """Raise unless the merging coefficient is positive; warn if one of the mean is above 1."""
     if not (math.isfinite(gamma) and gamma > 0):
         raise ValueError(f"{name} must be > 0 and finite, got {gamma}")
-    if gamma > 1:
-        warnings.warn(f"{name}={gamma} is above 1: over-relaxed merging", stacklevel=3)
+    if gamma > 1 and name == "gamma":
+        warnings.warn(f"gamma={gamma} is above 1: over-relaxed merging", stacklevel=3)
 
 
 def merge_tensors(

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,11 @@ def test_all_public_names_load():
         import covon_avalanche
 
         covon_avalanche.nothing  # noqa: B018
+
+
+def test_the_page_of_public_names_has_them_all():
+    page = (PACKAGE.parent / "docs/names.md").read_text(encoding="utf-8")
+    for module in ("", ".streams", ".backbones", ".evaluation"):
+        names = import_module(f"{ROOT}{module}").__all__
+        missing = [name for name in names if f"`{name}`" not in page]
+        assert not missing

@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
+from miniature import paint
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -13,12 +15,15 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
     ("name", "promise"),
     [
         ("avalanche_two_lines.py", "CoVON"),
+        ("finetune_pictures.py", "A_T"),
         ("plain_pytorch.py", "after task 2"),
     ],
 )
 def test_example(name, promise, tmp_path):
+    for domain, kind, i in product(("day", "night"), ("cat", "dog"), range(10)):
+        paint(tmp_path / "pictures" / domain / kind / f"{i}.png", 100 * (kind == "cat") + i)
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
+        [sys.executable, str(EXAMPLES / name), *(["pictures"] if "pictures" in name else [])],
         capture_output=True,
         text=True,
         check=False,
@@ -31,6 +36,6 @@ def test_example(name, promise, tmp_path):
 
 def test_all_examples_are_tested_and_short():
     names = {p.name for p in EXAMPLES.glob("*.py")}
-    assert names == {"avalanche_two_lines.py", "plain_pytorch.py"}
+    assert names == {"avalanche_two_lines.py", "finetune_pictures.py", "plain_pytorch.py"}
     for name in names:
         assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 60

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -110,6 +111,9 @@ def test_bad_gammas_are_refused_and_over_relaxation_warned_about():
         merge(q, q, 0.5, gamma_precision=0.0)
     with pytest.warns(UserWarning, match="over-relaxed"):
         merge(q, gaussian(0.0, 2.0), 1.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that of the precision alone is meant to be above
+        merge(q, gaussian(0.0, 2.0), 1.0, gamma_precision=3.0)
 
 
 def test_an_over_relaxed_merge_that_is_no_gaussian_is_refused():

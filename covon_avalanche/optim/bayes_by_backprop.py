@@ -41,7 +41,8 @@ class BayesByBackprop(PosteriorOptimizer):
         Variational Continual Learning with Weight Consolidation", 2024, Eq. 6); only where
         :meth:`consolidate` was given an importance.
     :param mc_samples: posterior samples per step.
-    :param prior: a posterior to continue from instead, by parameter name.
+    :param prior: a prior instead, by parameter name, such as the posterior of an earlier day; the
+        weights stay what they are: load its mean into the model to go on from there.
     :param generator: source of the noise; see :class:`CoVON`.
     :raises ValueError: naming the value and the rule.
 

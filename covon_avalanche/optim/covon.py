@@ -81,8 +81,9 @@ class CoVON(PosteriorOptimizer):
     :param mc_samples: posterior samples per step.
     :param prior_mean: centre of the first prior: ``"zero"`` (the paper's), or ``"init"``,
         the starting weights, which is what fine-tuning a pretrained network needs.
-    :param prior: a posterior to continue from instead, by parameter name; parameters it
-        lacks get the first prior. Move the model to its device before.
+    :param prior: a prior instead, by parameter name, such as the posterior of an earlier day;
+        parameters it lacks get the first prior. The weights stay what they are: load its mean
+        into the model to go on from there. Move the model to its device before.
     :param generator: source of the noise; by default one that is seeded by torch's global
         one at the first sample. With several processes it is required, seeded alike
         everywhere: gradients are averaged before they meet the noise.
