@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from filelock import FileLock
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -39,7 +40,8 @@ def list_data() -> None:
 def download_data(name: Name, root: Root) -> None:
     """Fetch a data set; the same command goes on after an interruption.
 
-    Archives are unpacked once, next to a file .NAME.unpacked that says so.
+    Archives are unpacked once, next to a file .NAME.unpacked that says so. One process at a time
+    writes to the folder; the others wait.
     """
     dataset = _dataset(name)
     if not dataset.files:
@@ -53,22 +55,24 @@ def download_data(name: Name, root: Root) -> None:
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        for file in dataset.files:
-            done = folder / f".{file.name}.unpacked"
-            if done.is_file():
-                continue
-            task = progress.add_task(file.name, total=file.size)
-            try:
-                path = download(file, folder, progress=partial(_advance, progress, task))
-                if file.unpack:
-                    unpack(path, folder / file.folder)
-                    done.touch()
-                    path.unlink()
-            except ValueError as error:
-                fail(str(error))
-            except OSError as error:
-                fail(f"{folder} cannot be written: {error.strerror}")
-            typer.echo(f"{file.name}: done")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / ".download.lock"):  # others wait, and find all of it there
+                for file in dataset.files:
+                    done = folder / f".{file.name}.unpacked"
+                    if done.is_file():
+                        continue
+                    task = progress.add_task(file.name, total=file.size)
+                    path = download(file, folder, progress=partial(_advance, progress, task))
+                    if file.unpack:
+                        unpack(path, folder / file.folder)
+                        done.touch()
+                        path.unlink()
+                    typer.echo(f"{file.name}: done")
+        except ValueError as error:
+            fail(str(error))
+        except OSError as error:
+            fail(f"{folder} cannot be written: {error.strerror}")
 
 
 def _advance(progress: Progress, task: TaskID, completed: int) -> None:

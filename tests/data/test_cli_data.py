@@ -3,7 +3,10 @@
 import hashlib
 import io
 import itertools
+import threading
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from data_server import serve
@@ -12,6 +15,7 @@ from typer.testing import CliRunner
 
 from covon_avalanche import cli, cli_data
 from covon_avalanche.data.catalogue import DataSet, RemoteFile
+from covon_avalanche.data.download import download
 from covon_avalanche.domain_orders import TRACKS
 
 
@@ -43,8 +47,26 @@ def test_download_fetches_unpacks_and_does_nothing_the_second_time(pictures, tmp
         assert done.exit_code == 0, done.output
     folder = tmp_path / "pictures"
     assert (folder / "photo/dog/1.jpg").read_bytes() == b"a picture"
-    assert sorted(p.name for p in folder.iterdir()) == [".a.zip.unpacked", "list.txt", "photo"]
+    found = sorted(p.name for p in folder.iterdir() if p.suffix != ".lock")
+    assert found == [".a.zip.unpacked", "list.txt", "photo"]
     assert len(pictures.asked) == 2
+
+
+def test_of_two_downloads_at_once_one_waits(pictures, tmp_path, monkeypatch):
+    busy = threading.Lock()
+
+    def alone(*arguments, **options):
+        assert busy.acquire(blocking=False)
+        time.sleep(0.05)
+        path = download(*arguments, **options)
+        busy.release()
+        return path
+
+    monkeypatch.setattr(cli_data, "download", alone)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(cli_data.download_data, "Pictures", tmp_path) for _ in range(2)]
+    assert [done.exception() for done in both] == [None, None]
+    assert sorted(path for path, _ in pictures.asked) == ["/a.zip", "/list.txt"]
 
 
 def test_a_failing_download_is_one_sentence_and_status_2(pictures, tmp_path):
