@@ -175,7 +175,7 @@ def choose_domains(domains: Sequence[str] | None, known: Sequence[str], stream: 
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All images below a folder, sorted by path; names that begin with a dot do not count.
+    """All images below a folder, sorted by path; what is :func:`hidden` does not count.
 
     Links are followed, but not back to a folder on the way to them, which would be a circle.
 
@@ -188,13 +188,14 @@ def image_files(folder: Path) -> list[Path]:
     for place, folders, names in os.walk(folder, followlinks=True):
         here = Path(place)
         ways[here] = [*ways.get(here.parent, []), here.resolve()]
-        folders[:] = [n for n in folders if not (_hidden(n) or _leads_back(here / n, ways[here]))]
-        found += [here / n for n in names if not _hidden(n) and Path(n).suffix.lower() in SUFFIXES]
+        folders[:] = [n for n in folders if not (hidden(n) or _leads_back(here / n, ways[here]))]
+        found += [here / n for n in names if not hidden(n) and Path(n).suffix.lower() in SUFFIXES]
     return sorted(file for file in found if file.is_file())
 
 
-def _hidden(name: str) -> bool:
-    return name.startswith(".")
+def hidden(name: str) -> bool:
+    """Whether a file or folder is none of the user's: ``.name``, or what macOS packs beside it."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def _leads_back(folder: Path, way: Sequence[Path]) -> bool:
@@ -210,7 +211,7 @@ def class_folders(folder: Path, classes: Sequence[str]) -> ImageFiles:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
     ids = {name: i for i, name in enumerate(classes)}
-    found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not _hidden(p.name))
+    found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not hidden(p.name))
     unknown = [name for name in found if name not in ids]
     if unknown:
         raise ValueError(f"{folder} has folders that are no classes: {unknown}")

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import io
 import warnings
 from pathlib import Path
 
@@ -109,6 +110,28 @@ def test_a_manifest_keeps_class_ids(tmp_path):
     assert painting.n_classes == 345
     assert 327 not in painting.images["train"]["painting"].labels
     assert 328 in painting.images["train"]["painting"].labels
+
+
+def excel(lines):
+    """What Excel makes of a table: rows of one length, whose cells are quoted where need be."""
+    rows = list(csv.reader(lines))
+    width = max(map(len, rows))
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([*row, *[""] * (width - len(row))] for row in rows)
+    return text.getvalue()
+
+
+def test_a_manifest_survives_excel(tmp_path):
+    file = tmp_path / "cddb.csv"
+    domains = list(cddb(tmp_path / "CDDB"))
+    write_manifest(verify(CDDB, tmp_path / "CDDB", track="easy", domains=domains), file)
+    before = DomainFolders(file)
+    file.write_text(excel(file.read_text().splitlines()), encoding="utf-8-sig")
+    assert file.read_text(encoding="utf-8-sig").splitlines()[1].startswith('"# classes: [""real""')
+    after = DomainFolders(file)
+    assert after.classes == before.classes == ["real", "fake"]  # not in order of the alphabet
+    for domain in domains:
+        assert after.images["test"][domain].labels == before.images["test"][domain].labels
 
 
 def test_manifests_of_other_versions(tmp_path):

@@ -336,6 +336,17 @@ def test_a_table_may_begin_with_the_mark_of_its_encoding(tmp_path):
     check_labels(open_stream(DomainFolders, table), OWN_CODES)
 
 
+def test_what_lies_beside_the_domains_is_none(tmp_path):
+    root = own(tmp_path / "pics", "plain")
+    (root / "__MACOSX" / "day" / "cat").mkdir(parents=True)
+    (root / "day" / "__MACOSX").mkdir()
+    for _ in range(2):
+        benchmark = DomainFolders(root, cache=root / "day" / ".." / "cache")
+        assert list(benchmark.images["train"]) == ["day", "night"]
+        assert benchmark.classes == OWN_CLASSES
+    assert list((root / "cache").glob("*.pixels"))
+
+
 def test_what_does_not_fit_is_named(tmp_path):
     root = own(tmp_path / "good", "plain")
     for options, message in (
