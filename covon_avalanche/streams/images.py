@@ -49,7 +49,8 @@ def image_benchmark(
     :param test: images to test on by domain, as a rule the same domains in the same order.
     :param classes: names by class id.
     :param validation_size: fraction of each domain's training images, class by class, to put
-        into a third stream, ``benchmark.streams["valid"]``; 0 for none.
+        into a third stream, ``benchmark.streams["valid"]``; 0 for none. Of a class with two
+        images or more, at least one is.
     :param limit: most images per class and domain in each stream, for small machines.
     :param seed: of the validation split and of what a limit leaves out.
     :param train_transform: from a PIL image to a tensor; by default :func:`image_transforms`.
@@ -292,7 +293,8 @@ def _shuffled(rows: list[int], seed: int, label: int) -> list[int]:
 def _split(images: Images, fraction: float, seed: int) -> tuple[Images, Images]:
     held_out: set[int] = set()
     for label, rows in _by_class(images).items():
-        held_out.update(_shuffled(rows, seed, label)[: round(fraction * len(rows))])
+        some = round(fraction * len(rows)) or int(len(rows) > 1)
+        held_out.update(_shuffled(rows, seed, label)[:some])
     others, chosen = _without(images, held_out)
     return images.take(others), images.take(chosen)
 

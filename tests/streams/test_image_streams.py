@@ -1,5 +1,6 @@
 """Streams of images: miniature trees with the real layouts, names and traps, and real PACS."""
 
+import itertools
 import pickle
 import re
 import shutil
@@ -328,6 +329,17 @@ def test_validation_images_are_held_out_class_by_class(tmp_path):
         assert (len(kept.dataset), len(held_out.dataset)) == (12, 4)
         counts = torch.tensor(list(held_out.dataset.targets)).bincount()
         assert sorted(counts[counts > 0].tolist()) == [2, 2]
+
+
+def test_of_small_classes_one_validation_image_is_held_out(tmp_path):
+    """A tenth of four images is none; a single image stays for training."""
+    for number, name in enumerate(OWN_CLASSES, start=1):
+        for part, i in itertools.product(("train", "test"), range(number)):
+            paint(tmp_path / "day" / part / name / f"{i}.png", number - 1, OWN_CODES["day"])
+    benchmark = open_stream(DomainFolders, tmp_path, validation_size=0.1)
+    check_labels(benchmark, OWN_CODES)
+    labels = [sorted(benchmark.images[s]["day"].labels) for s in ("train", "valid")]
+    assert labels == [[0, 1, 2, 2], [1, 2]]
 
 
 def test_a_table_may_begin_with_the_mark_of_its_encoding(tmp_path):
