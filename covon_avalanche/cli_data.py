@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +14,11 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
+    TimeRemainingColumn,
     TransferSpeedColumn,
 )
 
@@ -24,6 +28,8 @@ from covon_avalanche.data.download import download
 from covon_avalanche.data.unpack import unpack
 
 app = typer.Typer(help="Image data sets: what there is, getting it, checking it.")
+
+_IMAGES_A_LINE = 10_000
 
 Name = Annotated[str, typer.Argument(help="One of those that `covon data list` names.")]
 Root = Annotated[Path, typer.Option(help="The folder of all data; each set has its own below.")]
@@ -97,7 +103,9 @@ def verify_data(
     from covon_avalanche.data.verify import verify, write_manifest
 
     try:
-        report = verify(getattr(streams, dataset.name), root / dataset.folder, **options)
+        with _reading(dataset.name) as progress:
+            stream = getattr(streams, dataset.name)
+            report = verify(stream, root / dataset.folder, progress=progress, **options)
         if manifest is not None:
             write_manifest(report, manifest)
     except ValueError as error:
@@ -108,6 +116,27 @@ def verify_data(
     good = sum(not entry.problem for entry in report.entries)
     typer.echo(f"{dataset.name}: {good} good images, {len(problems)} problems")
     raise typer.Exit(1 if problems else 0)
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Images read of all, as a bar in a terminal, elsewhere as a line now and then."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name, total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+            if not console.is_terminal and done % _IMAGES_A_LINE == 0:
+                typer.echo(f"{name}: {done} of {total} images read", err=True)
+
+        yield show
 
 
 def _dataset(name: str) -> DataSet:

@@ -112,11 +112,24 @@ def test_verify_names_problems_and_exits_with_1(tmp_path, monkeypatch):
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
 
 
-def test_verify_reads_the_tracks_of_cddb(tmp_path):
+def easy_cddb(root):
     for domain in TRACKS["easy"]:
         for part, name in itertools.product(("train", "val"), ("0_real", "1_fake")):
-            paint(tmp_path / "CDDB" / domain / part / name / "0.png", 0)
-    arguments = ("data", "verify", "CDDB", "--root", tmp_path)
+            paint(root / "CDDB" / domain / part / name / "0.png", 0)
+    return "data", "verify", "CDDB", "--root", root
+
+
+def test_verify_says_how_far_it_is(tmp_path, monkeypatch):
+    arguments = (*easy_cddb(tmp_path), "--track", "easy")
+    monkeypatch.setattr(cli_data, "_IMAGES_A_LINE", 10)
+    lines = covon(*arguments).stderr.splitlines()
+    assert lines == [f"CDDB: {done} of 28 images read" for done in (10, 20)]
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    assert "28/28" in covon(*arguments).stderr
+
+
+def test_verify_reads_the_tracks_of_cddb(tmp_path):
+    arguments = easy_cddb(tmp_path)
     done = covon(*arguments, "--track", "easy")
     assert (done.exit_code, done.stdout) == (0, "CDDB: 28 good images, 0 problems\n")
     assert "there is no folder" in covon(*arguments).stderr
