@@ -58,7 +58,7 @@ def image_benchmark(
     :param cache: a folder for decoded images, which are kept there from the first time on, in
         one file per domain and stream; by default none, because it takes much disk (as a rule
         200 kB an image at 256 pixels), and because training then crops from smaller images.
-        With a limit, only the images within it are kept.
+        With a limit, only the images within it are kept, those of each seed apart.
     :param cache_size: shorter side of what is kept; larger images are resized to it, smaller
         ones stay. At the size to which ``eval_transform`` resizes, evaluation sees the same
         pixels with and without; :func:`image_transforms` resizes to ``size * 8 / 7``.
