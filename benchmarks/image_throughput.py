@@ -267,7 +267,8 @@ def report(stored: dict[str, Any]) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
     lines += [
         "",
-        f"Images per second (ratio to {BASE}), medians of {machine['rounds']} interleaved rounds.",
+        f"Images per second, medians of {machine['rounds']} interleaved rounds.",
+        f"In brackets: medians of the ratios to {BASE} within a round, not ratios of the medians.",
         "",
         f"<sub>{machine['processor']}, {machine['cores']} cores; {versions}</sub>",
     ]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from filelock import FileLock
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
+    TimeRemainingColumn,
     TransferSpeedColumn,
 )
 
@@ -23,6 +28,8 @@ from covon_avalanche.data.download import download
 from covon_avalanche.data.unpack import unpack
 
 app = typer.Typer(help="Image data sets: what there is, getting it, checking it.")
+
+_IMAGES_A_LINE = 10_000
 
 Name = Annotated[str, typer.Argument(help="One of those that `covon data list` names.")]
 Root = Annotated[Path, typer.Option(help="The folder of all data; each set has its own below.")]
@@ -39,7 +46,8 @@ def list_data() -> None:
 def download_data(name: Name, root: Root) -> None:
     """Fetch a data set; the same command goes on after an interruption.
 
-    Archives are unpacked once, next to a file .NAME.unpacked that says so.
+    Archives are unpacked once, next to a file .NAME.unpacked that says so. One process at a time
+    writes to the folder; the others wait.
     """
     dataset = _dataset(name)
     if not dataset.files:
@@ -53,22 +61,24 @@ def download_data(name: Name, root: Root) -> None:
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        for file in dataset.files:
-            done = folder / f".{file.name}.unpacked"
-            if done.is_file():
-                continue
-            task = progress.add_task(file.name, total=file.size)
-            try:
-                path = download(file, folder, progress=partial(_advance, progress, task))
-                if file.unpack:
-                    unpack(path, folder / file.folder)
-                    done.touch()
-                    path.unlink()
-            except ValueError as error:
-                fail(str(error))
-            except OSError as error:
-                fail(f"{folder} cannot be written: {error.strerror}")
-            typer.echo(f"{file.name}: done")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / ".download.lock"):  # others wait, and find all of it there
+                for file in dataset.files:
+                    done = folder / f".{file.name}.unpacked"
+                    if done.is_file():
+                        continue
+                    task = progress.add_task(file.name, total=file.size)
+                    path = download(file, folder, progress=partial(_advance, progress, task))
+                    if file.unpack:
+                        unpack(path, folder / file.folder)
+                        done.touch()
+                        path.unlink()
+                    typer.echo(f"{file.name}: done")
+        except ValueError as error:
+            fail(str(error))
+        except OSError as error:
+            fail(f"{folder} cannot be written: {error.strerror}")
 
 
 def _advance(progress: Progress, task: TaskID, completed: int) -> None:
@@ -93,7 +103,9 @@ def verify_data(
     from covon_avalanche.data.verify import verify, write_manifest
 
     try:
-        report = verify(getattr(streams, dataset.name), root / dataset.folder, **options)
+        with _reading(dataset.name) as progress:
+            stream = getattr(streams, dataset.name)
+            report = verify(stream, root / dataset.folder, progress=progress, **options)
         if manifest is not None:
             write_manifest(report, manifest)
     except ValueError as error:
@@ -104,6 +116,27 @@ def verify_data(
     good = sum(not entry.problem for entry in report.entries)
     typer.echo(f"{dataset.name}: {good} good images, {len(problems)} problems")
     raise typer.Exit(1 if problems else 0)
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Images read of all, as a bar in a terminal, elsewhere as a line now and then."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name, total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+            if not console.is_terminal and done % _IMAGES_A_LINE == 0:
+                typer.echo(f"{name}: {done} of {total} images read", err=True)
+
+        yield show
 
 
 def _dataset(name: str) -> DataSet:

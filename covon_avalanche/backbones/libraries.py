@@ -114,11 +114,16 @@ def create_clip(name: str, pretrained: bool, image_size: int | None) -> nn.Modul
     return open_clip.create_model(model_name, pretrained=tag if pretrained else None, **options)
 
 
+def clip_features(name: str) -> int:
+    """Length of a CLIP's embedding, which not every image side tells."""
+    return needs("open_clip").get_model_config(name.partition(":")[0])["embed_dim"]
+
+
 def _open_clip(
     name: str, num_classes: int, pretrained: bool, image_size: int | None
 ) -> tuple[nn.Module, Heads]:
     visual: Any = create_clip(name, pretrained, image_size).visual
-    return ImageTower(visual, visual.output_dim, num_classes), ("head",)
+    return ImageTower(visual, clip_features(name), num_classes), ("head",)
 
 
 #: From a model's name, the number of classes, whether to download weights, and the size to the

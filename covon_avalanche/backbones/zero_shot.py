@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from covon_avalanche.backbones.libraries import create_clip, needs
+from covon_avalanche.backbones.libraries import clip_features, create_clip, needs
 from covon_avalanche.backbones.weights import load_weights, read_weights
 
 Template = str | Callable[[str], str]
@@ -62,7 +62,8 @@ def zero_shot(
     file = None if weights == "default" else read_weights(Path(weights))
     clip: Any = create_clip(model_name, file is None, image_size)
     bias = getattr(clip, "logit_bias", None)
-    tower = ZeroShotTower(clip.visual, clip.visual.output_dim, len(class_names), bias is not None)
+    features = clip_features(model_name)
+    tower = ZeroShotTower(clip.visual, features, len(class_names), bias is not None)
     if file is not None and "text_head.weight" in file:
         load_weights(tower, file, str(weights))
         return tower

@@ -13,6 +13,7 @@ from covon_avalanche.data.download import DataError
 from covon_avalanche.disk import require_space
 
 _LARGEST_RATIO = 200  # of unpacked to packed size; images hardly shrink
+_SCRATCH = ".unpacking-"
 _ENCRYPTED = 0x1  # the bit of a member's flags
 
 
@@ -21,13 +22,16 @@ def unpack(archive: Path, folder: Path) -> None:
 
     Refused are members whose path leads out of the folder or that come twice, links, encrypted
     members, and archives that claim to grow beyond all measure. Existing files of the same names
-    are replaced.
+    are replaced, and what a killed process left is removed: the caller sees to it that no other
+    process unpacks to the same folder.
 
     :raises DataError: naming archive, member and rule.
     :raises ValueError: for a disk without room.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
+        for left_over in folder.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(left_over)
         with zipfile.ZipFile(archive) as packed:
             members = [m for m in packed.infolist() if not m.is_dir()]
             for member in members:
@@ -37,7 +41,7 @@ def unpack(archive: Path, folder: Path) -> None:
             if total > _LARGEST_RATIO * max(archive.stat().st_size, 1):
                 raise DataError(f"{archive} claims to unpack to {total} bytes, which is too much")
             require_space(folder, total)
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as name:
+            with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as name:
                 scratch = Path(name)
                 for member in members:
                     _extract(archive, packed, member, scratch)

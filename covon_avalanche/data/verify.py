@@ -85,7 +85,7 @@ def verify(
         for entry in pool.map(_read, listed):
             report.entries.append(entry)
             progress(len(report.entries), len(listed))
-    report.extra = _extra({entry.file for entry in listed})
+    report.extra = _extra(root, listed)
     return report
 
 
@@ -145,9 +145,20 @@ def _read(entry: Entry) -> Entry:
     return Entry(entry.file, entry.domain, entry.label, entry.split, len(data), digest)
 
 
-def _extra(listed: set[Path]) -> list[Path]:
+def _extra(root: Path, listed: list[Entry]) -> list[Path]:
     from covon_avalanche.streams.images import image_files
 
-    folders = {file.parent for file in listed}
-    found = {file for folder in folders if folder.is_dir() for file in image_files(folder)}
-    return sorted(found - listed)
+    folders = {folder for folder in _searched(root, listed) if folder.is_dir()}
+    found = {file for folder in folders for file in image_files(folder)}
+    return sorted(found - {entry.file for entry in listed})
+
+
+def _searched(root: Path, listed: list[Entry]) -> Iterator[Path]:
+    """The folder that all images of a domain and split share, where it is the domain's."""
+    parts: dict[tuple[str, str], set[Path]] = {}
+    for entry in listed:
+        parts.setdefault((entry.domain, entry.split), set()).add(entry.file.parent)
+    for (domain, _), folders in parts.items():
+        shared = Path(os.path.commonpath(folders))
+        of_domain = shared.is_relative_to(root) and domain in shared.relative_to(root).parts
+        yield from [shared] if of_domain else folders

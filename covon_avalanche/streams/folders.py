@@ -13,10 +13,11 @@ from avalanche.benchmarks import CLScenario
 from covon_avalanche.streams.images import (
     choose_domains,
     class_folders,
+    hidden,
     image_benchmark,
     split_by_name,
 )
-from covon_avalanche.streams.manifest import classes_of
+from covon_avalanche.streams.manifest import as_written, classes_of
 from covon_avalanche.streams.sources import ImageFiles
 from covon_avalanche.streams.transforms import Transform
 
@@ -50,7 +51,7 @@ def DomainFolders(
     :param classes: names by class id; by default those of the manifest, or those found in any
         domain, sorted. A class that is called like a split, such as ``train``, must be among them.
     :param domains: some of the domains, in the order to learn them; by default all, sorted (in
-        a CSV file, in order of appearance).
+        a CSV file, in order of appearance). The ``cache`` may lie among them.
 
     See :func:`image_benchmark` for the other parameters.
     """
@@ -67,7 +68,7 @@ def DomainFolders(
     else:
         if not root.is_dir():
             raise ValueError(f"there is no folder {root}")
-        known = _folders(root)
+        known = [name for name in _folders(root) if not _is_same(root / name, cache)]
         wanted = choose_domains(domains, known, str(root))
         splits = {name: _split_of(root / name, classes or ()) for name in known}
         names = _class_names(root, splits) if classes is None else list(classes)
@@ -88,7 +89,11 @@ def DomainFolders(
 
 
 def _folders(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not hidden(p.name))
+
+
+def _is_same(folder: Path, other: str | os.PathLike[str] | None) -> bool:
+    return other is not None and folder.resolve() == Path(other).resolve()
 
 
 def _split_of(folder: Path, classes: Sequence[str]) -> _Split:
@@ -140,7 +145,7 @@ def _table(file: Path) -> tuple[list[str] | None, list[dict[str, str]]]:
 
 
 def _rows(file: Path, lines: Sequence[str]) -> Iterator[dict[str, str]]:
-    comments = len(list(takewhile(lambda line: line.startswith("#"), lines)))
+    comments = len(list(takewhile(lambda line: as_written(line).startswith("#"), lines)))
     reader = csv.DictReader(lines[comments:])
     columns = reader.fieldnames or ()
     missing = [c for c in _COLUMNS if c not in columns]

@@ -49,7 +49,8 @@ def image_benchmark(
     :param test: images to test on by domain, as a rule the same domains in the same order.
     :param classes: names by class id.
     :param validation_size: fraction of each domain's training images, class by class, to put
-        into a third stream, ``benchmark.streams["valid"]``; 0 for none.
+        into a third stream, ``benchmark.streams["valid"]``; 0 for none. Of a class with two
+        images or more, at least one is.
     :param limit: most images per class and domain in each stream, for small machines.
     :param seed: of the validation split and of what a limit leaves out.
     :param train_transform: from a PIL image to a tensor; by default :func:`image_transforms`.
@@ -57,7 +58,7 @@ def image_benchmark(
     :param cache: a folder for decoded images, which are kept there from the first time on, in
         one file per domain and stream; by default none, because it takes much disk (as a rule
         200 kB an image at 256 pixels), and because training then crops from smaller images.
-        With a limit, only the images within it are kept.
+        With a limit, only the images within it are kept, those of each seed apart.
     :param cache_size: shorter side of what is kept; larger images are resized to it, smaller
         ones stay. At the size to which ``eval_transform`` resizes, evaluation sees the same
         pixels with and without; :func:`image_transforms` resizes to ``size * 8 / 7``.
@@ -175,7 +176,7 @@ def choose_domains(domains: Sequence[str] | None, known: Sequence[str], stream: 
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All images below a folder, sorted by path; names that begin with a dot do not count.
+    """All images below a folder, sorted by path; what is :func:`hidden` does not count.
 
     Links are followed, but not back to a folder on the way to them, which would be a circle.
 
@@ -188,13 +189,14 @@ def image_files(folder: Path) -> list[Path]:
     for place, folders, names in os.walk(folder, followlinks=True):
         here = Path(place)
         ways[here] = [*ways.get(here.parent, []), here.resolve()]
-        folders[:] = [n for n in folders if not (_hidden(n) or _leads_back(here / n, ways[here]))]
-        found += [here / n for n in names if not _hidden(n) and Path(n).suffix.lower() in SUFFIXES]
+        folders[:] = [n for n in folders if not (hidden(n) or _leads_back(here / n, ways[here]))]
+        found += [here / n for n in names if not hidden(n) and Path(n).suffix.lower() in SUFFIXES]
     return sorted(file for file in found if file.is_file())
 
 
-def _hidden(name: str) -> bool:
-    return name.startswith(".")
+def hidden(name: str) -> bool:
+    """Whether a file or folder is none of the user's: ``.name``, or what macOS packs beside it."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def _leads_back(folder: Path, way: Sequence[Path]) -> bool:
@@ -210,7 +212,7 @@ def class_folders(folder: Path, classes: Sequence[str]) -> ImageFiles:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
     ids = {name: i for i, name in enumerate(classes)}
-    found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not _hidden(p.name))
+    found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not hidden(p.name))
     unknown = [name for name in found if name not in ids]
     if unknown:
         raise ValueError(f"{folder} has folders that are no classes: {unknown}")
@@ -291,7 +293,8 @@ def _shuffled(rows: list[int], seed: int, label: int) -> list[int]:
 def _split(images: Images, fraction: float, seed: int) -> tuple[Images, Images]:
     held_out: set[int] = set()
     for label, rows in _by_class(images).items():
-        held_out.update(_shuffled(rows, seed, label)[: round(fraction * len(rows))])
+        some = round(fraction * len(rows)) or int(len(rows) > 1)
+        held_out.update(_shuffled(rows, seed, label)[:some])
     others, chosen = _without(images, held_out)
     return images.take(others), images.take(chosen)
 

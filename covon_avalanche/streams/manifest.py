@@ -6,6 +6,7 @@ stream that it lists.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Sequence
@@ -29,8 +30,8 @@ def classes_of(file: Path, lines: Sequence[str]) -> list[str] | None:
 
     :raises ValueError: for a manifest of a newer version, or without the classes it should have.
     """
-    first, second = [*lines[:2], "", ""][:2]
-    title = re.fullmatch(rf"{_TITLE}(\d+)\s*", first)
+    first, second = map(as_written, [*lines[:2], "", ""][:2])
+    title = re.fullmatch(rf"{_TITLE}(\d+)", first)
     if title is None or title[1] == "1":
         return None
     if int(title[1]) > VERSION:
@@ -43,7 +44,13 @@ def classes_of(file: Path, lines: Sequence[str]) -> list[str] | None:
     except ValueError:
         names = None
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ValueError(
-            f'{file}, line 2: expected {_CLASSES}["NAME", ...], got {second.strip()!r}'
-        )
+        raise ValueError(f'{file}, line 2: expected {_CLASSES}["NAME", ...], got {second!r}')
     return names
+
+
+def as_written(line: str) -> str:
+    """A line before the table as it was before Excel, which quotes cells and fills up rows."""
+    text = line.strip()
+    if text.startswith('"'):
+        text = ",".join(next(csv.reader([text])))
+    return text.rstrip(",")

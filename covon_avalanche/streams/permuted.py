@@ -133,7 +133,8 @@ def PermutedMNIST(
     The images are held once, as bytes, and permuted and standardised batch by batch.
 
     :param dataset_root: the folder that has, or shall have, ``MNIST/raw`` (the layout of
-        torchvision); by default Avalanche's data folder. Missing files are downloaded.
+        torchvision); by default ``mnist`` in Avalanche's data folder. Missing files are
+        downloaded.
 
     See :func:`PermutedDigits` for the other parameters; images have shape (1, 28, 28).
     """

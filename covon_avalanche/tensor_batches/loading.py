@@ -36,7 +36,8 @@ class TensorBatches:
     ``deterministic = True``. A dataset says so of all but its attributes ``transform``,
     ``target_transform`` and ``transforms``, which are looked at themselves.
 
-    ``tensor_batches_bytes`` is the most memory that fetched examples may take.
+    ``tensor_batches_bytes`` is the most memory that the fetched examples of a strategy may take.
+    Workers, where there are any, fetch them.
     """
 
     tensor_batches_bytes: ClassVar[int] = 2**31
@@ -91,7 +92,7 @@ class TensorBatches:
         kept.limit = self.tensor_batches_bytes
         rows = None
         if not DistributedHelper.is_distributed:
-            rows = rows_of(strategy.adapted_dataset, kept, transform_batches=workers == 0)
+            rows = rows_of(strategy.adapted_dataset, kept, workers=workers)
         if rows is not None:
             strategy.dataloader = TensorLoader(rows, batch_size, shuffle, drop_last)
 

@@ -30,14 +30,12 @@ _PROBES = 6  # examples on which the fast way is compared with the slow one
 _ROWS_OF_TENSORS = (TensorDataset.__getitem__, _TensorClassificationDataset.__getitem__)
 
 
-def rows_of(
-    dataset: AvalancheDataset, kept: FetchedExamples, *, transform_batches: bool = True
-) -> Rows | None:
+def rows_of(dataset: AvalancheDataset, kept: FetchedExamples, *, workers: int = 0) -> Rows | None:
     """The examples of a dataset as rows, or ``None`` where Avalanche must fetch them.
 
     :param kept: examples that had to be fetched, now or earlier.
-    :param transform_batches: whether this process may transform batches, one at a time; with
-        workers, Avalanche's loader is faster.
+    :param workers: processes that fetch what is kept. Where there are any, this one makes no
+        batches of what is not: Avalanche's loader is faster.
     """
     tasks = getattr(dataset, "targets_task_labels", None)
     if type(dataset).__getitem__ is not AvalancheDataset.__getitem__:
@@ -52,10 +50,10 @@ def rows_of(
         rows = _with_attributes(dataset)
         if rows is not None and _equal(rows.tensor_batch(probes), expected):
             return rows
-        fetched = kept.get(dataset, expected) if may_be_kept(dataset) else None
+        fetched = kept.get(dataset, expected, workers) if may_be_kept(dataset) else None
         if fetched is not None:
             return fetched if _equal(fetched.tensor_batch(probes), expected) else None
-        rows = _with_attributes(dataset, transformed=True) if transform_batches else None
+        rows = _with_attributes(dataset, transformed=True) if workers == 0 else None
         return rows if rows is not None and _equal(rows.tensor_batch(probes), expected) else None
 
 
@@ -63,7 +61,7 @@ def _probe(dataset: AvalancheDataset, probes: Tensor) -> tuple[list[Tensor] | No
     """Some examples as Avalanche gives them, and whether they vary, by chance or by batch."""
     before = _random_states()
     first = fetch(dataset, probes)
-    second = join(fetch(dataset, probe) for probe in probes.split(1))
+    second = join((fetch(dataset, probe) for probe in probes.split(1)), len(probes))
     same = first is not None and second is not None and _equal(first, second)
     return first, not (same and before == _random_states())
 

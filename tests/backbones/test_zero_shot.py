@@ -51,6 +51,37 @@ def test_the_logits_are_those_of_both_sides(small, file):
         assert want.std(1).min() > 0.01  # it could tell
 
 
+@pytest.fixture(scope="module")
+def timm_sided(tmp_path_factory):
+    """The same with an image side of timm's and a bias of the logits, as SigLIP has."""
+    pytest.importorskip("timm", reason="needs the extra vision")
+    folder = tmp_path_factory.mktemp("timm")
+    tower = {"image_size": 32, "timm_model_name": "test_convnext"}
+    tower |= {"timm_pool": "avg", "timm_proj": "linear"}
+    sides = {"vision_cfg": tower, "text_cfg": SIDES["text_cfg"]}
+    config = {"embed_dim": 24, "init_logit_bias": -10, "custom_text": True, **sides}
+    (folder / "tiny-timm.json").write_text(json.dumps(config))
+    open_clip.add_model_config(folder)
+    torch.manual_seed(0)
+    clip = open_clip.create_model("tiny-timm").eval()
+    save_file(clip.state_dict(), folder / "clip.safetensors")
+    return "open_clip/tiny-timm", clip, folder / "clip.safetensors"
+
+
+def test_an_image_side_of_timm_has_heads_too(timm_sided):
+    name, clip, file = timm_sided
+    images = torch.randn(5, 3, 32, 32)
+    linear = create_backbone(name, 3, weights=file).eval()
+    assert linear(images).shape == (5, 3)
+    assert torch.equal(linear.visual(images), clip.encode_image(images))
+    model = create_backbone(name, 4, weights=file, class_names=NAMES).eval()
+    tokens = open_clip.get_tokenizer("tiny-timm")(
+        [f"a photo of a {n.replace('_', ' ')}." for n in NAMES]
+    )
+    with torch.no_grad():
+        assert torch.allclose(model(images), clip.get_logits(images, tokens)[0], atol=1e-4)
+
+
 def test_templates_are_averaged_as_directions(small):
     name, clip, folder = small
     templates = ["a photo of a {}.", lambda word: f"a {word} in a game."]

@@ -3,7 +3,10 @@
 import hashlib
 import io
 import itertools
+import threading
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from data_server import serve
@@ -12,6 +15,7 @@ from typer.testing import CliRunner
 
 from covon_avalanche import cli, cli_data
 from covon_avalanche.data.catalogue import DataSet, RemoteFile
+from covon_avalanche.data.download import download
 from covon_avalanche.domain_orders import TRACKS
 
 
@@ -43,8 +47,26 @@ def test_download_fetches_unpacks_and_does_nothing_the_second_time(pictures, tmp
         assert done.exit_code == 0, done.output
     folder = tmp_path / "pictures"
     assert (folder / "photo/dog/1.jpg").read_bytes() == b"a picture"
-    assert sorted(p.name for p in folder.iterdir()) == [".a.zip.unpacked", "list.txt", "photo"]
+    found = sorted(p.name for p in folder.iterdir() if p.suffix != ".lock")
+    assert found == [".a.zip.unpacked", "list.txt", "photo"]
     assert len(pictures.asked) == 2
+
+
+def test_of_two_downloads_at_once_one_waits(pictures, tmp_path, monkeypatch):
+    busy = threading.Lock()
+
+    def alone(*arguments, **options):
+        assert busy.acquire(blocking=False)
+        time.sleep(0.05)
+        path = download(*arguments, **options)
+        busy.release()
+        return path
+
+    monkeypatch.setattr(cli_data, "download", alone)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(cli_data.download_data, "Pictures", tmp_path) for _ in range(2)]
+    assert [done.exception() for done in both] == [None, None]
+    assert sorted(path for path, _ in pictures.asked) == ["/a.zip", "/list.txt"]
 
 
 def test_a_failing_download_is_one_sentence_and_status_2(pictures, tmp_path):
@@ -90,11 +112,24 @@ def test_verify_names_problems_and_exits_with_1(tmp_path, monkeypatch):
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
 
 
-def test_verify_reads_the_tracks_of_cddb(tmp_path):
+def easy_cddb(root):
     for domain in TRACKS["easy"]:
         for part, name in itertools.product(("train", "val"), ("0_real", "1_fake")):
-            paint(tmp_path / "CDDB" / domain / part / name / "0.png", 0)
-    arguments = ("data", "verify", "CDDB", "--root", tmp_path)
+            paint(root / "CDDB" / domain / part / name / "0.png", 0)
+    return "data", "verify", "CDDB", "--root", root
+
+
+def test_verify_says_how_far_it_is(tmp_path, monkeypatch):
+    arguments = (*easy_cddb(tmp_path), "--track", "easy")
+    monkeypatch.setattr(cli_data, "_IMAGES_A_LINE", 10)
+    lines = covon(*arguments).stderr.splitlines()
+    assert lines == [f"CDDB: {done} of 28 images read" for done in (10, 20)]
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    assert "28/28" in covon(*arguments).stderr
+
+
+def test_verify_reads_the_tracks_of_cddb(tmp_path):
+    arguments = easy_cddb(tmp_path)
     done = covon(*arguments, "--track", "easy")
     assert (done.exit_code, done.stdout) == (0, "CDDB: 28 good images, 0 problems\n")
     assert "there is no folder" in covon(*arguments).stderr

@@ -137,6 +137,15 @@ def archive(path, members):
     return path
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    file = archive(tmp_path / "a.zip", {"clipart/axe/1.jpg": b"x"})
+    half = tmp_path / "out" / ".unpacking-abc" / "clipart"
+    half.mkdir(parents=True)
+    (half / "1.jpg").write_bytes(b"half of it")
+    unpack(file, tmp_path / "out")
+    assert names(tmp_path / "out") == ["clipart"]
+
+
 def test_an_archive_is_unpacked_over_older_files(tmp_path):
     file = archive(tmp_path / "a.zip", {"clipart/axe/1.jpg": b"new", "clipart/bat/2.jpg": b"x"})
     target = tmp_path / "out"

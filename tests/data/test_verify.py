@@ -2,11 +2,12 @@
 
 import csv
 import errno
+import io
 import warnings
 from pathlib import Path
 
 import pytest
-from miniature import cddb, domainnet, pacs, paint
+from miniature import cddb, domainnet, own, pacs, paint
 
 from covon_avalanche.data.download import DataError
 from covon_avalanche.data.verify import COLUMNS, verify, write_manifest
@@ -40,6 +41,29 @@ def test_each_problem_is_named(tmp_path):
     assert "clipart_train_20.jpg: cannot be decoded" in found
     assert "stray.jpg: belongs to no split" in found
     assert len(report.problems) == 5
+
+
+def test_images_beside_the_classes_and_in_classes_that_are_not_listed_are_extra(tmp_path):
+    root = domainnet(tmp_path / "domainnet", "lists")
+    for part in ("train", "test"):
+        file = root / f"clipart_{part}.txt"
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(line for line in lines if "/axe/" not in line))
+    report = verify(DomainNet, root, domains=["clipart"])
+    axe = root / "clipart" / "axe"
+    assert report.extra == [axe / "clipart_test_11.jpg", axe / "clipart_train_11.jpg"]
+    photo = pacs(tmp_path / "PACS") / "photo"
+    paint(photo / "stray.jpg", 0)
+    assert verify(PACS, tmp_path / "PACS", **OPTIONS).extra == [photo / "stray.jpg"]
+
+
+def test_what_no_stream_reads_is_not_extra(tmp_path):
+    """CDDB's folders called test; what lies beside the images of a table."""
+    domains = list(cddb(tmp_path / "CDDB"))
+    assert verify(CDDB, tmp_path / "CDDB", track="easy", domains=domains).extra == []
+    table = own(tmp_path / "own", "csv")
+    paint(table.parent / "elsewhere.png", 0)
+    assert verify(DomainFolders, table).problems == []
 
 
 def test_missing_images_of_pacs_are_counted(tmp_path):
@@ -109,6 +133,28 @@ def test_a_manifest_keeps_class_ids(tmp_path):
     assert painting.n_classes == 345
     assert 327 not in painting.images["train"]["painting"].labels
     assert 328 in painting.images["train"]["painting"].labels
+
+
+def excel(lines):
+    """What Excel makes of a table: rows of one length, whose cells are quoted where need be."""
+    rows = list(csv.reader(lines))
+    width = max(map(len, rows))
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([*row, *[""] * (width - len(row))] for row in rows)
+    return text.getvalue()
+
+
+def test_a_manifest_survives_excel(tmp_path):
+    file = tmp_path / "cddb.csv"
+    domains = list(cddb(tmp_path / "CDDB"))
+    write_manifest(verify(CDDB, tmp_path / "CDDB", track="easy", domains=domains), file)
+    before = DomainFolders(file)
+    file.write_text(excel(file.read_text().splitlines()), encoding="utf-8-sig")
+    assert file.read_text(encoding="utf-8-sig").splitlines()[1].startswith('"# classes: [""real""')
+    after = DomainFolders(file)
+    assert after.classes == before.classes == ["real", "fake"]  # not in order of the alphabet
+    for domain in domains:
+        assert after.images["test"][domain].labels == before.images["test"][domain].labels
 
 
 def test_manifests_of_other_versions(tmp_path):

@@ -1,5 +1,6 @@
 """Streams of images: miniature trees with the real layouts, names and traps, and real PACS."""
 
+import itertools
 import pickle
 import re
 import shutil
@@ -330,10 +331,32 @@ def test_validation_images_are_held_out_class_by_class(tmp_path):
         assert sorted(counts[counts > 0].tolist()) == [2, 2]
 
 
+def test_of_small_classes_one_validation_image_is_held_out(tmp_path):
+    """A tenth of four images is none; a single image stays for training."""
+    for number, name in enumerate(OWN_CLASSES, start=1):
+        for part, i in itertools.product(("train", "test"), range(number)):
+            paint(tmp_path / "day" / part / name / f"{i}.png", number - 1, OWN_CODES["day"])
+    benchmark = open_stream(DomainFolders, tmp_path, validation_size=0.1)
+    check_labels(benchmark, OWN_CODES)
+    labels = [sorted(benchmark.images[s]["day"].labels) for s in ("train", "valid")]
+    assert labels == [[0, 1, 2, 2], [1, 2]]
+
+
 def test_a_table_may_begin_with_the_mark_of_its_encoding(tmp_path):
     table = own(tmp_path, "csv")
     table.write_text(table.read_text(encoding="utf-8"), encoding="utf-8-sig")
     check_labels(open_stream(DomainFolders, table), OWN_CODES)
+
+
+def test_what_lies_beside_the_domains_is_none(tmp_path):
+    root = own(tmp_path / "pics", "plain")
+    (root / "__MACOSX" / "day" / "cat").mkdir(parents=True)
+    (root / "day" / "__MACOSX").mkdir()
+    for _ in range(2):
+        benchmark = DomainFolders(root, cache=root / "day" / ".." / "cache")
+        assert list(benchmark.images["train"]) == ["day", "night"]
+        assert benchmark.classes == OWN_CLASSES
+    assert list((root / "cache").glob("*.pixels"))
 
 
 def test_what_does_not_fit_is_named(tmp_path):
