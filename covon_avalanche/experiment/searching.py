@@ -102,7 +102,8 @@ def open_study(
     Its name has all that decides a trial, so that searches which differ do not mix.
     """
     journal.parent.mkdir(parents=True, exist_ok=True)
-    storage = JournalStorage(JournalFileBackend(str(journal)))
+    # Optuna's lock is a link to the file: a relative one would lead nowhere and never be broken.
+    storage = JournalStorage(JournalFileBackend(str(journal.resolve())))
     domains = recipe.stream.n_experiences
     space = {key: values.model_dump() for key, values in space_of(recipe, strategy).items()}
     images = float(validation_size or recipe.stream.validation_size)

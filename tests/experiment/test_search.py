@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import optuna
 import pytest
+from optuna.storages.journal import JournalFileSymlinkLock
 from optuna.trial import TrialState
 from small_recipes import STRATEGIES, small_recipe
 from terminal import in_a_terminal
@@ -124,6 +125,18 @@ def test_the_recipes_own_settings_are_tried_where_the_first_process_was_killed(t
     assert [settings.lr == 0.01 for settings in runs] == [False, False, True]
     search_strategy(recipe, "finetune", journal, trials=4, seed=1000)
     assert runs[3].lr != 0.01
+
+
+@pytest.mark.filterwarnings("ignore:The value of `grace_period`")
+def test_the_lock_of_a_killed_search_is_broken(tmp_path, runs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(JournalFileSymlinkLock.__init__, "__defaults__", (1,))  # grace period
+    recipe, journal = recipe_of("finetune"), Path("searches/trials.journal")
+    study = open_study(journal, recipe, "finetune", 0)
+    study._storage._backend._lock.acquire()  # and its process is killed
+    assert Path("searches/trials.journal.lock").exists()  # else Optuna would wait for ever
+    search_strategy(recipe, "finetune", journal, trials=1, seed=0)
+    assert len(runs) == 1
 
 
 def test_searches_that_differ_do_not_mix(tmp_path, runs):
