@@ -24,6 +24,7 @@ from covon_avalanche.experiment.data_fingerprint import data_fingerprint
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.machine import (
+    free_memory,
     machine,
     peak_memory,
     reset_peak_memory,
@@ -131,6 +132,7 @@ def run_strategy(
     """
     _check_device(recipe.device)
     while True:
+        free_memory()
         benchmark = build_benchmark(
             recipe, seed=seed, validation_size=validation_size, dataset_root=dataset_root
         )
