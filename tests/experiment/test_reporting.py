@@ -16,6 +16,7 @@ from made_up_results import made_up
 
 from covon_avalanche.evaluation.reliability import ReliabilityBin
 from covon_avalanche.experiment.recipe import load_recipe
+from covon_avalanche.experiment.recipe_text import recipe_text
 from covon_avalanche.experiment.reporting import heat_maps, reproduce, write_report
 from covon_avalanche.experiment.reporting.canvas import looks
 from covon_avalanche.experiment.reporting.columns import NOTHING
@@ -527,6 +528,7 @@ class TestParts:
             ("permuted-digits", "finetune", ["epochs=3", "strategies.finetune.lr=0.5"]),
             ("permuted-digits", "finetune", ["stream.n_experiences=2", 'device="mps"']),
             ("permuted-digits", "finetune", ['strategies.finetune.optimizer="sgd"']),
+            ("pacs", "finetune", ['model.weights=""']),
             ("domainnet", "covon-paper", ['stream.domains=["clipart", "it\'s"]']),
             ("core50", "covon-authors", ["strategies.covon-authors.schedule=[{lr = 1e-3}, {}]"]),
             ("permuted-digits", "mine", ['strategies.mine={kind = "joint", lr = 0.5}']),
@@ -541,6 +543,44 @@ class TestParts:
         assert words[7::2] == ["--set"] * len(words[7::2])
         assert settings_of(load_recipe(recipe, words[8::2]), strategy) == wanted
         assert len(words[8::2]) == len(changes) or strategy == "mine"
+
+    def test_commands_tell_apart_what_a_file_was_run_with(self, tmp_path):
+        """Rows of one section and of others, of the same strategy."""
+        text = recipe_text(load_recipe("permuted-digits"), {})
+        (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+        file = str(tmp_path / "mine.toml")
+        runs = []
+        for changes in ([], ["strategies.covon.lr=0.5"], ["strategies.covon.lr=0.5", "epochs=3"]):
+            settings = settings_of(load_recipe(file, changes), "covon")
+            run = made_up("covon", 0, [[0.9]], recipe="mine")
+            runs.append(run.model_copy(update={"settings": settings}))
+        runs.append(made_up("finetune", 0, [[0.8]], recipe="mine", kind="finetune"))
+        rows = [row for section in sections_of(runs) for row in section.in_order]
+        assert len(rows) == 4
+        for row in rows[:3]:
+            words = shlex.split(reproduce.command(row, rows))
+            assert words[:5] == ["covon", "run", "mine.toml", "--strategies", "covon"]
+            again = settings_of(load_recipe(file, words[8::2]), "covon")
+            assert again == row.runs[0].settings
+        page = write_report(runs, tmp_path / "report").read_text(encoding="utf-8")
+        commands = re.findall("<code>covon run (.*)</code>", page)
+        assert len(set(commands)) == len(commands) == 4
+
+    def test_random_weights_are_said(self):
+        runs = []
+        for weights in ("", "default"):
+            settings = settings_of(load_recipe("pacs", [f"model.weights={weights}"]), "finetune")
+            run = made_up("finetune", 0, [[0.9]], recipe="pacs")
+            runs.append(run.model_copy(update={"settings": settings}))
+        sections = sections_of(runs)
+        assert [dict(settings_table(s).common)["model.weights"] for s in sections] == [
+            '""',
+            "default",
+        ]
+        assert [s.title.rpartition("(")[2] for s in sections] == [
+            'model.weights="")',
+            "model.weights=default)",
+        ]
 
     def test_a_run_that_no_setting_makes_of_the_shipped_recipe_is_one_of_a_file(self):
         wanted = settings_of(load_recipe("permuted-digits"), "covon")

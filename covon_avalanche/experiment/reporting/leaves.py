@@ -18,6 +18,15 @@ def leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def common_leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a run's settings that are not of its strategy. Weights of a backbone that are not
+    set are random ones, which a recipe calls ``""``."""
+    found = leaves({key: value for key, value in settings.items() if key != "strategy"})
+    if "model.backbone" in found:
+        found.setdefault("model.weights", "")
+    return found
+
+
 def differing(each: Sequence[Mapping[str, Any]]) -> list[str]:
     """``key=value, key=value`` for each of several leaves: what they do not share."""
     texts = [{key: _text(value) for key, value in one.items()} for one in each]
@@ -27,4 +36,6 @@ def differing(each: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    if isinstance(value, str):
+        return value or '""'
+    return json.dumps(value, sort_keys=True, default=str)

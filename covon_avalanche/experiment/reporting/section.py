@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from covon_avalanche.experiment.reporting.leaves import differing, leaves
+from covon_avalanche.experiment.reporting.leaves import common_leaves, differing, leaves
 from covon_avalanche.experiment.reporting.standing import Standing, best, by_accuracy
 from covon_avalanche.experiment.reporting.statistics import p_against
 from covon_avalanche.experiment.result import Result, ResultError
@@ -115,9 +115,8 @@ def sections_of(results: Sequence[Result]) -> list[Section]:
 
 def _common(result: Result) -> dict[str, Any]:
     """What the results of a section share."""
-    settings = decisive(settings_today(result.settings))
-    del settings["strategy"]
-    return {"recipe": result.recipe, "evaluated": result.stream, **leaves(settings)}
+    common = common_leaves(decisive(settings_today(result.settings)))
+    return {"recipe": result.recipe, "evaluated": result.stream, **common}
 
 
 def _own(result: Result) -> dict[str, Any]:
