@@ -105,8 +105,14 @@ def run_grid(
 
 
 def _finished(recipe: Recipe, jobs: list[Job], folder: Path) -> dict[Job, Result]:
-    stored = {job: RunFolder(folder, recipe, job.strategy, job.seed).result() for job in jobs}
-    return {job: result for job, result in stored.items() if result is not None}
+    """Without those that are to be stored under other names, which takes their folder's lock."""
+    found = {}
+    for job in jobs:
+        run = RunFolder(folder, recipe, job.strategy, job.seed)
+        result = run.result()
+        if result is not None and result == run.under_names_of_today(result):
+            found[job] = result
+    return found
 
 
 def _run_pool(

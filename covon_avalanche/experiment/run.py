@@ -73,7 +73,10 @@ def run_in_folder(
     with folder.opened():
         stored = folder.result()
         if stored is not None:
-            return stored
+            named = folder.under_names_of_today(stored)
+            if named != stored:
+                named.save(folder.result_file)
+            return named
         about = {"versions": versions(), "machine": machine(recipe.device)}
         starts = folder.write_start({"seed": seed, **about})
         with training_loggers(
