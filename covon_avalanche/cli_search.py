@@ -18,7 +18,7 @@ import typer
 
 from covon_avalanche.atomic import write_atomically
 from covon_avalanche.cli_errors import fail
-from covon_avalanche.cores import usable_cores
+from covon_avalanche.cores import runs_at_a_time
 from covon_avalanche.experiment.grid import end_with_parent, sentence_of
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe
 
@@ -41,10 +41,11 @@ def search(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the trials and the best recipe. [default: searches/RECIPE]"),
+        typer.Option(help="Folder of the trials and the best recipe. \\[default: searches/RECIPE]"),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Trials at a time. [default: one per core]")
+        int | None,
+        typer.Option(min=1, help="Trials at a time. \\[default: one per core, one on a GPU]"),
     ] = None,
     dataset_root: Annotated[
         Path | None, typer.Option(help="Where image data lies or is downloaded to.")
@@ -77,7 +78,7 @@ def search(
     options: dict[str, Any] = {"trials": trials, "seed": seed, "dataset_root": root}
     whole = validation_size is not None and validation_size >= 1
     options["validation_size"] = round(validation_size or 0) if whole else validation_size
-    workers = jobs or usable_cores()
+    workers = jobs or runs_at_a_time(chosen.device)
     context = multiprocessing.get_context("spawn")
     processes = ProcessPoolExecutor(workers, context, initializer=end_with_parent)
     with _told_when_stopped(folder), processes as pool:

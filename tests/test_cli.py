@@ -12,7 +12,7 @@ import pytest
 from terminal import in_a_terminal
 from typer.testing import CliRunner
 
-from covon_avalanche import __version__, cli
+from covon_avalanche import __version__, cli, cli_search, cores
 from covon_avalanche.cli import app
 from covon_avalanche.experiment.collect import collect_results
 from covon_avalanche.experiment.recipe import load_recipe, parse_seeds
@@ -156,6 +156,43 @@ def test_help_version_and_recipes():
     assert "Compare continual-learning strategies" in covon("run", "--help").stdout
     assert covon("--version").stdout.strip() == __version__
     assert "\npermuted-digits: Permuted digits" in covon("recipes").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "defaults"),
+    [
+        ("run", ["permuted-digits", "runs/RECIPE", "one per core, one on a GPU"]),
+        ("search", ["searches/RECIPE", "one per core, one on a GPU"]),
+    ],
+)
+def test_help_tells_the_defaults(command, defaults, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = covon(command, "--help").stdout
+    assert all(f"[default: {default}]" in text for default in defaults)
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "expected"), [("cpu", [], 6), ("cuda", [], 1), ("cuda", ["--jobs", "2"], 2)]
+)
+def test_how_many_go_on_at_a_time(device, given, expected, tmp_path, monkeypatch):
+    """One per core, but one on a GPU, unless it is said."""
+    asked = []
+
+    def fake(*arguments, processes, **options):
+        asked.append(processes)
+        return []
+
+    def no_pool(workers, *_, **__):
+        asked.append(workers)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cores, "usable_cores", lambda: 6)
+    monkeypatch.setattr(cli, "run_grid", fake)
+    monkeypatch.setattr(cli_search, "ProcessPoolExecutor", no_pool)
+    given = ["--set", f'device="{device}"', "--out", str(tmp_path), *given]
+    covon("run", *given)
+    covon("search", "permuted-digits", *given)
+    assert asked == [expected, expected]
 
 
 def test_seeds_are_lists_and_ranges_without_repeats():
