@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -281,10 +282,19 @@ _Any = (
 Strategy = Annotated[_Any, Field(discriminator="kind")]
 CEILINGS = frozenset({"joint", "cumulative"})
 """Kinds that see more than one domain at a time, so they are no continual learners."""
-REPLAY = frozenset({"replay", "der", "er-ace", "gem", "agem", "icarl", "td-vcl"})
-"""Kinds that store examples."""
+_REPLAY = frozenset({"replay", "der", "er-ace", "gem", "agem", "icarl"})
+NO_PROBABILITIES = frozenset({"icarl"})
+"""Kinds that predict by distances: their NLL, Brier score and ECE mean nothing."""
 WITHIN = frozenset({"gamma", "gamma_precision", "temperature"})
 """Settings with a natural scale of their own, which are not searched over two decades."""
+
+
+def stores_examples(settings: Mapping[str, Any]) -> bool:
+    """Whether a strategy set so replays; of one of the user's, whether the recipe says so."""
+    if settings["kind"] == "td-vcl":
+        needed = {"n_steps": 2, "replay_tasks": 1, "replay_examples": 1}
+        return all(settings.get(key, least) >= least for key, least in needed.items())
+    return settings["kind"] in _REPLAY or bool(settings.get("replay", False))
 
 
 def has_upper_bound(settings: Settings, key: str) -> bool:

@@ -67,6 +67,11 @@ class Section:
         """Of any run."""
         return sorted({run.seed for run in self.runs})
 
+    @property
+    def same_seeds(self) -> bool:
+        """Whether all continual learners were run with the same seeds."""
+        return len({tuple(s.seeds) for s in self.in_order if not s.ceiling}) <= 1
+
     @cached_property
     def standings(self) -> list[Standing]:
         """Highest A_T first."""
@@ -161,6 +166,12 @@ def _standings(results: Sequence[Result]) -> list[Standing]:
                 f"seed {result.seed} in recipe {result.recipe!r} and the same settings"
             )
         runs[result.seed] = result
+        first = next(iter(runs.values()))
+        if len(result.accuracy) != len(first.accuracy) or len(result.counts) != len(first.counts):
+            raise ResultError(
+                f"a strategy's runs must have the same domains, got {len(first.accuracy)} and "
+                f"{len(result.accuracy)} of {result.strategy!r} in recipe {result.recipe!r}"
+            )
     settings = [_own(next(iter(runs.values()))) for runs in rows.values()]
     names = _told_apart([name for name, _ in rows], settings, "{}, {}")
     return [
