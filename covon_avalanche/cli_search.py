@@ -136,7 +136,7 @@ def _work(
         _search(recipe, strategy, journal, options)
     except KeyboardInterrupt:
         os._exit(130)  # and takes no other strategy
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return sentence_of(error)
     return None
 

@@ -195,7 +195,7 @@ def _logged(file: Path) -> Iterator[None]:
     warnings.showwarning = log_and_show
     try:
         yield
-    except Exception:
+    except (Exception, SystemExit):
         _log.exception("the run stopped")
         raise
     finally:
