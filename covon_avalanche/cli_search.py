@@ -69,6 +69,12 @@ def search(
         chosen = choose(load_recipe(recipe, settings or ()), strategies, None, epochs)
     except RecipeError as error:
         fail(str(error))
+    if seed in chosen.seeds:
+        typer.echo(
+            f"covon: --seed {seed} is one of the recipe's seeds: settings chosen with it look "
+            "better in its report than they are",
+            err=True,
+        )
     folder = out or Path("searches") / chosen.name
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -60,8 +60,8 @@ def space_of(recipe: Recipe, strategy: str) -> Space:
         the setting does not take.
     """
     settings = recipe.strategies[strategy]
-    space = recipe.search.get(strategy)
-    if space is None:
+    space = recipe.search.get(strategy, {})
+    if not space:
         numbers = settings.model_dump()
         space = {
             key: Range(low=value / 10, high=value * 10)

@@ -15,6 +15,7 @@ from small_recipes import STRATEGIES, small_recipe
 from terminal import in_a_terminal
 from typer.testing import CliRunner
 
+from covon_avalanche import cli_search
 from covon_avalanche.cli import app
 from covon_avalanche.experiment import run
 from covon_avalanche.experiment.recipe import Range, Recipe, RecipeError, load_recipe
@@ -202,6 +203,7 @@ def test_spaces():
     given = {"covon": {"lr": {"low": 0.1, "high": 0.2}, "hess_approx": {"choices": ["gradsq"]}}}
     own = recipe_of("covon", search=given)
     assert list(space_of(own, "covon")) == ["lr", "hess_approx"]
+    assert space_of(recipe_of("covon", search={"covon": {}}), "covon") == space
     wrong = recipe_of("covon", search={"covon": {"rate": {"low": 0.1, "high": 0.2}}})
     with pytest.raises(RecipeError, match=r"search\.covon\.rate: covon has no such setting"):
         space_of(wrong, "covon")
@@ -289,7 +291,20 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
         assert f"{name}: validation A_T {100 * value:.2f} %" in done.stdout
         found = best.strategies[name].model_dump()
         assert {key: found[key] for key in settings} == settings
+    assert done.stderr == ""
     assert CliRunner().invoke(app, arguments).exit_code == 0  # nothing is left to do
+
+
+def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
+    def no_pool(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_search, "ProcessPoolExecutor", no_pool)
+    for seed, lines in (("0", 1), ("1000", 0)):
+        done = CliRunner().invoke(app, ["search", "permuted-digits", "--seed", seed])
+        assert len(done.stderr.splitlines()) == lines
+        assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
 
 
 def test_ctrl_c_ends_a_search_and_marks_its_trials(tmp_path):
