@@ -155,7 +155,10 @@ class Custom(WithOptimizer):
     """``module:Class``, found as Python finds modules and in the working directory: a subclass of
     Avalanche's ``SupervisedTemplate``, or of ``SupervisedPlugin`` (then Naive with this plugin)."""
     arguments: Annotated[dict[str, Any], AfterValidator(_like_json)] = {}
-    """Of the class, beside what every strategy is given."""
+    """Of the class. A strategy is given ``model``, ``optimizer`` (of ``lr``, ``weight_decay``,
+    ``optimizer`` and ``momentum``), ``criterion``, ``train_mb_size``, ``train_epochs``,
+    ``eval_mb_size``, ``device``, ``plugins`` and ``evaluator``, too, by these names. Where its
+    constructor makes another optimizer, the cosine is that one's."""
     replay: bool = False
     """Whether it stores examples, for the tables."""
 

@@ -34,11 +34,26 @@ from covon_avalanche.experiment.run import run_in_folder, run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder, run_hash
 from covon_avalanche.experiment.state import StateError, Surroundings, capture, restore
 
+
+class OwnOptimizer(Naive):
+    """Makes it itself."""
+
+    def __init__(self, *, model, optimizer, lr, **kwargs):
+        optimizer = torch.optim.Adagrad(model.parameters(), lr)
+        super().__init__(model=model, optimizer=optimizer, **kwargs)
+
+
 # Methods that iterate over a memory: from the start of the epoch, of the domain, or of the run.
 STOPS = {"replay": 3, "der": 1, "er-ace": 1, "agem": 0}
 COVON = {**STRATEGIES["covon"], "later_hess_init": None}
 VARIANTS = {
     "sgd": dict(kind="finetune", lr=0.1, optimizer="sgd", momentum=0.9),
+    "own-optimizer": dict(
+        kind="custom",
+        lr=1.0,
+        implementation=f"{__name__}:OwnOptimizer",
+        arguments={"lr": 0.05},
+    ),
     "per-example": {**COVON, "hess_approx": "per_example"},
     "auto": {**COVON, "hess_approx": "auto"},
     "two-samples": {**COVON, "mc_samples": 2},
