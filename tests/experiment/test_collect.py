@@ -148,6 +148,15 @@ def test_differences_by_hand():
     assert settings_differences(a, a) == result_differences(a, a) == []
 
 
+def test_accuracies_on_the_way_count_as_results():
+    rows = [[0.9, 0.1, 0.2], [0.8, 0.9, 0.2], [0.7, 0.7, 0.7]]
+    other = [[0.9, 0.3, 0.2], [0.8, 0.9, 0.1], [0.7, 0.7, 0.7]]
+    a, b = made_up("covon", 0, rows), made_up("covon", 0, other)
+    (found,) = result_differences(a, b)
+    assert found.name == "accuracy on domain 2 after 1 %, differs most"
+    assert (found.first, found.second) == pytest.approx((10, 30))
+
+
 def test_square_brackets_are_printed_as_they_are(tmp_path):
     for name in ("[/b]", "[pilot]"):
         run = made_up("covon", 0, [[0.5]], own={"note": name})
