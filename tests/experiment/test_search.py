@@ -246,6 +246,33 @@ def test_the_first_trial_has_the_recipes_own_settings_where_the_space_has_them(
         assert all(isinstance(value, int) for value in drawn)
 
 
+def test_the_arguments_of_a_class_of_the_users_are_searched_too(tmp_path, runs):
+    arguments = {"strength": 0.5, "size": 4, "mode": "a"}
+    own = STRATEGIES["custom"] | {"arguments": arguments}
+    space = {
+        "lr": {"low": 0.001, "high": 0.1},
+        "arguments.strength": {"low": 0.1, "high": 1.0},
+        "arguments.size": {"low": 2, "high": 9},
+        "arguments.mode": {"choices": ["a", "b"]},
+    }
+    common = dict(epochs=1, stream=STREAM)
+    recipe = small_recipe({"own": own}, search={"own": space}, **common)
+    search_strategy(recipe, "own", tmp_path / "j", trials=8, seed=0)
+    first, *others = [settings.arguments for settings in runs]
+    assert first == arguments
+    assert all(0.1 <= drawn["strength"] <= 1.0 for drawn in others)
+    assert all(isinstance(drawn["size"], int) and 2 <= drawn["size"] <= 9 for drawn in others)
+    assert {drawn["mode"] for drawn in others} == {"a", "b"}
+    settings, _ = best_settings(tmp_path / "j", recipe, "own", 8, seed=0)
+    best = with_settings(recipe, "own", settings).strategies["own"]
+    assert best == runs[-1]  # they learn better from one to the next
+    assert recipe.strategies["own"].arguments == arguments
+    for key in ("arguments.stength", "strength"):
+        wrong = small_recipe({"own": own}, search={"own": {key: space["lr"]}}, **common)
+        with pytest.raises(RecipeError, match=rf"search\.own\.{key}: own has no such setting"):
+            space_of(wrong, "own")
+
+
 @pytest.mark.parametrize(
     ("name", "key", "values", "message"),
     [
