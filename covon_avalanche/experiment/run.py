@@ -255,7 +255,14 @@ class _Run:
             "diagnostics": self.diagnostics,
         }
         surroundings = Surroundings(self.benchmark.streams)
-        checkpoints = Checkpoints(folder.checkpoints, folder.hash, root, surroundings, **options)
+        checkpoints = Checkpoints(
+            folder.checkpoints,
+            folder.hash,
+            root,
+            surroundings,
+            stored=self.log.leave_out,
+            **options,
+        )
         self.strategy.checkpoints = checkpoints
         return checkpoints
 
