@@ -18,7 +18,7 @@ from covon_avalanche.cli_data import app as data
 from covon_avalanche.cli_errors import fail
 from covon_avalanche.cli_results import compare, report
 from covon_avalanche.cli_search import search
-from covon_avalanche.cores import usable_cores
+from covon_avalanche.cores import runs_at_a_time
 from covon_avalanche.display import Display
 from covon_avalanche.experiment.grid import Event, jobs_of, run_grid
 from covon_avalanche.experiment.recipe import (
@@ -81,7 +81,8 @@ def run(
     recipe: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Shipped recipes (see `covon recipes`) or .toml files. [default: permuted-digits]"
+            help="Shipped recipes (see `covon recipes`) or .toml files. "
+            "\\[default: permuted-digits]"
         ),
     ] = None,
     strategies: Annotated[
@@ -96,10 +97,11 @@ def run(
     ] = None,
     settings: Set = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the results. [default: runs/RECIPE]")
+        Path | None, typer.Option(help="Folder of the results. \\[default: runs/RECIPE]")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time. [default: one per core]")
+        int | None,
+        typer.Option(min=1, help="Runs at a time. \\[default: one per core, one on a GPU]"),
     ] = None,
     dataset_root: Annotated[
         Path | None, typer.Option(help="Where image data lies or is downloaded to.")
@@ -171,7 +173,7 @@ def _run_and_report(
     console = Console()
     start = time.perf_counter()
     grid = jobs_of(recipe)
-    processes = min(jobs or usable_cores(), len(grid))
+    processes = min(jobs or runs_at_a_time(recipe.device), len(grid))
     runs = "run" if len(grid) == 1 else "runs"
     console.print(f"{recipe.title}: {len(grid)} {runs}, {processes} at a time", markup=False)
     display = Display(console, recipe, grid)

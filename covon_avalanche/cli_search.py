@@ -18,7 +18,7 @@ import typer
 
 from covon_avalanche.atomic import write_atomically
 from covon_avalanche.cli_errors import fail
-from covon_avalanche.cores import usable_cores
+from covon_avalanche.cores import runs_at_a_time
 from covon_avalanche.experiment.grid import end_with_parent, sentence_of
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe
 
@@ -41,10 +41,11 @@ def search(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the trials and the best recipe. [default: searches/RECIPE]"),
+        typer.Option(help="Folder of the trials and the best recipe. \\[default: searches/RECIPE]"),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Trials at a time. [default: one per core]")
+        int | None,
+        typer.Option(min=1, help="Trials at a time. \\[default: one per core, one on a GPU]"),
     ] = None,
     dataset_root: Annotated[
         Path | None, typer.Option(help="Where image data lies or is downloaded to.")
@@ -68,6 +69,12 @@ def search(
         chosen = choose(load_recipe(recipe, settings or ()), strategies, None, epochs)
     except RecipeError as error:
         fail(str(error))
+    if seed in chosen.seeds:
+        typer.echo(
+            f"covon: --seed {seed} is one of the recipe's seeds: settings chosen with it look "
+            "better in its report than they are",
+            err=True,
+        )
     folder = out or Path("searches") / chosen.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +84,7 @@ def search(
     options: dict[str, Any] = {"trials": trials, "seed": seed, "dataset_root": root}
     whole = validation_size is not None and validation_size >= 1
     options["validation_size"] = round(validation_size or 0) if whole else validation_size
-    workers = jobs or usable_cores()
+    workers = jobs or runs_at_a_time(chosen.device)
     context = multiprocessing.get_context("spawn")
     processes = ProcessPoolExecutor(workers, context, initializer=end_with_parent)
     with _told_when_stopped(folder), processes as pool:
@@ -135,7 +142,7 @@ def _work(
         _search(recipe, strategy, journal, options)
     except KeyboardInterrupt:
         os._exit(130)  # and takes no other strategy
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return sentence_of(error)
     return None
 

@@ -11,3 +11,11 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def runs_at_a_time(device: str) -> int:
+    """One per core, or one on an accelerator, whose memory several would share.
+
+    :param device: of the recipe.
+    """
+    return usable_cores() if device == "cpu" else 1

@@ -100,12 +100,13 @@ class Display:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for column in ("run", "domain", "epoch", "loss", "accuracy", "images/s", "left"):
             table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
-        for job, run in self._runs.items():
+        runs = dict(self._runs)  # rich draws in a thread of its own, while runs come and go
+        for job, run in runs.items():
             if not run.done:
                 table.add_row(*self._row(job, run))
-        shares = [run.share(self._experiences(job)) for job, run in self._runs.items()]
+        shares = [run.share(self._experiences(job)) for job, run in runs.items()]
         share = sum(shares) / max(1, len(self.jobs) - len(self.failures))
-        text = f" {len(self.finished)} of {len(self.jobs)} runs, {self._left(share)} left"
+        text = f" {len(self.finished)} of {len(self.jobs)} runs, {self._left(share, runs)} left"
         bar = Table.grid()
         bar.add_row(ProgressBar(1.0, share, width=40), Text(text))
         return Group(table, bar)
@@ -134,8 +135,8 @@ class Display:
         left = run.left(self._experiences(event.job)) or "?"
         return f"{name}: {domains}, {accuracy}, {left} left"
 
-    def _left(self, share: float) -> str:
-        old = sum(run.share_at_start for run in self._runs.values()) / max(1, len(self.jobs))
+    def _left(self, share: float, runs: dict[Job, _Progress]) -> str:
+        old = sum(run.share_at_start for run in runs.values()) / max(1, len(self.jobs))
         if share - old <= 0:
             return "?"
         return _duration((time.monotonic() - self._begin) * (1 - share) / (share - old))

@@ -337,9 +337,10 @@ def test_a_search_tells_that_a_process_was_killed_and_keeps_the_trials(tmp_path,
     assert (tmp_path / "trials.journal").is_file()
 
 
-def test_a_search_tells_at_once_what_an_own_class_raised(tmp_path, monkeypatch):
+@pytest.mark.parametrize("base", ["Exception", "SystemExit"])
+def test_a_search_tells_at_once_what_an_own_class_raised(base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "raising.py").write_text("class Mine(Exception): ...\nraise Mine('no such luck')\n")
+    (tmp_path / "raising.py").write_text(f"class Mine({base}): ...\nraise Mine('no such luck')\n")
     text = replaced("avalanche.training.supervised:Naive", "raising:Naive")
     arguments = ["search", write(tmp_path, strategy="custom", text=text), "--out", str(tmp_path)]
     done = CliRunner().invoke(app, [*arguments, "--validation-size", "0.2", "--jobs", "1"])

@@ -12,9 +12,11 @@ import pytest
 from terminal import in_a_terminal
 from typer.testing import CliRunner
 
-from covon_avalanche import __version__, cli
+from covon_avalanche import __version__, cli, cli_search, cores
 from covon_avalanche.cli import app
+from covon_avalanche.experiment.collect import collect_results
 from covon_avalanche.experiment.recipe import load_recipe, parse_seeds
+from covon_avalanche.experiment.reporting import sections_of
 
 
 def covon(*arguments):
@@ -53,6 +55,9 @@ def test_names_of_today_hold_for_runs_that_are_taken_over(tmp_path):
     assert done.exit_code == 0, done.output
     assert done.stdout.count("A [/b] of [pilot]") == 2  # at the start and above the table
     assert len((tmp_path / "table.md").read_text(encoding="utf-8").splitlines()) == 4
+    results = collect_results([tmp_path])
+    assert len(sections_of(results)) == 1  # for `covon report`, too
+    assert {(r.recipe, r.settings["title"]) for r in results} == {("mine", "A [/b] of [pilot]")}
 
 
 def group_members(group: int) -> list[str]:
@@ -151,6 +156,43 @@ def test_help_version_and_recipes():
     assert "Compare continual-learning strategies" in covon("run", "--help").stdout
     assert covon("--version").stdout.strip() == __version__
     assert "\npermuted-digits: Permuted digits" in covon("recipes").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "defaults"),
+    [
+        ("run", ["permuted-digits", "runs/RECIPE", "one per core, one on a GPU"]),
+        ("search", ["searches/RECIPE", "one per core, one on a GPU"]),
+    ],
+)
+def test_help_tells_the_defaults(command, defaults, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = covon(command, "--help").stdout
+    assert all(f"[default: {default}]" in text for default in defaults)
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "expected"), [("cpu", [], 6), ("cuda", [], 1), ("cuda", ["--jobs", "2"], 2)]
+)
+def test_how_many_go_on_at_a_time(device, given, expected, tmp_path, monkeypatch):
+    """One per core, but one on a GPU, unless it is said."""
+    asked = []
+
+    def fake(*arguments, processes, **options):
+        asked.append(processes)
+        return []
+
+    def no_pool(workers, *_, **__):
+        asked.append(workers)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cores, "usable_cores", lambda: 6)
+    monkeypatch.setattr(cli, "run_grid", fake)
+    monkeypatch.setattr(cli_search, "ProcessPoolExecutor", no_pool)
+    given = ["--set", f'device="{device}"', "--out", str(tmp_path), *given]
+    covon("run", *given)
+    covon("search", "permuted-digits", *given)
+    assert asked == [expected, expected]
 
 
 def test_seeds_are_lists_and_ranges_without_repeats():

@@ -7,7 +7,7 @@ from made_up_results import made_up
 from rich.console import Console
 from small_recipes import STRATEGIES, small_recipe
 
-from covon_avalanche.display import Display
+from covon_avalanche.display import Display, _Progress
 from covon_avalanche.experiment.grid import Event, Job
 from covon_avalanche.experiment.result import Epoch
 
@@ -43,6 +43,26 @@ def test_every_run_has_a_line_with_what_it_is_doing(display):
     assert "1/1" in line  # all domains at once
     assert "2/4" in line
     assert "0 of 3 runs" in text
+
+
+def test_runs_may_come_and_go_while_the_table_is_drawn(display, monkeypatch):
+    draw, share = display._row, _Progress.share
+    coming = iter([Event(JOBS[1], 1, accuracy=0.5), Event(JOBS[0], error="it broke")])
+
+    def of_the_main_thread(part):
+        def meanwhile(*arguments):
+            if event := next(coming, None):
+                display.show(event)
+            return part(*arguments)
+
+        return meanwhile
+
+    display.show(Event(JOBS[0], 1, epoch=epoch(1, 2), epochs=4))
+    display.show(Event(JOBS[2], 0, epoch=epoch(0, 1), epochs=4))
+    monkeypatch.setattr(display, "_row", of_the_main_thread(draw))
+    monkeypatch.setattr(_Progress, "share", of_the_main_thread(share))
+    assert "covon, seed 0" in seen(display)
+    assert "covon, seed 0" not in seen(display)
 
 
 def test_finished_and_failed_runs_leave_the_table(display):

@@ -79,7 +79,7 @@ def build_model(
             hidden_layers=model.hidden_layers,
             drop_rate=0,
         )
-    weights = weights_file(model, dataset_root) or model.weights
+    weights = weights_file(model, dataset_root) or model.weights or None
     height = benchmark.test_stream[0].dataset.eval()[0][0].shape[-2]
     backbone = create_backbone(
         model.backbone, benchmark.n_classes, weights=weights, image_size=height
@@ -89,9 +89,9 @@ def build_model(
 
 def weights_file(model: Model, dataset_root: str | os.PathLike[str] | None = None) -> Path | None:
     """The file that a backbone's weights come from, if it is one of the user's."""
-    if isinstance(model, Perceptron) or model.weights in (None, "default"):
+    if isinstance(model, Perceptron) or model.weights in ("", "default"):
         return None
-    return _below(dataset_root, str(model.weights))
+    return _below(dataset_root, model.weights)
 
 
 def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:

@@ -49,9 +49,12 @@ def _in(path: Path) -> Iterator[tuple[str, Result]]:
         yield str(path), Result.load(path)
         return
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open(encoding="utf-8") as file:
+            lines = list(file)  # splitlines() would cut at other characters, too
     except OSError as error:
         raise ResultError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ResultError(f"{path} has no results: it is not text") from error
     for i, line in enumerate(lines, 1):
         where = f"{path}, line {i}"
         yield where, Result.parse(line, where)

@@ -11,7 +11,6 @@ from pydantic import (
     PositiveInt,
     Tag,
     ValidationInfo,
-    field_serializer,
     field_validator,
     model_validator,
 )
@@ -142,18 +141,9 @@ class Backbone(Settings):
     """A network of ``covon_avalanche.backbones``, with a new last layer."""
 
     backbone: str
-    weights: str | None
+    weights: str
     """``default`` for the library's own, or a file; a relative path is below the folder of the
-    data (by default Avalanche's). TOML has no null: ``""`` asks for random weights."""
-
-    @field_validator("weights", mode="before")
-    @classmethod
-    def _empty(cls, weights: object) -> object:
-        return weights or None
-
-    @field_serializer("weights", when_used="json")
-    def _without_null(self, weights: str | None) -> str:
-        return weights or ""
+    data (by default Avalanche's). ``""`` asks for random weights."""
 
 
 def _kind_of_model(value: object) -> str:

@@ -33,8 +33,20 @@ def settings_differences(first: Result, second: Result) -> list[Difference]:
 
 
 def result_differences(first: Result, second: Result) -> list[Difference]:
-    """Accuracies in percent, calibration and cost."""
-    return _differences(*(_numbers(r) for r in (first, second)))
+    """Accuracies in percent, calibration and cost; of the accuracies on the way the one that
+    differs most."""
+    return _differences(*(_numbers(r) for r in (first, second))) + _earlier(first, second)
+
+
+def _earlier(first: Result, second: Result) -> list[Difference]:
+    """Of the accuracies before the last domain was learned, the one that differs most."""
+    found = [
+        Difference(f"accuracy on domain {i} after {t} %, differs most", 100 * a, 100 * b)
+        for t, rows in enumerate(zip(first.accuracy[:-1], second.accuracy[:-1], strict=False), 1)
+        for i, (a, b) in enumerate(zip(*(row or [] for row in rows), strict=False), 1)
+        if a != b
+    ]
+    return [max(found, key=lambda pair: abs(pair.first - pair.second))] if found else []
 
 
 def _numbers(result: Result) -> dict[str, Any]:

@@ -41,6 +41,10 @@ class EpochLog(SupervisedPlugin):
         self._begin()
         self._since = time.perf_counter()
 
+    def leave_out(self, seconds: float) -> None:
+        """Those just passed were no training."""
+        self._since += seconds
+
     def _tick(self) -> float:
         now = time.perf_counter()
         passed, self._since = now - self._since, now

@@ -53,7 +53,7 @@ class Event:
     bad_input: bool = False
     """Whether the error is in what the user gave: data, settings, folders."""
     log: Path | None = None
-    """Where the traceback of another error is."""
+    """Where the traceback is, if the run came as far as its folder."""
 
 
 def run_grid(
@@ -105,8 +105,14 @@ def run_grid(
 
 
 def _finished(recipe: Recipe, jobs: list[Job], folder: Path) -> dict[Job, Result]:
-    stored = {job: RunFolder(folder, recipe, job.strategy, job.seed).result() for job in jobs}
-    return {job: result for job, result in stored.items() if result is not None}
+    """Without those that are to be stored under other names, which takes their folder's lock."""
+    found = {}
+    for job in jobs:
+        run = RunFolder(folder, recipe, job.strategy, job.seed)
+        result = run.result()
+        if result is not None and result == run.under_names_of_today(result):
+            found[job] = result
+    return found
 
 
 def _run_pool(
@@ -238,14 +244,14 @@ def _work(
     """How it ended. An exception would not always arrive: its class may be known here only."""
     try:
         result = run_job(recipe, job, folder, dataset_root, options, _messages.put)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text, bad_input = sentence_of(error)
-        log = None if bad_input else RunFolder(folder, recipe, job.strategy, job.seed).log_file
-        return Event(job, error=text, bad_input=bad_input, log=log)
+        log = RunFolder(folder, recipe, job.strategy, job.seed).log_file
+        return Event(job, error=text, bad_input=bad_input, log=log if log.exists() else None)
     return Event(job, len(result.accuracy), result=result)
 
 
-def sentence_of(error: Exception) -> tuple[str, bool]:
+def sentence_of(error: BaseException) -> tuple[str, bool]:
     """What an error says, and whether it is in what the user gave."""
     bad_input = isinstance(error, ValueError | OSError)
     name = "" if bad_input else f"{type(error).__name__}: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 from importlib.metadata import version
@@ -44,6 +45,14 @@ def _processor() -> str:
 
 def _in_use(device: str) -> bool:
     return device.startswith("cuda") and torch.cuda.is_initialized()
+
+
+def free_memory() -> None:
+    """Of what earlier runs of this process have left: strategies refer to themselves, so that
+    they stay until they are looked for."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def reset_peak_memory(device: str) -> None:

@@ -94,13 +94,13 @@ def build_strategy(
     """
     model.to(recipe.device)
     optimizer = _optimizer(settings, model)
-    schedule = LambdaLR(optimizer, Cosine(recipe.epochs, recipe.final_lr_factor))
+    cosine = CosinePlugin(_cosine_of(optimizer, recipe))
     cls, own, plugins = _method(settings)
     mixins: list[type] = [Resumable] if recipe.precision == "float32" else [Resumable, Autocast]
     mixins += [] if issubclass(cls, TensorBatches) else [TensorBatches]
     made = type(cls.__name__, (*mixins, cls), {"__module__": cls.__module__})
     try:
-        return made(
+        strategy = made(
             model=model,
             optimizer=optimizer,
             criterion=nn.CrossEntropyLoss(),
@@ -108,7 +108,7 @@ def build_strategy(
             train_epochs=recipe.epochs,
             eval_mb_size=recipe.eval_mb_size,
             device=recipe.device,
-            plugins=[*plugins, CosinePlugin(schedule), KeptTensors(), log],
+            plugins=[*plugins, cosine, KeptTensors(), log],
             evaluator=evaluator,
             **own,
         )
@@ -116,6 +116,13 @@ def build_strategy(
         if settings.kind != "custom":
             raise
         raise ValueError(f"{settings.implementation} cannot be made: {error}") from error
+    if strategy.optimizer is not optimizer:  # a class of the user's may make its own
+        cosine.scheduler = _cosine_of(strategy.optimizer, recipe)
+    return strategy
+
+
+def _cosine_of(optimizer: torch.optim.Optimizer, recipe: Recipe) -> LambdaLR:
+    return LambdaLR(optimizer, Cosine(recipe.epochs, recipe.final_lr_factor))
 
 
 Method = tuple[type[SupervisedTemplate], dict[str, Any], list[SupervisedPlugin]]

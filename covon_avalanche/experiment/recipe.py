@@ -183,12 +183,19 @@ def _override(data: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()  # a string without quotation marks
-    *tables, last = key.strip().split(".")
-    for table in tables:
+    rest = key.strip()
+    while (table := _first_key(data, rest)) != rest:
+        rest = rest[len(table) + 1 :]
         data = data.setdefault(table, {})
         if not isinstance(data, dict):
             raise RecipeError(f"{key.strip()}: {table} is a value, not a table")
-    data[last] = value
+    data[rest] = value
+
+
+def _first_key(data: dict[str, Any], dotted: str) -> str:
+    """Up to the first dot, unless there is a longer key in the data: names may have dots."""
+    known = [key for key in data if f"{dotted}.".startswith(f"{key}.")]
+    return max(known, key=len, default=dotted.partition(".")[0])
 
 
 def _sentence(error: ValidationError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -85,6 +85,7 @@ class Checkpoints:
         changed in place.
     :param seconds: between two points inside an epoch.
     :param share: largest fraction of the time; 1 stores at every end of an epoch.
+    :param stored: called after each storing with the seconds that it took.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class Checkpoints:
         *,
         seconds: float = 300.0,
         share: float = 0.02,
+        stored: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self.folder, self.run, self.root, self.surroundings = folder, run, root, surroundings
-        self.seconds, self.share = seconds, share
+        self.seconds, self.share, self.stored = seconds, share, stored
         self._inside = _is_plain(root["strategy"])
         self._between = True
         self._point = Point(0)
@@ -223,6 +225,7 @@ class Checkpoints:
         remove_outdated(self.folder)
         self._stored_at = time.monotonic()
         self._cost = self._stored_at - start
+        self.stored(self._cost)
         return True
 
 

@@ -24,6 +24,7 @@ from covon_avalanche.experiment.data_fingerprint import data_fingerprint
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.machine import (
+    free_memory,
     machine,
     peak_memory,
     reset_peak_memory,
@@ -72,7 +73,10 @@ def run_in_folder(
     with folder.opened():
         stored = folder.result()
         if stored is not None:
-            return stored
+            named = folder.under_names_of_today(stored)
+            if named != stored:
+                named.save(folder.result_file)
+            return named
         about = {"versions": versions(), "machine": machine(recipe.device)}
         starts = folder.write_start({"seed": seed, **about})
         with training_loggers(
@@ -131,6 +135,7 @@ def run_strategy(
     """
     _check_device(recipe.device)
     while True:
+        free_memory()
         benchmark = build_benchmark(
             recipe, seed=seed, validation_size=validation_size, dataset_root=dataset_root
         )
@@ -250,7 +255,14 @@ class _Run:
             "diagnostics": self.diagnostics,
         }
         surroundings = Surroundings(self.benchmark.streams)
-        checkpoints = Checkpoints(folder.checkpoints, folder.hash, root, surroundings, **options)
+        checkpoints = Checkpoints(
+            folder.checkpoints,
+            folder.hash,
+            root,
+            surroundings,
+            stored=self.log.leave_out,
+            **options,
+        )
         self.strategy.checkpoints = checkpoints
         return checkpoints
 

@@ -83,13 +83,12 @@ class RunFolder:
         return self.path / "log.txt"
 
     def result(self) -> Result | None:
-        """The result of a finished run, under the recipe's names of today. A file that is not one
-        is put aside and made anew.
+        """The result of a finished run. A file that is not one is put aside and made anew.
 
         :raises ResultError: if it cannot be read or put aside, or is of a newer version.
         """
         try:
-            return self._named_anew(Result.load(self.result_file))
+            return Result.load(self.result_file)
         except ResultError as error:
             if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
                 return None  # not finished
@@ -99,7 +98,7 @@ class RunFolder:
         self._put_aside()
         return None
 
-    def _named_anew(self, result: Result) -> Result:
+    def under_names_of_today(self, result: Result) -> Result:
         """Names do not decide the folder: those that the result has may be older."""
         names = {key: self.settings[key] for key in ("name", "title")}
         return result.model_copy(
@@ -196,7 +195,7 @@ def _logged(file: Path) -> Iterator[None]:
     warnings.showwarning = log_and_show
     try:
         yield
-    except Exception:
+    except (Exception, SystemExit):
         _log.exception("the run stopped")
         raise
     finally:

@@ -55,13 +55,14 @@ class BelowMedian(optuna.pruners.BasePruner):
 def space_of(recipe: Recipe, strategy: str) -> Space:
     """Where to search: the recipe's ``[search.STRATEGY]``, or from a tenth of each of the
     strategy's settings to ten times it, for positive numbers on a continuous scale without end.
+    ``arguments.KEY`` is an argument of a class of the user's.
 
     :raises RecipeError: if the space has a setting that the strategy does not, or a value that
         the setting does not take.
     """
     settings = recipe.strategies[strategy]
-    space = recipe.search.get(strategy)
-    if space is None:
+    space = recipe.search.get(strategy, {})
+    if not space:
         numbers = settings.model_dump()
         space = {
             key: Range(low=value / 10, high=value * 10)
@@ -70,10 +71,10 @@ def space_of(recipe: Recipe, strategy: str) -> Space:
             if key not in WITHIN and not has_upper_bound(settings, key)
         }
     for key, values in space.items():
-        if key not in type(settings).model_fields or key == "kind":
+        if key not in _flat(settings) or key == "kind":
             raise RecipeError(
                 f"search.{strategy}.{key}: {strategy} has no such setting; known are "
-                f"{', '.join(type(settings).model_fields)}"
+                f"{', '.join(_flat(settings))}"
             )
         ends = [values.low, values.high] if isinstance(values, Range) else values.choices
         for value in ends:
@@ -85,9 +86,30 @@ def space_of(recipe: Recipe, strategy: str) -> Space:
     return space
 
 
+def _flat(settings: Settings) -> dict[str, Any]:
+    """Values by key; arguments of a class of the user's as ``arguments.KEY``, too."""
+    whole = settings.model_dump()
+    return whole | {f"arguments.{key}": v for key, v in whole.get("arguments", {}).items()}
+
+
+def _changed(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
+    """The settings as a table, with other values by key."""
+    whole = settings.model_dump()
+    for key, value in values.items():
+        if key.startswith("arguments."):
+            whole["arguments"][key.removeprefix("arguments.")] = value
+        else:
+            whole[key] = value
+    return whole
+
+
 def _as_setting(settings: Settings, key: str, value: Any) -> Any:
-    """A value as the setting takes it: 50.0 is 50 for a number of examples."""
-    return getattr(type(settings).model_validate(settings.model_dump() | {key: value}), key)
+    """A value as the setting takes it: 50.0 is 50 for a number of examples, and for an argument
+    that the recipe gives as a whole number."""
+    whole_number = key.startswith("arguments.") and type(_flat(settings)[key]) is int
+    if whole_number and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return _flat(type(settings).model_validate(_changed(settings, {key: value})))[key]
 
 
 def open_study(
@@ -102,7 +124,8 @@ def open_study(
     Its name has all that decides a trial, so that searches which differ do not mix.
     """
     journal.parent.mkdir(parents=True, exist_ok=True)
-    storage = JournalStorage(JournalFileBackend(str(journal)))
+    # Optuna's lock is a link to the file: a relative one would lead nowhere and never be broken.
+    storage = JournalStorage(JournalFileBackend(str(journal.resolve())))
     domains = recipe.stream.n_experiences
     space = {key: values.model_dump() for key, values in space_of(recipe, strategy).items()}
     images = float(validation_size or recipe.stream.validation_size)
@@ -166,7 +189,7 @@ def _done(study: optuna.Study) -> int:
 
 def _own(settings: Settings, space: Space) -> dict[str, Any]:
     """The recipe's own settings, as far as they lie in the space."""
-    own = settings.model_dump()
+    own = _flat(settings)
     return {key: own[key] for key, values in space.items() if _lies_in(own[key], values)}
 
 
@@ -249,7 +272,7 @@ def _suggest(trial: optuna.Trial, settings: Settings, key: str, values: Range | 
 def with_settings(recipe: Recipe, strategy: str, settings: dict[str, Any]) -> Recipe:
     """The recipe with other settings of a strategy."""
     data = recipe.model_dump()
-    data["strategies"][strategy] |= settings
+    data["strategies"][strategy] = _changed(recipe.strategies[strategy], settings)
     return validate(data, f"recipe {recipe.name}")
 
 

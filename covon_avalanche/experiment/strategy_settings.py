@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -154,7 +155,10 @@ class Custom(WithOptimizer):
     """``module:Class``, found as Python finds modules and in the working directory: a subclass of
     Avalanche's ``SupervisedTemplate``, or of ``SupervisedPlugin`` (then Naive with this plugin)."""
     arguments: Annotated[dict[str, Any], AfterValidator(_like_json)] = {}
-    """Of the class, beside what every strategy is given."""
+    """Of the class. A strategy is given ``model``, ``optimizer`` (of ``lr``, ``weight_decay``,
+    ``optimizer`` and ``momentum``), ``criterion``, ``train_mb_size``, ``train_epochs``,
+    ``eval_mb_size``, ``device``, ``plugins`` and ``evaluator``, too, by these names. Where its
+    constructor makes another optimizer, the cosine is that one's."""
     replay: bool = False
     """Whether it stores examples, for the tables."""
 
@@ -281,10 +285,19 @@ _Any = (
 Strategy = Annotated[_Any, Field(discriminator="kind")]
 CEILINGS = frozenset({"joint", "cumulative"})
 """Kinds that see more than one domain at a time, so they are no continual learners."""
-REPLAY = frozenset({"replay", "der", "er-ace", "gem", "agem", "icarl", "td-vcl"})
-"""Kinds that store examples."""
+_REPLAY = frozenset({"replay", "der", "er-ace", "gem", "agem", "icarl"})
+NO_PROBABILITIES = frozenset({"icarl"})
+"""Kinds that predict by distances: their NLL, Brier score and ECE mean nothing."""
 WITHIN = frozenset({"gamma", "gamma_precision", "temperature"})
 """Settings with a natural scale of their own, which are not searched over two decades."""
+
+
+def stores_examples(settings: Mapping[str, Any]) -> bool:
+    """Whether a strategy set so replays; of one of the user's, whether the recipe says so."""
+    if settings["kind"] == "td-vcl":
+        needed = {"n_steps": 2, "replay_tasks": 1, "replay_examples": 1}
+        return all(settings.get(key, least) >= least for key, least in needed.items())
+    return settings["kind"] in _REPLAY or bool(settings.get("replay", False))
 
 
 def has_upper_bound(settings: Settings, key: str) -> bool:

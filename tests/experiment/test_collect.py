@@ -26,6 +26,17 @@ def test_folders_files_and_lines_each_run_once(tmp_path):
     assert collect_results(paths) == runs
 
 
+def test_a_title_may_have_any_character(tmp_path):
+    titles = ["a\u2028b", "c\x85d", "e\nf"]
+    runs = [made_up("covon", seed, [[0.5]]) for seed in range(3)]
+    for run, title in zip(runs, titles, strict=True):
+        run.settings["title"] = title
+    lines = "".join(run.model_dump_json() + "\n" for run in runs)
+    (tmp_path / "stored.jsonl").write_text(lines, encoding="utf-8")
+    found = collect_results([tmp_path / "stored.jsonl"])
+    assert [run.settings["title"] for run in found] == titles
+
+
 def test_what_is_evaluated_tells_results_of_one_run_apart(tmp_path):
     test = made_up("covon", 0, [[0.5]])
     valid = test.model_copy(update={"stream": "valid"})
@@ -68,6 +79,9 @@ def test_what_is_missing_or_wrong_is_named(tmp_path):
         collect_results([tmp_path / "nothing.jsonl"])
     (tmp_path / "stored.jsonl").write_text(made_up("a", 0, [[0.5]]).model_dump_json() + "\n{}\n")
     with pytest.raises(ResultError, match=r"stored\.jsonl, line 2 is no result"):
+        collect_results([tmp_path / "stored.jsonl"])
+    (tmp_path / "stored.jsonl").write_bytes("é".encode("latin-1"))
+    with pytest.raises(ResultError, match=r"stored\.jsonl has no results: it is not text"):
         collect_results([tmp_path / "stored.jsonl"])
 
 
@@ -132,6 +146,15 @@ def test_differences_by_hand():
     assert found["last accuracy on domain 1 %"] == pytest.approx((80, 90))
     assert found["BWT %"] == pytest.approx((-10, 0))
     assert settings_differences(a, a) == result_differences(a, a) == []
+
+
+def test_accuracies_on_the_way_count_as_results():
+    rows = [[0.9, 0.1, 0.2], [0.8, 0.9, 0.2], [0.7, 0.7, 0.7]]
+    other = [[0.9, 0.3, 0.2], [0.8, 0.9, 0.1], [0.7, 0.7, 0.7]]
+    a, b = made_up("covon", 0, rows), made_up("covon", 0, other)
+    (found,) = result_differences(a, b)
+    assert found.name == "accuracy on domain 2 after 1 %, differs most"
+    assert (found.first, found.second) == pytest.approx((10, 30))
 
 
 def test_square_brackets_are_printed_as_they_are(tmp_path):

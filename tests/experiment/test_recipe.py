@@ -82,6 +82,15 @@ def test_names_and_keys_that_need_quotes_are_written_with_them(tmp_path):
     assert load_recipe(write(tmp_path, text)) == recipe
 
 
+def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
+    path = write(tmp_path, GOOD.replace("strategies.mine", 'strategies."mine-0.5"'))
+    changes = ["strategies.mine-0.5.lr=0.25", "strategies.finetune.lr=0.5"]
+    strategies = load_recipe(path, changes).strategies
+    assert (strategies["mine-0.5"].lr, strategies["finetune"].lr) == (0.25, 0.5)
+    whole = load_recipe(path, ['strategies.mine-0.5={kind = "finetune", lr = 1}']).strategies
+    assert whole["mine-0.5"].kind == "finetune"
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "[1, { a = -inf }]", "1979-05-27"])
 def test_arguments_are_what_results_can_hold(tmp_path, value):
     own = '[strategies.own]\nkind = "custom"\nlr = 0.1\nimplementation = "m:C"\n'

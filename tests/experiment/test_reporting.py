@@ -16,6 +16,7 @@ from made_up_results import made_up
 
 from covon_avalanche.evaluation.reliability import ReliabilityBin
 from covon_avalanche.experiment.recipe import load_recipe
+from covon_avalanche.experiment.recipe_text import recipe_text
 from covon_avalanche.experiment.reporting import heat_maps, reproduce, write_report
 from covon_avalanche.experiment.reporting.canvas import looks
 from covon_avalanche.experiment.reporting.columns import NOTHING
@@ -158,6 +159,44 @@ class TestNumbers:
         own = [{"replay": True}, {"replay": False}, {}]
         runs = [made_up(str(o), 0, [[0.9]], kind="custom", own=o) for o in own]
         assert [s.replay for s in sections_of(runs)[0].in_order] == [True, False, False]
+
+    @pytest.mark.parametrize(
+        ("own", "replay"),
+        [
+            ({"n_steps": 3}, True),
+            ({"n_steps": 2, "replay_tasks": 1, "replay_examples": 1}, True),
+            ({"n_steps": 1}, False),
+            ({"n_steps": 3, "replay_tasks": 0}, False),
+            ({"n_steps": 3, "replay_examples": 0}, False),
+        ],
+    )
+    def test_td_vcl_is_marked_where_it_stores_examples(self, own, replay):
+        (section,) = sections_of([made_up("td", 0, [[0.9]], kind="td-vcl", own=own)])
+        assert section.in_order[0].replay is replay
+
+    def test_a_best_strategy_of_other_seeds_is_said_to_be_one(self, tmp_path):
+        runs = [made_up("a", seed, [[0.8]]) for seed in range(3)]
+        others = {0: [made_up("b", seed, [[0.7]]) for seed in range(3)]}
+        others[1] = [made_up("b", 7, [[0.9]])]
+        others[2] = [made_up("all", 7, [[0.9]], kind="joint")]  # is not compared
+        said = []
+        for number, other in others.items():
+            page = page_of(write_report([*runs, *other], tmp_path / str(number)).parent)
+            said.append(page.text["p"].count("different seeds") == 1)
+            assert ("not all run with the same seeds" in page.text["p"]) is said[-1]
+        assert said == [False, True, False]
+
+    def test_distances_are_no_probabilities(self, tmp_path):
+        bins = [ReliabilityBin(10, 0.75, 0.5)]
+        low, high = ({"nll": x, "brier": x, "ece": x} for x in (0.1, 0.9))
+        runs = [
+            made_up("icarl", 0, [[0.9]], kind="icarl", calibration=low, reliability=bins),
+            made_up("covon", 0, [[0.8]], calibration=high, reliability=bins),
+        ]
+        page = page_of(write_report(runs, tmp_path).parent)
+        assert "NLL covon with 0.900" in page.text["figcaption"]
+        assert "covon is 75.0 % sure" in page.text["figcaption"]
+        assert [r["ece_mean"] for r in rows_of(tmp_path / "table.csv")] == ["", "0.9"]
 
     def test_matrices_are_means_over_seeds(self):
         (section,) = sections_of(comparison())
@@ -336,6 +375,13 @@ class TestEdges:
         with pytest.raises(ResultError, match="got two of 'covon' with seed 7 in recipe 'r'"):
             sections_of(twice)
 
+    def test_runs_of_other_numbers_of_domains(self):
+        both = [[0.9, 0.1], [0.8, 0.8]], [[0.9]]
+        stream = {"name": "Made"}
+        runs = [made_up("covon", seed, rows, stream=stream) for seed, rows in enumerate(both)]
+        with pytest.raises(ResultError, match="same domains, got 2 and 1 of 'covon'"):
+            sections_of(runs)
+
     def test_a_strategy_has_a_row_for_each_of_its_settings(self, tmp_path):
         own = {"lr": 0.1}, {"lr": 0.2}, {"lr": 0.2, "gamma": 0.9}
         runs = [made_up("covon", seed, [[0.9]], own=o) for o in own for seed in (0, 1)]
@@ -385,7 +431,7 @@ class TestEdges:
         assert "No test of significance" in page.text["p"]
         assert "BWT" not in page.text["th"]
         (row,) = rows_of(tmp_path / "table.csv")
-        assert (row["average_accuracy_std"], row["bwt_mean"]) == ("nan", "")
+        assert (row["average_accuracy_std"], row["bwt_mean"]) == ("", "")
 
     def test_only_a_ceiling(self, tmp_path):
         ceiling = made_up("joint", 0, [None, [0.9, 0.9]], kind="joint")
@@ -417,6 +463,7 @@ class TestEdges:
         page = page_of(write_report([astray, *comparison()[:3]], tmp_path).parent)
         found = rows_of(tmp_path / "table.csv")
         assert [r["strategy"] for r in found] == ["covon", "buffer", "naive", "astray"]
+        assert (found[3]["average_accuracy_mean"], found[3]["nll_mean"]) == ("", "")
         assert "nan" in page.text["td"]
         assert {a["data-value"] for a in page.all("td") if "data-value" in a} > {""}
 
@@ -527,6 +574,7 @@ class TestParts:
             ("permuted-digits", "finetune", ["epochs=3", "strategies.finetune.lr=0.5"]),
             ("permuted-digits", "finetune", ["stream.n_experiences=2", 'device="mps"']),
             ("permuted-digits", "finetune", ['strategies.finetune.optimizer="sgd"']),
+            ("pacs", "finetune", ['model.weights=""']),
             ("domainnet", "covon-paper", ['stream.domains=["clipart", "it\'s"]']),
             ("core50", "covon-authors", ["strategies.covon-authors.schedule=[{lr = 1e-3}, {}]"]),
             ("permuted-digits", "mine", ['strategies.mine={kind = "joint", lr = 0.5}']),
@@ -541,6 +589,44 @@ class TestParts:
         assert words[7::2] == ["--set"] * len(words[7::2])
         assert settings_of(load_recipe(recipe, words[8::2]), strategy) == wanted
         assert len(words[8::2]) == len(changes) or strategy == "mine"
+
+    def test_commands_tell_apart_what_a_file_was_run_with(self, tmp_path):
+        """Rows of one section and of others, of the same strategy."""
+        text = recipe_text(load_recipe("permuted-digits"), {})
+        (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+        file = str(tmp_path / "mine.toml")
+        runs = []
+        for changes in ([], ["strategies.covon.lr=0.5"], ["strategies.covon.lr=0.5", "epochs=3"]):
+            settings = settings_of(load_recipe(file, changes), "covon")
+            run = made_up("covon", 0, [[0.9]], recipe="mine")
+            runs.append(run.model_copy(update={"settings": settings}))
+        runs.append(made_up("finetune", 0, [[0.8]], recipe="mine", kind="finetune"))
+        rows = [row for section in sections_of(runs) for row in section.in_order]
+        assert len(rows) == 4
+        for row in rows[:3]:
+            words = shlex.split(reproduce.command(row, rows))
+            assert words[:5] == ["covon", "run", "mine.toml", "--strategies", "covon"]
+            again = settings_of(load_recipe(file, words[8::2]), "covon")
+            assert again == row.runs[0].settings
+        page = write_report(runs, tmp_path / "report").read_text(encoding="utf-8")
+        commands = re.findall("<code>covon run (.*)</code>", page)
+        assert len(set(commands)) == len(commands) == 4
+
+    def test_random_weights_are_said(self):
+        runs = []
+        for weights in ("", "default"):
+            settings = settings_of(load_recipe("pacs", [f"model.weights={weights}"]), "finetune")
+            run = made_up("finetune", 0, [[0.9]], recipe="pacs")
+            runs.append(run.model_copy(update={"settings": settings}))
+        sections = sections_of(runs)
+        assert [dict(settings_table(s).common)["model.weights"] for s in sections] == [
+            '""',
+            "default",
+        ]
+        assert [s.title.rpartition("(")[2] for s in sections] == [
+            'model.weights="")',
+            "model.weights=default)",
+        ]
 
     def test_a_run_that_no_setting_makes_of_the_shipped_recipe_is_one_of_a_file(self):
         wanted = settings_of(load_recipe("permuted-digits"), "covon")

@@ -7,6 +7,7 @@ import logging
 import shutil
 import subprocess
 import sys
+import time
 from functools import partial
 from importlib.metadata import version
 
@@ -34,11 +35,26 @@ from covon_avalanche.experiment.run import run_in_folder, run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder, run_hash
 from covon_avalanche.experiment.state import StateError, Surroundings, capture, restore
 
+
+class OwnOptimizer(Naive):
+    """Makes it itself."""
+
+    def __init__(self, *, model, optimizer, lr, **kwargs):
+        optimizer = torch.optim.Adagrad(model.parameters(), lr)
+        super().__init__(model=model, optimizer=optimizer, **kwargs)
+
+
 # Methods that iterate over a memory: from the start of the epoch, of the domain, or of the run.
 STOPS = {"replay": 3, "der": 1, "er-ace": 1, "agem": 0}
 COVON = {**STRATEGIES["covon"], "later_hess_init": None}
 VARIANTS = {
     "sgd": dict(kind="finetune", lr=0.1, optimizer="sgd", momentum=0.9),
+    "own-optimizer": dict(
+        kind="custom",
+        lr=1.0,
+        implementation=f"{__name__}:OwnOptimizer",
+        arguments={"lr": 0.05},
+    ),
     "per-example": {**COVON, "hess_approx": "per_example"},
     "auto": {**COVON, "hess_approx": "auto"},
     "two-samples": {**COVON, "mc_samples": 2},
@@ -96,6 +112,21 @@ def test_a_run_stopped_at_many_places_has_the_result_of_a_whole_one(
     assert "before it is used" not in caplog.text  # none was refused
     assert stops >= STOPS.get(name, 4)
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_storing_is_no_training(tmp_path, monkeypatch):
+    save, slept = resumable.save_checkpoint, []
+
+    def slow(*arguments):
+        time.sleep(0.1)
+        slept.append(0.1)
+        save(*arguments)
+
+    monkeypatch.setattr(resumable, "save_checkpoint", slow)
+    result = run_in_folder(recipe_of("finetune"), "finetune", 0, tmp_path, seconds=0, share=1)
+    assert len(slept) == 3 * (2 * 6 + 2 + 1)  # after batches, epochs and domains
+    assert sum(epoch.seconds for epoch in result.epochs) <= sum(result.train_seconds)
+    assert sum(result.train_seconds) < sum(slept) / 2
 
 
 class OwnEpoch(Naive):

@@ -1,13 +1,14 @@
 """The folder of a run: one process, its log, its name, and results that are there already."""
 
 import errno
+import math
 import warnings
 from pathlib import Path
 
 import pytest
 from small_recipes import STRATEGIES, small_recipe
 
-from covon_avalanche.experiment.result import ResultError
+from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder, run_hash
 
@@ -81,3 +82,20 @@ def test_a_result_that_cannot_be_read_stays(tmp_path, monkeypatch):
             run_in_folder(recipe, "finetune", 0, tmp_path)
     assert folder.result_file.read_bytes() == written
     assert not list(folder.path.glob("*damaged*"))
+
+
+def test_a_finished_run_is_stored_under_the_names_of_today(tmp_path):
+    recipe = small_recipe({"finetune": STRATEGIES["finetune"]})
+    run_in_folder(recipe, "finetune", 0, tmp_path)
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    result = folder.result().model_copy(update={"calibration": {"nll": math.nan}})
+    result.save(folder.result_file)
+    written = folder.result_file.stat().st_mtime_ns
+    run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert folder.result_file.stat().st_mtime_ns == written  # under these names it is already
+    renamed = recipe.model_copy(update={"name": "mine", "title": "Mine"})
+    named = run_in_folder(renamed, "finetune", 0, tmp_path)
+    stored = Result.load(folder.result_file)
+    for one in (named, stored):
+        assert (one.recipe, one.settings["name"], one.settings["title"]) == ("mine", "mine", "Mine")
+    assert stored.accuracy == result.accuracy

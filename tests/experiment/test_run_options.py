@@ -1,7 +1,9 @@
 """Precision, workers, posterior samples, loggers, epochs: what a recipe or command may ask for."""
 
+import gc
 import itertools
 import sys
+import weakref
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import wandb
 from miniature import pacs
 from small_recipes import STRATEGIES, small_recipe
 
-from covon_avalanche.experiment import machine
+from covon_avalanche.experiment import machine, run
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.resumable import Checkpoints
@@ -44,6 +46,25 @@ def test_memory_and_name_are_those_of_the_device(monkeypatch):
     assert machine.peak_memory("cuda:7") == 7
     assert machine.machine("cuda:7")["accelerator"] == 7
     assert "accelerator" not in machine.machine("cpu")
+
+
+def test_a_run_does_not_find_the_models_of_those_before_it(monkeypatch):
+    models, alive = [], []
+
+    def spied(*arguments):
+        alive.append(sum(model() is not None for model in models))
+        model = build_model(*arguments)
+        models.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(run, "build_model", spied)
+    gc.disable()  # as if it did not come by chance
+    try:
+        for seed in range(3):
+            run_strategy(recipe_of(epochs=1), "covon", seed)
+    finally:
+        gc.enable()
+    assert alive == [0, 0, 0]
 
 
 def test_bfloat16_is_autocast_with_float32_weights():

@@ -112,9 +112,17 @@ def test_a_process_that_is_killed_takes_only_its_own_job_along(tmp_path, monkeyp
     assert [p.name for p in tmp_path.rglob("*.part")] == [".theirs.1.part"]
 
 
-def test_an_error_that_only_the_users_module_knows_is_told(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("raised", "told", "bad_input"),
+    [
+        ("Unpleasant(3, 4)", "Unpleasant: 3 of 4", False),
+        ("ValueError('no such mixture')", "no such mixture", True),
+        ("SystemExit('enough')", "SystemExit: enough", False),
+    ],
+)
+def test_what_the_users_module_raises_is_told(raised, told, bad_input, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "raises.py").write_text(RAISES)
+    (tmp_path / "raises.py").write_text(RAISES.format(raised))
     custom = dict(kind="custom", lr=0.01, implementation="raises:Raises")
     strategies = {"raises": custom, "finetune": STRATEGIES["finetune"]}
     recipe = small_recipe(strategies, epochs=1, seeds=[0])
@@ -124,8 +132,8 @@ def test_an_error_that_only_the_users_module_knows_is_told(tmp_path, monkeypatch
     )
     assert [r.strategy for r in found] == ["finetune"]
     (failure,) = [e for e in events if e.error]
-    assert failure.error == "Unpleasant: 3 of 4"
-    assert "raise Unpleasant" in failure.log.read_text(encoding="utf-8")
+    assert (failure.error, failure.bad_input) == (told, bad_input)
+    assert f"raise {raised}" in failure.log.read_text(encoding="utf-8")
 
 
 RAISES = """
@@ -133,11 +141,11 @@ from avalanche.training.plugins import SupervisedPlugin
 
 class Unpleasant(Exception):
     def __init__(self, some, of):
-        super().__init__(f"{some} of {of}")
+        super().__init__(str(some) + " of " + str(of))
 
 class Raises(SupervisedPlugin):
     def before_training(self, *args, **kwargs):
-        raise Unpleasant(3, 4)
+        raise {}
 """
 DIES = """
 import os, pathlib, signal

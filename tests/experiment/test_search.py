@@ -9,11 +9,13 @@ from types import SimpleNamespace
 
 import optuna
 import pytest
+from optuna.storages.journal import JournalFileSymlinkLock
 from optuna.trial import TrialState
 from small_recipes import STRATEGIES, small_recipe
 from terminal import in_a_terminal
 from typer.testing import CliRunner
 
+from covon_avalanche import cli_search
 from covon_avalanche.cli import app
 from covon_avalanche.experiment import run
 from covon_avalanche.experiment.recipe import Range, Recipe, RecipeError, load_recipe
@@ -126,6 +128,18 @@ def test_the_recipes_own_settings_are_tried_where_the_first_process_was_killed(t
     assert runs[3].lr != 0.01
 
 
+@pytest.mark.filterwarnings("ignore:The value of `grace_period`")
+def test_the_lock_of_a_killed_search_is_broken(tmp_path, runs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(JournalFileSymlinkLock.__init__, "__defaults__", (1,))  # grace period
+    recipe, journal = recipe_of("finetune"), Path("searches/trials.journal")
+    study = open_study(journal, recipe, "finetune", 0)
+    study._storage._backend._lock.acquire()  # and its process is killed
+    assert Path("searches/trials.journal.lock").exists()  # else Optuna would wait for ever
+    search_strategy(recipe, "finetune", journal, trials=1, seed=0)
+    assert len(runs) == 1
+
+
 def test_searches_that_differ_do_not_mix(tmp_path, runs):
     recipe, journal = recipe_of("finetune"), tmp_path / "j"
 
@@ -189,6 +203,7 @@ def test_spaces():
     given = {"covon": {"lr": {"low": 0.1, "high": 0.2}, "hess_approx": {"choices": ["gradsq"]}}}
     own = recipe_of("covon", search=given)
     assert list(space_of(own, "covon")) == ["lr", "hess_approx"]
+    assert space_of(recipe_of("covon", search={"covon": {}}), "covon") == space
     wrong = recipe_of("covon", search={"covon": {"rate": {"low": 0.1, "high": 0.2}}})
     with pytest.raises(RecipeError, match=r"search\.covon\.rate: covon has no such setting"):
         space_of(wrong, "covon")
@@ -229,6 +244,33 @@ def test_the_first_trial_has_the_recipes_own_settings_where_the_space_has_them(
     assert len(set(drawn)) > 1 or values == {"choices": ["sgd"]}
     if key.endswith("size") or key.startswith("batch"):
         assert all(isinstance(value, int) for value in drawn)
+
+
+def test_the_arguments_of_a_class_of_the_users_are_searched_too(tmp_path, runs):
+    arguments = {"strength": 0.5, "size": 4, "mode": "a"}
+    own = STRATEGIES["custom"] | {"arguments": arguments}
+    space = {
+        "lr": {"low": 0.001, "high": 0.1},
+        "arguments.strength": {"low": 0.1, "high": 1.0},
+        "arguments.size": {"low": 2, "high": 9},
+        "arguments.mode": {"choices": ["a", "b"]},
+    }
+    common = dict(epochs=1, stream=STREAM)
+    recipe = small_recipe({"own": own}, search={"own": space}, **common)
+    search_strategy(recipe, "own", tmp_path / "j", trials=8, seed=0)
+    first, *others = [settings.arguments for settings in runs]
+    assert first == arguments
+    assert all(0.1 <= drawn["strength"] <= 1.0 for drawn in others)
+    assert all(isinstance(drawn["size"], int) and 2 <= drawn["size"] <= 9 for drawn in others)
+    assert {drawn["mode"] for drawn in others} == {"a", "b"}
+    settings, _ = best_settings(tmp_path / "j", recipe, "own", 8, seed=0)
+    best = with_settings(recipe, "own", settings).strategies["own"]
+    assert best == runs[-1]  # they learn better from one to the next
+    assert recipe.strategies["own"].arguments == arguments
+    for key in ("arguments.stength", "strength"):
+        wrong = small_recipe({"own": own}, search={"own": {key: space["lr"]}}, **common)
+        with pytest.raises(RecipeError, match=rf"search\.own\.{key}: own has no such setting"):
+            space_of(wrong, "own")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +318,20 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
         assert f"{name}: validation A_T {100 * value:.2f} %" in done.stdout
         found = best.strategies[name].model_dump()
         assert {key: found[key] for key in settings} == settings
+    assert done.stderr == ""
     assert CliRunner().invoke(app, arguments).exit_code == 0  # nothing is left to do
+
+
+def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
+    def no_pool(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_search, "ProcessPoolExecutor", no_pool)
+    for seed, lines in (("0", 1), ("1000", 0)):
+        done = CliRunner().invoke(app, ["search", "permuted-digits", "--seed", seed])
+        assert len(done.stderr.splitlines()) == lines
+        assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
 
 
 def test_ctrl_c_ends_a_search_and_marks_its_trials(tmp_path):

@@ -28,6 +28,8 @@ def headline(section: Section) -> str:
         side = "below" if gap >= 0 else "above"
         text += f", {abs(gap):.2f} points {side} the ceiling {ceilings[0].strategy}"
     text += "."
+    if not section.same_seeds:
+        text += " The strategies were run with different seeds."
     alone = section.best_without_replay
     if winner.replay and alone is not None:
         accuracy = f"{plus_minus(alone.accuracy, factor=100)} %"

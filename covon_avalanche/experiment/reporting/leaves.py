@@ -18,6 +18,11 @@ def leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def common_leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a run's settings that are not of its strategy."""
+    return leaves({key: value for key, value in settings.items() if key != "strategy"})
+
+
 def differing(each: Sequence[Mapping[str, Any]]) -> list[str]:
     """``key=value, key=value`` for each of several leaves: what they do not share."""
     texts = [{key: _text(value) for key, value in one.items()} for one in each]
@@ -27,4 +32,6 @@ def differing(each: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    if isinstance(value, str):
+        return value or '""'
+    return json.dumps(value, sort_keys=True, default=str)

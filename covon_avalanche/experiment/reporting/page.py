@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -36,6 +37,7 @@ def render(parts: Sequence[Illustrated], title: str) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    rows = [standing for part in parts for standing in part.section.in_order]
     environment.filters["sortable"] = _sortable
     return environment.get_template("page.html.j2").render(
         title=title,
@@ -46,7 +48,7 @@ def render(parts: Sequence[Illustrated], title: str) -> str:
         headline=findings.headline,
         inline_svg=inline_svg,
         settings_table=settings_table,
-        command=reproduce.command,
+        command=partial(reproduce.command, among=rows),
         versions=reproduce.versions,
         machine=reproduce.machine,
         test=TEST,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from covon_avalanche.experiment.reporting.leaves import differing, leaves
+from covon_avalanche.experiment.reporting.leaves import common_leaves, differing, leaves
 from covon_avalanche.experiment.reporting.standing import Standing, best, by_accuracy
 from covon_avalanche.experiment.reporting.statistics import p_against
 from covon_avalanche.experiment.result import Result, ResultError
@@ -67,6 +67,11 @@ class Section:
         """Of any run."""
         return sorted({run.seed for run in self.runs})
 
+    @property
+    def same_seeds(self) -> bool:
+        """Whether all continual learners were run with the same seeds."""
+        return len({tuple(s.seeds) for s in self.in_order if not s.ceiling}) <= 1
+
     @cached_property
     def standings(self) -> list[Standing]:
         """Highest A_T first."""
@@ -115,9 +120,8 @@ def sections_of(results: Sequence[Result]) -> list[Section]:
 
 def _common(result: Result) -> dict[str, Any]:
     """What the results of a section share."""
-    settings = decisive(settings_today(result.settings))
-    del settings["strategy"]
-    return {"recipe": result.recipe, "evaluated": result.stream, **leaves(settings)}
+    common = common_leaves(decisive(settings_today(result.settings)))
+    return {"recipe": result.recipe, "evaluated": result.stream, **common}
 
 
 def _own(result: Result) -> dict[str, Any]:
@@ -162,6 +166,12 @@ def _standings(results: Sequence[Result]) -> list[Standing]:
                 f"seed {result.seed} in recipe {result.recipe!r} and the same settings"
             )
         runs[result.seed] = result
+        first = next(iter(runs.values()))
+        if len(result.accuracy) != len(first.accuracy) or len(result.counts) != len(first.counts):
+            raise ResultError(
+                f"a strategy's runs must have the same domains, got {len(first.accuracy)} and "
+                f"{len(result.accuracy)} of {result.strategy!r} in recipe {result.recipe!r}"
+            )
     settings = [_own(next(iter(runs.values()))) for runs in rows.values()]
     names = _told_apart([name for name, _ in rows], settings, "{}, {}")
     return [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covon_avalanche.experiment.reporting.columns import NOTHING
-from covon_avalanche.experiment.reporting.leaves import leaves
+from covon_avalanche.experiment.reporting.leaves import common_leaves, leaves
 from covon_avalanche.experiment.reporting.section import Section
 from covon_avalanche.experiment.run_folder import settings_today
 
@@ -34,8 +34,8 @@ def settings_table(section: Section) -> SettingsTable:
     cells: dict[str, dict[str, str]] = {}
     for standing in section.in_order:
         settings = settings_today(standing.runs[0].settings)
-        whole = {k: v for k, v in settings.items() if k not in (*_ABOUT, "strategy")}
-        flat = {**leaves(whole), **leaves(settings["strategy"])}
+        whole = {key: value for key, value in settings.items() if key not in _ABOUT}
+        flat = {**common_leaves(whole), **leaves(settings["strategy"])}
         cells[standing.strategy] = {key: _text(value) for key, value in flat.items() if value != []}
     keys = list(dict.fromkeys(key for mine in cells.values() for key in mine))
     same = {key: len({mine.get(key, NOTHING) for mine in cells.values()}) == 1 for key in keys}
@@ -54,7 +54,7 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str):
-        return value
+        return value or '""'
     if isinstance(value, list) and all(isinstance(v, str) for v in value):
         return ", ".join(value)
     return json.dumps(value, default=str)

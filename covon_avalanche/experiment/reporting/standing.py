@@ -10,7 +10,11 @@ from typing import Any
 from covon_avalanche.evaluation import mean_and_std
 from covon_avalanche.evaluation.reliability import ReliabilityBin
 from covon_avalanche.experiment.result import Result
-from covon_avalanche.experiment.strategy_settings import CEILINGS, REPLAY
+from covon_avalanche.experiment.strategy_settings import (
+    CEILINGS,
+    NO_PROBABILITIES,
+    stores_examples,
+)
 
 Spread = tuple[float, float]
 """Mean and standard deviation over seeds; the deviation of a single seed is NaN."""
@@ -42,7 +46,7 @@ class Standing:
     @property
     def replay(self) -> bool:
         """Whether it keeps examples; of a strategy of the user's, whether the recipe says so."""
-        return self.kind in REPLAY or bool(self.settings.get("replay", False))
+        return stores_examples(self.settings)
 
     @property
     def seeds(self) -> list[int]:
@@ -86,14 +90,16 @@ class Standing:
         return max((peak for peak in peaks if peak is not None), default=None)
 
     def calibration(self, name: str) -> Spread | None:
-        """``nll``, ``brier`` or ``ece`` after the last domain."""
+        """``nll``, ``brier`` or ``ece`` after the last domain, where they mean something."""
+        if self.kind in NO_PROBABILITIES:
+            return None
         return _spread(run.calibration.get(name) for run in self.runs)
 
     @property
     def reliability(self) -> list[ReliabilityBin]:
         """Accuracy by confidence, the images of all runs together; empty bins left out."""
         runs = [run.reliability for run in self.runs if run.reliability]
-        if len({len(bins) for bins in runs}) != 1:
+        if self.kind in NO_PROBABILITIES or len({len(bins) for bins in runs}) != 1:
             return []
         pooled = []
         for bins in zip(*runs, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 
@@ -32,6 +33,7 @@ _LATEX = {
 }
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?( ± \d+(\.\d+)?)?")
+_UNDEFINED = (math.nan, math.nan)
 _MEASURES = ("average_accuracy", "weighted_accuracy", "bwt", "forgetting", "nll", "brier", "ece")
 
 
@@ -98,7 +100,7 @@ def summary_csv(sections: Sequence[Section]) -> str:
             row += [standing.strategy, standing.kind, int(standing.ceiling), int(standing.replay)]
             row += [int(standing is section.best), len(standing.runs)]
             for value in _spreads(standing):
-                row += ["", ""] if value is None else list(value)
+                row += ["" if math.isnan(number) else number for number in value or _UNDEFINED]
             peak = standing.peak_memory
             row += [standing.parameters_worth, "" if peak is None else peak]
             row.append(section.p_values.get(standing.strategy, ""))
