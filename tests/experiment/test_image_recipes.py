@@ -14,7 +14,7 @@ from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, 
 from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_folder import run_hash, settings_of
 
-SMALL = {"backbone": "squeezenet", "weights": None}
+SMALL = {"backbone": "squeezenet", "weights": ""}
 MAKERS = {
     "domainnet": ("domainnet", lambda root: domainnet(root, "lists"), ["clipart", "painting"]),
     "cddb-hard": ("CDDB", cddb, ["gaugan", "biggan"]),
@@ -183,7 +183,7 @@ def test_weights_are_looked_for_below_the_folder_of_the_data(tmp_path):
     )
     with pytest.raises(ValueError, match=r"there is no file .*weights/mine\.safetensors"):
         run_strategy(recipe, "finetune", 0, dataset_root=tmp_path)
-    random = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
+    random = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": ""})})
     result = run_strategy(random, "finetune", 0, dataset_root=tmp_path)
     assert result.counts == [14, 14]
 
@@ -204,7 +204,7 @@ def test_networks_of_one_size_are_built_for_the_recipes(tmp_path):
     pacs(tmp_path / "PACS")
     recipe = load_recipe("core50")
     stream = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}
-    model = {"backbone": "timm/vit_tiny_patch16_224", "weights": None}
+    model = {"backbone": "timm/vit_tiny_patch16_224", "weights": ""}
     data = {**recipe.model_dump(), "stream": stream, "model": model}
     benchmark = build_benchmark(Recipe.model_validate(data), seed=0, dataset_root=tmp_path)
     network = build_model(Recipe.model_validate(data).model, benchmark)
