@@ -17,7 +17,7 @@ from covon_avalanche.experiment.run_folder import RunFolder
 
 DIGITS = {"name": "PermutedDigits", "n_experiences": 2}
 PACS = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}
-NETWORK = {"backbone": "squeezenet", "weights": None}
+NETWORK = {"backbone": "squeezenet", "weights": ""}
 
 
 def write(folder: Path, *, strategy: str = "finetune", text=lambda t: t, **changes) -> str:
@@ -223,7 +223,7 @@ class TestData:
         assert "layer.weight" in self.refused(root, model=model)
 
     def test_an_unknown_backbone(self, root):
-        model = {"backbone": "resnet_of_mine", "weights": None}
+        model = {"backbone": "resnet_of_mine", "weights": ""}
         assert "resnet_of_mine" in self.refused(root, model=model)
 
 

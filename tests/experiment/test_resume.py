@@ -181,7 +181,7 @@ def test_images_whose_weights_have_channels_last_go_on_alike(name, tmp_path, kil
     recipe = recipe_of(
         name,
         stream={"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32},
-        model={"backbone": "squeezenet", "weights": None},
+        model={"backbone": "squeezenet", "weights": ""},
         train_mb_size=12,
     )
     whole = run_strategy(recipe, name, 0, dataset_root=tmp_path)
@@ -202,7 +202,7 @@ def on_images(tmp_path, killed_at):
     recipe = recipe_of(
         "finetune",
         stream={"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32},
-        model={"backbone": "squeezenet", "weights": None},
+        model={"backbone": "squeezenet", "weights": ""},
         train_mb_size=12,
     )
 

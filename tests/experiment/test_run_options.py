@@ -29,7 +29,7 @@ def images(**changes) -> Recipe:
         "epochs": 2,
         "train_mb_size": 8,
         "stream": {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32},
-        "model": {"backbone": "squeezenet", "weights": None},
+        "model": {"backbone": "squeezenet", "weights": ""},
         **changes,
     }
     return small_recipe({"finetune": {"kind": "finetune", "lr": 1e-4}}, **data)
@@ -203,7 +203,7 @@ def test_images_are_normalised_as_the_backbone_expects(tmp_path):
     pacs(tmp_path / "PACS")
     pixels = {}
     for name in ("squeezenet", "vit-b16-in1k"):
-        recipe = images(model={"backbone": name, "weights": None})
+        recipe = images(model={"backbone": name, "weights": ""})
         benchmark = build_benchmark(recipe, seed=0, dataset_root=tmp_path)
         pixels[name] = benchmark.test_stream[0].dataset[0][0]
     mean, std = (torch.tensor(v)[:, None, None] for v in IMAGENET)
