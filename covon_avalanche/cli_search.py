@@ -154,6 +154,7 @@ def _search(recipe: Recipe, strategy: str, journal: Path, options: dict[str, Any
     import optuna
     import torch
 
+    import covon_avalanche.experiment.run  # noqa: F401 -- Ctrl-C may be lost while it is read
     from covon_avalanche.experiment.searching import search_strategy
 
     torch.set_num_threads(1)
