@@ -3,8 +3,9 @@
 All parameters go through one call: their addresses and settings stand in two small tables.
 The sample of the next step can be drawn in the same pass (``step`` with ``next_key``),
 because noise is a function of the key, and the same operations make it the very sample that
-``draw`` would. Work is cut into tiles; with several torch threads and a large model the tiles
-are shared among them, with the same result.
+``draw`` would. The noise of a group of entries is computed while memory brings the group.
+Work is cut into tiles; with several torch threads and a large model the tiles are shared
+among them, with the same result.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
+from covon_avalanche.optim.kernels.hints import fetch, use_wide_registers
 from covon_avalanche.optim.kernels.job import Job
 from covon_avalanche.optim.kernels.tables import Tables, by_kind, is_tensor
-from covon_avalanche.optim.kernels.threefry import GROUP, OPTIONS, SOURCE, fill_group
+from covon_avalanche.optim.kernels.threefry import GROUP, OPTIONS, PARTS, SOURCE, fill_part
 
 _TILE = 256 * GROUP  # entries that a thread takes at a time
 _ONE_THREAD = 2**20  # entries below which threads cost more than they bring
@@ -30,7 +32,7 @@ _MEAN, _SAMPLE, _GRAD, _MOMENTUM, _HESS, _PRIOR_MEAN, _PRIOR_PRECISION, _SIZE, _
 _ESS, _HESS0, _PRIOR_MEAN0, _PRIOR_PRECISION0, _REST1, _REST2, _LR, _CLIP, _CORRECTION = range(9)
 _BATCH_SIZE = 9
 
-u32, u64 = np.uint32, np.uint64
+i32, u32, u64 = np.int32, np.uint32, np.uint64
 _WITHIN = {**OPTIONS, "cache": False}  # what calls it is cached, and has its code
 
 
@@ -64,19 +66,40 @@ def _compiled(*variant: object) -> Callable[[Callable], Callable]:
     return compile
 
 
+def _bits_of(dtype: type) -> type:
+    return np.int32 if dtype is np.float32 else np.int64
+
+
 @cache
 def _checker(dtype: type) -> Callable:
+    bits = _bits_of(dtype)
+    absolute = bits(np.iinfo(bits).max)
+
     @_compiled(dtype)
-    def check(table, settings, like, limit, flags, first, stride):
+    def check(table, settings, limit, flags, first, stride):
+        use_wide_registers()
         for row in range(first, len(table), stride):
-            grad = _entries(table[row, _GRAD], table[row, _SIZE], like)
-            good = 0
+            grad = _entries(table[row, _GRAD], table[row, _SIZE], bits(0))
+            worst = bits(0)  # as integers, numbers without sign keep their order; nan is last
             for i in range(len(grad)):
-                good += abs(grad[i]) < limit  # not so for nan
-            if good != len(grad):
+                worst = max(worst, bits(grad[i] & absolute))
+            if worst >= limit:
                 flags[row] = True
 
     return check
+
+
+@njit(**_WITHIN)
+def _noise_and_entries(noise, key0, key1, number, start, size, addresses, itemsize):
+    """The noise of a group; meanwhile, as it takes no memory, the tensors' entries come in."""
+    for part in range(PARTS):
+        fill_part(noise, key0, key1, u32(number), start // GROUP, part)
+        begin = start + part * (GROUP // PARTS)
+        if begin < size:
+            for address in addresses:
+                if address != 0:
+                    for line in range(itemsize):  # 64 entries are as many lines of 64 bytes
+                        fetch(address + begin * itemsize + 64 * line)
 
 
 @njit(**_WITHIN)
@@ -85,13 +108,14 @@ def _draw_group(
     prior0, start, size,
 ):  # fmt: skip
     """Some entries; what is given is None or True, so that numba leaves out the other branch."""
+    use_wide_registers()
     dtype = type(like)
-    good = 0
+    good = i32(0)
     for j in range(size):
         i = u64(start) + u64(j)
         d = (prior0 if prior_given is None else prior[i]) * per_example
         total = (hess0 if hess_given is None else hess[i]) + d
-        good += 1 if total > dtype(0) else 0
+        good = i32(good + i32(total > dtype(0)))
         root = dtype(1) / np.sqrt(total)
         sample[i] = mean[i] + dtype(noise[u64(j)]) * (spread * root)
     return good
@@ -105,13 +129,14 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) 
     """
 
     hess_given, prior_given = has_hess or None, has_prior or None
+    itemsize = np.dtype(dtype).itemsize
 
     @_compiled(dtype, has_hess, has_prior)
     def draw(table, settings, key0, key1, flags, first, stride):
         noise = np.empty(GROUP if source else 0, np.float32)
         tile = 0
         for row in range(len(table)):
-            size = table[row, _SIZE]
+            addresses, size, number = table[row, :_SIZE], table[row, _SIZE], table[row, _NUMBER]
             one = dtype(0)
             mean = _entries(table[row, _MEAN], size, one)
             sample = _entries(table[row, _SAMPLE], size, one)
@@ -126,7 +151,7 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) 
                     continue
                 for start in range(begin, min(begin + _TILE, size), GROUP):
                     n = min(GROUP, size - start)
-                    fill_group(noise, key0, key1, u32(table[row, _NUMBER]), start // GROUP)
+                    _noise_and_entries(noise, key0, key1, number, start, size, addresses, itemsize)
                     good = _draw_group(
                         one, hess_given, prior_given, mean, sample, hess, prior, noise, spread,
                         per_example, hess0, prior0, start, n,
@@ -144,6 +169,7 @@ def _step_group(
     correction, batch_size, prior_mean0, prior0, start, size,
 ):  # fmt: skip
     """Some entries; flags are None or True, as for ``_draw_group``."""
+    use_wide_registers()
     dtype = type(like)
     half = dtype(0.5)
     for j in range(size):
@@ -183,13 +209,14 @@ def _stepper(
     theta_held, nothing_held = holds == "theta" or None, holds == "nothing" or None
     scaled = holds in ("theta", "product") or None
     mean_given, prior_given, drawn = has_prior_mean or None, has_prior or None, ahead or None
+    itemsize = np.dtype(dtype).itemsize
 
     @_compiled(dtype, holds, has_prior_mean, has_prior, ahead)
     def step(table, settings, key0, key1, first, stride):
         noise = np.empty(GROUP if source else 0, np.float32)
         tile = 0
         for row in range(len(table)):
-            size = table[row, _SIZE]
+            addresses, size, number = table[row, :_SIZE], table[row, _SIZE], table[row, _NUMBER]
             one = dtype(0)
             mean = _entries(table[row, _MEAN], size, one)
             sample = _entries(table[row, _SAMPLE], size, one)
@@ -211,7 +238,9 @@ def _stepper(
                     continue
                 for start in range(begin, min(begin + _TILE, size), GROUP):
                     if ahead:
-                        fill_group(noise, key0, key1, u32(table[row, _NUMBER]), start // GROUP)
+                        _noise_and_entries(
+                            noise, key0, key1, number, start, size, addresses, itemsize
+                        )
                     _step_group(
                         one, theta_held, nothing_held, scaled, mean_given, prior_given, drawn,
                         mean, sample, grad, momentum, hess, prior_mean, prior, noise, ess, spread,
@@ -253,8 +282,8 @@ class CompiledPlan:
         for (dtype, *_), some, tables in self._parts:
             tables.refresh()
             flags = np.zeros(len(some), np.bool_)
-            limit = min(job.largest_gradient for job in some)
-            _run(_checker(dtype), tables, dtype(0), dtype(limit), flags)
+            limit = dtype(min(job.largest_gradient for job in some))
+            _run(_checker(dtype), tables, limit.view(_bits_of(dtype)), flags)
             if flags.any():
                 return False
         return True

@@ -8,7 +8,7 @@ angle) fill the square as evenly as a Fibonacci lattice, every thin slice of it 
 far tails point in all directions.
 
 No state, so noise does not depend on how the work is cut into blocks or threads. It is
-drawn in groups of ``GROUP`` entries.
+drawn in groups of ``GROUP`` entries, each in ``PARTS`` parts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-SOURCE = zlib.crc32(Path(__file__).read_bytes()) | 1  # callers compiled elsewhere depend on it
+from covon_avalanche.optim.kernels import hints
+
+_FILES = (__file__, hints.__file__)
+SOURCE = zlib.crc32(b"".join(Path(file).read_bytes() for file in _FILES)) | 1
+"""Of the code here, on which callers that are compiled elsewhere depend."""
+
 GROUP = 512
+PARTS = 8
 _QUARTER = GROUP // 4
+_WORDS = _QUARTER // PARTS  # pairs of words of a part
 
 OPTIONS = dict(nogil=True, cache=True, error_model="numpy")
 
@@ -102,17 +109,27 @@ def _pair(word):
 
 
 @njit(fastmath={"contract", "nsz", "arcp", "afn"}, **OPTIONS)
-def fill_group(out, key0, key1, tensor, group):
-    """Write the ``GROUP`` standard normals of one group of a tensor's entries.
+def fill_part(out, key0, key1, tensor, group, part):
+    """Write an eighth of the standard normals of one group of a tensor's entries.
 
     :param out: array of ``GROUP`` entries.
     :param key0, key1: the draw; every draw of a tensor has another key.
     :param tensor: number of the tensor, below 2**32.
     :param group: number of the group within it, below 2**25.
+    :param part: below ``PARTS``.
     """
+    hints.use_wide_registers()
     first = u32(group * _QUARTER)
-    for j in range(_QUARTER):
+    for k in range(_WORDS):
+        j = part * _WORDS + k
         word0, word1 = threefry2x32(key0, key1, u32(first + u32(j)), tensor)
         i = u64(j)
         out[i], out[i + u64(_QUARTER)] = _pair(word0)
         out[i + u64(2 * _QUARTER)], out[i + u64(3 * _QUARTER)] = _pair(word1)
+
+
+@njit(**OPTIONS)
+def fill_group(out, key0, key1, tensor, group):
+    """Write all parts of a group; see :func:`fill_part`."""
+    for part in range(PARTS):
+        fill_part(out, key0, key1, tensor, group, part)
