@@ -66,7 +66,8 @@ def search(
     if find_spec("optuna") is None:
         fail("covon search needs optuna: pip install 'covon_avalanche[search]'")
     try:
-        chosen = choose(load_recipe(recipe, settings or ()), strategies, None, epochs)
+        given = choose(load_recipe(recipe, settings or ()), None, None, epochs)
+        chosen = choose(given, strategies)
     except RecipeError as error:
         fail(str(error))
     if seed in chosen.seeds:
@@ -99,7 +100,7 @@ def search(
                     process.terminate()
                 _fail(*stopped_by)
     try:
-        _write_best(chosen, folder, options)
+        _write_best(given, list(chosen.strategies), folder, options)
     except RecipeError as error:
         fail(str(error))
 
@@ -166,7 +167,8 @@ def _say(line: str) -> None:
     print(line, flush=True, file=sys.stdout)
 
 
-def _write_best(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
+def _write_best(recipe: Recipe, searched: list[str], folder: Path, options: dict[str, Any]) -> None:
+    """The best settings of the strategies searched now, and of those with trials from before."""
     import optuna
 
     from covon_avalanche.experiment.recipe_text import recipe_text
@@ -176,11 +178,17 @@ def _write_best(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
     journal, best, comments = folder / "trials.journal", recipe, {}
     which = {key: options[key] for key in ("trials", "seed", "validation_size")}
     for name in recipe.strategies:
-        settings, value = best_settings(journal, recipe, name, **which)
+        try:
+            settings, value = best_settings(journal, recipe, name, **which)
+        except RecipeError:
+            if name in searched:
+                raise
+            continue
         best = with_settings(best, name, settings)
         comments[name] = f"validation A_T {100 * value:.2f} %"
         typer.echo(f"{name}: {comments[name]}")
     try:
+        best = best.model_copy(update={"strategies": {n: best.strategies[n] for n in comments}})
         write_atomically(folder / "best.toml", recipe_text(best, comments))
     except OSError as error:
         fail(f"best.toml cannot be written to {folder}: {error.strerror}")

@@ -309,9 +309,13 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
     file.write_text(recipe_text(recipe, {}), encoding="utf-8")
     arguments = ["search", str(file), "--trials", "2", "--out", str(tmp_path / "out")]
     arguments += ["--seed", "77", "--validation-size", "200"]
-    done = CliRunner().invoke(app, arguments)
+    first = CliRunner().invoke(app, [*arguments, "--strategies", "finetune"])
+    assert first.exit_code == 0, first.output
+    assert list(load_recipe(str(tmp_path / "out" / "best.toml")).strategies) == ["finetune"]
+    done = CliRunner().invoke(app, [*arguments, "--strategies", "ewc-star"])
     assert done.exit_code == 0, done.output
-    best = load_recipe(str(tmp_path / "out" / "best.toml"))
+    best = load_recipe(str(tmp_path / "out" / "best.toml"))  # what was searched before stays
+    assert list(best.strategies) == ["finetune", "ewc-star"]
     for name in ("finetune", "ewc-star"):
         journal = tmp_path / "out" / "trials.journal"
         settings, value = best_settings(journal, recipe, name, 2, seed=77, validation_size=200)
