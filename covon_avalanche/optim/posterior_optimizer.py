@@ -438,9 +438,12 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         ``optimizer.generator.set_state``, if the noise shall go on as it would have.
 
         :raises RuntimeError: inside of ``sampled_params()``.
+        :raises ValueError: for the state of an optimizer without posterior.
         """
         if self._inside:
             raise RuntimeError("load_state_dict() must be called outside of sampled_params()")
+        if any("ess" not in group for group in state_dict["param_groups"]):
+            raise ValueError("this is another optimizer's state: its groups have no ess")
         super().load_state_dict(state_dict)
         for group in self.param_groups:  # saved before there was such a setting
             for key, value in self.defaults.items():

@@ -583,6 +583,13 @@ class TestCopies:
         optimizer.generator.set_state(trained.generator.get_state())
         assert same(self.go_on(trained, linear, batch), self.go_on(optimizer, model, batch))
 
+    def test_the_state_of_another_optimizer_is_refused(self, trained, linear, batch):
+        other = torch.optim.AdamW(linear.parameters())
+        before = copy.deepcopy(trained.state_dict())
+        with pytest.raises(ValueError, match="another optimizer's state"):
+            trained.load_state_dict(other.state_dict())
+        assert trained.state_dict()["param_groups"] == before["param_groups"]
+
     @pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
     def test_deepcopy_and_pickle(self, trained, linear, batch, how):
         model, optimizer = how((linear, trained))
