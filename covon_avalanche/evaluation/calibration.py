@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -23,6 +23,12 @@ class Calibration:
     nll: float
     brier: float
     ece: float
+
+
+def mean_calibration(domains: Sequence[Calibration]) -> Calibration:
+    """The mean over domains, each counting alike."""
+    columns = zip(*map(astuple, domains), strict=True)
+    return Calibration(*(sum(column) / len(domains) for column in columns))
 
 
 class CalibrationSums:

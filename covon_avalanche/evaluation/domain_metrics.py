@@ -15,6 +15,7 @@ from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.evaluation.calibration import (
     Calibration,
     CalibrationSums,
+    mean_calibration,
     reliability,
 )
 from covon_avalanche.evaluation.reliability import ReliabilityBin
@@ -55,7 +56,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         self.reliability: list[ReliabilityBin] = []
         """Of the last row, all domains together."""
         self._inside_train = False
-        self._domains = -1  # in the whole stream
+        self._domains = 0  # in the whole stream
         self._row: dict[int, tuple[int, CalibrationSums]] = {}  # hits and sums by domain
         self._tested: dict[int, str | None] = {}  # their names
         self._trained: list[str | None] = []  # names in the order of training
@@ -78,9 +79,8 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
             "Plasticity": matrix.plasticity(),
         }
         row = self.calibration[-1][:seen]
-        for name in ("nll", "brier", "ece"):
-            label = {"nll": "NLL", "brier": "Brier", "ece": "ECE"}[name]
-            found[label] = sum(getattr(c, name) for c in row) / len(row)
+        mean = mean_calibration(row)
+        found |= {"NLL": mean.nll, "Brier": mean.brier, "ECE": mean.ece}
         return {name: value for name, value in found.items() if value is not None}
 
     def before_training(self, strategy: SupervisedTemplate) -> None:
@@ -132,7 +132,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         # Metrics that were not there in training know from the clock how much there was.
         trained = len(self._trained) or strategy.clock.train_exp_counter
         whole = domains == list(range(self._domains))
-        if not whole or self._inside_train or trained == 0:
+        if not domains or not whole or self._inside_train or trained == 0:
             return None
         if self._tests_others():
             self.matrix.held_out = True

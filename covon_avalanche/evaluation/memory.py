@@ -17,18 +17,17 @@ class KeptTensors(SupervisedPlugin):
     """Measures what a strategy keeps between two optimizer steps.
 
     ``parameters_worth`` is the largest total seen at the end of a domain's first epoch (later
-    ones keep the same, and counting takes time) of weights, optimizer state and buffers, the
-    plugins' tensors (anchors, importances, old models), and stored examples, divided by the size
-    of the weights. An example counts as the network gets it, with its labels, even where the
-    memory only points to the data set. Gradients, which every method has, and transients do not
-    count.
+    ones keep the same, and counting takes time) of weights (without the model's buffers),
+    optimizer state and its second copy of the weights, the plugins' tensors (anchors,
+    importances, old models), and stored examples, divided by the size of the weights. An
+    example counts as the network gets it, with its labels, even where the memory only points
+    to the data set. Gradients, which every method has, and transients do not count.
     """
-
-    _counted = False
 
     def __init__(self) -> None:
         super().__init__()
         self.parameters_worth = 0.0
+        self._counted = False
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Another domain."""

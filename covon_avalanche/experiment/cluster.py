@@ -90,7 +90,7 @@ def _parameters(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(key: str, text: str) -> int | float | str:
-    if text.isdecimal():
+    if text.isdecimal() and text == str(int(text)):  # account=0042 is a text
         return int(text)
     if key != "mem_gb":  # the only one of them that has fractions: version=2.10 is a text
         return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     Discriminator,
@@ -123,11 +123,9 @@ class FolderStream(_ImageStream):
     the folder of the data (by default Avalanche's)."""
 
 
-STREAMS = (PermutedStream, ImageStream, CDDBStream, CORe50Stream, FolderStream)
-Stream = Annotated[
-    PermutedStream | ImageStream | CDDBStream | CORe50Stream | FolderStream,
-    Field(discriminator="name"),
-]
+_AnyStream = PermutedStream | ImageStream | CDDBStream | CORe50Stream | FolderStream
+Stream = Annotated[_AnyStream, Field(discriminator="name")]
+STREAMS: tuple[type[Settings], ...] = get_args(_AnyStream)
 
 
 class Perceptron(Settings):

@@ -41,9 +41,9 @@ def result_differences(first: Result, second: Result) -> list[Difference]:
 def _earlier(first: Result, second: Result) -> list[Difference]:
     """Of the accuracies before the last domain was learned, the one that differs most."""
     found = [
-        Difference(f"accuracy on domain {i} after {t} %, differs most", 100 * a, 100 * b)
-        for t, rows in enumerate(zip(first.accuracy[:-1], second.accuracy[:-1], strict=False), 1)
-        for i, (a, b) in enumerate(zip(*(row or [] for row in rows), strict=False), 1)
+        Difference(f"accuracy % on domain {i} after domain {t} (differs most)", 100 * a, 100 * b)
+        for t, pair in enumerate(zip(first.accuracy[:-1], second.accuracy[:-1], strict=False), 1)
+        for i, (a, b) in enumerate(zip(*(row or [] for row in pair), strict=False), 1)
         if a != b
     ]
     return [max(found, key=lambda pair: abs(pair.first - pair.second))] if found else []
@@ -80,6 +80,5 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix.removesuffix("."): value}
     found: dict[str, Any] = {}
     for name, child in items:
-        nested = isinstance(child, Mapping | list)
-        found |= _flat(child, f"{prefix}{name}.") if nested else {f"{prefix}{name}": child}
+        found |= _flat(child, f"{prefix}{name}.")
     return found

@@ -42,7 +42,7 @@ class EpochLog(SupervisedPlugin):
         self._since = time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """Those just passed were no training."""
+        """Do not count the last so many seconds as training."""
         self._since += seconds
 
     def _tick(self) -> float:

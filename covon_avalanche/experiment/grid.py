@@ -105,7 +105,8 @@ def run_grid(
 
 
 def _finished(recipe: Recipe, jobs: list[Job], folder: Path) -> dict[Job, Result]:
-    """Without those that are to be stored under other names, which takes their folder's lock."""
+    """Results that can be used as they are. One stored under names that the recipe no longer has
+    is left to a worker, which writes it anew while it holds the folder's lock."""
     found = {}
     for job in jobs:
         run = RunFolder(folder, recipe, job.strategy, job.seed)

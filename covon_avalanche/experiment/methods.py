@@ -131,6 +131,8 @@ Method = tuple[type[SupervisedTemplate], dict[str, Any], list[SupervisedPlugin]]
 def _method(settings: known.Strategy) -> Method:
     """The strategy's class, its own arguments, and plugins that make it the method."""
     match settings:
+        case known.Finetune():
+            return Naive, {}, []
         case known.Joint():
             return JointTraining, {}, []
         case known.Cumulative():
@@ -152,7 +154,7 @@ def _method(settings: known.Strategy) -> Method:
             return VCLStrategy, {}, []
         case known.Custom():
             return _custom(settings)
-    return Naive, {}, [_plugin(settings)] if settings.kind != "finetune" else []
+    return Naive, {}, [_plugin(settings)]
 
 
 def _only(settings: known.Strategy, *names: str) -> dict[str, Any]:

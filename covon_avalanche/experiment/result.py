@@ -13,6 +13,7 @@ from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.evaluation.reliability import ReliabilityBin
 
 SCHEMA = 2
+EvaluatedOn = Literal["test", "valid"]
 
 
 class ResultError(ValueError):
@@ -54,7 +55,7 @@ class Result(BaseModel):
     recipe: str
     strategy: str
     seed: int
-    stream: Literal["test", "valid"]
+    stream: EvaluatedOn
     """What was evaluated; ``valid`` in the search of hyperparameters."""
     settings: dict[str, Any]
     """The resolved recipe of this run."""

@@ -140,7 +140,7 @@ class Checkpoints:
         return self._point
 
     def _points(self) -> Iterator[Point]:
-        """Those that are not refused meanwhile, latest first."""
+        """Stored ones, latest first; without those that are refused in the meantime."""
         for point in stored_points(self.folder):
             if point in stored_points(self.folder):
                 yield point

@@ -6,9 +6,10 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from avalanche.benchmarks import CLScenario
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 
-from covon_avalanche.evaluation.calibration import Calibration
+from covon_avalanche.evaluation.calibration import mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import KeptTensors
 from covon_avalanche.experiment.build import build_benchmark, build_model
@@ -32,7 +33,7 @@ from covon_avalanche.experiment.machine import (
 )
 from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.result import Epoch, Result
+from covon_avalanche.experiment.result import Epoch, EvaluatedOn, Result
 from covon_avalanche.experiment.resumable import Checkpoints
 from covon_avalanche.experiment.run_folder import RunFolder, run_hash, settings_of
 from covon_avalanche.experiment.state import StateError, Surroundings
@@ -41,7 +42,6 @@ from covon_avalanche.experiment.training_loggers import training_loggers
 from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 
-Stream = Literal["test", "valid"]
 Loggers = tuple[Sequence[BaseLogger], Sequence[Any]]
 _log = logging.getLogger(__name__)
 _PAUSE = 1.0  # seconds between two times that the epochs are written
@@ -95,7 +95,7 @@ def run_in_folder(
                 watch=watch,
                 folder=folder,
                 loggers=loggers,
-                **checkpoints,
+                checkpoints=checkpoints,
             )
         result.continued = starts - 1
         result.save(folder.result_file)
@@ -109,14 +109,14 @@ def run_strategy(
     strategy_name: str,
     seed: int,
     *,
-    stream: Stream = "test",
+    stream: EvaluatedOn = "test",
     validation_size: float | None = None,
     dataset_root: str | os.PathLike[str] | None = None,
     progress: Callable[[int, float], None] = lambda experience, accuracy: None,
     watch: Callable[[Epoch, int], None] = lambda epoch, epochs: None,
     folder: RunFolder | None = None,
     loggers: Loggers = ((), ()),
-    **checkpoints: Any,
+    checkpoints: Mapping[str, float] | None = None,
 ) -> Result:
     """Train through the stream, evaluating on all domains after each.
 
@@ -130,6 +130,7 @@ def run_strategy(
     :param watch: called after each epoch, with the number of epochs of the experience.
     :param folder: where checkpoints go, and from where an interrupted run goes on.
     :param loggers: of Avalanche, and metrics for them.
+    :param checkpoints: ``seconds`` and ``share`` of :class:`Checkpoints`.
     :raises ValueError: if data and recipe do not fit, or the device is not there, naming the value.
     :raises FloatingPointError: if the training diverges.
     """
@@ -146,7 +147,7 @@ def run_strategy(
         if folder is not None:
             folder.check_data(data_fingerprint(recipe, benchmark, dataset_root))
         try:
-            return run.finish(progress, checkpoints)
+            return run.finish(progress, checkpoints or {})
         except StateError as error:
             # A run that is half restored is thrown away; its checkpoint is gone already.
             _log.warning("%s; the checkpoint before it is used", error)
@@ -191,7 +192,7 @@ class _Run:
         recipe: Recipe,
         name: str,
         seed: int,
-        stream: Stream,
+        stream: EvaluatedOn,
         benchmark: CLScenario,
         dataset_root: str | os.PathLike[str] | None,
         watch: Callable[[Epoch, int], None],
@@ -221,7 +222,9 @@ class _Run:
             self._write_again = now + _PAUSE
         self.watch(epoch, epochs)
 
-    def finish(self, progress: Callable[[int, float], None], options: dict[str, Any]) -> Result:
+    def finish(
+        self, progress: Callable[[int, float], None], options: Mapping[str, float]
+    ) -> Result:
         """Train and evaluate what is missing."""
         reset_peak_memory(self.recipe.device)
         joint = isinstance(self.settings, Joint)
@@ -248,7 +251,7 @@ class _Run:
                 numbers = ", ".join(f"{key} {value:.3g}" for key, value in found.items())
                 _log.info("domain %d: %s", len(self.diagnostics), numbers)
 
-    def _checkpoints(self, folder: RunFolder, options: dict[str, Any]) -> Checkpoints:
+    def _checkpoints(self, folder: RunFolder, options: Mapping[str, float]) -> Checkpoints:
         root = {
             "model": self.model,
             "strategy": self.strategy,
@@ -268,7 +271,7 @@ class _Run:
 
     def _result(self) -> Result:
         matrix = self.metrics.matrix
-        calibration = _mean(self.metrics.calibration[-1])
+        calibration = asdict(mean_calibration(self.metrics.calibration[-1]))
         kept = next(p for p in self.strategy.plugins if isinstance(p, KeptTensors))
         return Result(
             run_hash=run_hash(self.recipe, self.name, self.seed),
@@ -306,9 +309,4 @@ class _Run:
         self.strategy.evaluator.metrics = [metrics]
         self.strategy.eval(self.benchmark.streams[self.stream], num_workers=self.recipe.workers)
         accuracy = metrics.matrix.average_accuracy()
-        return {"average_accuracy": accuracy, **_mean(metrics.calibration[-1])}
-
-
-def _mean(row: list[Calibration]) -> dict[str, float]:
-    """Over the domains."""
-    return {k: sum(getattr(c, k) for c in row) / len(row) for k in ("nll", "brier", "ece")}
+        return {"average_accuracy": accuracy, **asdict(mean_calibration(metrics.calibration[-1]))}

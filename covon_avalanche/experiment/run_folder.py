@@ -57,7 +57,7 @@ class RunFolder:
     """``RUNS/STRATEGY/seed-SEED-HASH`` with
 
     ``run.json``: settings, versions and machine; ``data.json``: of images, what they were;
-    ``log.txt``; ``metrics.jsonl``: one line per epoch; ``checkpoints``, removed at the end;
+    ``log.txt``; ``metrics.jsonl``: one line per epoch; ``checkpoints``, emptied at the end;
     ``result.json``: there when the run is finished.
     """
 

@@ -15,11 +15,10 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from pydantic import ValidationError
 
-from covon_avalanche.experiment.recipe import Choices, Range, Recipe, RecipeError, validate
+from covon_avalanche.experiment.recipe import Choices, Range, Recipe, RecipeError, Space, validate
 from covon_avalanche.experiment.run_folder import run_hash
-from covon_avalanche.experiment.strategy_settings import WITHIN, Settings, has_upper_bound
+from covon_avalanche.experiment.strategy_settings import HAS_OWN_SCALE, Settings, has_upper_bound
 
-Space = dict[str, Range | Choices]
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 """What counts: no trial that was interrupted (``FAIL``) or whose process died (``RUNNING``)."""
 
@@ -52,7 +51,7 @@ class BelowMedian(optuna.pruners.BasePruner):
         return len(others) >= self.trials and here < median(others)
 
 
-def space_of(recipe: Recipe, strategy: str) -> Space:
+def space_of(recipe: Recipe, strategy: str) -> dict[str, Space]:
     """Where to search: the recipe's ``[search.STRATEGY]``, or from a tenth of each of the
     strategy's settings to ten times it, for positive numbers on a continuous scale without end.
     ``arguments.KEY`` is an argument of a class of the user's.
@@ -68,7 +67,7 @@ def space_of(recipe: Recipe, strategy: str) -> Space:
             key: Range(low=value / 10, high=value * 10)
             for key, value in numbers.items()
             if isinstance(value, float) and value > 0
-            if key not in WITHIN and not has_upper_bound(settings, key)
+            if key not in HAS_OWN_SCALE and not has_upper_bound(settings, key)
         }
     for key, values in space.items():
         if key not in _flat(settings) or key == "kind":
@@ -119,24 +118,31 @@ def open_study(
     seed: int,
     validation_size: float | None = None,
 ) -> optuna.Study:
-    """The study of a strategy in a file that several processes and machines may share.
-
-    Its name has all that decides a trial, so that searches which differ do not mix.
-    """
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    # Optuna's lock is a link to the file: a relative one would lead nowhere and never be broken.
-    storage = JournalStorage(JournalFileBackend(str(journal.resolve())))
+    """The study of a strategy in a file that several processes and machines may share."""
     domains = recipe.stream.n_experiences
-    space = {key: values.model_dump() for key, values in space_of(recipe, strategy).items()}
-    images = float(validation_size or recipe.stream.validation_size)
-    decisive = json.dumps([run_hash(recipe, strategy, seed), space, images], sort_keys=True)
     return optuna.create_study(
-        study_name=f"{strategy}/{hashlib.sha256(decisive.encode()).hexdigest()[:10]}",
-        storage=storage,
+        study_name=_study_name(recipe, strategy, seed, validation_size),
+        storage=_storage(journal),
         direction="maximize",
         load_if_exists=True,
         pruner=BelowMedian(trials=4, domains=max(1, domains // 3)),
     )
+
+
+def _study_name(
+    recipe: Recipe, strategy: str, seed: int, validation_size: float | None = None
+) -> str:
+    """It has all that decides a trial, so that searches which differ do not mix."""
+    space = {key: values.model_dump() for key, values in space_of(recipe, strategy).items()}
+    images = float(validation_size or recipe.stream.validation_size)
+    identity = json.dumps([run_hash(recipe, strategy, seed), space, images], sort_keys=True)
+    return f"{strategy}/{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
+
+
+def _storage(journal: Path) -> JournalStorage:
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    # Optuna's lock is a link to the file: a relative one would lead nowhere and never be broken.
+    return JournalStorage(JournalFileBackend(str(journal.resolve())))
 
 
 def search_strategy(
@@ -187,7 +193,7 @@ def _done(study: optuna.Study) -> int:
     return sum(trial.state in _DONE for trial in study.get_trials(deepcopy=False))
 
 
-def _own(settings: Settings, space: Space) -> dict[str, Any]:
+def _own(settings: Settings, space: dict[str, Space]) -> dict[str, Any]:
     """The recipe's own settings, as far as they lie in the space."""
     own = _flat(settings)
     return {key: own[key] for key, values in space.items() if _lies_in(own[key], values)}
@@ -200,7 +206,7 @@ def _lies_in(value: Any, values: Range | Choices) -> bool:
 
 
 def _sampler(
-    study: optuna.Study, number: int, seed: int, own: dict[str, Any], last: bool = False
+    study: optuna.Study, number: int, seed: int, own: dict[str, Any], last: bool
 ) -> optuna.samplers.BaseSampler:
     """Of one trial: its draws depend on its number, and so differ between processes.
 
@@ -292,7 +298,11 @@ def best_settings(
     :param seed: of the search, as its validation size and the recipe.
     :raises RecipeError: if none was completed, or all diverged.
     """
-    stored = open_study(journal, recipe, strategy, seed, validation_size).get_trials()
+    name = _study_name(recipe, strategy, seed, validation_size)
+    try:
+        stored = optuna.load_study(study_name=name, storage=_storage(journal)).get_trials()
+    except KeyError:  # nobody has searched it
+        stored = []
     counted = [trial for trial in stored if trial.state in _DONE][:trials]
     complete = [trial for trial in counted if trial.state is TrialState.COMPLETE]
     if not complete:

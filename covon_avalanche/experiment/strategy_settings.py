@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -275,20 +275,17 @@ class CoVON(_Trained):
         return schedule
 
 
-KINDS = (
-    *(Finetune, Joint, Cumulative, Replay, DER, ERACE, GEM, AGEM, EWC, MAS, RWalk, LwF, SI),
-    *(EWCStar, AdaReg, VCL, EVCL, TDVCL, ICaRL, CoVON, Custom),
-)
 _Any = (
     Finetune | Joint | Cumulative | Replay | DER | ERACE | GEM | AGEM | EWC | MAS | RWalk | LwF
 ) | (SI | EWCStar | AdaReg | VCL | EVCL | TDVCL | ICaRL | CoVON | Custom)
 Strategy = Annotated[_Any, Field(discriminator="kind")]
+KINDS: tuple[type[Settings], ...] = get_args(_Any)
 CEILINGS = frozenset({"joint", "cumulative"})
 """Kinds that see more than one domain at a time, so they are no continual learners."""
 _REPLAY = frozenset({"replay", "der", "er-ace", "gem", "agem", "icarl"})
 NO_PROBABILITIES = frozenset({"icarl"})
 """Kinds that predict by distances: their NLL, Brier score and ECE mean nothing."""
-WITHIN = frozenset({"gamma", "gamma_precision", "temperature"})
+HAS_OWN_SCALE = frozenset({"gamma", "gamma_precision", "temperature"})
 """Settings with a natural scale of their own, which are not searched over two decades."""
 
 

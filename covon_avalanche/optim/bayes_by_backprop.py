@@ -51,6 +51,8 @@ class BayesByBackprop(PosteriorOptimizer):
     ``importance`` where one was given.
     """
 
+    own_setting = "std_init"
+
     def __init__(
         self,
         params: Any,

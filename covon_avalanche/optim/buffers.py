@@ -11,32 +11,33 @@ from torch import Tensor
 
 BLOCK = 2**17  # entries worked on at a time, where whole tensors would need transient memory
 DEVICE_BLOCK = 2**24  # the same where no cache is to be kept warm and each launch costs
-_LARGE = 2**16  # entries from which the place of a buffer in memory matters
-_STEP = 112  # entries between the places of two buffers, a multiple of a cache line
+_LARGE = 2**16  # entries from which it matters where a buffer begins in memory
+_SHIFT = 112  # entries between the slots of two buffers, a multiple of a cache line
+SAMPLE_SLOT, PRIOR_MEAN_SLOT, PRIOR_PRECISION_SLOT = 1, 4, 5  # of what has a fixed one
 
 
-def empty_beside(p: Tensor, place: int) -> Tensor:
+def empty_beside(p: Tensor, slot: int) -> Tensor:
     """An uninitialised tensor of the parameter's shape and strides for its state.
 
     Large CPU tensors begin at the same offset in a page, so that the same entry of seven of
-    them competes for the eight places of one cache set; the ``place`` shifts a tensor to
+    them competes for the eight lines of one cache set; the ``slot`` shifts a tensor to
     another set.
 
-    :param place: another small number for each tensor that a step reads together.
+    :param slot: another small number for each tensor that a step reads together.
     """
     with torch.inference_mode(False):  # a prediction may be the first to need it, training next
         if p.device.type != "cpu" or p.numel() < _LARGE or not is_dense(p):
             return torch.empty_like(p, requires_grad=False)
-        storage = torch.empty(p.numel() + place * _STEP, dtype=p.dtype, device=p.device)
-        return storage.as_strided(p.shape, p.stride(), place * _STEP)
+        storage = torch.empty(p.numel() + slot * _SHIFT, dtype=p.dtype, device=p.device)
+        return storage.as_strided(p.shape, p.stride(), slot * _SHIFT)
 
 
-def free_places(p: Tensor, state: Mapping[str, object]) -> Iterator[int]:
-    """Places for :func:`empty_beside` that no tensor of the parameter's state has, from 2 on
-    (1 is that of the samples)."""
+def free_slots(p: Tensor, state: Mapping[str, object]) -> Iterator[int]:
+    """Slots for :func:`empty_beside` that no tensor of the parameter's state has, after that of
+    the samples."""
     tensors = (value for value in state.values() if isinstance(value, Tensor))
-    taken = {value.storage_offset() // _STEP for value in tensors}
-    return (place for place in count(2) if place not in taken)
+    taken = {value.storage_offset() // _SHIFT for value in tensors}
+    return (slot for slot in count(SAMPLE_SLOT + 1) if slot not in taken)
 
 
 def lies_like(value: Tensor, p: Tensor) -> bool:
@@ -48,11 +49,11 @@ def lies_like(value: Tensor, p: Tensor) -> bool:
     return value.stride() == p.stride() or not is_dense(p)
 
 
-def laid_like(value: Tensor, p: Tensor, name: str, what: str, place: int = 0) -> Tensor:
+def laid_like(value: Tensor, p: Tensor, name: str, what: str, slot: int = 0) -> Tensor:
     """The tensor, or a copy of it that lies like the parameter.
 
     :param name: of the parameter, for the error, as ``what`` the tensor is.
-    :param place: see :func:`empty_beside`.
+    :param slot: see :func:`empty_beside`.
     :raises ValueError: if it has another shape.
     """
     if lies_like(value, p):
@@ -62,7 +63,7 @@ def laid_like(value: Tensor, p: Tensor, name: str, what: str, place: int = 0) ->
             f"{what} of {name!r} must have the parameter's shape {tuple(p.shape)}, "
             f"got {tuple(value.shape)}"
         )
-    return empty_beside(p, place).copy_(value)
+    return empty_beside(p, slot).copy_(value)
 
 
 def settle(name: str, p: Tensor, state: dict[str, Any]) -> None:
@@ -71,10 +72,10 @@ def settle(name: str, p: Tensor, state: dict[str, Any]) -> None:
 
     :raises ValueError: naming parameter and entry, if one has another shape.
     """
-    places = free_places(p, state)
+    slots = free_slots(p, state)
     for key, value in state.items():
         if isinstance(value, Tensor):
-            state[key] = laid_like(value, p, name, key, next(places))
+            state[key] = laid_like(value, p, name, key, next(slots))
 
 
 def is_dense(p: Tensor) -> bool:
@@ -118,7 +119,7 @@ class SecondCopy:
     """
 
     def __init__(self, p: Tensor) -> None:
-        self.content = empty_beside(p, 1)
+        self.content = empty_beside(p, SAMPLE_SLOT)
         self._layout = (p.device, p.dtype, p.shape, p.stride())
         plain = type(p) in (Tensor, torch.nn.Parameter)
         self._takes_memory = plain and _owns_its_memory(p)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +15,12 @@ def check_positive(name: str, value: float, *, zero: bool = False) -> None:
     """Raise a ``ValueError`` unless the value is > 0 (or >= 0) and finite."""
     if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
         raise ValueError(f"{name} must be {'>=' if zero else '>'} 0 and finite, got {value}")
+
+
+def check_whole(name: str, value: Any, least: int = 1) -> None:
+    """Raise a ``ValueError`` unless the value is a whole number that is large enough."""
+    if not isinstance(value, Integral) or int(value) < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value}")
 
 
 def check_dtype(p: Tensor, name: str) -> None:

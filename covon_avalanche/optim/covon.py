@@ -17,9 +17,11 @@ from torch import Tensor
 
 from covon_avalanche.gaussian import DiagGaussian, check_gamma
 from covon_avalanche.optim.buffers import (
+    PRIOR_MEAN_SLOT,
+    PRIOR_PRECISION_SLOT,
     SecondCopy,
     empty_beside,
-    free_places,
+    free_slots,
     laid_like,
     second_copy,
     settle,
@@ -30,7 +32,7 @@ from covon_avalanche.optim.checks import (
     check_positive,
     check_precisions,
 )
-from covon_avalanche.optim.consolidation import Consolidation, consolidate
+from covon_avalanche.optim.consolidation import Consolidation, check_merge, merge_into_prior
 from covon_avalanche.optim.curvature import (
     Curvature,
     HessApprox,
@@ -48,7 +50,7 @@ from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
 from covon_avalanche.optim.samples import SampleRecord
 
 _MANY_STEPS = 100  # before them nobody expects a learned precision
-_MOST = 0.9
+_SHARE_TO_WARN = 0.9  # of hess still near hess_init
 
 _CHOICES = {"hess_approx": get_args(HessApprox), "consolidation": get_args(Consolidation)}
 
@@ -69,7 +71,8 @@ class CoVON(PosteriorOptimizer):
     :param betas: averaging coefficients of gradient and Hessian.
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
         ``s0 = ess * weight_decay``. New parameters of later tasks start with it too.
-    :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1 is CoVON-NoM, plain VCL.
+    :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1 is CoVON-NoM, plain VCL. Above 1,
+        an over-relaxation, is allowed with a warning.
     :param gamma_precision: another coefficient for the precision a task adds to the prior; the
         mean is then normalised by its own weights (see ``gaussian.merge``). Above 1 it keeps
         more of the past than Bayes' rule, which needs a Hessian estimate that is never
@@ -113,6 +116,8 @@ class CoVON(PosteriorOptimizer):
     ``prior_precision`` from the first consolidation on, or from the start with ``prior``. Until
     then the prior's precision is a number, and so is its mean, except with ``"init"``.
     """
+
+    own_setting = "hess_init"
 
     def __init__(
         self,
@@ -225,7 +230,7 @@ class CoVON(PosteriorOptimizer):
         if steps < _MANY_STEPS:
             return
         share = self.diagnostics()["all"].hess_at_start
-        if share > _MOST:
+        if share > _SHARE_TO_WARN:
             warnings.warn(
                 f"the posterior has not learned its precision: after {steps} steps {share:.0%} of "
                 "the entries of hess are within 10 % of hess_init, so the prior it becomes is "
@@ -250,20 +255,21 @@ class CoVON(PosteriorOptimizer):
     # State -----------------------------------------------------------------------------
 
     def _start_task(self, p: Tensor, group: Group) -> State:
-        places = free_places(p, self.state.get(p, {}))
+        slots = free_slots(p, self.state.get(p, {}))
         start: State = {
             "step": 0,
-            "momentum": empty_beside(p, next(places)).zero_(),
-            "hess": empty_beside(p, next(places)).fill_(group["hess_init"]),
+            "momentum": empty_beside(p, next(slots)).zero_(),
+            "hess": empty_beside(p, next(slots)).fill_(group["hess_init"]),
         }
         if group["prior_mean"] == "init":  # only counts where no prior is in the state yet
-            start["prior_mean"] = empty_beside(p, next(places)).copy_(p)
+            start["prior_mean"] = empty_beside(p, next(slots)).copy_(p)
         return start
 
     def _first_prior(self, p: Tensor, group: Group) -> State:
-        centre = empty_beside(p, 4)
+        centre = empty_beside(p, PRIOR_MEAN_SLOT)
         centre.copy_(p) if group["prior_mean"] == "init" else centre.zero_()
-        precision = empty_beside(p, 5).fill_(group["ess"] * group["weight_decay"])
+        precision = empty_beside(p, PRIOR_PRECISION_SLOT)
+        precision.fill_(group["ess"] * group["weight_decay"])
         return {"prior_mean": centre, "prior_precision": precision}
 
     def _prior_precision(self, state: State, group: Group) -> Tensor | float:
@@ -400,12 +406,14 @@ class CoVON(PosteriorOptimizer):
         for name, p, *_ in trained:
             settle(name, p, self.state[p])
         self._warn_unless_learned(trained)
-        for write in (False, True):  # nothing is written before all is known to be Gaussian
-            for name, p, group, _ in trained:
-                settings = {**group, **{k: v for k, v in given.items() if v is not None}}
-                state = consolidate(name, p, settings, self.state[p], write=write)
-                if write:
-                    self.state[p] = state
+        merges = [
+            (name, p, {**group, **{k: v for k, v in given.items() if v is not None}})
+            for name, p, group, _ in trained
+        ]
+        for name, p, settings in merges:  # all, before anything is written
+            check_merge(name, p, settings, self.state[p])
+        for _, p, settings in merges:
+            self.state[p] = merge_into_prior(p, settings, self.state[p])
         self._copies = {}
         self._forget_plans()
         self.discard_samples()

@@ -37,8 +37,8 @@ class Curvature:
 
     :param of: maps (parameter, theta, gradient) to the statistic, possibly in theta's memory.
     :param power: of the gradient in it; how it follows if the gradient is scaled afterwards.
-    :param from_gradient: whether it is computed from the gradient it is given, so that a
-        change of the gradient before that is in it.
+    :param from_gradient: whether it is computed from the gradient it is given. With one sample
+        that happens at the step, so scaling or clipping before it is already included.
     """
 
     of: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -48,7 +48,7 @@ class Curvature:
 
 def gradient_times_noise() -> Curvature:
     """``g (theta - mean)``, which the kernels multiply by the precision: ``reparam``."""
-    return Curvature(lambda p, theta, grad: theta.sub_(p).mul_(grad), 1, True)
+    return Curvature(lambda p, theta, grad: theta.sub_(p).mul_(grad), power=1, from_gradient=True)
 
 
 def squared_gradient(batch_size: Callable[[], float]) -> Curvature:
@@ -60,7 +60,7 @@ def squared_gradient(batch_size: Callable[[], float]) -> Curvature:
     def of(p: Tensor, theta: Tensor, grad: Tensor) -> Tensor:
         return theta.copy_(grad).square_().mul_(batch_size())
 
-    return Curvature(of, 2, True)
+    return Curvature(of, power=2, from_gradient=True)
 
 
 def squared_example_gradients(name: Callable[[Tensor], str]) -> Curvature:
@@ -81,4 +81,4 @@ def squared_example_gradients(name: Callable[[Tensor], str]) -> Curvature:
         del p.example_squares  # type: ignore[attr-defined]
         return theta.copy_(squares)
 
-    return Curvature(of, 2, False)
+    return Curvature(of, power=2, from_gradient=False)

@@ -77,7 +77,7 @@ def diagnose(
         "momentum": state["momentum"],
         "prior_mean": state.get("prior_mean", 0.0),
         "prior_precision": prior_precision,
-        "grad": None if p.grad is None else p.grad.expand_as(p),
+        "grad": p.grad,
     }
     tensors = {k: v for k, v in values.items() if isinstance(v, Tensor)}
     alike = all(t.stride() == p.stride() for t in tensors.values())

@@ -36,7 +36,8 @@ class JobCache:
     ) -> list[Job]:
         """The jobs of these parameters, with these states and buffers.
 
-        Tensors that do not lie like the parameters any more are made to when jobs are.
+        Tensors whose layout is no longer that of their parameter are copied into it before new
+        jobs are made.
 
         :param make: makes one.
         :param more: what it depends on beside its arguments and the group's settings.

@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from covon_avalanche.gaussian import DiagGaussian, check_gaussian, embed
 from covon_avalanche.optim.buffers import (
+    PRIOR_MEAN_SLOT,
+    PRIOR_PRECISION_SLOT,
     SecondCopy,
     empty_beside,
     moved,
@@ -24,6 +26,7 @@ from covon_avalanche.optim.checks import (
     check_generator,
     check_positive,
     check_precisions,
+    check_whole,
 )
 from covon_avalanche.optim.curvature import Curvature, gradient_times_noise
 from covon_avalanche.optim.noise import NoiseSource
@@ -52,6 +55,9 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
     - ``step(closure)`` calls the closure once in each of ``mc_samples`` samples.
     - Copies and pickles carry the generator and the state, not a sample in flight.
     """
+
+    own_setting: ClassVar[str]
+    """A setting that no other optimizer has: it tells whose a ``state_dict`` is."""
 
     def __init__(
         self,
@@ -367,10 +373,11 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
                     f"the prior of {name!r} must have shape {tuple(p.shape)}, "
                     f"got {tuple(prior.mean[name].shape)}"
                 )
-            check_gaussian(name, prior.mean[name], prior.precision[name])
+            mean, precision = prior.mean[name], prior.precision[name]
+            check_gaussian(name, mean, precision)
             self.state[p] = {
-                "prior_mean": empty_beside(p, 4).copy_(prior.mean[name]),
-                "prior_precision": empty_beside(p, 5).copy_(prior.precision[name]),
+                "prior_mean": empty_beside(p, PRIOR_MEAN_SLOT).copy_(mean),
+                "prior_precision": empty_beside(p, PRIOR_PRECISION_SLOT).copy_(precision),
             }
 
     @torch.no_grad()
@@ -430,20 +437,21 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         pair = isinstance(betas, Sequence) and len(betas) == 2
         if not (pair and all(0 <= beta < 1 for beta in betas)):
             raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
-        if not (isinstance(group["mc_samples"], int) and group["mc_samples"] >= 1):
-            raise ValueError(f"mc_samples must be a whole number >= 1, got {group['mc_samples']}")
+        check_whole("mc_samples", group["mc_samples"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore groups and state. The generator is not part of them: restore it with
         ``optimizer.generator.set_state``, if the noise shall go on as it would have.
 
         :raises RuntimeError: inside of ``sampled_params()``.
-        :raises ValueError: for the state of an optimizer without posterior.
+        :raises ValueError: for the state of another optimizer.
         """
         if self._inside:
             raise RuntimeError("load_state_dict() must be called outside of sampled_params()")
-        if any("ess" not in group for group in state_dict["param_groups"]):
-            raise ValueError("this is another optimizer's state: its groups have no ess")
+        if any(self.own_setting not in group for group in state_dict["param_groups"]):
+            raise ValueError(
+                f"this is another optimizer's state: its groups have no {self.own_setting}"
+            )
         super().load_state_dict(state_dict)
         for group in self.param_groups:  # saved before there was such a setting
             for key, value in self.defaults.items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from covon_avalanche.optim.curvature import Curvature, gradient_times_noise
+from covon_avalanche.optim.curvature import Curvature
 
 
 class SampleRecord:
@@ -19,12 +19,12 @@ class SampleRecord:
     a later change of its scale is carried over to the statistic.
 
     :param mc_samples: samples per step.
-    :param curvature: the statistic; by default ``gradient * (theta - mean)``.
+    :param curvature: the statistic.
     """
 
-    def __init__(self, mc_samples: int, curvature: Curvature | None = None) -> None:
+    def __init__(self, mc_samples: int, curvature: Curvature) -> None:
         self.mc_samples = mc_samples
-        self.curvature = curvature or gradient_times_noise()
+        self.curvature = curvature
         self.count = 0
         self._sample: dict[Tensor, Tensor] = {}  # one sample: theta
         self._grad: dict[Tensor, Tensor] = {}  # several: the sum; afterwards what p.grad is

@@ -18,7 +18,7 @@ from covon_avalanche.plugins.boundaries import (
     task_data,
     task_index,
 )
-from covon_avalanche.plugins.schedule import Schedule, check_schedule, set_lr, values_for
+from covon_avalanche.plugins.schedule import Schedule, apply_shared, check_schedule, values_for
 
 
 class AnchoredPlugin(SupervisedPlugin):
@@ -77,13 +77,10 @@ class AnchoredPlugin(SupervisedPlugin):
 
     def _start_task(self, strategy: Any) -> None:
         values = values_for(self.schedule, task_index(strategy), self.scheduled)
-        if "lr" in values:
-            set_lr(strategy, values["lr"])
-        if "epochs" in values:
-            strategy.train_epochs = int(values["epochs"])
         if "ess" in values:
             check_positive("ess", values["ess"])
-            self.ess = values["ess"]
+        apply_shared(strategy, values)
+        self.ess = values.get("ess", self.ess)
         size = len(task_data(strategy.experience))
         self._ess_now = float(size if self.ess is None else self.ess)
         self.anchor = self._grown_anchor(strategy.model)

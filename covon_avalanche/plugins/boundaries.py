@@ -21,16 +21,21 @@ def task_index(strategy: Any) -> int:
     """Index of the current task, from 0: how many experiences were trained before, or, in an
     online stream that tells its boundaries, the position of the task in the stream."""
     experience = strategy.experience
-    if isinstance(experience, OnlineCLExperience) and experience.access_task_boundaries:
+    if _is_part_of_task(experience):
         return int(experience.origin_experience.current_experience)
     return int(strategy.clock.train_exp_counter)
 
 
 def task_data(experience: Any) -> Any:
     """The dataset of the whole task, also where the experience is a part of it."""
-    if isinstance(experience, OnlineCLExperience) and experience.access_task_boundaries:
+    if _is_part_of_task(experience):
         return experience.origin_experience.dataset
     return experience.dataset
+
+
+def _is_part_of_task(experience: Any) -> bool:
+    """Whether it is a part of an online stream that tells its task boundaries."""
+    return isinstance(experience, OnlineCLExperience) and experience.access_task_boundaries
 
 
 class TaskBoundaries:
@@ -46,13 +51,13 @@ class TaskBoundaries:
 
     def begins(self, experience: Any) -> bool:
         """To be called once before each experience."""
-        if not (isinstance(experience, OnlineCLExperience) and experience.access_task_boundaries):
+        if not _is_part_of_task(experience):
             return True
         self._parts = 1 if experience.is_first_subexp else self._parts + 1
         return bool(experience.is_first_subexp)
 
     def ends(self, experience: Any) -> bool:
         """Whether the task is over after this experience."""
-        if not (isinstance(experience, OnlineCLExperience) and experience.access_task_boundaries):
+        if not _is_part_of_task(experience):
             return True
         return bool(experience.is_last_subexp) or self._parts == experience.sub_stream_length

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from covon_avalanche.fisher import ExampleSquares, track_example_squares
 from covon_avalanche.optim import CoVON
+from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.optim.diagnostics import Diagnostics
 from covon_avalanche.plugins.boundaries import task_data
 from covon_avalanche.plugins.plateau import LossPlateau
@@ -54,21 +54,21 @@ class CoVONPlugin(PosteriorPlugin):
         :param plateau: merge when the training loss has reached a plateau instead.
         """
         super().__init__(schedule=schedule, eval_samples=eval_samples)
-        if consolidate_every is not None and consolidate_every < 1:
-            raise ValueError(f"consolidate_every must be >= 1, got {consolidate_every}")
+        if consolidate_every is not None:
+            check_whole("consolidate_every", consolidate_every)
         if consolidate_every is not None and plateau is not None:
             raise ValueError("give consolidate_every or plateau, not both")
-        if ess_per_example is not None and (consolidate_every or plateau) is not None:
+        self.consolidate_every = consolidate_every
+        self.plateau = plateau
+        if ess_per_example is not None and self.task_free:
             raise ValueError(
                 "ess_per_example follows the sizes of tasks: without boundaries give the "
                 "optimizer the ess of the examples between two merges"
             )
-        if ess_per_example is not None and not 0 < ess_per_example < math.inf:
-            raise ValueError(f"ess_per_example must be > 0 and finite, got {ess_per_example}")
+        if ess_per_example is not None:
+            check_positive("ess_per_example", ess_per_example)
         self.gamma = gamma
         self.ess_per_example = ess_per_example
-        self.consolidate_every = consolidate_every
-        self.plateau = plateau
         self.diagnostics: dict[str, Diagnostics] = {}
         """Those of the optimizer just before the last merge."""
         self._squares: ExampleSquares | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from covon_avalanche.fisher import squared_example_gradients
-from covon_avalanche.optim.checks import check_positive
+from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.task_batches import task_batches
 from covon_avalanche.plugins.vcl import VCLPlugin
@@ -39,6 +39,7 @@ class EVCLPlugin(VCLPlugin):
         """
         super().__init__(schedule=schedule, eval_samples=eval_samples)
         check_positive("strength", strength, zero=True)
+        check_whole("fisher_mb_size", fisher_mb_size)
         self.strength = strength
         self.fisher_mb_size = fisher_mb_size
 

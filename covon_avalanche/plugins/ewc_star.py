@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from covon_avalanche.fisher import squared_batch_gradients, squared_example_gradients
+from covon_avalanche.optim.checks import check_whole
 from covon_avalanche.plugins.anchored import AnchoredPlugin
 from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.task_batches import task_batches
@@ -51,8 +52,7 @@ class EWCStarPlugin(AnchoredPlugin):
         super().__init__(strength=strength, ess=ess, weight_decay=weight_decay, schedule=schedule)
         if fisher not in _FISHER:
             raise ValueError(f"fisher must be one of {sorted(_FISHER)}, got {fisher!r}")
-        if fisher_mb_size < 1:
-            raise ValueError(f"fisher_mb_size must be >= 1, got {fisher_mb_size}")
+        check_whole("fisher_mb_size", fisher_mb_size)
         self.fisher = fisher
         self.fisher_mb_size = fisher_mb_size
         self.train_transform = train_transform

@@ -13,6 +13,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
 from covon_avalanche.fisher import in_mode
+from covon_avalanche.optim.checks import check_whole
 from covon_avalanche.plugins.boundaries import TaskBoundaries, require_boundaries, task_data
 from covon_avalanche.plugins.penultimate import penultimate_features
 from covon_avalanche.plugins.task_batches import batches_of
@@ -47,8 +48,7 @@ class ICaRLPlugin(SupervisedPlugin):
         :param mem_size: exemplars in all, but at least one of each class of each task.
         """
         super().__init__()
-        if mem_size < 1:
-            raise ValueError(f"mem_size must be >= 1, got {mem_size}")
+        check_whole("mem_size", mem_size)
         self.mem_size = mem_size
         self.exemplars: list[Any] = []
         """A dataset for each task, the first choices of all classes first."""

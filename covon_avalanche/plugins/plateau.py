@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from covon_avalanche.optim.checks import check_whole
+
 
 class LossPlateau:
     """Detects that a task is learned: the loss no longer falls.
@@ -19,8 +21,7 @@ class LossPlateau:
     """
 
     def __init__(self, window: int = 100, tolerance: float = 0.02, rise: float = 0.5) -> None:
-        if window < 1:
-            raise ValueError(f"window must be >= 1, got {window}")
+        check_whole("window", window)
         if not 0 <= tolerance < 1:
             raise ValueError(f"tolerance must be in [0, 1), got {tolerance}")
         if not rise > 0:

@@ -13,8 +13,15 @@ from avalanche.training.templates.update_type import SGDUpdate
 from torch import Tensor
 
 from covon_avalanche.optim import PosteriorOptimizer
+from covon_avalanche.optim.checks import check_whole
 from covon_avalanche.plugins.boundaries import TaskBoundaries, require_boundaries, task_index
-from covon_avalanche.plugins.schedule import Schedule, check_schedule, set_lr, values_for
+from covon_avalanche.plugins.schedule import (
+    SHARED,
+    Schedule,
+    apply_shared,
+    check_schedule,
+    values_for,
+)
 
 
 class PosteriorPlugin(SupervisedPlugin):
@@ -47,8 +54,7 @@ class PosteriorPlugin(SupervisedPlugin):
         """
         super().__init__()
         check_schedule(schedule, self.scheduled)
-        if eval_samples < 0:
-            raise ValueError(f"eval_samples must be >= 0, got {eval_samples}")
+        check_whole("eval_samples", eval_samples, least=0)
         self.schedule = schedule
         self.eval_samples = eval_samples
         self._boundaries = TaskBoundaries()
@@ -119,16 +125,12 @@ class PosteriorPlugin(SupervisedPlugin):
                 group["param_names"] = [names[p] for p in group["params"]]
 
     def _set(self, strategy: Any, values: Any) -> None:
-        for key, value in values.items():
-            if key == "epochs":
-                strategy.train_epochs = int(value)
-            elif key == "lr":
-                set_lr(strategy, value)
-            else:
-                for group in strategy.optimizer.param_groups:
-                    group[key] = value
+        own = {key: value for key, value in values.items() if key not in SHARED}
         for group in strategy.optimizer.param_groups:
-            strategy.optimizer.check_group(group)
+            strategy.optimizer.check_group({**group, **own})
+        apply_shared(strategy, values)
+        for group in strategy.optimizer.param_groups:
+            group.update(own)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample."""

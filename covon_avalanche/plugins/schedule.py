@@ -7,10 +7,15 @@ from typing import Any
 
 from avalanche.training.plugins import LRSchedulerPlugin
 
+from covon_avalanche.optim.checks import check_positive, check_whole
+
 Values = Mapping[str, float]
 #: A list of settings by position, a mapping by experience index, or a callable of the index.
 #: What an experience does not set stays as it was in the one before.
 Schedule = Sequence[Values] | Mapping[int, Values] | Callable[[int], Values]
+
+
+SHARED = frozenset({"lr", "epochs"})  # what a schedule may set with any optimizer
 
 
 def check_schedule(schedule: Schedule | None, allowed: Iterable[str]) -> None:
@@ -38,6 +43,20 @@ def values_for(schedule: Schedule | None, experience: int, allowed: Iterable[str
         values = schedule[experience] if experience < len(schedule) else {}
     _check_keys(values, allowed)
     return values
+
+
+def apply_shared(strategy: Any, values: Values) -> None:
+    """Set the learning rate and the number of epochs, where they are given.
+
+    :raises ValueError: naming value and rule; then nothing is set.
+    """
+    if "lr" in values:
+        check_positive("lr", values["lr"], zero=True)
+    if "epochs" in values:
+        check_whole("epochs", values["epochs"])
+        strategy.train_epochs = values["epochs"]
+    if "lr" in values:
+        set_lr(strategy, values["lr"])
 
 
 def set_lr(strategy: Any, lr: float) -> None:

@@ -10,6 +10,7 @@ from avalanche.models import avalanche_forward
 from torch import Tensor
 
 from covon_avalanche.gaussian import DiagGaussian, pool
+from covon_avalanche.optim.checks import check_whole
 from covon_avalanche.plugins.boundaries import task_data
 from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.vcl import VCLPlugin
@@ -52,12 +53,10 @@ class TDVCLPlugin(VCLPlugin):
         See :class:`PosteriorPlugin` for the others.
         """
         super().__init__(schedule=schedule, eval_samples=eval_samples)
-        for name, value in (("n_steps", n_steps), ("replay_mb_size", replay_mb_size)):
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
-        for name, value in (("replay_tasks", replay_tasks), ("replay_examples", replay_examples)):
-            if value < 0:
-                raise ValueError(f"{name} must be >= 0, got {value}")
+        check_whole("n_steps", n_steps)
+        check_whole("replay_mb_size", replay_mb_size)
+        check_whole("replay_tasks", replay_tasks, least=0)
+        check_whole("replay_examples", replay_examples, least=0)
         if not 0 < decay <= 1:
             raise ValueError(f"decay must be in (0, 1], got {decay}")
         self.n_steps = n_steps

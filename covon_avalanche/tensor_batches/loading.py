@@ -52,8 +52,8 @@ class TensorBatches:
         **kwargs: Any,
     ) -> None:
         """Avalanche's loader, or one that gives the same batches from tensors."""
-        strategy: Any = super()
-        strategy.make_train_dataloader(
+        following: Any = super()
+        following.make_train_dataloader(
             num_workers=num_workers,
             shuffle=shuffle,
             pin_memory=pin_memory,
@@ -61,7 +61,7 @@ class TensorBatches:
             drop_last=drop_last,
             **kwargs,
         )
-        if _is_avalanches(self, strategy, "make_train_dataloader"):
+        if _is_avalanches(self, following, "make_train_dataloader"):
             size = self.train_mb_size  # type: ignore[attr-defined]
             self._take_over(size, shuffle, drop_last, num_workers)
 
@@ -74,15 +74,15 @@ class TensorBatches:
         **kwargs: Any,
     ) -> None:
         """Avalanche's loader, or one that gives the same batches from tensors."""
-        strategy: Any = super()
-        strategy.make_eval_dataloader(
+        following: Any = super()
+        following.make_eval_dataloader(
             num_workers=num_workers,
             shuffle=shuffle,
             pin_memory=pin_memory,
             persistent_workers=persistent_workers,
             **kwargs,
         )
-        if _is_avalanches(self, strategy, "make_eval_dataloader"):
+        if _is_avalanches(self, following, "make_eval_dataloader"):
             size = self.eval_mb_size  # type: ignore[attr-defined]
             self._take_over(size, shuffle, False, num_workers)
 

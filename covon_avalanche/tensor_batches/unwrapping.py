@@ -44,8 +44,8 @@ def rows_of(dataset: AvalancheDataset, kept: FetchedExamples, *, workers: int = 
         return None
     probes = torch.linspace(0, len(dataset) - 1, min(_PROBES, len(dataset))).long()
     with _same_randomness_afterwards():
-        expected, vary = _probe(dataset, probes)
-        if expected is None or vary:
+        expected = _probe(dataset, probes)
+        if expected is None:
             return None
         rows = _with_attributes(dataset)
         if rows is not None and _equal(rows.tensor_batch(probes), expected):
@@ -57,13 +57,13 @@ def rows_of(dataset: AvalancheDataset, kept: FetchedExamples, *, workers: int = 
         return rows if rows is not None and _equal(rows.tensor_batch(probes), expected) else None
 
 
-def _probe(dataset: AvalancheDataset, probes: Tensor) -> tuple[list[Tensor] | None, bool]:
-    """Some examples as Avalanche gives them, and whether they vary, by chance or by batch."""
+def _probe(dataset: AvalancheDataset, probes: Tensor) -> list[Tensor] | None:
+    """Some examples as Avalanche gives them; ``None`` if they vary, by chance or by batch."""
     before = _random_states()
     first = fetch(dataset, probes)
     second = join((fetch(dataset, probe) for probe in probes.split(1)), len(probes))
     same = first is not None and second is not None and _equal(first, second)
-    return first, not (same and before == _random_states())
+    return first if same and before == _random_states() else None
 
 
 def _equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:

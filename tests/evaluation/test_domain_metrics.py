@@ -50,6 +50,17 @@ def test_a_run_agrees_with_avalanches_metrics():
     assert f"Plasticity{prefix}" in found
 
 
+def test_an_evaluation_of_another_stream_before_that_of_the_recorded_one_is_no_row():
+    benchmark, metrics = toy_benchmark(2), DomainMetrics()
+    strategy = naive(metrics)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        strategy.eval(benchmark.train_stream)
+        strategy.eval(benchmark.test_stream)
+    assert [len(row) for row in metrics.matrix.rows] == [2, 2]
+    assert not metrics.matrix.held_out
+
+
 def test_only_the_last_evaluation_between_two_experiences_counts():
     benchmark, metrics = toy_benchmark(2), DomainMetrics()
     strategy = naive(metrics, eval_every=1)

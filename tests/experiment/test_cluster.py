@@ -44,8 +44,10 @@ def test_parameters_are_numbers_where_they_are_and_a_name_is_the_users(
     )
     monkeypatch.setattr(submitit, "AutoExecutor", lambda *_, **__: executor)
     jobs, parameters = [Job("finetune", 0)], ["mem_gb=1.5", "timeout_min=5", "comment=2.10"]
+    parameters.append("account=0042")
     submit(recipe, jobs, tmp_path, parameters=parameters)
     expected = {"mem_gb": 1.5, "timeout_min": 5, "slurm_comment": "2.10"}
+    expected["slurm_account"] = "0042"
     assert given == {**expected, "name": recipe.name}
     submit(recipe, jobs, tmp_path, parameters=["name=mine"])
     assert given["name"] == "mine"

@@ -153,7 +153,7 @@ def test_accuracies_on_the_way_count_as_results():
     other = [[0.9, 0.3, 0.2], [0.8, 0.9, 0.1], [0.7, 0.7, 0.7]]
     a, b = made_up("covon", 0, rows), made_up("covon", 0, other)
     (found,) = result_differences(a, b)
-    assert found.name == "accuracy on domain 2 after 1 %, differs most"
+    assert found.name == "accuracy % on domain 2 after domain 1 (differs most)"
     assert (found.first, found.second) == pytest.approx((10, 30))
 
 

@@ -84,7 +84,7 @@ def test_processes_that_search_together_draw_different_settings(tmp_path, runs):
     search_strategy(recipe, "finetune", journal, trials=3, seed=7)
     drawn = []
     for trial in others:
-        study.sampler = _sampler(study, trial.number, 7, {"lr": 0.01})
+        study.sampler = _sampler(study, trial.number, 7, {"lr": 0.01}, last=False)
         drawn.append(trial.suggest_float("lr", 1e-3, 1e-1, log=True))
     *first, last = [settings.lr for settings in runs]
     assert drawn[0] == 0.01  # the recipe's own
@@ -312,6 +312,7 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
     first = CliRunner().invoke(app, [*arguments, "--strategies", "finetune"])
     assert first.exit_code == 0, first.output
     assert list(load_recipe(str(tmp_path / "out" / "best.toml")).strategies) == ["finetune"]
+    assert "ewc-star" not in (tmp_path / "out" / "trials.journal").read_text()
     done = CliRunner().invoke(app, [*arguments, "--strategies", "ewc-star"])
     assert done.exit_code == 0, done.output
     best = load_recipe(str(tmp_path / "out" / "best.toml"))  # what was searched before stays

@@ -254,11 +254,11 @@ def test_blocks_cover_each_entry_once_in_order_of_memory():
 
 def test_large_buffers_lie_in_different_cache_sets():
     p = torch.empty(500, 600).t()
-    places = [empty_beside(p, place) for place in range(1, 6)]
-    offsets = {(b.data_ptr() - b.untyped_storage().data_ptr()) % 4096 for b in places}
+    buffers = [empty_beside(p, slot) for slot in range(1, 6)]
+    offsets = {(b.data_ptr() - b.untyped_storage().data_ptr()) % 4096 for b in buffers}
     assert len(offsets) == 5
-    assert all(b.shape == p.shape and b.stride() == p.stride() for b in places)
-    assert all(b.data_ptr() % 64 == 0 for b in places)  # whole cache lines
+    assert all(b.shape == p.shape and b.stride() == p.stride() for b in buffers)
+    assert all(b.data_ptr() % 64 == 0 for b in buffers)  # whole cache lines
 
 
 def test_the_state_of_every_task_lies_apart():

@@ -11,7 +11,7 @@ from torch import nn
 from toys import make_covon, make_vcl, same, train_step, weights
 
 from covon_avalanche.gaussian import DiagGaussian
-from covon_avalanche.optim import CoVON
+from covon_avalanche.optim import BayesByBackprop, CoVON
 
 
 @pytest.fixture(params=[make_covon, make_vcl], ids=["CoVON", "BayesByBackprop"])
@@ -583,8 +583,12 @@ class TestCopies:
         optimizer.generator.set_state(trained.generator.get_state())
         assert same(self.go_on(trained, linear, batch), self.go_on(optimizer, model, batch))
 
-    def test_the_state_of_another_optimizer_is_refused(self, trained, linear, batch):
-        other = torch.optim.AdamW(linear.parameters())
+    @pytest.mark.parametrize("kind", [torch.optim.AdamW, "sibling"])
+    def test_the_state_of_another_optimizer_is_refused(self, trained, linear, kind):
+        if kind == "sibling":
+            kind = BayesByBackprop if isinstance(trained, CoVON) else CoVON
+        more = {} if kind is torch.optim.AdamW else {"ess": 10}
+        other = kind(linear.parameters(), **more)
         before = copy.deepcopy(trained.state_dict())
         with pytest.raises(ValueError, match="another optimizer's state"):
             trained.load_state_dict(other.state_dict())

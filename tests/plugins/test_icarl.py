@@ -218,7 +218,7 @@ def test_features_of_a_convolutional_head_are_averaged_over_places():
 
 
 def test_bad_settings():
-    with pytest.raises(ValueError, match="mem_size must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="mem_size must be a whole number >= 1, got 0"):
         ICaRLPlugin(0)
     with (
         pytest.raises(ValueError, match="Flatten has no linear or convolutional layer"),

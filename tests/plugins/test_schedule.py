@@ -91,12 +91,25 @@ def test_unknown_keys_are_named_with_the_known_ones():
         strategy.train(toy_benchmark(1).train_stream[0])
 
 
-def test_bad_values_are_refused_when_their_experience_comes():
-    strategy = make_strategy("covon", toy_model(), schedule=[{}, {"ess": -1.0}])
-    benchmark = toy_benchmark(2)
+@pytest.mark.parametrize("kind", ["covon", "ada-reg"])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"ess": -1.0}, r"ess must be > 0 and finite, got -1\.0"),
+        ({"lr": -0.1}, r"lr must be >= 0 and finite, got -0\.1"),
+        ({"epochs": 0}, "epochs must be a whole number >= 1, got 0"),
+        ({"lr": 0.5, "epochs": 2.9}, r"epochs must be a whole number >= 1, got 2\.9"),
+    ],
+)
+def test_bad_values_are_refused_when_their_experience_comes(kind, bad, message):
+    strategy = make_strategy(kind, toy_model(), schedule=[{}, bad])
+    benchmark, optimizer = toy_benchmark(2), strategy.optimizer
     strategy.train(benchmark.train_stream[0])
-    with pytest.raises(ValueError, match=r"ess must be > 0 and finite, got -1\.0"):
+    before = [optimizer.param_groups[0].get(key) for key in ("lr", "ess")], strategy.train_epochs
+    with pytest.raises(ValueError, match=message):
         strategy.train(benchmark.train_stream[1])
+    after = [optimizer.param_groups[0].get(key) for key in ("lr", "ess")], strategy.train_epochs
+    assert after == before  # nothing is set
 
 
 def rates_of(name, settings, **changes):

@@ -12,13 +12,11 @@ from typing import Literal, get_args
 
 import torch
 
-from covon_avalanche.optim.buffers import BLOCK, is_dense
+from covon_avalanche.optim.buffers import BLOCK, DEVICE_BLOCK, is_dense
 from covon_avalanche.optim.kernels.job import Job
 from covon_avalanche.optim.kernels.kernel import ForeachKernel, FusedKernel, Kernel
 
 Implementation = Literal["auto", "eager", "foreach", "compiled", "triton"]
-
-_LARGE_BLOCK = 2**24  # on accelerators launches cost more than memory
 
 
 class KernelsByDevice:
@@ -70,7 +68,7 @@ def choose_kernel(implementation: str, device: torch.device) -> Kernel:
         case "eager":
             return ForeachKernel(BLOCK)
         case "foreach":
-            return ForeachKernel(_LARGE_BLOCK)
+            return ForeachKernel(DEVICE_BLOCK)
         case "compiled":
             _needs("cpu", device, implementation)
             from covon_avalanche.optim.kernels.compiled import CompiledPlan
