@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from avalanche.benchmarks import CLScenario
 from avalanche.logging import BaseLogger
-from avalanche.training.plugins import EvaluationPlugin
 
 from covon_avalanche.evaluation.calibration import mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
@@ -24,6 +23,7 @@ from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.data_fingerprint import data_fingerprint
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
+from covon_avalanche.experiment.evaluator import Evaluator
 from covon_avalanche.experiment.machine import (
     free_memory,
     machine,
@@ -209,7 +209,7 @@ class _Run:
         self.metrics = DomainMetrics(stream)
         self.log = EpochLog(self._tell)
         self._write_again = 0.0
-        evaluator = EvaluationPlugin(self.metrics, *loggers[1], loggers=list(loggers[0]))
+        evaluator = Evaluator(self.metrics, *loggers[1], loggers=list(loggers[0]))
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
         self.diagnostics: list[dict[str, float]] = []
 

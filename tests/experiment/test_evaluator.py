@@ -1,0 +1,77 @@
+"""The evaluation plugin of runs gives what Avalanche's gives."""
+
+import io
+
+import pytest
+import torch
+from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, loss_metrics
+from avalanche.logging import TextLogger
+from avalanche.training import Naive
+from avalanche.training.plugins import EvaluationPlugin
+from toys import QUIET, toy_benchmark, toy_model
+
+from covon_avalanche.evaluation import DomainMetrics
+from covon_avalanche.experiment.evaluator import Evaluator
+
+
+def values(kind, loggers) -> dict:
+    torch.manual_seed(0)
+    levels = {"minibatch": True, "epoch": True, "experience": True, "stream": True}
+    evaluator = kind(
+        accuracy_metrics(**levels),
+        loss_metrics(**levels),
+        forgetting_metrics(experience=True, stream=True),
+        DomainMetrics(),
+        loggers=loggers,
+    )
+    model = toy_model()
+    strategy = Naive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        criterion=torch.nn.CrossEntropyLoss(),
+        **{**QUIET, "evaluator": evaluator},
+    )
+    benchmark = toy_benchmark(2)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        strategy.eval(benchmark.test_stream)
+    return {k: v for k, v in evaluator.get_all_metrics().items() if "Time" not in k}
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_all_values_are_those_of_avalanches_plugin(logged):
+    texts = [io.StringIO(), io.StringIO()]
+    loggers = [[TextLogger(text)] if logged else [] for text in texts]
+    found = [
+        values(kind, own) for kind, own in zip((Evaluator, EvaluationPlugin), loggers, strict=True)
+    ]
+    assert found[0].keys() == found[1].keys()
+    assert len(found[0]) > 10
+    assert all(str(found[0][key]) == str(found[1][key]) for key in found[0])
+    assert texts[0].getvalue() == texts[1].getvalue()
+    assert bool(texts[0].getvalue()) == logged
+
+
+def test_callbacks_that_no_metric_has_are_skipped(monkeypatch):
+    done = []
+    whole = EvaluationPlugin._update_metrics_and_loggers
+
+    def noted(self, strategy, callback):
+        done.append(callback)
+        return whole(self, strategy, callback)
+
+    monkeypatch.setattr(EvaluationPlugin, "_update_metrics_and_loggers", noted)
+    evaluator = Evaluator(DomainMetrics(), loggers=[])
+    model = toy_model()
+    strategy = Naive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        criterion=torch.nn.CrossEntropyLoss(),
+        **{**QUIET, "evaluator": evaluator},
+    )
+    benchmark = toy_benchmark(1)
+    strategy.train(benchmark.train_stream[0])
+    assert not [callback for callback in done if callback.endswith("iteration")]
+    strategy.eval(benchmark.test_stream)
+    assert "after_eval_iteration" in done
+    assert "before_forward" not in done
