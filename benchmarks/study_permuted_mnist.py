@@ -5,7 +5,8 @@
 
 Parts: ``sensitivity`` (the paper's Figure 4: one setting at a time around a centre, 5 epochs a
 task), ``gamma`` (merging with more tasks, larger steps, a wrong ess), ``length`` (epochs a task),
-``defaults`` (what someone gets who gives ess alone), ``fifty`` (50 tasks, memory). Each run is
+``defaults`` (what someone gets who gives ess alone), ``fifty`` (50 tasks, memory), ``vcl`` (with
+settings that other searches found). Each run is
 one line of ``benchmarks/results/permuted-mnist-hard/study.jsonl``; they are shown in
 ``docs/permuted-mnist.md`` and ``docs/permuted-mnist-sensitivity.png``.
 """
@@ -129,12 +130,23 @@ def defaults() -> Iterator[dict[str, Any]]:
         yield run_of("defaults", f"{epochs} epochs, no batch_size", alone, **protocol)
 
 
+def vcl() -> Iterator[dict[str, Any]]:
+    """The settings that won in the searches of EVCL and TD-VCL, which VCL's does not have."""
+    searched = load_recipe("permuted-mnist-hard").strategies
+    settings = searched["vcl"].model_dump()
+    yield run_of("vcl", "VCL as searched", settings, epochs=30)
+    evcl = searched["evcl"].model_dump()
+    others = {key: evcl[key] for key in ("ess", "weight_decay", "lr", "std_init")}
+    yield run_of("vcl", "VCL with EVCL's settings", {**settings, **others}, epochs=30)
+
+
 PARTS = {
     "sensitivity": sensitivity,
     "gamma": gamma,
     "length": length,
     "defaults": defaults,
     "fifty": fifty,
+    "vcl": vcl,
 }
 
 
