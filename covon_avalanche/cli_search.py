@@ -187,8 +187,8 @@ def _write_best(recipe: Recipe, searched: list[str], folder: Path, options: dict
         best = with_settings(best, name, settings)
         comments[name] = f"validation A_T {100 * value:.2f} %"
         typer.echo(f"{name}: {comments[name]}")
+    best = best.model_copy(update={"strategies": {n: best.strategies[n] for n in comments}})
     try:
-        best = best.model_copy(update={"strategies": {n: best.strategies[n] for n in comments}})
         write_atomically(folder / "best.toml", recipe_text(best, comments))
     except OSError as error:
         fail(f"best.toml cannot be written to {folder}: {error.strerror}")

@@ -14,6 +14,16 @@ from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.experiment.evaluator import Evaluator
 
 
+def naive(evaluator: EvaluationPlugin) -> Naive:
+    model = toy_model()
+    return Naive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        criterion=torch.nn.CrossEntropyLoss(),
+        **{**QUIET, "evaluator": evaluator},
+    )
+
+
 def values(kind, loggers) -> dict:
     torch.manual_seed(0)
     levels = {"minibatch": True, "epoch": True, "experience": True, "stream": True}
@@ -24,13 +34,7 @@ def values(kind, loggers) -> dict:
         DomainMetrics(),
         loggers=loggers,
     )
-    model = toy_model()
-    strategy = Naive(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        criterion=torch.nn.CrossEntropyLoss(),
-        **{**QUIET, "evaluator": evaluator},
-    )
+    strategy = naive(evaluator)
     benchmark = toy_benchmark(2)
     for experience in benchmark.train_stream:
         strategy.train(experience)
@@ -62,13 +66,7 @@ def test_callbacks_that_no_metric_has_are_skipped(monkeypatch):
 
     monkeypatch.setattr(EvaluationPlugin, "_update_metrics_and_loggers", noted)
     evaluator = Evaluator(DomainMetrics(), loggers=[])
-    model = toy_model()
-    strategy = Naive(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        criterion=torch.nn.CrossEntropyLoss(),
-        **{**QUIET, "evaluator": evaluator},
-    )
+    strategy = naive(evaluator)
     benchmark = toy_benchmark(1)
     strategy.train(benchmark.train_stream[0])
     assert not [callback for callback in done if callback.endswith("iteration")]

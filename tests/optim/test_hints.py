@@ -1,4 +1,4 @@
-"""Hints to LLVM and to the processor arrive, and change nothing."""
+"""Hints to LLVM and to the processor arrive, and leave exact arithmetic as it is."""
 
 import numpy as np
 from numba import njit

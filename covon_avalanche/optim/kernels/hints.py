@@ -1,4 +1,8 @@
-"""What numba has no words for: hints to LLVM and to the processor. They change no result."""
+"""What numba has no words for: hints to LLVM and to the processor.
+
+They change no formula. In code whose rounding is left to LLVM, as the noise's, wider registers may
+change the last bits.
+"""
 
 from __future__ import annotations
 
