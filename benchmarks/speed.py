@@ -98,6 +98,7 @@ class Iteration:
 def covon(
     parameters: list[nn.Parameter], implementation: str, task: int, mc: int = 1, **more: Any
 ) -> Iteration:
+    more = {"hess_approx": "reparam", **more}
     optimizer = CoVON(parameters, ess=1e6, mc_samples=mc, implementation=implementation, **more)
     iteration = Iteration(parameters, optimizer, mc)
     for _ in range(task - 1):

@@ -5,9 +5,9 @@
 
 Parts: ``sensitivity`` (the paper's Figure 4: one setting at a time around a centre, 5 epochs a
 task), ``gamma`` (merging with more tasks, larger steps, a wrong ess), ``length`` (epochs a task),
-``defaults`` (what someone gets who gives ess alone), ``fifty`` (50 tasks, memory), ``vcl`` (with
-settings that other searches found). Each run is
-one line of ``benchmarks/results/permuted-mnist-hard/study.jsonl``; they are shown in
+``defaults`` (what someone gets who gives ess alone, in Avalanche and in plain PyTorch), ``fifty``
+(50 tasks, memory), ``vcl`` (with settings that other searches found). Each run is one line of
+``benchmarks/results/permuted-mnist-hard/study.jsonl``; they are shown in
 ``docs/permuted-mnist.md`` and ``docs/permuted-mnist-sensitivity.png``.
 """
 
@@ -17,6 +17,7 @@ import argparse
 import inspect
 import json
 import multiprocessing
+import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -24,10 +25,13 @@ from typing import Any
 
 import torch
 from comparison import ROOT, replace_part
+from overhead import columns
 from search_permuted_mnist import BASE, CENTRES, RESULTS
 
 from covon_avalanche import CoVON
 from covon_avalanche.atomic import write_atomically
+from covon_avalanche.experiment.build import build_benchmark, build_model
+from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.strategy_settings import CoVON as CoVONSettings
@@ -118,16 +122,30 @@ def fifty() -> Iterator[dict[str, Any]]:
 
 
 def defaults() -> Iterator[dict[str, Any]]:
-    """The optimizer's own defaults and a constant learning rate; ``"auto"`` is ``"gradsq"`` in
-    Avalanche, and ``"reparam"`` where nobody tells the size of the batch."""
+    """The optimizer's own defaults and a constant learning rate; in Avalanche the plugin tells
+    the size of the batch, in plain PyTorch nobody does. The others have one default less, or
+    what the defaults were before."""
     own = {k: p.default for k, p in inspect.signature(CoVON).parameters.items()}
     own |= {"kind": "covon", "ess": 50_000.0, "beta2": own["betas"][1]}
     settings = {key: own[key] for key in CoVONSettings.model_fields if key in own}
-    alone = {**settings, "hess_approx": "reparam"}
     for epochs in (5, 30):
         protocol = {"epochs": epochs, "final_lr_factor": 1.0}
-        yield run_of("defaults", f"{epochs} epochs", settings, **protocol)
-        yield run_of("defaults", f"{epochs} epochs, no batch_size", alone, **protocol)
+        for label, changes in (
+            ("Avalanche", {}),
+            ("Avalanche, gamma_precision None", {"gamma_precision": None}),
+            ("Avalanche, gamma_precision 4", {"gamma_precision": 4.0}),
+            ("Avalanche, beta2 0.998, gamma_precision 4", {**OLD, "gamma_precision": 4.0}),
+            ("Avalanche, beta2 0.998, gamma_precision None", OLD),
+            ("Avalanche, reparam, beta2 0.998", {**OLD, "hess_approx": "reparam"}),
+        ):
+            yield run_of(
+                "defaults", f"{epochs} epochs, {label}", {**settings, **changes}, **protocol
+            )
+        name = f"{epochs} epochs, plain PyTorch"
+        yield run_of("defaults", name, settings, **protocol, plain=True)
+
+
+OLD: dict[str, Any] = {"beta2": 0.998, "gamma_precision": None}
 
 
 def vcl() -> Iterator[dict[str, Any]]:
@@ -168,6 +186,8 @@ def measure(run: dict[str, Any], root: str) -> dict[str, Any]:
             "strategies": {"it": run["settings"]},
         }
     )
+    if protocol.get("plain"):
+        return measure_plain(run, recipe, root)
     try:
         result = run_strategy(recipe, "it", SEED, stream="valid", dataset_root=root)
     except (FloatingPointError, ValueError) as error:
@@ -183,6 +203,50 @@ def measure(run: dict[str, Any], root: str) -> dict[str, Any]:
         "diagnostics": result.diagnostics,
         "versions": result.versions,
         "machine": result.machine,
+    }
+
+
+def in_plain_pytorch(recipe: Recipe, root: str) -> tuple[list[list[float]], float]:
+    """Accuracy on the validation images of each task (columns) after each task, and what the
+    optimizer keeps before the last merge, in copies of the weights."""
+    benchmark = build_benchmark(recipe, seed=SEED, dataset_root=root)
+    train = [columns(e.dataset.train()) for e in benchmark.train_stream]
+    valid = [columns(e.dataset.eval()) for e in benchmark.valid_stream]
+    torch.manual_seed(SEED)
+    model = build_model(recipe.model, benchmark)
+    optimizer = CoVON(model.parameters(), ess=len(train[0][1]))
+    matrix = []
+    for x, y in train:
+        for _ in range(recipe.epochs):
+            for rows in torch.randperm(len(y)).split(recipe.train_mb_size):
+                with optimizer.sampled_params():
+                    optimizer.zero_grad()
+                    torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+        memory = optimizer.memory()
+        optimizer.consolidate()
+        with torch.no_grad():
+            matrix.append([(model(x).argmax(1) == y).float().mean().item() for x, y in valid])
+    kept = sum(memory.values()) - memory["gradients"]
+    return matrix, kept / memory["parameters"]
+
+
+def measure_plain(run: dict[str, Any], recipe: Recipe, root: str) -> dict[str, Any]:
+    """The same numbers of a plain loop."""
+    start = time.perf_counter()
+    matrix, memory = in_plain_pytorch(recipe, root)
+    seconds = time.perf_counter() - start
+    last, tasks = matrix[-1], len(matrix)
+    return {
+        **run,
+        "seed": SEED,
+        "a_t": sum(last) / tasks,
+        "bwt": sum(last[i] - matrix[i][i] for i in range(tasks - 1)) / (tasks - 1),
+        "curve": [sum(row[: t + 1]) / (t + 1) for t, row in enumerate(matrix)],
+        "seconds": seconds,
+        "memory": memory,
+        "versions": versions(),
+        "machine": machine(),
     }
 
 

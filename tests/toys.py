@@ -15,7 +15,7 @@ from covon_avalanche.optim import BayesByBackprop, CoVON
 def make_covon(parameters, seed: int = 0, **changes) -> CoVON:
     """A CoVON with settings under which a few steps move everything visibly."""
     options = dict(ess=100.0, lr=0.1, hess_init=0.5, weight_decay=0.01, gamma=0.7)
-    options |= dict(clip_radius=float("inf"), hess_approx="reparam")
+    options |= dict(clip_radius=float("inf"), hess_approx="reparam", betas=(0.9, 0.998))
     generator = torch.Generator().manual_seed(seed)
     return CoVON(parameters, **{**options, "generator": generator, **changes})
 

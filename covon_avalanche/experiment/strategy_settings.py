@@ -250,8 +250,10 @@ class CoVON(_Trained):
     later_hess_init: PositiveFloat | None = None
     """``hess_init`` from the second domain on; the same by default."""
     gamma: Annotated[float, Field(gt=0, le=1)]
-    gamma_precision: PositiveFloat | None = None
-    beta2: Annotated[float, Field(gt=0, lt=1)]
+    gamma_precision: PositiveFloat | Literal["auto"] | None = None
+    """``None``: ``gamma``, Eq. 8."""
+    beta2: Annotated[float | None, Field(gt=0, lt=1)] = None
+    """``None``: a window that grows with the task."""
     clip_radius: PositiveFloat
     prior_mean: Literal["zero", "init"] = "zero"
     """``init`` centres the first prior at the starting weights, as fine-tuning needs."""

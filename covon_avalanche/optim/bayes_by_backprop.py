@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.gaussian import DiagGaussian
-from covon_avalanche.optim.checks import check_positive
+from covon_avalanche.optim.checks import check_betas, check_positive
 from covon_avalanche.optim.kernels.formulas import adam_step
 from covon_avalanche.optim.places import Group, State
 from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
@@ -85,6 +85,7 @@ class BayesByBackprop(PosteriorOptimizer):
     def check_group(self, group: Group) -> None:
         """Raise a ``ValueError`` naming value and rule for a bad hyperparameter."""
         super().check_group(group)
+        check_betas(group["betas"])
         check_positive("std_init", group["std_init"])
         check_positive("eps", group["eps"])
         check_positive("weight_decay", group["weight_decay"])  # the KL needs a proper prior

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -21,6 +22,15 @@ def check_whole(name: str, value: Any, least: int = 1) -> None:
     """Raise a ``ValueError`` unless the value is a whole number that is large enough."""
     if not isinstance(value, Integral) or int(value) < least:
         raise ValueError(f"{name} must be a whole number >= {least}, got {value}")
+
+
+def check_betas(betas: Any, *, second_may_be_none: bool = False) -> None:
+    """Raise a ``ValueError`` unless they are two averaging coefficients."""
+    pair = isinstance(betas, Sequence) and len(betas) == 2
+    if pair and second_may_be_none and betas[1] is None:
+        betas = (betas[0], 0.0)
+    if not (pair and all(isinstance(beta, float | int) and 0 <= beta < 1 for beta in betas)):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
 
 
 def check_dtype(p: Tensor, name: str) -> None:

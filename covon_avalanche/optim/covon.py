@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from itertools import compress
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from covon_avalanche.optim.buffers import (
 )
 from covon_avalanche.optim.checks import (
     all_below,
+    check_betas,
     check_one_process,
     check_positive,
     check_precisions,
@@ -41,6 +42,7 @@ from covon_avalanche.optim.curvature import (
     squared_gradient,
 )
 from covon_avalanche.optim.diagnostics import Diagnostics, add, diagnose
+from covon_avalanche.optim.hessian_average import beta2_at
 from covon_avalanche.optim.job_cache import JobCache
 from covon_avalanche.optim.kernels import Implementation, KernelsByDevice
 from covon_avalanche.optim.kernels.formulas import covon_hess, covon_mean
@@ -51,6 +53,7 @@ from covon_avalanche.optim.samples import SampleRecord
 
 _MANY_STEPS = 100  # before them nobody expects a learned precision
 _SHARE_TO_WARN = 0.9  # of hess still near hess_init
+_GAMMA_PRECISION = 2.0  # where no estimate is negative; chosen in docs/permuted-mnist.md
 
 _CHOICES = {"hess_approx": get_args(HessApprox), "consolidation": get_args(Consolidation)}
 
@@ -68,15 +71,18 @@ class CoVON(PosteriorOptimizer):
         of the task is the Bayesian choice. Larger means less noise; larger than in the tasks
         before, a weaker memory of them.
     :param hess_init: Hessian per example (loss/weight²) at the start of each task.
-    :param betas: averaging coefficients of gradient and Hessian.
+    :param betas: averaging coefficients of gradient and Hessian. ``None`` for the latter: an
+        average whose window grows with the task, ``50 + t / 10`` steps after ``t`` of them, see
+        ``optim/hessian_average.py``; a number is Algorithm 1's.
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
         ``s0 = ess * weight_decay``. New parameters of later tasks start with it too.
     :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1 is CoVON-NoM, plain VCL. Above 1,
         an over-relaxation, is allowed with a warning.
-    :param gamma_precision: another coefficient for the precision a task adds to the prior; the
-        mean is then normalised by its own weights (see ``gaussian.merge``). Above 1 it keeps
-        more of the past than Bayes' rule, which needs a Hessian estimate that is never
-        negative (``"gradsq"``, ``"per_example"``).
+    :param gamma_precision: the coefficient for the precision that a task adds to the prior.
+        ``None``: ``gamma``, Eq. 8. A number: that; the mean is then normalised by its own weights
+        (see ``gaussian.merge``). Above 1 it keeps more of the past than Bayes' rule, which needs
+        a Hessian estimate that is never negative (``"gradsq"``, ``"per_example"``). ``"auto"``:
+        2 with these, else ``None``.
     :param clip_radius: largest change of a weight in a step, in units of ``lr``;
         ``float("inf")`` for none. Where the Hessian estimate is still noisy, Newton steps
         without a limit diverge.
@@ -126,10 +132,10 @@ class CoVON(PosteriorOptimizer):
         ess: float,
         lr: float = 0.01,
         hess_init: float = 0.03,
-        betas: tuple[float, float] = (0.9, 0.998),
+        betas: tuple[float, float | None] = (0.9, None),
         weight_decay: float = 1e-4,
         gamma: float = 0.9,
-        gamma_precision: float | None = None,
+        gamma_precision: float | Literal["auto"] | None = "auto",
         clip_radius: float = 0.1,
         debias: bool = True,
         mc_samples: int = 1,
@@ -164,9 +170,10 @@ class CoVON(PosteriorOptimizer):
     def check_group(self, group: Group) -> None:
         """Raise a ``ValueError`` naming value and rule for a bad hyperparameter."""
         super().check_group(group)
+        check_betas(group["betas"], second_may_be_none=True)
         check_positive("hess_init", group["hess_init"])
         check_gamma(group["gamma"])
-        if group["gamma_precision"] is not None:
+        if group["gamma_precision"] not in (None, "auto"):
             check_positive("gamma_precision", group["gamma_precision"])
         if not group["clip_radius"] > 0:
             raise ValueError(f"clip_radius must be > 0, got {group['clip_radius']}")
@@ -234,13 +241,30 @@ class CoVON(PosteriorOptimizer):
             warnings.warn(
                 f"the posterior has not learned its precision: after {steps} steps {share:.0%} of "
                 "the entries of hess are within 10 % of hess_init, so the prior it becomes is "
-                "nearly isotropic; lower beta2, choose hess_init nearer to the curvature, or see "
-                "optimizer.diagnostics() before consolidate()",
+                "nearly isotropic; lower beta2 (None follows the task), choose hess_init nearer to "
+                "the curvature, or see optimizer.diagnostics() before consolidate()",
                 stacklevel=4,
+            )
+
+    def _warn_of_the_lesser_estimate(self) -> None:
+        group = self.param_groups[0]
+        if group["hess_approx"] == "auto" and group["batch_size"] is None:
+            warnings.warn(
+                "without batch_size CoVON takes the reparametrised estimate of the curvature, with "
+                "which it forgets more than with squared gradients (docs/permuted-mnist.md): give "
+                "batch_size=, or hess_approx='reparam' if that is what you want",
+                stacklevel=7,
             )
 
     def _name(self, p: Tensor) -> str:
         return next(name for name, q, *_ in self._places() if q is p)
+
+    def _gamma_precision(self, group: Group) -> float | None:
+        given = group["gamma_precision"]
+        if given != "auto":
+            return given
+        signed = self.hess_approx == "reparam" or group["consolidation"] != "merge"
+        return None if signed else _GAMMA_PRECISION
 
     def _batch_size(self) -> float:
         size = self.param_groups[0]["batch_size"]
@@ -316,6 +340,8 @@ class CoVON(PosteriorOptimizer):
                 state = {**self._start_task(p, group), **state}
             states.append(state)
             samples.append(record.theta(p) if one_pass else record.statistic(p))
+        if not any(state["step"] for state in states):
+            self._warn_of_the_lesser_estimate()
         jobs = self._jobs.get(places, states, samples, self._job)
         for job, state, place in zip(jobs, states, places, strict=True):
             job.holds, job.batch_size = holds, batch_size
@@ -358,7 +384,8 @@ class CoVON(PosteriorOptimizer):
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         """The fast step as pure functions, for steps that may not be finite."""
-        beta1, beta2 = group["betas"]
+        beta1 = group["betas"][0]
+        beta2 = beta2_at(group["betas"][1], state["step"])
         step = state["step"] + 1
         prior_precision = self._prior_precision(state, group)
         prior_hess = prior_precision / group["ess"]
@@ -394,9 +421,9 @@ class CoVON(PosteriorOptimizer):
         if self._inside:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
         given = {"gamma": gamma, "gamma_precision": gamma_precision}
-        for key, value in given.items():
-            if value is not None:
-                check_gamma(value, key)
+        instead = {key: value for key, value in given.items() if value is not None}
+        for key, value in instead.items():
+            check_gamma(value, key)
         trained = [
             place
             for place in self._places()
@@ -407,7 +434,7 @@ class CoVON(PosteriorOptimizer):
             settle(name, p, self.state[p])
         self._warn_unless_learned(trained)
         merges = [
-            (name, p, {**group, **{k: v for k, v in given.items() if v is not None}})
+            (name, p, {**group, "gamma_precision": self._gamma_precision(group), **instead})
             for name, p, group, _ in trained
         ]
         for name, p, settings in merges:  # all, before anything is written
@@ -437,7 +464,8 @@ def _refresh(job: Job, state: State, place: Place) -> None:
     p, group = place.parameter, place.group
     assert p.grad is not None
     job.grad = laid_like(p.grad, p, job.name, "the gradient")
-    job.beta1, job.beta2 = group["betas"]
+    job.beta1, beta2 = group["betas"]
+    job.beta2 = beta2_at(beta2, state["step"])
     job.lr, job.clip_radius = float(group["lr"]), group["clip_radius"]
     job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1)) if group["debias"] else 1.0
 

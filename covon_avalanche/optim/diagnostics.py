@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covon_avalanche.optim.buffers import flat_blocks
 from covon_avalanche.optim.curvature import HessApprox
+from covon_avalanche.optim.hessian_average import what_is_left
 from covon_avalanche.optim.places import Group, State
 
 _NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
@@ -93,12 +94,12 @@ def diagnose(
 def _sums(v: Mapping[str, Any], group: Group, state: State, hess_approx: HessApprox) -> Sums:
     step, ess = state["step"], group["ess"]
     beta1, beta2 = group["betas"]
-    average = (1 - beta2) / (1 + beta2) * (1 - beta2 ** (2 * step))  # of independent estimates
+    start, average = what_is_left(beta2, step)
     precision = ess * v["hess"] + v["prior_precision"]
     moved = v["hess"] - group["hess_init"]
     return Sums(
         entries=moved.numel(),
-        learned=_squares(v["hess"] - beta2**step * group["hess_init"]),
+        learned=_squares(v["hess"] - start * group["hess_init"]),
         noise=_noise(v["grad"], group, v["hess"], precision, hess_approx) * average,
         at_start=(moved.abs() <= _NEAR * group["hess_init"]).sum().item(),
         prior=_squares((v["mean"] - v["prior_mean"]) * (v["prior_precision"] / ess)),

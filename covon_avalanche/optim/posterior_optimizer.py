@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -433,10 +433,6 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         check_positive("lr", group["lr"], zero=True)
         check_positive("ess", group["ess"])
         check_positive("weight_decay", group["weight_decay"], zero=True)
-        betas = group["betas"]
-        pair = isinstance(betas, Sequence) and len(betas) == 2
-        if not (pair and all(0 <= beta < 1 for beta in betas)):
-            raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
         check_whole("mc_samples", group["mc_samples"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -170,6 +170,7 @@ def test_three_tasks_match_the_float64_reference(implementation, dtype, rtol, mc
         gamma=0.7,
         clip_radius=clip,
         mc_samples=mc_samples,
+        hess_approx="reparam",
         generator=torch.Generator().manual_seed(5),
         implementation=implementation,
     )
@@ -207,7 +208,8 @@ def test_the_first_task_follows_ivon_opt_with_the_same_noise():
     theirs.load_state_dict(ours.state_dict())
     x, y = torch.randn(20, 6).double(), torch.randint(3, (20,))
     shared = dict(lr=0.1, ess=200.0, hess_init=0.25, weight_decay=1e-2, clip_radius=0.5)
-    a = CoVON(ours.parameters(), betas=(0.9, 0.99), implementation="eager", **shared)
+    own = dict(betas=(0.9, 0.99), hess_approx="reparam", implementation="eager")
+    a = CoVON(ours.parameters(), **own, **shared)
     b = ivon.IVON(theirs.parameters(), beta1=0.9, beta2=0.99, rescale_lr=False, **shared)
     for step in range(100):
         for model, optimizer in ((ours, a), (theirs, b)):

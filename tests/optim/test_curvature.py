@@ -166,6 +166,22 @@ def test_auto_takes_squares_where_the_batch_size_is_known(linear, batch):
     assert (runs[2] > 0).all()
 
 
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [({}, True), ({"hess_approx": "reparam"}, False), ({"batch_size": 16}, False)],
+)
+def test_who_lets_it_choose_and_gives_no_batch_size_is_told(linear, batch, options, warns):
+    """Once a task, and Python shows the same warning once."""
+    optimizer = make_covon(linear.parameters(), **{"hess_approx": "auto", **options})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            train_step(optimizer, linear, batch)
+    said = [w for w in caught if "give batch_size=" in str(w.message)]
+    assert len(said) == warns
+    assert all("toys.py" in w.filename for w in said)
+
+
 @pytest.mark.parametrize("hess_approx", [*KINDS, "reparam"])
 def test_the_plugin_feeds_each_estimator(hess_approx):
     """The batch's size, also of the last, smaller one, and the squares of its examples."""
