@@ -1,6 +1,6 @@
 """Is the compiled kernels' noise good? Bits through dieharder, normals against the normal.
 
-    python benchmarks/noise_battery.py     # some 20 minutes; dieharder from the system's packages
+    python benchmarks/noise_battery.py     # a few minutes; dieharder from the system's packages
 
 Three streams of bits, because a step draws along all three: consecutive places of a tensor,
 the same places of consecutive tensors, and the same places under the keys of consecutive
