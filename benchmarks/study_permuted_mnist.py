@@ -30,6 +30,7 @@ from search_permuted_mnist import BASE, CENTRES, RESULTS
 
 from covon_avalanche import CoVON
 from covon_avalanche.atomic import write_atomically
+from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
@@ -54,6 +55,7 @@ CENTRE: dict[str, Any] = {
 }
 GRADSQ = {**CENTRE, "hess_approx": "gradsq"}
 PER_EXAMPLE = {**CENTRE, "hess_approx": "per_example"}
+OLD: dict[str, Any] = {"beta2": 0.998, "gamma_precision": None}  # defaults before
 LINES = (("reparam", CENTRE, "#0b6e4f"), ("gradsq", GRADSQ, "#c2571a"))
 SENSITIVITY: dict[str, list[float]] = {
     "ess": [1e4, 2e5, 1e6, 1e7, 1e8],
@@ -145,9 +147,6 @@ def defaults() -> Iterator[dict[str, Any]]:
         yield run_of("defaults", name, settings, **protocol, plain=True)
 
 
-OLD: dict[str, Any] = {"beta2": 0.998, "gamma_precision": None}
-
-
 def vcl() -> Iterator[dict[str, Any]]:
     """The settings that won in the searches of EVCL and TD-VCL, which VCL's does not have."""
     searched = load_recipe("permuted-mnist-hard").strategies
@@ -206,16 +205,16 @@ def measure(run: dict[str, Any], root: str) -> dict[str, Any]:
     }
 
 
-def in_plain_pytorch(recipe: Recipe, root: str) -> tuple[list[list[float]], float]:
-    """Accuracy on the validation images of each task (columns) after each task, and what the
-    optimizer keeps before the last merge, in copies of the weights."""
+def in_plain_pytorch(recipe: Recipe, root: str) -> tuple[AccuracyMatrix, float]:
+    """Accuracies on validation images, and what weights and optimizer take before the last
+    merge, in copies of the weights."""
     benchmark = build_benchmark(recipe, seed=SEED, dataset_root=root)
     train = [columns(e.dataset.train()) for e in benchmark.train_stream]
     valid = [columns(e.dataset.eval()) for e in benchmark.valid_stream]
     torch.manual_seed(SEED)
     model = build_model(recipe.model, benchmark)
     optimizer = CoVON(model.parameters(), ess=len(train[0][1]))
-    matrix = []
+    matrix = AccuracyMatrix([len(y) for _, y in valid])
     for x, y in train:
         for _ in range(recipe.epochs):
             for rows in torch.randperm(len(y)).split(recipe.train_mb_size):
@@ -226,7 +225,8 @@ def in_plain_pytorch(recipe: Recipe, root: str) -> tuple[list[list[float]], floa
         memory = optimizer.memory()
         optimizer.consolidate()
         with torch.no_grad():
-            matrix.append([(model(x).argmax(1) == y).float().mean().item() for x, y in valid])
+            row = [(model(x).argmax(1) == y).float().mean().item() for x, y in valid]
+        matrix.rows.append(row)
     kept = sum(memory.values()) - memory["gradients"]
     return matrix, kept / memory["parameters"]
 
@@ -236,13 +236,12 @@ def measure_plain(run: dict[str, Any], recipe: Recipe, root: str) -> dict[str, A
     start = time.perf_counter()
     matrix, memory = in_plain_pytorch(recipe, root)
     seconds = time.perf_counter() - start
-    last, tasks = matrix[-1], len(matrix)
     return {
         **run,
         "seed": SEED,
-        "a_t": sum(last) / tasks,
-        "bwt": sum(last[i] - matrix[i][i] for i in range(tasks - 1)) / (tasks - 1),
-        "curve": [sum(row[: t + 1]) / (t + 1) for t, row in enumerate(matrix)],
+        "a_t": matrix.average_accuracy(),
+        "bwt": matrix.bwt(),
+        "curve": matrix.curve(),
         "seconds": seconds,
         "memory": memory,
         "versions": versions(),

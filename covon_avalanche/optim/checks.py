@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -26,11 +26,13 @@ def check_whole(name: str, value: Any, least: int = 1) -> None:
 
 def check_betas(betas: Any, *, second_may_be_none: bool = False) -> None:
     """Raise a ``ValueError`` unless they are two averaging coefficients."""
-    pair = isinstance(betas, Sequence) and len(betas) == 2
-    if pair and second_may_be_none and betas[1] is None:
-        betas = (betas[0], 0.0)
-    if not (pair and all(isinstance(beta, float | int) and 0 <= beta < 1 for beta in betas)):
-        raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
+    needed = betas
+    if isinstance(betas, Sequence) and len(betas) == 2 and second_may_be_none and betas[1] is None:
+        needed = (betas[0], 0.0)
+    pair = isinstance(needed, Sequence) and len(needed) == 2
+    if not (pair and all(isinstance(beta, Real) and 0 <= float(beta) < 1 for beta in needed)):
+        rest = ", or None as the second" if second_may_be_none else ""
+        raise ValueError(f"betas must be two numbers in [0, 1){rest}, got {betas}")
 
 
 def check_dtype(p: Tensor, name: str) -> None:

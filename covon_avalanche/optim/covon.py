@@ -76,13 +76,13 @@ class CoVON(PosteriorOptimizer):
         ``optim/hessian_average.py``; a number is Algorithm 1's.
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
         ``s0 = ess * weight_decay``. New parameters of later tasks start with it too.
-    :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1 is CoVON-NoM, plain VCL. Above 1,
-        an over-relaxation, is allowed with a warning.
+    :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1, for the precision too, is CoVON-NoM,
+        plain VCL. Above 1, an over-relaxation, is allowed with a warning.
     :param gamma_precision: the coefficient for the precision that a task adds to the prior.
         ``None``: ``gamma``, Eq. 8. A number: that; the mean is then normalised by its own weights
-        (see ``gaussian.merge``). Above 1 it keeps more of the past than Bayes' rule, which needs
-        a Hessian estimate that is never negative (``"gradsq"``, ``"per_example"``). ``"auto"``:
-        2 with these, else ``None``.
+        (see ``gaussian.merge``). Above 1 it keeps more of the past than Bayes' rule, and the
+        merged posterior is narrower; it needs a Hessian estimate that is never negative
+        (``"gradsq"``, ``"per_example"``). ``"auto"``: 2 with these, else ``None``.
     :param clip_radius: largest change of a weight in a step, in units of ``lr``;
         ``float("inf")`` for none. Where the Hessian estimate is still noisy, Newton steps
         without a limit diverge.

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from toys import make_covon
+from toys import make_covon, make_vcl
 
 from covon_avalanche.optim.hessian_average import beta2_at, what_is_left
 from covon_avalanche.optim.kernels.formulas import covon_hess
@@ -53,6 +53,13 @@ def test_a_step_takes_the_window_of_its_task(implementation):
             hess = covon_hess(hess, estimate, prior / 100.0, 1 - 1 / (50 + step / 10))
             torch.testing.assert_close(optimizer.state[p]["hess"], hess)
         optimizer.consolidate()
+
+
+def test_none_is_for_the_hessian_alone(linear):
+    with pytest.raises(ValueError, match=r"\[0, 1\), or None as the second, got \(0.9, 1.5\)"):
+        make_covon(linear.parameters(), betas=(0.9, 1.5))
+    with pytest.raises(ValueError, match=r"two numbers in \[0, 1\), got \(0.9, None\)"):
+        make_vcl(linear.parameters(), betas=(0.9, None))
 
 
 def test_auto_keeps_twice_the_precision_of_estimates_that_are_never_negative():

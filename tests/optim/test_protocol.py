@@ -505,6 +505,7 @@ class TestGuards:
             ("weight_decay", -1e-3),
             ("betas", (0.9, 1.0)),
             ("betas", (0.9,)),
+            ("betas", (None, 0.9)),
             ("betas", 0.9),
             ("mc_samples", 0),
             ("mc_samples", 1.5),
