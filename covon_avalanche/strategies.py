@@ -72,6 +72,7 @@ class CoVONStrategy(_PosteriorStrategy):
         eval_samples: int = 0,
         consolidate_every: int | None = None,
         plateau: LossPlateau | None = None,
+        merge_by_inputs: bool = False,
         train_mb_size: int = 1,
         train_epochs: int = 1,
         eval_mb_size: int | None = None,
@@ -91,6 +92,7 @@ class CoVONStrategy(_PosteriorStrategy):
         :param eval_samples: posterior samples to predict with; 0 predicts with the mean.
         :param consolidate_every: merge every so many steps, for streams without boundaries.
         :param plateau: merge when the loss has reached a plateau instead.
+        :param merge_by_inputs: merge layers by what they see, see the plugin.
         :param train_mb_size: training mini-batch size.
         :param train_epochs: epochs per experience; a schedule may change it.
         :param eval_mb_size: evaluation mini-batch size; by default that of the training.
@@ -107,6 +109,7 @@ class CoVONStrategy(_PosteriorStrategy):
             eval_samples=eval_samples,
             consolidate_every=consolidate_every,
             plateau=plateau,
+            merge_by_inputs=merge_by_inputs,
         )
         super().__init__(
             model=model,

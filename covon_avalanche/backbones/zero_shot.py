@@ -88,11 +88,15 @@ def _text_embeddings(
     open_clip = needs("open_clip")
     words = [name.replace("_", " ") for name in class_names]
     fillers = [t if callable(t) else t.format for t in templates]
+    try:
+        tokenizer = open_clip.get_tokenizer(model_name.partition(":")[0])
+    except ModuleNotFoundError as error:  # transformers, for SigLIP and others
+        raise ImportError(
+            f"the words of {model_name} need {error.name}: pip install {error.name}"
+        ) from error
     training = clip.training
     try:
-        columns = open_clip.build_zero_shot_classifier(
-            clip.eval(), open_clip.get_tokenizer(model_name.partition(":")[0]), words, fillers
-        )
+        columns = open_clip.build_zero_shot_classifier(clip.eval(), tokenizer, words, fillers)
     finally:
         clip.train(training)
     return clip.logit_scale.exp() * columns.T

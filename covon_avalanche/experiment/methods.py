@@ -149,6 +149,7 @@ def _method(settings: known.Strategy) -> Method:
             return AdaRegStrategy, _only(settings, "strength", "weight_decay"), []
         case known.CoVON():
             own = {"schedule": _schedule(settings), **_only(settings, "ess_per_example")}
+            own["merge_by_inputs"] = settings.consolidation == "inputs"
             return CoVONStrategy, own, []
         case known.VCL() if settings.kind == "vcl":
             return VCLStrategy, {}, []
@@ -220,6 +221,7 @@ def _schedule(settings: known.CoVON) -> list[dict[str, float]]:
 def _optimizer(settings: known.Strategy, model: nn.Module) -> torch.optim.Optimizer:
     match settings:
         case known.CoVON():
+            end = settings.consolidation
             return optim.CoVON(
                 model.named_parameters(),
                 lr=settings.lr,
@@ -232,7 +234,7 @@ def _optimizer(settings: known.Strategy, model: nn.Module) -> torch.optim.Optimi
                 clip_radius=settings.clip_radius,
                 prior_mean=settings.prior_mean,
                 hess_approx=settings.hess_approx,
-                consolidation=settings.consolidation,
+                consolidation="merge" if end == "inputs" else end,
                 mc_samples=settings.mc_samples,
             )
         case known.VCL():

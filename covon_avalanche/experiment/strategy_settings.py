@@ -258,7 +258,8 @@ class CoVON(_Trained):
     prior_mean: Literal["zero", "init"] = "zero"
     """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
     hess_approx: Literal["auto", "reparam", "gradsq", "per_example"] = "auto"
-    consolidation: Literal["merge", "ema", "replace", "none"] = "merge"
+    consolidation: Literal["merge", "inputs", "ema", "replace", "none"] = "merge"
+    """``inputs``: Eq. 8, but layers are merged by what they see, see ``CoVONPlugin``."""
     mc_samples: PositiveInt = 1
     schedule: list[TaskSettings] = []
     """Settings by domain, in order; instead of ``later_hess_init``."""

@@ -82,6 +82,16 @@ def check_precisions(lowest: list[tuple[str, Tensor]]) -> None:
     )
 
 
+def check_mean(name: str, mean: Tensor, p: Tensor) -> None:
+    """Raise a ``ValueError`` naming the parameter unless it can take this mean."""
+    if mean.shape != p.shape:
+        raise ValueError(
+            f"the mean given for {name!r} must have shape {tuple(p.shape)}, got {tuple(mean.shape)}"
+        )
+    if not torch.isfinite(mean).all():
+        raise ValueError(f"the mean given for {name!r} is not finite")
+
+
 def check_finite(tensors: list[tuple[str, str, Tensor]], *, step: int) -> None:
     """Refuse a step that is not finite; one synchronisation for all tensors.
 

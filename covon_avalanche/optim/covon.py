@@ -9,6 +9,7 @@ no code of the authors' repository or of ivon-opt was used. MIT licence.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from itertools import compress
 from typing import Any, Literal, get_args
 
@@ -29,6 +30,7 @@ from covon_avalanche.optim.buffers import (
 from covon_avalanche.optim.checks import (
     all_below,
     check_betas,
+    check_mean,
     check_one_process,
     check_positive,
     check_precisions,
@@ -54,6 +56,7 @@ from covon_avalanche.optim.samples import SampleRecord
 _MANY_STEPS = 100  # before them nobody expects a learned precision
 _SHARE_TO_WARN = 0.9  # of hess still near hess_init
 _GAMMA_PRECISION = 2.0  # where no estimate is negative; chosen in docs/permuted-mnist.md
+_ASSUMED_BATCH_SIZE = 128  # where nobody tells; docs/permuted-mnist.md has what an error costs
 
 _CHOICES = {"hess_approx": get_args(HessApprox), "consolidation": get_args(Consolidation)}
 
@@ -100,11 +103,12 @@ class CoVON(PosteriorOptimizer):
         gradient and the noise; ``"gradsq"``, the squared gradient times ``batch_size``;
         ``"per_example"``, exact squares of per-example gradients, for which
         :func:`covon_avalanche.fisher.track_example_squares` must watch the model; ``"auto"``,
-        ``"gradsq"`` where ``batch_size`` is known, else ``"reparam"``. See
-        ``optim/curvature.py`` for derivations and noise. The same in all groups.
+        ``"gradsq"``, which may guess its ``batch_size``. See ``optim/curvature.py`` for
+        derivations and noise. The same in all groups.
     :param batch_size: examples behind a step's gradient (over all processes), for
         ``"gradsq"``; in Avalanche the plugin sets it in each step. That of the first group
-        counts.
+        counts. ``None`` with ``"auto"``: 128, with a warning; a wrong size is a wrong ``ess`` of
+        the data, by the same factor.
     :param consolidation: what the end of a task does: ``"merge"``, Eq. 8, precision-aware;
         ``"ema"``, the same precision, but means averaged without it,
         ``(1 - gamma) m0 + gamma m``; ``"replace"``, no slow state: what the task alone adds to
@@ -195,7 +199,7 @@ class CoVON(PosteriorOptimizer):
         """What estimates the curvature, the same in all groups; never ``"auto"``."""
         group = self.param_groups[0]
         if group["hess_approx"] == "auto":
-            return "reparam" if group["batch_size"] is None else "gradsq"
+            return "gradsq"
         return group["hess_approx"]
 
     # Curvature -------------------------------------------------------------------------
@@ -246,13 +250,13 @@ class CoVON(PosteriorOptimizer):
                 stacklevel=4,
             )
 
-    def _warn_of_the_lesser_estimate(self) -> None:
+    def _warn_of_the_assumed_batch_size(self) -> None:
         group = self.param_groups[0]
         if group["hess_approx"] == "auto" and group["batch_size"] is None:
             warnings.warn(
-                "without batch_size CoVON takes the reparametrised estimate of the curvature, with "
-                "which it forgets more than with squared gradients (docs/permuted-mnist.md): give "
-                "batch_size=, or hess_approx='reparam' if that is what you want",
+                f"without batch_size CoVON assumes {_ASSUMED_BATCH_SIZE} examples behind each "
+                "gradient, and a size that is far off costs accuracy: give batch_size=, or "
+                "hess_approx='reparam', which needs none",
                 stacklevel=7,
             )
 
@@ -267,7 +271,10 @@ class CoVON(PosteriorOptimizer):
         return None if signed else _GAMMA_PRECISION
 
     def _batch_size(self) -> float:
-        size = self.param_groups[0]["batch_size"]
+        group = self.param_groups[0]
+        size = group["batch_size"]
+        if size is None and group["hess_approx"] == "auto":
+            return _ASSUMED_BATCH_SIZE
         if size is None:
             raise ValueError(
                 "hess_approx='gradsq' needs the number of examples behind a gradient: give "
@@ -341,7 +348,7 @@ class CoVON(PosteriorOptimizer):
             states.append(state)
             samples.append(record.theta(p) if one_pass else record.statistic(p))
         if not any(state["step"] for state in states):
-            self._warn_of_the_lesser_estimate()
+            self._warn_of_the_assumed_batch_size()
         jobs = self._jobs.get(places, states, samples, self._job)
         for job, state, place in zip(jobs, states, places, strict=True):
             job.holds, job.batch_size = holds, batch_size
@@ -406,7 +413,11 @@ class CoVON(PosteriorOptimizer):
 
     @torch.no_grad()
     def consolidate(
-        self, *, gamma: float | None = None, gamma_precision: float | None = None
+        self,
+        *,
+        gamma: float | None = None,
+        gamma_precision: float | None = None,
+        means: Mapping[Tensor, Tensor] | None = None,
     ) -> None:
         """The slow step, Eq. 8: merge the task's posterior into its prior.
 
@@ -416,6 +427,8 @@ class CoVON(PosteriorOptimizer):
 
         :param gamma: instead of the groups' ``gamma``.
         :param gamma_precision: instead of the groups' ``gamma_precision``.
+        :param means: merged means instead of Eq. 8's, by parameter, such as those of
+            :class:`covon_avalanche.input_moments.InputMoments`; the precision is Eq. 8's.
         :raises ValueError: if the merged posterior is no Gaussian; nothing is changed then.
         """
         if self._inside:
@@ -439,8 +452,13 @@ class CoVON(PosteriorOptimizer):
         ]
         for name, p, settings in merges:  # all, before anything is written
             check_merge(name, p, settings, self.state[p])
+            if means and p in means:
+                check_mean(name, means[p], p)
         for _, p, settings in merges:
             self.state[p] = merge_into_prior(p, settings, self.state[p])
+            if means and p in means:
+                p.copy_(means[p])
+                self.state[p]["prior_mean"].copy_(means[p])
         self._copies = {}
         self._forget_plans()
         self.discard_samples()

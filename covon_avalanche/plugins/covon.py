@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from covon_avalanche.fisher import ExampleSquares, track_example_squares
+from covon_avalanche.input_moments import InputMoments
 from covon_avalanche.optim import CoVON
 from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.optim.diagnostics import Diagnostics
@@ -13,6 +14,9 @@ from covon_avalanche.plugins.boundaries import task_data
 from covon_avalanche.plugins.plateau import LossPlateau
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
+from covon_avalanche.plugins.task_batches import task_batches
+
+_PASS_MB_SIZE = 64  # of passes for the layers' inputs: patches of images take much memory
 
 
 class CoVONPlugin(PosteriorPlugin):
@@ -35,6 +39,7 @@ class CoVONPlugin(PosteriorPlugin):
         eval_samples: int = 0,
         consolidate_every: int | None = None,
         plateau: LossPlateau | None = None,
+        merge_by_inputs: bool = False,
     ) -> None:
         """
         :param gamma: merging coefficient, instead of the optimizer's.
@@ -52,6 +57,10 @@ class CoVONPlugin(PosteriorPlugin):
             in that many steps. The steps after the last merge stay unmerged; call
             ``strategy.optimizer.consolidate()`` at the end if you want them in.
         :param plateau: merge when the training loss has reached a plateau instead.
+        :param merge_by_inputs: merge the means of Linear and Conv2d layers by what they see
+            instead of by Eq. 8, see :mod:`covon_avalanche.input_moments`: two more forward passes
+            over the task's data, and a matrix of inputs by inputs for each layer. It forgets
+            far less where Eq. 8 has to choose between keeping and learning, as on PACS.
         """
         super().__init__(schedule=schedule, eval_samples=eval_samples)
         if consolidate_every is not None:
@@ -60,6 +69,8 @@ class CoVONPlugin(PosteriorPlugin):
             raise ValueError("give consolidate_every or plateau, not both")
         self.consolidate_every = consolidate_every
         self.plateau = plateau
+        if merge_by_inputs and self.task_free:
+            raise ValueError("merge_by_inputs needs the data of a task, so tasks with boundaries")
         if ess_per_example is not None and self.task_free:
             raise ValueError(
                 "ess_per_example follows the sizes of tasks: without boundaries give the "
@@ -69,6 +80,8 @@ class CoVONPlugin(PosteriorPlugin):
             check_positive("ess_per_example", ess_per_example)
         self.gamma = gamma
         self.ess_per_example = ess_per_example
+        self.moments = InputMoments() if merge_by_inputs else None
+        """Of the layers' inputs in all tasks so far."""
         self.diagnostics: dict[str, Diagnostics] = {}
         """Those of the optimizer just before the last merge."""
         self._squares: ExampleSquares | None = None
@@ -108,8 +121,15 @@ class CoVONPlugin(PosteriorPlugin):
         super().after_training_exp(strategy, **kwargs)
 
     def _consolidate(self, strategy: Any) -> None:
-        self.diagnostics = strategy.optimizer.diagnostics()
-        super()._consolidate(strategy)
+        optimizer, model = strategy.optimizer, strategy.model
+        self.diagnostics = optimizer.diagnostics()
+        if self.moments is None:
+            optimizer.consolidate()
+            return
+        old = optimizer.prior(model.named_parameters()).mean
+        means = self.moments.merged(model, old, task_batches(strategy, _PASS_MB_SIZE))
+        optimizer.consolidate(means=means)
+        self.moments.add(model, task_batches(strategy, _PASS_MB_SIZE))
 
     def _stop_tracking(self) -> None:
         if self._squares is not None:

@@ -151,6 +151,17 @@ def test_nothing_random_stands_in_for_pretrained(small, tmp_path):
             create_backbone(name, 4, class_names=NAMES, weights=file, templates=templates)
 
 
+def test_a_tokenizer_that_needs_another_package_says_which(small, monkeypatch):
+    name, _, folder = small
+
+    def of_siglip(model_name):
+        raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
+
+    monkeypatch.setattr(open_clip, "get_tokenizer", of_siglip)
+    with pytest.raises(ImportError, match=r"words of tiny-clip need .*pip install transformers"):
+        create_backbone(name, 4, weights=folder / "clip.safetensors", class_names=NAMES)
+
+
 def test_it_sees_images_of_a_stream(small):
     name, _, folder = small
     from PIL import Image

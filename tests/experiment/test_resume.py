@@ -57,6 +57,7 @@ VARIANTS = {
     ),
     "per-example": {**COVON, "hess_approx": "per_example"},
     "auto": {**COVON, "hess_approx": "auto"},
+    "by-inputs": {**COVON, "consolidation": "inputs"},
     "two-samples": {**COVON, "mc_samples": 2},
 }
 

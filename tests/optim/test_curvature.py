@@ -147,11 +147,11 @@ def test_what_is_missing_is_named(linear, batch):
         track_example_squares(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
 
 
-def test_auto_takes_squares_where_the_batch_size_is_known(linear, batch):
+def test_auto_takes_squares_and_assumes_a_batch_size_that_nobody_tells(linear, batch):
     runs = []
     for options in (
         {"hess_approx": "auto"},
-        {"hess_approx": "reparam"},
+        {"hess_approx": "gradsq", "batch_size": 128},
         {"hess_approx": "auto", "batch_size": 16},
         {"hess_approx": "gradsq", "batch_size": 16},
     ):
@@ -163,7 +163,6 @@ def test_auto_takes_squares_where_the_batch_size_is_known(linear, batch):
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[2], runs[3])
     assert not torch.equal(runs[0], runs[2])
-    assert (runs[2] > 0).all()
 
 
 @pytest.mark.parametrize(
