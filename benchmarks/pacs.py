@@ -1,4 +1,4 @@
-"""PACS with real images: the searched recipe in two orders of the domains, three seeds each.
+"""PACS with real images: the searched recipe in two orders of the domains, five seeds each.
 
     python benchmarks/pacs.py --dataset-root DATA   run what is missing, then report
     python benchmarks/pacs.py --report              from stored results only
@@ -26,9 +26,9 @@ from covon_avalanche.experiment.reporting.tables import markdown_table
 
 NAME = "benchmarks/pacs.py"
 SEARCHED = ROOT / "benchmarks/results/pacs/best.toml"
-SEEDS = range(3)
+SEEDS = range(5)
 ORDERS = ("forward", "reverse")
-MATRICES = ("finetune", "ewc-star", "covon")
+MATRICES = ("lwf", "covon", "covon-inputs")
 CALIBRATION = ("NLL", "ECE", "sampled A_T %", "sampled NLL", "sampled ECE")
 
 

@@ -83,6 +83,8 @@ def sensitivity() -> Iterator[dict[str, Any]]:
     for value in (0.5, 2.0, 4.0, 8.0):
         settings = {**GRADSQ, "gamma_precision": value}
         yield run_of("sensitivity", f"gradsq gamma_precision={value:g}", settings)
+    by_inputs = {**GRADSQ, "gamma_precision": 2.0, "consolidation": "inputs"}
+    yield run_of("sensitivity", "gradsq gamma_precision=2 merged by inputs", by_inputs)
 
 
 def gamma() -> Iterator[dict[str, Any]]:
@@ -143,8 +145,13 @@ def defaults() -> Iterator[dict[str, Any]]:
             yield run_of(
                 "defaults", f"{epochs} epochs, {label}", {**settings, **changes}, **protocol
             )
-        name = f"{epochs} epochs, plain PyTorch"
-        yield run_of("defaults", name, settings, **protocol, plain=True)
+        plain: list[dict[str, Any]] = [{}, {"hess_approx": "reparam"}]
+        if epochs == 5:
+            plain += [{"batch_size": size} for size in (32, 64, 256, 512, 1024, 2048)]
+        for given in plain:
+            words = ["plain PyTorch", *(f"{key} {value}" for key, value in given.items())]
+            name = f"{epochs} epochs, {', '.join(words)}"
+            yield run_of("defaults", name, settings, **protocol, plain=given)
 
 
 def vcl() -> Iterator[dict[str, Any]]:
@@ -185,7 +192,7 @@ def measure(run: dict[str, Any], root: str) -> dict[str, Any]:
             "strategies": {"it": run["settings"]},
         }
     )
-    if protocol.get("plain"):
+    if "plain" in protocol:
         return measure_plain(run, recipe, root)
     try:
         result = run_strategy(recipe, "it", SEED, stream="valid", dataset_root=root)
@@ -205,15 +212,20 @@ def measure(run: dict[str, Any], root: str) -> dict[str, Any]:
     }
 
 
-def in_plain_pytorch(recipe: Recipe, root: str) -> tuple[AccuracyMatrix, float]:
+def in_plain_pytorch(
+    recipe: Recipe, root: str, given: dict[str, Any]
+) -> tuple[AccuracyMatrix, float]:
     """Accuracies on validation images, and what weights and optimizer take before the last
-    merge, in copies of the weights."""
+    merge, in copies of the weights.
+
+    :param given: to the optimizer, beside ``ess``.
+    """
     benchmark = build_benchmark(recipe, seed=SEED, dataset_root=root)
     train = [columns(e.dataset.train()) for e in benchmark.train_stream]
     valid = [columns(e.dataset.eval()) for e in benchmark.valid_stream]
     torch.manual_seed(SEED)
     model = build_model(recipe.model, benchmark)
-    optimizer = CoVON(model.parameters(), ess=len(train[0][1]))
+    optimizer = CoVON(model.parameters(), ess=len(train[0][1]), **given)
     matrix = AccuracyMatrix([len(y) for _, y in valid])
     for x, y in train:
         for _ in range(recipe.epochs):
@@ -234,7 +246,7 @@ def in_plain_pytorch(recipe: Recipe, root: str) -> tuple[AccuracyMatrix, float]:
 def measure_plain(run: dict[str, Any], recipe: Recipe, root: str) -> dict[str, Any]:
     """The same numbers of a plain loop."""
     start = time.perf_counter()
-    matrix, memory = in_plain_pytorch(recipe, root)
+    matrix, memory = in_plain_pytorch(recipe, root, run["protocol"]["plain"])
     seconds = time.perf_counter() - start
     return {
         **run,

@@ -146,13 +146,18 @@ def _inputs(layer: Layer, x: Tensor) -> Tensor:
 
 def _as_rows(parameters: Sequence[Tensor]) -> Tensor:
     """Weight and bias as one matrix, in float64: a row for each output."""
-    return torch.cat([p.detach().double().reshape(len(p), -1) for p in parameters], 1)
+    return torch.cat([_double(p).reshape(len(p), -1) for p in parameters], 1)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    """In float64, which Apple's GPUs do not have."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def _least_change(w0: Tensor, w: Tensor, a0: Tensor, a: Tensor) -> Tensor:
     """The formula above, by groups of outputs."""
     groups = len(a)
-    a0, a = a0.double(), a.double()
+    a0, a = _double(a0), _double(a)
     both = a0 + a
     size = both.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(both.dtype).tiny)
     both = both + _RIDGE * size[:, None, None] * torch.eye(both.shape[-1]).to(both)
