@@ -20,10 +20,8 @@ import argparse
 import copy
 import json
 import math
-import multiprocessing
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -38,7 +36,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from covon_avalanche.atomic import write_atomically
-from covon_avalanche.cores import usable_cores
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.machine import machine, versions
@@ -310,13 +307,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--dataset-root", help="the folder that has PACS and weights")
-    parser.add_argument("--jobs", type=int, help="seeds at a time; one per core by default")
     arguments = parser.parse_args()
     if not arguments.report:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(arguments.jobs or usable_cores(), context) as pool:
-            for job in [pool.submit(run_missing, s, arguments.dataset_root) for s in SEEDS]:
-                job.result()
+        for seed in SEEDS:
+            run_missing(seed, arguments.dataset_root)
     write_report()
 
 

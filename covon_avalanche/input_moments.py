@@ -41,12 +41,15 @@ class InputMoments:
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        """By layer, of shape (groups, inputs, inputs), summed over examples and positions."""
+        """As :func:`input_moments` gives them, summed over tasks."""
         self.outputs: dict[str, int] = {}
         """Outputs that the layer had: those of later classes have no past."""
 
     def add(self, model: nn.Module, batches: Iterable[Batch]) -> None:
-        """Take in a task's data, at the weights as they are: those merged."""
+        """Take in a task's data, at the weights as they are: those merged.
+
+        :param batches: see :meth:`merged`.
+        """
         layers = _layers(model)
         for name, moment in input_moments(model, batches).items():
             if name in self.sums:
@@ -95,7 +98,10 @@ def input_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tenso
     In eval mode. Layers that the model does not call as modules (those inside
     ``nn.MultiheadAttention``) are not there, nor convolutions other than ``nn.Conv2d``.
 
-    :return: by layer, of shape (groups, d, d): ``d`` inputs of an output, a bias being one, last.
+    :param batches: ``(input, target, *more)``, for ``model(input, *more)``. The patches of a
+        convolution are in memory for a whole batch.
+    :return: by layer, of shape (groups, d, d): ``d`` inputs of an output, a bias being one, last;
+        in units of the inputs squared.
     """
     sums: dict[str, Tensor] = {}
 
@@ -155,7 +161,11 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def _least_change(w0: Tensor, w: Tensor, a0: Tensor, a: Tensor) -> Tensor:
-    """The formula above, by groups of outputs."""
+    """The formula above, by groups of outputs.
+
+    :param w0: and ``w``, of shape (outputs, d).
+    :param a0: and ``a``, of shape (groups, d, d).
+    """
     groups = len(a)
     a0, a = _double(a0), _double(a)
     both = a0 + a

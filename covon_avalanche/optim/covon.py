@@ -427,9 +427,11 @@ class CoVON(PosteriorOptimizer):
 
         :param gamma: instead of the groups' ``gamma``.
         :param gamma_precision: instead of the groups' ``gamma_precision``.
-        :param means: merged means instead of Eq. 8's, by parameter, such as those of
-            :class:`covon_avalanche.input_moments.InputMoments`; the precision is Eq. 8's.
-        :raises ValueError: if the merged posterior is no Gaussian; nothing is changed then.
+        :param means: merged means instead of Eq. 8's, by parameter and of its shape, such as those
+            of :class:`covon_avalanche.input_moments.InputMoments`; the precision is Eq. 8's. Those
+            of parameters that had no step do not count.
+        :raises ValueError: if the merged posterior is no Gaussian, or a mean does not fit or is not
+            finite; nothing is changed then.
         """
         if self._inside:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")

@@ -124,7 +124,7 @@ class CoVONPlugin(PosteriorPlugin):
         optimizer, model = strategy.optimizer, strategy.model
         self.diagnostics = optimizer.diagnostics()
         if self.moments is None:
-            optimizer.consolidate()
+            super()._consolidate(strategy)
             return
         old = optimizer.prior(model.named_parameters()).mean
         means = self.moments.merged(model, old, task_batches(strategy, _PASS_MB_SIZE))
