@@ -10,6 +10,7 @@ from torch import nn
 
 from covon_avalanche import AdaRegStrategy, CoVONStrategy, EWCStarStrategy, VCLStrategy
 from covon_avalanche.optim import BayesByBackprop, CoVON
+from covon_avalanche.optim.noise import NoiseSource
 
 
 def make_covon(parameters, seed: int = 0, **changes) -> CoVON:
@@ -108,10 +109,37 @@ class Antithetic:
     """Draws +e and -e with e = +-1 for ``mc_samples=2``, so that averages over the pair are
     exact expectations for quadratic losses. To be mixed into an optimizer class."""
 
-    def _fill_noise(self, out, number):
-        if self._record.count % 2 == 1:
-            out.copy_(-self._first[number])
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._noise = _Signs(self._noise.given, self)
+
+
+class _Signs(NoiseSource):
+    def __init__(self, generator, optimizer):
+        super().__init__(generator)
+        self._optimizer, self._drawn = optimizer, []
+
+    def fill(self, out):
+        if self._optimizer._record.count % 2 == 1:
+            out.copy_(-self._drawn.pop(0))
             return
-        noise = torch.randint(2, out.shape, generator=self.generator).to(out) * 2 - 1
-        self._first = {**getattr(self, "_first", {}), number: noise}
-        out.copy_(noise)
+        out.copy_(torch.randint(2, out.shape, generator=self._generator()).to(out) * 2 - 1)
+        self._drawn.append(out.clone())
+
+
+class GivenNoise(NoiseSource):
+    """These tensors, one after the other; ones behind the last."""
+
+    def __init__(self, tensors):
+        super().__init__(None)
+        self._tensors, self._used = tensors, 0
+
+    def fill(self, out):
+        out.copy_(self._tensors[self._used] if self._used < len(self._tensors) else 1)
+        self._used += 1
+
+    def state(self):
+        return torch.tensor(self._used)
+
+    def restore(self, state):
+        self._used = int(state)

@@ -331,8 +331,8 @@ class CoVON(PosteriorOptimizer):
         make = self._job if train else self._job_between_tasks
         jobs = self._draws.get(places, states, [c.content for _, c in drawn], make, train)
         for kernel, some in self._kernels.split(jobs):
-            bad = kernel.draw(some, self._noise, self._fill_noise)
-            check_precisions([(job.name, _precision_of(job).min()) for job in bad])
+            bad = kernel.draw(some, self._noise)
+            check_precisions([(job.name, job.lowest_precision) for job in bad])
         return drawn
 
     def _step(self, places: list[Place], record: SampleRecord) -> None:
@@ -353,12 +353,12 @@ class CoVON(PosteriorOptimizer):
         for job, state, place in zip(jobs, states, places, strict=True):
             job.holds, job.batch_size = holds, batch_size
             _refresh(job, state, place)
-        parts, ahead = self._kernels.split(jobs), record.mc_samples == 1
+        parts = self._kernels.split(jobs)
         done = (
             (one_pass or all_below(samples, LARGEST_ESTIMATE))
             # No device may step if another cannot.
             and (len(parts) == 1 or all(kernel.safe(some) for kernel, some in parts))
-            and all(kernel.step(some, self._noise, ahead) for kernel, some in parts)
+            and all(kernel.step(some, self._noise, one_pass) for kernel, some in parts)
         )
         for job in jobs:
             job.grad = None  # or it would outlive zero_grad()
@@ -488,7 +488,3 @@ def _refresh(job: Job, state: State, place: Place) -> None:
     job.beta2 = beta2_at(beta2, state["step"])
     job.lr, job.clip_radius = float(group["lr"]), group["clip_radius"]
     job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1)) if group["debias"] else 1.0
-
-
-def _precision_of(job: Job) -> Tensor:
-    return torch.as_tensor(job.ess * job.hess + job.prior_precision, dtype=job.mean.dtype)

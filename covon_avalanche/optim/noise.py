@@ -39,12 +39,19 @@ class NoiseSource:
 
     def peek(self) -> int:
         """What :meth:`key` would return now."""
-        generator = self._generator()
-        state = generator.get_state()
+        state = self.state()
         try:
             return self.key()
         finally:
-            generator.set_state(state)
+            self.restore(state)
+
+    def state(self) -> Tensor:
+        """On what all later noise depends."""
+        return self._generator().get_state()
+
+    def restore(self, state: Tensor) -> None:
+        """Go on from an earlier :meth:`state`."""
+        self._generator().set_state(state)
 
     def _generator(self) -> torch.Generator:
         if self.generator is None:

@@ -198,7 +198,7 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
             precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
             lowest.append((place.name, precision.min()))
             copy = second_copy(copies, p)
-            self._fill_noise(copy.content, place.number)
+            self._noise.fill(copy.content)
             copy.content.mul_(precision.rsqrt()).add_(p)
             drawn.append((p, copy))
         check_precisions(lowest)
@@ -224,10 +224,6 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         super().zero_grad(set_to_none)
         if self._record.complete:
             self.discard_samples()
-
-    def _fill_noise(self, out: Tensor, number: int) -> None:
-        """Write the standard normal noise of the parameter of this number."""
-        self._noise.fill(out)
 
     # Stepping --------------------------------------------------------------------------
 

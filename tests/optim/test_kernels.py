@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from jobs import SIZES, largest_error, make_jobs, same_as_drawn_anew
-from toys import make_covon, train_step, weights
+from toys import GivenNoise, make_covon, train_step, weights
 
 from covon_avalanche.optim import CoVON
 from covon_avalanche.optim.kernels import KernelsByDevice, compiled, foreach
@@ -71,9 +71,8 @@ def test_jobs_whose_state_is_a_number_keep_their_own(implementation):
     for i, job in enumerate(jobs):
         job.prior_precision, job.hess, job.prior_mean = 10.0**i, 0.1 * 4**i, float(i)
     ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
-    fill = torch.Generator().manual_seed(0)
-    noise = NoiseSource(torch.Generator())
-    assert kernel.draw(jobs, noise, lambda out, _: out.normal_(generator=fill)) == []
+    noise = NoiseSource(torch.Generator().manual_seed(0))
+    assert kernel.draw(jobs, noise) == []
     for job in jobs:
         spread = ((job.sample - job.mean) ** 2).mean() * (job.ess * job.hess + job.prior_precision)
         assert abs(spread - 1) < 5 * (2 / 20_000) ** 0.5
@@ -102,9 +101,11 @@ def test_the_layout_of_a_parameter_changes_nothing(layout):
     runs = []
     for start in (values.clone(), other):
         p = torch.nn.Parameter(start)
-        noise = iter(torch.randn(6, *values.shape, generator=torch.Generator().manual_seed(1)))
+        noise = torch.randn(6, *values.shape, generator=torch.Generator().manual_seed(1))
         optimizer = CoVON([p], ess=50, implementation="eager")
-        optimizer._fill_noise = lambda out, number, noise=noise: out.copy_(next(noise))
+        if not p.is_contiguous() and layout == "channels_last":  # in order of memory
+            noise = noise.permute(0, 1, 3, 4, 2).flatten(1)
+        optimizer._noise = GivenNoise(noise)
         for step in range(6):
             with optimizer.sampled_params():
                 optimizer.zero_grad()
@@ -133,13 +134,48 @@ def test_the_number_of_threads_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_drawing_ahead_never_shows(linear, batch):
+@pytest.mark.parametrize("implementation", ["eager", "foreach"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_torchs_noise_drawn_with_a_step_is_that_of_the_next_draw(implementation, dtype):
+    """Bit by bit; and nothing is drawn twice."""
+    jobs = make_jobs(dtype, "tensors")
+    noise = CountedNoise(torch.Generator().manual_seed(3))
+    ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
+    before = noise.state()
+    assert kernel.step(jobs, noise)
+    assert torch.equal(noise.state(), before)
+    filled = noise.filled
+    assert filled == sum(SIZES)
+    assert kernel.draw(jobs, noise) == []
+    assert noise.filled == filled
+    ahead, after = [job.sample.clone() for job in jobs], noise.state()
+    noise.restore(before)
+    assert kernel.draw(jobs, noise) == []
+    assert noise.filled == 2 * filled
+    assert torch.equal(noise.state(), after)
+    assert all(torch.equal(a, job.sample) for a, job in zip(ahead, jobs, strict=True))
+    spread = torch.cat(
+        [(j.sample - j.mean).double() * (j.ess * j.hess + j.prior_precision) ** 0.5 for j in jobs]
+    )
+    assert abs(spread.square().mean() - 1) < 5 * (2 / len(spread)) ** 0.5
+
+
+class CountedNoise(NoiseSource):
+    filled = 0
+
+    def fill(self, out):
+        self.filled += out.numel()
+        super().fill(out)
+
+
+@EACH
+def test_drawing_ahead_never_shows(linear, batch, implementation):
     """Whatever happens between two steps, the run is the one that draws anew each time."""
 
     def run(between):
         model = torch.nn.Linear(4, 3)
         model.load_state_dict(start)
-        optimizer = make_covon(model.parameters(), implementation="compiled")
+        optimizer = make_covon(model.parameters(), implementation=implementation)
         for step in range(6):
             train_step(optimizer, model, batch)
             between(step, optimizer, model)

@@ -31,20 +31,21 @@ class KernelsByDevice:
             raise ValueError(f"implementation must be one of {known}, got {implementation!r}")
         self.implementation = implementation
         self._kernels: dict[torch.device | None, Kernel] = {}
-        self._jobs: list[Job] = []
-        self._split: list[tuple[Kernel, list[Job]]] = []
+        self._splits: list[tuple[list[Job], list[tuple[Kernel, list[Job]]]]] = []
 
     def split(self, jobs: list[Job]) -> list[tuple[Kernel, list[Job]]]:
         """Jobs by device, those whose memory has gaps by torch operations; for the same list
         of jobs the same lists."""
-        if jobs is not self._jobs:
-            parts: dict[torch.device | None, list[Job]] = {}
-            for job in jobs:
-                device = job.mean.device if is_dense(job.mean) else None
-                parts.setdefault(device, []).append(job)
-            self._split = [(self._kernel(device), some) for device, some in parts.items()]
-            self._jobs = jobs
-        return self._split
+        for known, split in self._splits:
+            if known is jobs:
+                return split
+        parts: dict[torch.device | None, list[Job]] = {}
+        for job in jobs:
+            device = job.mean.device if is_dense(job.mean) else None
+            parts.setdefault(device, []).append(job)
+        split = [(self._kernel(device), some) for device, some in parts.items()]
+        self._splits = [(jobs, split), *self._splits[:1]]  # those drawn and those stepped
+        return split
 
     def _kernel(self, device: torch.device | None) -> Kernel:
         if device not in self._kernels:

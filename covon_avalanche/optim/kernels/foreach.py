@@ -1,27 +1,29 @@
 """CoVON's step by torch's multi-tensor operations, in place, for any device.
 
 Tensors are cut into blocks and small ones bundled, so that a bundle stays in the cache of a
-CPU and no temporary is larger than a bundle.
+CPU and the one temporary is no larger. The sample of the next step can be drawn while a bundle
+is there (``step`` with ``noise``), by the very operations of ``draw``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from covon_avalanche.optim.buffers import is_dense
 from covon_avalanche.optim.kernels.job import Job
-
-Fill = Callable[[Tensor, int], None]
+from covon_avalanche.optim.noise import NoiseSource
 
 _TENSORS = ("mean", "sample", "hess", "prior_mean", "prior_precision")
-_SHARED = ("ess", "beta1", "beta2", "lr", "clip_radius", "correction", "holds", "batch_size")
+_settings = attrgetter(
+    "ess", "beta1", "beta2", "lr", "clip_radius", "correction", "holds", "batch_size"
+)
 
 
 class Plan:
@@ -32,42 +34,50 @@ class Plan:
 
     def __init__(self, jobs: list[Job], block: int) -> None:
         self.jobs, self._block = jobs, block
+        self._kinds = [_kind(job) for job in jobs]
         self._cut: list[list[_Piece]] = []
         self._alike: list[bool] | None = None
 
     def _bundles(self) -> list[list[_Piece]]:
         """Pieces that may be worked on together; cut anew where settings have become others."""
-        kinds = [_kind(job) for job in self.jobs]
+        kinds = list(zip(self._kinds, map(_settings, self.jobs), strict=True))
         alike = [a == b for a, b in pairwise(kinds)]
         if alike != self._alike:
             self._cut, self._alike = list(_bundles(self.jobs, kinds, self._block)), alike
         return self._cut
 
-    def draw(self, fill: Fill) -> list[Job]:
+    def draw(self, noise: NoiseSource) -> list[Tensor]:
         """Write a sample of each job's posterior into its ``sample``.
 
-        :param fill: writes the standard normals of a parameter's number into a tensor.
-        :return: the jobs with a precision that is not positive.
+        :return: the lowest precision of each bundle.
         """
-        for job in self.jobs:
-            fill(job.sample, job.number)
-        bundles = self._bundles()
-        lowest = [low for bundle in bundles for low in _draw([p.job for p in bundle])]
-        if (torch.stack(lowest) > 0).all():
-            return []
-        owners = [piece.whole for bundle in bundles for piece in bundle]
-        bad = {id(job) for job, low in zip(owners, lowest, strict=True) if not low > 0}
-        return [job for job in self.jobs if id(job) in bad]
+        memory, lowest = torch.empty(0), []
+        for bundle in self._bundles():
+            precision = _Precision([piece.job for piece in bundle], memory)
+            precision.compute()
+            lowest.append(precision.sample(noise))
+            memory = precision.memory
+        return lowest
 
-    def step(self) -> bool:
-        """Algorithm 1, lines 6 to 9, in place. The samples are used up."""
+    def step(self, noise: NoiseSource | None) -> list[Tensor]:
+        """Algorithm 1, lines 6 to 9, in place. The samples are used up.
+
+        :param noise: draw the next samples, too.
+        :return: as :meth:`draw`; nothing without noise.
+        """
+        memory, lowest = torch.empty(0), []
         for bundle in self._bundles():
             for piece in bundle:
                 piece.refresh()
-            _step([piece.job for piece in bundle])
-            for piece in bundle:
-                piece.job.grad = None
-        return True
+            jobs = [piece.job for piece in bundle]
+            precision = _Precision(jobs, memory)
+            _step(jobs, precision)
+            if noise is not None:
+                lowest.append(precision.sample(noise))
+            memory = precision.memory
+            for job in jobs:
+                job.grad = None
+        return lowest
 
 
 def safe(jobs: Sequence[Job]) -> bool:
@@ -76,67 +86,79 @@ def safe(jobs: Sequence[Job]) -> bool:
     return bool((torch.stack(norms) < min(job.largest_gradient for job in jobs)).all())
 
 
-def _draw(bundle: list[Job]) -> list[Tensor]:
-    first = bundle[0]
-    if isinstance(first.hess, Tensor):
-        precision = list(torch._foreach_mul(_all(bundle, "hess"), first.ess))
-    else:
-        precision = [torch.full_like(job.mean, first.ess * first.hess) for job in bundle]
-    other = first.prior_precision
-    torch._foreach_add_(
-        precision, _all(bundle, "prior_precision") if isinstance(other, Tensor) else other
-    )
-    lowest = [p.min() for p in precision]
-    torch._foreach_sqrt_(precision)
-    sample = _all(bundle, "sample")
-    torch._foreach_div_(sample, precision)
-    torch._foreach_add_(sample, _all(bundle, "mean"))
-    return lowest
+class _Precision:
+    """That of a bundle's posterior, in memory that the next bundle uses again.
+
+    :param known: memory of the last bundle.
+    """
+
+    def __init__(self, jobs: list[Job], known: Tensor) -> None:
+        self._jobs = jobs
+        mean, sizes = jobs[0].mean, [job.mean.numel() for job in jobs]
+        total = sum(sizes)
+        if len(known) < total or (known.dtype, known.device) != (mean.dtype, mean.device):
+            known = torch.empty(total, dtype=mean.dtype, device=mean.device)
+        self.memory, self._flat = known, known[:total]
+        parts = zip(self._flat.split(sizes), jobs, strict=True)
+        self.parts = [part.view(job.mean.shape) for part, job in parts]
+
+    def compute(self) -> None:
+        """Write it."""
+        for job, precision in zip(self._jobs, self.parts, strict=True):
+            prior, hess = job.prior_precision, job.hess
+            if isinstance(prior, Tensor) and isinstance(hess, Tensor):
+                torch.add(prior, hess, alpha=job.ess, out=precision)
+            elif isinstance(hess, Tensor):
+                torch.mul(hess, job.ess, out=precision).add_(prior)
+            else:
+                precision.fill_(job.ess * hess).add_(prior)
+
+    def sample(self, noise: NoiseSource) -> Tensor:
+        """Write samples of the posterior with it, which uses it up; return its lowest entry."""
+        lowest = self._flat.amin()
+        self._flat.sqrt_()
+        for job, root in zip(self._jobs, self.parts, strict=True):
+            noise.fill(job.sample)
+            torch.addcdiv(job.mean, job.sample, root, out=job.sample)
+        return lowest
 
 
-def _step(bundle: list[Job]) -> None:
-    first = bundle[0]
-    mean, hess = _all(bundle, "mean"), _all(bundle, "hess")
-    momentum, grad = _all(bundle, "momentum"), _all(bundle, "grad")
-    work = _all(bundle, "sample")
+def _step(jobs: list[Job], precision: _Precision) -> None:
+    """Leaves the precision of the new posterior behind.
+
+    Line 9 is in units of the precision, ``ess`` times Algorithm 1's, which saves operations.
+    """
+    first = jobs[0]
+    mean, hess, grad = _all(jobs, "mean"), _all(jobs, "hess"), _all(jobs, "grad")
+    momentum, work = _all(jobs, "momentum"), _all(jobs, "sample")
+    precision.compute()
+    # line 8: work becomes the estimate, then what it is off hess
     if first.holds == "theta":
         torch._foreach_sub_(work, mean)
         torch._foreach_mul_(work, grad)
+    if first.holds in ("theta", "product"):
+        torch._foreach_mul_(work, precision.parts)
     elif first.holds == "nothing":
         torch._foreach_copy_(work, grad)
         torch._foreach_mul_(work, work)
         torch._foreach_mul_(work, first.batch_size)
-    prior_hess: Any
-    if isinstance(first.prior_precision, Tensor):
-        prior_hess = torch._foreach_mul(_all(bundle, "prior_precision"), 1 / first.ess)
-        both = torch._foreach_add(prior_hess, hess)
-    else:
-        prior_hess = first.prior_precision / first.ess
-        both = torch._foreach_add(hess, prior_hess)
-    # line 8: work becomes the estimate, then the change of hess, then its square
-    if first.holds in ("theta", "product"):
-        torch._foreach_mul_(work, both)
-        torch._foreach_mul_(work, first.ess)
     torch._foreach_sub_(work, hess)
-    torch._foreach_mul_(work, 1 - first.beta2)
-    torch._foreach_add_(hess, work)
-    torch._foreach_mul_(work, work)
-    torch._foreach_addcdiv_(hess, work, both, value=0.5)
+    rest2 = 1 - first.beta2
+    torch._foreach_add_(hess, work, alpha=rest2)
+    for off, part in zip(work, precision.parts, strict=True):
+        torch.div(off, part, out=part)  # before the square, which might overflow
+    torch._foreach_addcmul_(hess, work, precision.parts, value=0.5 * first.ess * rest2**2)
     # lines 6 and 9: work becomes the direction
     torch._foreach_lerp_(momentum, grad, 1 - first.beta1)
-    torch._foreach_copy_(work, mean)
-    if isinstance(first.prior_mean, Tensor):
-        torch._foreach_sub_(work, _all(bundle, "prior_mean"))
-    elif first.prior_mean:
-        torch._foreach_sub_(work, first.prior_mean)
-    torch._foreach_mul_(work, prior_hess)
-    torch._foreach_add_(work, momentum, alpha=first.correction)
-    torch._foreach_copy_(both, hess)
-    torch._foreach_add_(both, prior_hess)
-    torch._foreach_div_(work, both)
-    if first.clip_radius != float("inf"):
-        torch._foreach_clamp_min_(work, -first.clip_radius)
-        torch._foreach_clamp_max_(work, first.clip_radius)
+    precision.compute()
+    for job, off in zip(jobs, work, strict=True):
+        torch.sub(job.mean, job.prior_mean, out=off)
+    prior = first.prior_precision
+    torch._foreach_mul_(work, _all(jobs, "prior_precision") if isinstance(prior, Tensor) else prior)
+    torch._foreach_add_(work, momentum, alpha=first.ess * first.correction)
+    torch._foreach_div_(work, precision.parts)
+    for direction in work:
+        direction.clamp_(-first.clip_radius, first.clip_radius)
     torch._foreach_add_(mean, work, alpha=-first.lr)
 
 
@@ -173,10 +195,9 @@ def _block(tensor: Tensor, start: int | None, size: int) -> Tensor:
 
 
 def _kind(job: Job) -> tuple:
-    """What jobs have in common that may be worked on together."""
-    values = (getattr(job, k) for k in (*_TENSORS, *_SHARED))
-    settings = ("tensor" if isinstance(v, Tensor) else v for v in values)
-    return (*settings, job.mean.dtype, job.mean.device)
+    """What jobs have in common, beside settings, that may be worked on together."""
+    values = (getattr(job, k) for k in _TENSORS)
+    return (*("tensor" if isinstance(v, Tensor) else v for v in values), job.mean.dtype)
 
 
 def _bundles(jobs: list[Job], kinds: list[tuple], block: int) -> Iterator[list[_Piece]]:
@@ -198,7 +219,8 @@ def _bundles(jobs: list[Job], kinds: list[tuple], block: int) -> Iterator[list[_
 
 
 def _pieces(job: Job, tensors: dict[str, Tensor], block: int) -> Iterator[_Piece]:
-    if job.mean.numel() <= block or not is_dense(job.mean):
+    mean = job.mean
+    if not is_dense(mean) or (mean.numel() <= block and mean.is_contiguous()):
         yield _Piece(job, job)
         return
     for start in range(0, job.mean.numel(), block):

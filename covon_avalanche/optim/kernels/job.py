@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Holds = Literal["theta", "product", "hess", "nothing"]
@@ -53,6 +54,12 @@ class Job:
     lr: float = 0.0
     clip_radius: float = float("inf")
     correction: float = 1.0
+
+    @property
+    def lowest_precision(self) -> Tensor:
+        """Of the posterior's entries."""
+        precision = self.ess * self.hess + self.prior_precision
+        return torch.as_tensor(precision, dtype=self.mean.dtype).min()
 
     @property
     def largest_gradient(self) -> float:

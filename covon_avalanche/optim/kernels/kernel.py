@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from covon_avalanche.optim.buffers import moved
 from covon_avalanche.optim.kernels import foreach
-from covon_avalanche.optim.kernels.foreach import Fill
 from covon_avalanche.optim.kernels.job import Job
 from covon_avalanche.optim.noise import NoiseSource
 
@@ -17,15 +18,16 @@ from covon_avalanche.optim.noise import NoiseSource
 class Kernel(Protocol):
     """Draws samples and makes steps for one or more parameters on one device.
 
+    A step draws the next sample too, while the numbers are at hand. It counts only if at the
+    next draw the noise source and everything that the sample depends on are the same; otherwise
+    it is drawn anew. So it saves time and changes nothing, as long as weights are changed where
+    torch counts it (under ``no_grad``, not through ``.data``).
+
     What is derived from a list of jobs is kept for as long as the same list is given.
     """
 
-    def draw(self, jobs: list[Job], noise: NoiseSource, fill: Fill) -> list[Job]:
-        """Write samples; return the jobs with a precision that is not positive.
-
-        :param fill: writes the standard normals of a parameter's number into a tensor, for
-            kernels that do not make their own.
-        """
+    def draw(self, jobs: list[Job], noise: NoiseSource) -> list[Job]:
+        """Write samples; return the jobs with a precision that is not positive."""
 
     def safe(self, jobs: list[Job]) -> bool:
         """Whether a step cannot meet or make a number that is not finite."""
@@ -47,12 +49,20 @@ class ForeachKernel:
     def __init__(self, block: int) -> None:
         self.block = block
         self._draws = self._steps = foreach.Plan([], block)
+        self._ahead: _Ahead | None = None
 
-    def draw(self, jobs: list[Job], noise: NoiseSource, fill: Fill) -> list[Job]:
+    def draw(self, jobs: list[Job], noise: NoiseSource) -> list[Job]:
         """See :class:`Kernel`."""
-        if self._draws.jobs is not jobs:
-            self._draws = foreach.Plan(jobs, self.block)
-        return self._draws.draw(fill)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.fits(jobs, noise):
+            noise.restore(ahead.after)
+            lowest = ahead.lowest
+        else:
+            if self._draws.jobs is not jobs:
+                self._draws = foreach.Plan(jobs, self.block)
+            lowest = self._draws.draw(noise)
+        positive = (torch.stack(lowest) > 0).all()
+        return [] if positive else [job for job in jobs if not job.lowest_precision > 0]
 
     def safe(self, jobs: list[Job]) -> bool:
         """See :class:`Kernel`."""
@@ -62,16 +72,41 @@ class ForeachKernel:
         """See :class:`Kernel`."""
         if self._steps.jobs is not jobs:
             self._steps = foreach.Plan(jobs, self.block)
-        return foreach.safe(jobs) and self._steps.step()
+        if not foreach.safe(jobs):
+            return False
+        if not ahead:
+            self._steps.step(None)
+            return True
+        before = noise.state()
+        lowest = self._steps.step(noise)
+        origins = [_origin(job) for job in jobs]
+        self._ahead = _Ahead(before, noise.state(), lowest, origins)
+        noise.restore(before)
+        return True
+
+
+@dataclass
+class _Ahead:
+    """Samples drawn with a step, by torch's generator.
+
+    :param before: its state then; ``after`` that behind them.
+    :param lowest: as :meth:`foreach.Plan.draw` returns it.
+    :param origins: of the jobs.
+    """
+
+    before: Tensor
+    after: Tensor
+    lowest: list[Tensor]
+    origins: list[tuple]
+
+    def fits(self, jobs: list[Job], noise: NoiseSource) -> bool:
+        """Whether drawing these jobs now would give them again."""
+        return self.origins == list(map(_origin, jobs)) and torch.equal(self.before, noise.state())
 
 
 class FusedKernel:
-    """One pass over memory, with noise that is a function of a key.
-
-    A step draws the next sample too, with the key that the noise source would give out
-    next. It counts only if at the next draw the key and everything that the sample depends
-    on are the same; otherwise it is drawn anew. So it saves time and changes nothing, as long as
-    weights are changed where torch counts it (under ``no_grad``, not through ``.data``).
+    """One pass over memory, with noise that is a function of a key; the next sample's is the
+    one that the noise source would give out next.
 
     :param plan: class of plans: made of jobs, with ``draw(key)``, ``safe()`` and
         ``step(next_key)``.
@@ -87,10 +122,10 @@ class FusedKernel:
             self._plan = self._make_plan(jobs)
         return self._plan
 
-    def draw(self, jobs: list[Job], noise: NoiseSource, fill: Fill) -> list[Job]:
+    def draw(self, jobs: list[Job], noise: NoiseSource) -> list[Job]:
         """See :class:`Kernel`."""
         key = noise.key()
-        missing = [job for job in jobs if self._ahead.pop(job.number, None) != _origin(job, key)]
+        missing = [job for job in jobs if self._ahead.pop(job.number, None) != (key, *_origin(job))]
         return self._make_plan(missing).draw(key) if missing else []
 
     def safe(self, jobs: list[Job]) -> bool:
@@ -104,7 +139,7 @@ class FusedKernel:
             return False
         moved(job.mean for job in jobs)
         if next_key is not None:
-            self._ahead.update((job.number, _origin(job, next_key)) for job in jobs)
+            self._ahead.update((job.number, (next_key, *_origin(job))) for job in jobs)
         return True
 
 
@@ -123,11 +158,11 @@ class FusedPlan(Protocol):
         """A step if it is safe, and with a key the next samples in the same pass."""
 
 
-def _origin(job: Job, key: int) -> tuple:
-    """What a job's sample is a function of, beside tensors that only the optimizer changes."""
+def _origin(job: Job) -> tuple:
+    """What a job's sample is a function of, beside noise and tensors that only the optimizer
+    changes."""
     hess, prior = job.hess, job.prior_precision
     return (
-        key,
         job.ess,
         job.sample.data_ptr(),
         job.mean.data_ptr(),
