@@ -135,7 +135,10 @@ class GivenNoise(NoiseSource):
         self._tensors, self._used = tensors, 0
 
     def fill(self, out):
-        out.copy_(self._tensors[self._used] if self._used < len(self._tensors) else 1)
+        if self._used < len(self._tensors):
+            out.copy_(self._tensors[self._used].reshape(out.shape))
+        else:
+            out.fill_(1)
         self._used += 1
 
     def state(self):
