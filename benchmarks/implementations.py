@@ -1,4 +1,4 @@
-"""Does it matter for the accuracy how CoVON's arithmetic is run? Permuted digits, ten seeds.
+"""Does it matter for the accuracy how CoVON's arithmetic is run? Permuted digits, 30 seeds.
 
     python benchmarks/implementations.py
 
@@ -24,7 +24,7 @@ from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.recipe import load_recipe
 
 IMPLEMENTATIONS = ("compiled", "eager", "foreach")
-SEEDS = range(10)
+SEEDS = range(30)
 
 
 def accuracy(implementation: str, seed: int) -> float:

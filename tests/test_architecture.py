@@ -20,8 +20,9 @@ MAY_IMPORT = {
     "optim": {"gaussian"},
     "fisher": set(),
     "input_moments": {"fisher"},
+    "batch_norm": {"fisher"},
     "tensor_batches": set(),
-    "plugins": {"gaussian", "optim", "fisher", "input_moments", "tensor_batches"},
+    "plugins": {"gaussian", "optim", "fisher", "batch_norm", "input_moments", "tensor_batches"},
     "strategies": {"optim", "plugins", "tensor_batches"},
     "backbones": set(),
     "data": {"atomic", "cores", "disk", "streams"},
@@ -75,7 +76,7 @@ def test_arrows(file):
     room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
     used = {n.split(".")[1] for n in imports(file) if n.startswith(f"{ROOT}.")}
     assert used - {room, "__version__"} <= MAY_IMPORT[room]
-    if room in ("gaussian", "optim", "fisher", "input_moments"):
+    if room in ("gaussian", "optim", "fisher", "batch_norm", "input_moments"):
         assert not any(n.split(".")[0] == "avalanche" for n in imports(file))
     assert not any(n.split(".")[0] == "ivon" for n in imports(file))
 

@@ -120,15 +120,15 @@ class CoVONPlugin(PosteriorPlugin):
         self._stop_tracking()
         super().after_training_exp(strategy, **kwargs)
 
-    def _consolidate(self, strategy: Any) -> None:
+    def _consolidate(self, strategy: Any, **given: Any) -> None:
         optimizer, model = strategy.optimizer, strategy.model
         self.diagnostics = optimizer.diagnostics()
         if self.moments is None:
-            super()._consolidate(strategy)
+            super()._consolidate(strategy, **given)
             return
         old = optimizer.prior(model.named_parameters()).mean
         means = self.moments.merged(model, old, task_batches(strategy, _PASS_MB_SIZE))
-        optimizer.consolidate(means=means)
+        super()._consolidate(strategy, means=means, **given)
         self.moments.add(model, task_batches(strategy, _PASS_MB_SIZE))
 
     def _stop_tracking(self) -> None:

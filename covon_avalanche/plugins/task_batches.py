@@ -15,27 +15,39 @@ from covon_avalanche.tensor_batches import FetchedExamples, rows_of
 
 
 def task_batches(
-    strategy: Any, mb_size: int, *, train_transform: bool = False
+    strategy: Any, mb_size: int, *, train_transform: bool = False, shuffled: bool = False
 ) -> Iterator[list[Tensor]]:
-    """The task's data as ``(x, y)``, with task labels if the model takes them, in order.
+    """The task's data as ``(x, y)``, with task labels if the model takes them.
 
     :param train_transform: use the training transform instead of that of the evaluation.
+    :param shuffled: see :func:`batches_of`.
     """
     data = task_data(strategy.experience)
-    return batches_of(data.train() if train_transform else data.eval(), strategy, mb_size)
+    data = data.train() if train_transform else data.eval()
+    return batches_of(data, strategy, mb_size, shuffled=shuffled)
 
 
-def batches_of(data: Any, strategy: Any, mb_size: int) -> Iterator[list[Tensor]]:
-    """A dataset as ``(x, y)``, with task labels if the model takes them, in order."""
+def batches_of(
+    data: Any, strategy: Any, mb_size: int, *, shuffled: bool = False
+) -> Iterator[list[Tensor]]:
+    """A dataset as ``(x, y)``, with task labels if the model takes them.
+
+    :param shuffled: always alike, and without what is left over after whole batches, if there are
+        any; else in order.
+    """
     multi_task = isinstance(strategy.model, MultiTaskModule)
-    for batch in _columns(data, mb_size):
+    order = torch.arange(len(data))
+    if shuffled:
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+        order = order[: max(len(data) // mb_size * mb_size, mb_size)]
+    for batch in _columns(data, order, mb_size):
         used = [*batch[:2], batch[-1]] if multi_task else batch[:2]
         yield [value.to(strategy.device) for value in used]
 
 
-def _columns(data: Any, mb_size: int) -> Iterable[Sequence[Tensor]]:
+def _columns(data: Any, order: Tensor, mb_size: int) -> Iterable[Sequence[Tensor]]:
     rows = rows_of(data, FetchedExamples())
     if rows is not None:
-        return map(rows.tensor_batch, torch.arange(len(rows)).split(mb_size))
+        return map(rows.tensor_batch, order.split(mb_size))
     collate = getattr(data, "collate_fn", None)
-    return DataLoader(data, batch_size=mb_size, collate_fn=collate)
+    return DataLoader(data, batch_size=mb_size, sampler=order.tolist(), collate_fn=collate)

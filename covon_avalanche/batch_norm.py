@@ -1,0 +1,49 @@
+"""Running statistics of batch norm, where the weights became others than those trained.
+
+Training with posterior samples leaves statistics of noisy weights, and a merge moves the weights
+away from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from covon_avalanche.fisher import in_mode
+
+
+def trained_batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """The layers with running statistics that ``model.train()`` puts into train mode."""
+    with in_mode(model, train=True):
+        return [
+            module
+            for module in model.modules()
+            if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+        ]
+
+
+def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> None:
+    """Estimate the running statistics anew, at the weights as they are.
+
+    They become the plain average over the batches, as by ``torch.optim.swa_utils.update_bn``,
+    but dropout is off, and layers that stay in eval mode keep theirs.
+
+    :param batches: ``(input, target, *more)``, for ``model(input, *more)``; shuffled, because a
+        variance is that within a batch.
+    """
+    norms = trained_batch_norms(model)
+    momenta = [norm.momentum for norm in norms]
+    with in_mode(model, train=False), torch.no_grad():
+        try:
+            for norm in norms:
+                norm.train()
+                norm.reset_running_stats()
+                norm.momentum = None  # torch's name for a plain average
+            for x, _, *more in batches:
+                model(x, *more)
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
