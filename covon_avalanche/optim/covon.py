@@ -305,7 +305,7 @@ class CoVON(PosteriorOptimizer):
 
     def _prior_precision(self, state: State, group: Group) -> Tensor | float:
         """That of the current task's prior; a number until the first consolidation."""
-        return state.get("prior_precision", group["ess"] * group["weight_decay"])
+        return state.get("prior_precision", float(group["ess"]) * group["weight_decay"])
 
     def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float | None:
         state = self.state.get(p, {})
@@ -358,7 +358,10 @@ class CoVON(PosteriorOptimizer):
             (one_pass or all_below(samples, LARGEST_ESTIMATE))
             # No device may step if another cannot.
             and (len(parts) == 1 or all(kernel.safe(some) for kernel, some in parts))
-            and all(kernel.step(some, self._noise, one_pass) for kernel, some in parts)
+            and all(
+                kernel.step(some, self._noise, one_pass and len(parts) == 1)
+                for kernel, some in parts
+            )
         )
         for job in jobs:
             job.grad = None  # or it would outlive zero_grad()
@@ -381,7 +384,7 @@ class CoVON(PosteriorOptimizer):
             hess=state["hess"] if "hess" in state else place.group["hess_init"],
             prior_mean=state.get("prior_mean", 0.0),
             prior_precision=self._prior_precision(state, place.group),
-            ess=place.group["ess"],
+            ess=float(place.group["ess"]),
         )
 
     def _job_between_tasks(self, place: Place, state: State, sample: Tensor) -> Job:

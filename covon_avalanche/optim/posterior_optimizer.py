@@ -52,6 +52,8 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
     - Frozen parameters are not perturbed; those without a gradient are not moved, and a
       task that never gave them one leaves their posterior alone.
     - An exception leaves every parameter at the mean and nothing recorded.
+    - The next sample may be drawn ahead: change weights between steps where torch counts it, under
+      ``torch.no_grad()``, not through ``.data``.
     - ``step(closure)`` calls the closure once in each of ``mc_samples`` samples.
     - Copies and pickles carry the generator and the state, not a sample in flight.
     """

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -88,6 +89,37 @@ def test_the_sample_drawn_with_a_step_is_the_one_drawn_alone(dtype):
     assert same_as_drawn_anew(compiled.CompiledPlan(jobs), jobs)
 
 
+@EACH
+def test_drawing_ahead_never_shows_whatever_the_weights_are_like(implementation):
+    """Groups with their own settings, more than a block, other layouts, other types, and one that
+    has a gradient in some steps only."""
+
+    def run(forget):
+        torch.manual_seed(0)
+        gaps = torch.randn(4, 6)[:, ::2]
+        last = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+        first = [torch.randn(2**17 + 9), gaps, torch.randn(5, dtype=torch.float64)]
+        weights = [torch.nn.Parameter(w) for w in (*first, last, torch.randn(()))]
+        groups = [{"params": weights[:2]}, {"params": weights[2:], "lr": 0.02, "ess": 30.0}]
+        generator = torch.Generator().manual_seed(1)
+        optimizer = CoVON(
+            groups, ess=50, batch_size=4, implementation=implementation, generator=generator
+        )
+        for step in range(7):
+            with optimizer.sampled_params():
+                optimizer.zero_grad()
+                used = weights[: 4 if step == 3 else 5]
+                sum((w - 1).square().sum() for w in used).backward()
+            optimizer.step()
+            if forget:
+                optimizer._forget_plans()
+            if step == 4:
+                optimizer.consolidate()
+        return weights
+
+    assert all(map(torch.equal, run(False), run(True)))
+
+
 @pytest.mark.parametrize("layout", ["channels_last", "gaps", "flattened"])
 def test_the_layout_of_a_parameter_changes_nothing(layout):
     """Dense in another order, a view with gaps, and a piece of a flattened model."""
@@ -141,17 +173,17 @@ def test_torchs_noise_drawn_with_a_step_is_that_of_the_next_draw(implementation,
     jobs = make_jobs(dtype, "tensors")
     noise = CountedNoise(torch.Generator().manual_seed(3))
     ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
+    assert kernel.draw(jobs, noise) == []
     before = noise.state()
     assert kernel.step(jobs, noise)
     assert torch.equal(noise.state(), before)
-    filled = noise.filled
-    assert filled == sum(SIZES)
+    assert noise.filled == 2 * sum(SIZES)
     assert kernel.draw(jobs, noise) == []
-    assert noise.filled == filled
+    assert noise.filled == 2 * sum(SIZES)
     ahead, after = [job.sample.clone() for job in jobs], noise.state()
     noise.restore(before)
     assert kernel.draw(jobs, noise) == []
-    assert noise.filled == 2 * filled
+    assert noise.filled == 3 * sum(SIZES)
     assert torch.equal(noise.state(), after)
     assert all(torch.equal(a, job.sample) for a, job in zip(ahead, jobs, strict=True))
     spread = torch.cat(
@@ -166,6 +198,53 @@ class CountedNoise(NoiseSource):
     def fill(self, out):
         self.filled += out.numel()
         super().fill(out)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "foreach"])
+def test_a_precision_that_a_step_has_spoilt_is_found_by_the_next_draw(implementation):
+    """With its sample drawn ahead: line 8 keeps a precision below zero there."""
+    jobs = make_jobs(torch.float64, "numbers")
+    noise = NoiseSource(torch.Generator())
+    ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
+    assert kernel.draw(jobs, noise) == []
+    jobs[2].hess.fill_(-1.0)
+    assert kernel.step(jobs, noise)
+    assert kernel.draw(jobs, noise) == [jobs[2]]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "foreach"])
+def test_nothing_is_drawn_ahead_that_cannot_be_used(implementation):
+    """Where others are drawn, too, such as the heads of other tasks."""
+    jobs = make_jobs(torch.float64, "tensors")
+    noise = CountedNoise(torch.Generator())
+    kernels = KernelsByDevice(implementation)
+    ((kernel, some),) = kernels.split(jobs[:3])
+    for _ in range(3):
+        kernel.draw(jobs, noise)
+        filled = noise.filled
+        assert kernel.step(some, noise)
+        assert noise.filled == filled
+        for job in some:
+            job.grad = torch.ones_like(job.mean)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "foreach"])
+def test_an_error_within_a_step_leaves_the_next_one_alone(implementation):
+    jobs = make_jobs(torch.float64, "tensors")
+    source = torch.Generator().manual_seed(2)
+    noise = CountedNoise(source)
+    ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
+    assert kernel.draw(jobs, noise) == []
+    before = source.get_state()
+    with (
+        mock.patch.object(CountedNoise, "fill", side_effect=MemoryError),
+        pytest.raises(MemoryError),
+    ):
+        kernel.step(jobs, noise)
+    assert torch.equal(source.get_state(), before)
+    for job in jobs:
+        job.sample.normal_(generator=source)
+    assert largest_error(jobs, lambda: kernel.step(jobs, noise)) < 1e-13
 
 
 @EACH
@@ -211,8 +290,24 @@ def test_drawing_ahead_never_shows(linear, batch, implementation):
             pass
         optimizer.generator.set_state(state)
 
+    def reseed(step, optimizer, model):
+        optimizer.generator.manual_seed(100 + step)
+
+    def reseed_and_forget(step, optimizer, model):
+        reseed(step, optimizer, model)
+        optimizer._forget_plans()
+
+    def share(step, optimizer, model):
+        torch.randn(3, generator=optimizer.generator)
+
+    def share_and_forget(step, optimizer, model):
+        share(step, optimizer, model)
+        optimizer._forget_plans()
+
     start = linear.state_dict()
     for one, other in (
+        (reseed, reseed_and_forget),
+        (share, share_and_forget),
         (nothing, forget),
         (change_ess, change_ess_and_forget),
         (move_weights, move_weights_and_forget),

@@ -38,6 +38,7 @@ class KernelsByDevice:
         of jobs the same lists."""
         for known, split in self._splits:
             if known is jobs:
+                self._splits.sort(key=lambda s: s[0] is not jobs)  # the last used first
                 return split
         parts: dict[torch.device | None, list[Job]] = {}
         for job in jobs:

@@ -57,13 +57,13 @@ class Job:
 
     @property
     def lowest_precision(self) -> Tensor:
-        """Of the posterior's entries."""
-        precision = self.ess * self.hess + self.prior_precision
-        return torch.as_tensor(precision, dtype=self.mean.dtype).min()
+        """Of the posterior's entries, 1/weight²."""
+        prior = torch.as_tensor(self.prior_precision, dtype=self.mean.dtype)
+        return torch.add(prior, self.hess, alpha=self.ess).min()
 
     @property
     def largest_gradient(self) -> float:
-        """Beyond it a step may overflow."""
+        """Beyond it a step may overflow; loss/weight."""
         if self.holds != "nothing":
             return LARGEST_GRADIENT
         return min(LARGEST_GRADIENT, (LARGEST_ESTIMATE / self.batch_size) ** 0.5)

@@ -35,7 +35,8 @@ class Kernel(Protocol):
     def step(self, jobs: list[Job], noise: NoiseSource, ahead: bool = True) -> bool:
         """Change mean, momentum and hess in place, and use up the samples.
 
-        :param ahead: whether ``sample`` is where the next draw writes, too.
+        :param ahead: whether ``sample`` is where the next draw writes, too, and nothing else is
+            drawn before these jobs.
         :return: whether it was :meth:`safe`; if not, nothing is changed.
         """
 
@@ -49,10 +50,12 @@ class ForeachKernel:
     def __init__(self, block: int) -> None:
         self.block = block
         self._draws = self._steps = foreach.Plan([], block)
+        self._drawn: list[int] = []  # numbers of parameters
         self._ahead: _Ahead | None = None
 
     def draw(self, jobs: list[Job], noise: NoiseSource) -> list[Job]:
         """See :class:`Kernel`."""
+        self._drawn = [job.number for job in jobs]
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.fits(jobs, noise):
             noise.restore(ahead.after)
@@ -74,14 +77,16 @@ class ForeachKernel:
             self._steps = foreach.Plan(jobs, self.block)
         if not foreach.safe(jobs):
             return False
-        if not ahead:
+        if not ahead or self._drawn != [job.number for job in jobs]:  # others come between
             self._steps.step(None)
             return True
         before = noise.state()
-        lowest = self._steps.step(noise)
-        origins = [_origin(job) for job in jobs]
-        self._ahead = _Ahead(before, noise.state(), lowest, origins)
-        noise.restore(before)
+        try:
+            lowest = self._steps.step(noise)
+            origins = [_origin(job) for job in jobs]
+            self._ahead = _Ahead(before, noise.state(), lowest, origins)
+        finally:
+            noise.restore(before)
         return True
 
 
@@ -89,9 +94,10 @@ class ForeachKernel:
 class _Ahead:
     """Samples drawn with a step, by torch's generator.
 
-    :param before: its state then; ``after`` that behind them.
-    :param lowest: as :meth:`foreach.Plan.draw` returns it.
-    :param origins: of the jobs.
+    :param before: the generator's state before them.
+    :param after: its state after them.
+    :param lowest: precisions, as :meth:`foreach.Plan.draw` returns them.
+    :param origins: what they were made of, by job.
     """
 
     before: Tensor
@@ -105,7 +111,7 @@ class _Ahead:
 
 
 class FusedKernel:
-    """One pass over memory, with noise that is a function of a key; the next sample's is the
+    """One pass over memory, with noise that is a function of a key; the next sample's key is the
     one that the noise source would give out next.
 
     :param plan: class of plans: made of jobs, with ``draw(key)``, ``safe()`` and
