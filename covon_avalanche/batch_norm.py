@@ -1,8 +1,4 @@
-"""Running statistics of batch norm, where the weights became others than those trained.
-
-Training with posterior samples leaves statistics of noisy weights, and a merge moves the weights
-away from them.
-"""
+"""Running statistics of batch norm, where a merge has moved the weights away from them."""
 
 from __future__ import annotations
 

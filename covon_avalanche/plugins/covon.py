@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from covon_avalanche.batch_norm import trained_batch_norms, update_batch_norm
 from covon_avalanche.fisher import ExampleSquares, track_example_squares
 from covon_avalanche.input_moments import InputMoments
 from covon_avalanche.optim import CoVON
@@ -25,6 +26,9 @@ class CoVONPlugin(PosteriorPlugin):
     Merges the task's posterior into the slow prior after each experience (Eq. 8), or, for
     streams without boundaries, whenever ``consolidate_every`` or ``plateau`` says so. Task
     identities are not used. See :class:`PosteriorPlugin` for the order of plugins.
+
+    Where the model has batch norm, its running statistics are estimated anew after the merge at the
+    end of a task, in one pass over the task's data: they would be those of noisy, unmerged weights.
     """
 
     optimizer_class = CoVON
@@ -120,16 +124,19 @@ class CoVONPlugin(PosteriorPlugin):
         self._stop_tracking()
         super().after_training_exp(strategy, **kwargs)
 
-    def _consolidate(self, strategy: Any, **given: Any) -> None:
+    def _consolidate(self, strategy: Any) -> None:
         optimizer, model = strategy.optimizer, strategy.model
         self.diagnostics = optimizer.diagnostics()
-        if self.moments is None:
-            super()._consolidate(strategy, **given)
-            return
-        old = optimizer.prior(model.named_parameters()).mean
-        means = self.moments.merged(model, old, task_batches(strategy, _PASS_MB_SIZE))
-        super()._consolidate(strategy, means=means, **given)
-        self.moments.add(model, task_batches(strategy, _PASS_MB_SIZE))
+        means = None
+        if self.moments is not None:
+            old = optimizer.prior(model.named_parameters()).mean
+            means = self.moments.merged(model, old, task_batches(strategy, _PASS_MB_SIZE))
+        optimizer.consolidate(means=means)
+        if not self.task_free and trained_batch_norms(model):
+            batches = task_batches(strategy, strategy.train_mb_size, shuffled=True)
+            update_batch_norm(model, batches)
+        if self.moments is not None:
+            self.moments.add(model, task_batches(strategy, _PASS_MB_SIZE))
 
     def _stop_tracking(self) -> None:
         if self._squares is not None:

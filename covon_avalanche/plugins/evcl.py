@@ -49,9 +49,9 @@ class EVCLPlugin(VCLPlugin):
         for group in strategy.optimizer.param_groups:
             group["importance_strength"] = self.strength
 
-    def _consolidate(self, strategy: Any, **given: Any) -> None:
+    def _consolidate(self, strategy: Any) -> None:
         batches = task_batches(strategy, self.fisher_mb_size)
         fisher = squared_example_gradients(strategy.model, batches, strategy._criterion)
         parameters = dict(strategy.model.named_parameters())
         importance = {parameters[name]: value for name, value in fisher.items()}
-        super()._consolidate(strategy, importance=importance, **given)
+        strategy.optimizer.consolidate(importance=importance)

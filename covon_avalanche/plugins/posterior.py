@@ -12,7 +12,6 @@ from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.templates.update_type import SGDUpdate
 from torch import Tensor
 
-from covon_avalanche.batch_norm import trained_batch_norms, update_batch_norm
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.optim.checks import check_whole
 from covon_avalanche.plugins.boundaries import TaskBoundaries, require_boundaries, task_index
@@ -23,7 +22,6 @@ from covon_avalanche.plugins.schedule import (
     check_schedule,
     values_for,
 )
-from covon_avalanche.plugins.task_batches import task_batches
 
 
 class PosteriorPlugin(SupervisedPlugin):
@@ -32,9 +30,6 @@ class PosteriorPlugin(SupervisedPlugin):
     Samples the weights before each forward pass, puts the mean back before the update, and
     consolidates after each experience. Give it to the strategy *before* other plugins: then
     they see the consolidated weights at the end of an experience.
-
-    Where the model has batch norm, its running statistics are estimated anew at the end of a
-    task, in one pass over the task's data: they would be those of noisy, unmerged weights.
 
     It also carries the posterior over what Avalanche does to optimizers: the state is wiped
     at the first ``train``, and a growing classifier's parameters are replaced by new ones.
@@ -160,15 +155,8 @@ class PosteriorPlugin(SupervisedPlugin):
         if not self.task_free and self._boundaries.ends(strategy.experience):
             self._consolidate(strategy)
 
-    def _consolidate(self, strategy: Any, **given: Any) -> None:
-        """Merge; then batch norm's running statistics become those of the merged weights.
-
-        :param given: arguments of the optimizer's ``consolidate``.
-        """
-        strategy.optimizer.consolidate(**given)
-        if not self.task_free and trained_batch_norms(strategy.model):
-            batches = task_batches(strategy, strategy.train_mb_size, shuffled=True)
-            update_batch_norm(strategy.model, batches)
+    def _consolidate(self, strategy: Any) -> None:
+        strategy.optimizer.consolidate()
 
     # Prediction ------------------------------------------------------------------------
 

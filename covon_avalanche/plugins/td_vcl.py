@@ -101,8 +101,8 @@ class TDVCLPlugin(VCLPlugin):
             loss = strategy._criterion(avalanche_forward(strategy.model, x, task), y)
             strategy.loss += sum(weights[i:]) * examples / self._examples * loss
 
-    def _consolidate(self, strategy: Any, **given: Any) -> None:
-        super()._consolidate(strategy, **given)
+    def _consolidate(self, strategy: Any) -> None:
+        super()._consolidate(strategy)
         # Now the posterior; unlike posterior(), with the parameters that no task has trained.
         self.posteriors.append(strategy.optimizer.prior(strategy.model.named_parameters()))
         if self.replay_examples and self._memory.maxlen:
