@@ -167,31 +167,29 @@ class _Bundle:
         """
         job, mean, hess, work = self._job, self.mean, self.hess, self.sample
         precision = self.precision()
-        # line 8: work becomes the estimate, then what it is off hess
+        # line 8: work becomes the estimate of the curvature, then what it is off hess
         if job.holds == "theta":
             torch._foreach_sub_(work, mean)
             torch._foreach_mul_(work, grad)
         if job.holds in ("theta", "product"):
             torch._foreach_mul_(work, precision)
         elif job.holds == "nothing":
-            torch._foreach_copy_(work, grad)
-            torch._foreach_mul_(work, grad)
+            work = list(torch._foreach_mul(grad, grad))
             torch._foreach_mul_(work, job.batch_size)
         torch._foreach_sub_(work, hess)
         rest2 = 1 - job.beta2
         torch._foreach_add_(hess, work, alpha=rest2)
         ratio = torch._foreach_div(work, precision)  # before the square, which might overflow
         torch._foreach_addcmul_(hess, work, ratio, value=0.5 * job.ess * rest2**2)
-        del ratio, precision
-        # lines 6 and 9: work becomes the direction
+        del work, ratio, precision
+        # lines 6 and 9
         torch._foreach_lerp_(momentum, grad, 1 - job.beta1)
         precision = self.precision()
-        torch._foreach_copy_(work, mean)
-        torch._foreach_sub_(work, self.prior_mean)
-        torch._foreach_mul_(work, self.prior_precision)
-        torch._foreach_add_(work, momentum, alpha=job.ess * job.correction)
-        torch._foreach_div_(work, precision)
-        torch._foreach_clamp_min_(work, -job.clip_radius)
-        torch._foreach_clamp_max_(work, job.clip_radius)
-        torch._foreach_add_(mean, work, alpha=-job.lr)
+        direction = list(torch._foreach_sub(mean, self.prior_mean))
+        torch._foreach_mul_(direction, self.prior_precision)
+        torch._foreach_add_(direction, momentum, alpha=job.ess * job.correction)
+        torch._foreach_div_(direction, precision)
+        torch._foreach_clamp_min_(direction, -job.clip_radius)
+        torch._foreach_clamp_max_(direction, job.clip_radius)
+        torch._foreach_add_(mean, direction, alpha=-job.lr)
         return precision
