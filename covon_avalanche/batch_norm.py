@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -25,13 +26,14 @@ def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> 
     """Estimate the running statistics anew, at the weights as they are.
 
     They become the plain average over the batches, as by ``torch.optim.swa_utils.update_bn``,
-    but dropout is off, and layers that stay in eval mode keep theirs.
+    but dropout is off, and layers that stay in eval mode or get no batch keep theirs.
 
     :param batches: ``(input, target, *more)``, for ``model(input, *more)``; shuffled, because a
         variance is that within a batch.
     """
     norms = trained_batch_norms(model)
     momenta = [norm.momentum for norm in norms]
+    before = [copy.deepcopy(dict(norm.named_buffers())) for norm in norms]
     with in_mode(model, train=False), torch.no_grad():
         try:
             for norm in norms:
@@ -41,5 +43,7 @@ def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> 
             for x, _, *more in batches:
                 model(x, *more)
         finally:
-            for norm, momentum in zip(norms, momenta, strict=True):
+            for norm, momentum, buffers in zip(norms, momenta, before, strict=True):
                 norm.momentum = momentum
+                if not norm.num_batches_tracked:
+                    norm.load_state_dict(buffers, strict=False)

@@ -67,6 +67,18 @@ def test_dropout_is_off_frozen_layers_keep_theirs_and_the_rest_is_as_it_was():
     assert model[1].momentum == 0.1
 
 
+def test_layers_that_the_task_does_not_use_keep_theirs():
+    """As those of other tasks' heads."""
+    model = network()
+    model[5].running_mean.fill_(3.0)
+    model[5].num_batches_tracked.fill_(7)
+    model.forward = lambda x: model[1](model[0](x))
+    update_batch_norm(model, batches())
+    assert int(model[1].num_batches_tracked) == 5
+    assert (model[5].running_mean == 3).all()
+    assert int(model[5].num_batches_tracked) == 7
+
+
 def test_an_error_on_the_way_leaves_modes_and_momenta():
     model = network().eval()
     with pytest.raises(RuntimeError):
