@@ -41,7 +41,7 @@ class Plan:
     def draw(self, noise: NoiseSource) -> list[Tensor]:
         """Write a sample of each job's posterior into its ``sample``.
 
-        :return: the lowest precisions.
+        :return: the lowest precision of each part, 1/weight².
         """
         lowest = []
         for bundle in self.bundles():
@@ -125,7 +125,7 @@ class _Bundle:
         self.prior_precision: list[Any] = []
 
     def add(self, parts: tuple[Any, ...]) -> None:
-        """Take in a part of a job.
+        """Take in a part of a job, of the same entries in each tensor.
 
         :param parts: of mean, sample, hess, prior mean and prior precision.
         """
@@ -147,8 +147,8 @@ class _Bundle:
     def draw(self, precision: list[Tensor], noise: NoiseSource) -> list[Tensor]:
         """Write samples.
 
-        :param precision: of the posterior; used up.
-        :return: its lowest entries.
+        :param precision: of the posterior, 1/weight²; used up.
+        :return: the lowest of each part.
         """
         lowest = [p.amin() for p in precision]
         torch._foreach_sqrt_(precision)
@@ -161,9 +161,10 @@ class _Bundle:
     def step(self, grad: list[Tensor], momentum: list[Tensor]) -> list[Tensor]:
         """The step, which uses up the samples.
 
-        Line 9 is in units of the precision, ``ess`` times Algorithm 1's, which saves operations.
-
+        :param grad: loss/weight, like ``mean``; as ``momentum``, which is changed in place.
         :return: the precision of the new posterior.
+
+        Line 9 is in units of the precision, ``ess`` times Algorithm 1's, which saves operations.
         """
         job, mean, hess, work = self._job, self.mean, self.hess, self.sample
         precision = self.precision()
