@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from unittest import mock
+
 import torch
 from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
@@ -10,7 +13,6 @@ from torch import nn
 
 from covon_avalanche import AdaRegStrategy, CoVONStrategy, EWCStarStrategy, VCLStrategy
 from covon_avalanche.optim import BayesByBackprop, CoVON
-from covon_avalanche.optim.noise import NoiseSource
 
 
 def make_covon(parameters, seed: int = 0, **changes) -> CoVON:
@@ -109,40 +111,31 @@ class Antithetic:
     """Draws +e and -e with e = +-1 for ``mc_samples=2``, so that averages over the pair are
     exact expectations for quadratic losses. To be mixed into an optimizer class."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._noise = _Signs(self._noise.given, self)
+    def _draw(self, *arguments):
+        negated = self._record.count % 2 == 1
+        if not negated:
+            self._signs = []
+
+        def fill(out, key, number, start=0):
+            if negated:
+                out.copy_(-self._signs.pop(0))
+                return
+            source = torch.Generator().manual_seed(key + number)
+            out.copy_(torch.randint(2, out.shape, generator=source).to(out) * 2 - 1)
+            self._signs.append(out.clone())
+
+        with mock.patch("covon_avalanche.optim.noise.fill_normal", fill):
+            return super()._draw(*arguments)
 
 
-class _Signs(NoiseSource):
-    def __init__(self, generator, optimizer):
-        super().__init__(generator)
-        self._optimizer, self._drawn = optimizer, []
+@contextmanager
+def given_noise(tensors):
+    """These as the noise of eager implementations, one after the other; ones behind the last."""
+    left = iter(tensors)
 
-    def fill(self, out):
-        if self._optimizer._record.count % 2 == 1:
-            out.copy_(-self._drawn.pop(0))
-            return
-        out.copy_(torch.randint(2, out.shape, generator=self._generator()).to(out) * 2 - 1)
-        self._drawn.append(out.clone())
+    def fill(out, key, number, start=0):
+        given = next(left, None)
+        out.fill_(1) if given is None else out.copy_(given.reshape(out.shape))
 
-
-class GivenNoise(NoiseSource):
-    """These tensors, one after the other; ones behind the last."""
-
-    def __init__(self, tensors):
-        super().__init__(None)
-        self._tensors, self._used = tensors, 0
-
-    def fill(self, out):
-        if self._used < len(self._tensors):
-            out.copy_(self._tensors[self._used].reshape(out.shape))
-        else:
-            out.fill_(1)
-        self._used += 1
-
-    def state(self):
-        return torch.tensor(self._used)
-
-    def restore(self, state):
-        self._used = int(state)
+    with mock.patch("covon_avalanche.optim.noise.fill_normal", fill):
+        yield

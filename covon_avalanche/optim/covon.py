@@ -330,8 +330,9 @@ class CoVON(PosteriorOptimizer):
         # Between tasks the slow posterior predicts.
         make = self._job if train else self._job_between_tasks
         jobs = self._draws.get(places, states, [c.content for _, c in drawn], make, train)
+        key = self._noise.key()
         for kernel, some in self._kernels.split(jobs):
-            bad = kernel.draw(some, self._noise)
+            bad = kernel.draw(some, key)
             check_precisions([(job.name, job.lowest_precision) for job in bad])
         return drawn
 
@@ -354,14 +355,12 @@ class CoVON(PosteriorOptimizer):
             job.holds, job.batch_size = holds, batch_size
             _refresh(job, state, place)
         parts = self._kernels.split(jobs)
+        next_key = self._noise.peek() if one_pass else None
         done = (
             (one_pass or all_below(samples, LARGEST_ESTIMATE))
             # No device may step if another cannot.
             and (len(parts) == 1 or all(kernel.safe(some) for kernel, some in parts))
-            and all(
-                kernel.step(some, self._noise, one_pass and len(parts) == 1)
-                for kernel, some in parts
-            )
+            and all(kernel.step(some, next_key) for kernel, some in parts)
         )
         for job in jobs:
             job.grad = None  # or it would outlive zero_grad()

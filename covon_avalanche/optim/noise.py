@@ -1,13 +1,18 @@
-"""Where the noise of posterior samples comes from."""
+"""The noise of posterior samples: a function of a key, a tensor's number and the place in it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from covon_avalanche.optim.buffers import is_dense
+
 
 class NoiseSource:
-    """Standard normals, or the keys that counter-based kernels make them from.
+    """Gives out the keys that noise is made from.
 
     Without a generator of the user's, one is made at the first use, seeded by torch's global
     one: then the global seed decides, but what else draws from it between two steps
@@ -19,13 +24,6 @@ class NoiseSource:
     def __init__(self, generator: torch.Generator | None) -> None:
         self.given = generator
         self.generator = generator
-
-    def fill(self, out: Tensor) -> None:
-        """Replace all entries by standard normals."""
-        generator = self._generator()
-        if generator.device != out.device:
-            generator = torch.Generator(out.device).manual_seed(self.key())
-        out.normal_(generator=generator)
 
     def key(self) -> int:
         """The next 63-bit key. Asking for it never waits for an accelerator."""
@@ -39,25 +37,56 @@ class NoiseSource:
 
     def peek(self) -> int:
         """What :meth:`key` would return now."""
-        state = self.state()
+        generator = self._generator()
+        state = generator.get_state()
         try:
             return self.key()
         finally:
-            self.restore(state)
-
-    def state(self) -> Tensor:
-        """On what all later noise depends."""
-        return self._generator().get_state()
-
-    def restore(self, state: Tensor) -> None:
-        """Go on from an earlier :meth:`state`."""
-        self._generator().set_state(state)
+            generator.set_state(state)
 
     def _generator(self) -> torch.Generator:
         if self.generator is None:
             seed = int(torch.randint(2**63 - 1, (), device="cpu").item())
             self.generator = torch.Generator("cpu").manual_seed(seed)
         return self.generator
+
+
+def fill_normal(out: Tensor, key: int, number: int, start: int = 0) -> None:
+    """Replace all entries of a tensor, or of a part of one, by standard normals.
+
+    On a CPU they are those of the compiled kernel. Elsewhere, and without numba, they are of a
+    torch generator that is seeded anew for each part.
+
+    :param out: written in order of memory if there are no gaps, else in order of entries.
+    :param key: of the draw, 63 bits; see :meth:`NoiseSource.key`.
+    :param number: of the tensor, below 2**32.
+    :param start: entries of the tensor before this part.
+    """
+    if not is_dense(out):
+        whole = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        fill_normal(whole, key, number, start)
+        out.copy_(whole)
+        return
+    fill = _compiled_fill() if out.device.type == "cpu" else None
+    if fill is None:
+        seed = _mix(_mix(key, number), start)
+        flat = out.as_strided((out.numel(),), (1,))
+        flat.normal_(generator=torch.Generator(out.device).manual_seed(seed))
+    elif out.dtype == torch.float32:
+        fill(out.data_ptr(), out.numel(), key, number, start)
+    else:
+        narrow = torch.empty_like(out, dtype=torch.float32)
+        fill_normal(narrow, key, number, start)
+        out.copy_(narrow)
+
+
+@cache
+def _compiled_fill() -> Callable | None:
+    try:
+        from covon_avalanche.optim.kernels.threefry import fill
+    except ImportError:  # numba is missing, or not made for this Python yet
+        return None
+    return fill
 
 
 def _mix(seed: int, offset: int) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.gaussian import DiagGaussian, check_gaussian, embed
+from covon_avalanche.optim import noise
 from covon_avalanche.optim.buffers import (
     PRIOR_MEAN_SLOT,
     PRIOR_PRECISION_SLOT,
@@ -192,6 +193,7 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         """Write samples into second copies: known ones, or new ones that are added."""
         lowest: list[tuple[str, Tensor]] = []
         drawn = []
+        key = self._noise.key()
         for place in places:
             p = place.parameter
             value = self._precision(p, place.group, train)
@@ -200,7 +202,7 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
             precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
             lowest.append((place.name, precision.min()))
             copy = second_copy(copies, p)
-            self._noise.fill(copy.content)
+            noise.fill_normal(copy.content, key, place.number)
             copy.content.mul_(precision.rsqrt()).add_(p)
             drawn.append((p, copy))
         check_precisions(lowest)

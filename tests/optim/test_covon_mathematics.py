@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import Antithetic, GivenNoise, make_covon, train_step
+from toys import Antithetic, given_noise, make_covon, train_step
 
 from covon_avalanche.gaussian import DiagGaussian, merge
 from covon_avalanche.optim import CoVON
@@ -216,14 +216,14 @@ def test_the_first_task_follows_ivon_opt_with_the_same_noise():
     for step in range(100):  # ivon-opt draws one vector, parameter by parameter
         flat = torch.randn(21, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         noise += [flat[:18].view(3, 6), flat[18:]]
-    a._noise = GivenNoise(noise)
-    for step in range(100):
-        for model, optimizer in ((ours, a), (theirs, b)):
-            torch.manual_seed(step)
-            with optimizer.sampled_params(train=True):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
+    with given_noise(noise):
+        for step in range(100):
+            for model, optimizer in ((ours, a), (theirs, b)):
+                torch.manual_seed(step)
+                with optimizer.sampled_params(train=True):
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(ours.bias, theirs.bias, rtol=1e-9, atol=1e-11)
 

@@ -9,11 +9,11 @@ from unittest import mock
 import pytest
 import torch
 from jobs import SIZES, largest_error, make_jobs, same_as_drawn_anew
-from toys import GivenNoise, make_covon, train_step, weights
+from toys import given_noise, make_covon, train_step, weights
 
 from covon_avalanche.optim import CoVON
 from covon_avalanche.optim.kernels import KernelsByDevice, compiled, foreach
-from covon_avalanche.optim.noise import NoiseSource
+from covon_avalanche.optim.kernels.eager import EagerPlan
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-13}
 EACH = pytest.mark.parametrize("implementation", ["eager", "foreach", "compiled"])
@@ -40,7 +40,7 @@ def test_a_step_is_algorithm_1(implementation, dtype, prior, holds):
     jobs = make_jobs(dtype, prior, holds=holds)
     ((kernel, same),) = KernelsByDevice(implementation).split(jobs)
     assert same == jobs
-    error = largest_error(jobs, lambda: kernel.step(jobs, NoiseSource(torch.Generator())))
+    error = largest_error(jobs, lambda: kernel.step(jobs, 5))
     assert error < TOLERANCE[dtype]
 
 
@@ -51,11 +51,10 @@ def test_jobs_keep_their_own_settings_whatever_they_were_before(implementation, 
     """As groups do that differ from the start, from some step on, or no more."""
     jobs = make_jobs(torch.float64, prior, sizes=(size,) * 3)
     ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
-    noise = NoiseSource(torch.Generator())
     normal = torch.Generator().manual_seed(1)
 
     def step():
-        return kernel.step(jobs, noise, ahead=False)
+        return kernel.step(jobs, None)
 
     for lr in ((0.1, 0.1, 0.1), (0.1, 0.0, 0.3), (0.1, 0.0, 0.0), (0.2, 0.2, 0.2)):
         for i, job in enumerate(jobs):
@@ -72,21 +71,49 @@ def test_jobs_whose_state_is_a_number_keep_their_own(implementation):
     for i, job in enumerate(jobs):
         job.prior_precision, job.hess, job.prior_mean = 10.0**i, 0.1 * 4**i, float(i)
     ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
-    noise = NoiseSource(torch.Generator().manual_seed(0))
-    assert kernel.draw(jobs, noise) == []
+    assert kernel.draw(jobs, 0) == []
     for job in jobs:
         spread = ((job.sample - job.mean) ** 2).mean() * (job.ess * job.hess + job.prior_precision)
         assert abs(spread - 1) < 5 * (2 / 20_000) ** 0.5
     for job in jobs:
         job.hess = torch.full_like(job.mean, job.hess)
     ((kernel, _),) = KernelsByDevice(implementation).split(list(jobs))
-    assert largest_error(jobs, lambda: kernel.step(jobs, noise, ahead=False)) < 1e-13
+    assert largest_error(jobs, lambda: kernel.step(jobs, None)) < 1e-13
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_sample_drawn_with_a_step_is_the_one_drawn_alone(dtype):
+@pytest.mark.parametrize("plan", [compiled.CompiledPlan, EagerPlan, foreach.ForeachPlan])
+def test_the_sample_drawn_with_a_step_is_the_one_drawn_alone(plan, dtype):
     jobs = make_jobs(dtype, "tensors")
-    assert same_as_drawn_anew(compiled.CompiledPlan(jobs), jobs)
+    assert same_as_drawn_anew(plan(jobs), jobs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@EACH
+def test_all_draw_the_same_noise(implementation, dtype):
+    """That of the compiled kernel, wherever the blocks end and whatever the order."""
+    one, other = make_jobs(dtype, "tensors"), make_jobs(dtype, "tensors")[::-1]
+    ((kernel, _),) = KernelsByDevice(implementation).split(other)
+    assert compiled.CompiledPlan(one).draw(2**62 + 9) == kernel.draw(other, 2**62 + 9) == []
+    for a, b in zip(one, reversed(other), strict=True):
+        torch.testing.assert_close(a.sample, b.sample)
+
+
+@EACH
+def test_nothing_is_drawn_twice(implementation):
+    """Only what a step has not drawn already, such as the heads of other tasks."""
+    jobs = make_jobs(torch.float64, "tensors")
+    ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
+    assert kernel.draw(jobs, 3) == []
+    assert kernel.step(jobs[:3], 4)
+    for job in jobs[:3]:
+        job.sample.fill_(7.0)
+    others = [job.sample.clone() for job in jobs[3:]]
+    assert kernel.draw(jobs, 4) == []
+    assert all((job.sample == 7).all() for job in jobs[:3])
+    assert not any((job.sample == other).any() for job, other in zip(jobs[3:], others, strict=True))
+    assert kernel.draw(jobs, 4) == []  # what was drawn ahead counts once
+    assert not any((job.sample == 7).any() for job in jobs)
 
 
 @EACH
@@ -135,16 +162,14 @@ def test_the_layout_of_a_parameter_changes_nothing(layout):
         p = torch.nn.Parameter(start)
         noise = torch.randn(6, *values.shape, generator=torch.Generator().manual_seed(1))
         optimizer = CoVON([p], ess=50, implementation="eager")
-        if not p.is_contiguous() and layout == "channels_last":  # in order of memory
-            noise = noise.permute(0, 1, 3, 4, 2).flatten(1)
-        optimizer._noise = GivenNoise(noise)
-        for step in range(6):
-            with optimizer.sampled_params():
-                optimizer.zero_grad()
-                (p - 1).square().sum().backward()
-            optimizer.step()
-            if step == 2:
-                optimizer.consolidate()
+        with given_noise(noise):
+            for step in range(6):
+                with optimizer.sampled_params():
+                    optimizer.zero_grad()
+                    (p - 1).square().sum().backward()
+                optimizer.step()
+                if step == 2:
+                    optimizer.consolidate()
         assert p.data_ptr() == start.data_ptr()
         runs.append(p.detach())
     torch.testing.assert_close(runs[0], runs[1])
@@ -166,85 +191,28 @@ def test_the_number_of_threads_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("implementation", ["eager", "foreach"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_torchs_noise_drawn_with_a_step_is_that_of_the_next_draw(implementation, dtype):
-    """Bit by bit; and nothing is drawn twice."""
-    jobs = make_jobs(dtype, "tensors")
-    noise = CountedNoise(torch.Generator().manual_seed(3))
-    ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
-    assert kernel.draw(jobs, noise) == []
-    before = noise.state()
-    assert kernel.step(jobs, noise)
-    assert torch.equal(noise.state(), before)
-    assert noise.filled == 2 * sum(SIZES)
-    assert kernel.draw(jobs, noise) == []
-    assert noise.filled == 2 * sum(SIZES)
-    ahead, after = [job.sample.clone() for job in jobs], noise.state()
-    noise.restore(before)
-    assert kernel.draw(jobs, noise) == []
-    assert noise.filled == 3 * sum(SIZES)
-    assert torch.equal(noise.state(), after)
-    assert all(torch.equal(a, job.sample) for a, job in zip(ahead, jobs, strict=True))
-    spread = torch.cat(
-        [(j.sample - j.mean).double() * (j.ess * j.hess + j.prior_precision) ** 0.5 for j in jobs]
-    )
-    assert abs(spread.square().mean() - 1) < 5 * (2 / len(spread)) ** 0.5
-
-
-class CountedNoise(NoiseSource):
-    filled = 0
-
-    def fill(self, out):
-        self.filled += out.numel()
-        super().fill(out)
-
-
-@pytest.mark.parametrize("implementation", ["eager", "foreach"])
-def test_a_precision_that_a_step_has_spoilt_is_found_by_the_next_draw(implementation):
-    """With its sample drawn ahead: line 8 keeps a precision below zero there."""
+@EACH
+def test_precisions_that_are_not_positive_are_named(implementation):
+    """Wherever in a tensor."""
     jobs = make_jobs(torch.float64, "numbers")
-    noise = NoiseSource(torch.Generator())
     ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
-    assert kernel.draw(jobs, noise) == []
-    jobs[2].hess.fill_(-1.0)
-    assert kernel.step(jobs, noise)
-    assert kernel.draw(jobs, noise) == [jobs[2]]
-
-
-@pytest.mark.parametrize("implementation", ["eager", "foreach"])
-def test_nothing_is_drawn_ahead_that_cannot_be_used(implementation):
-    """Where others are drawn, too, such as the heads of other tasks."""
-    jobs = make_jobs(torch.float64, "tensors")
-    noise = CountedNoise(torch.Generator())
-    kernels = KernelsByDevice(implementation)
-    ((kernel, some),) = kernels.split(jobs[:3])
-    for _ in range(3):
-        kernel.draw(jobs, noise)
-        filled = noise.filled
-        assert kernel.step(some, noise)
-        assert noise.filled == filled
-        for job in some:
-            job.grad = torch.ones_like(job.mean)
+    jobs[2].hess[-1], jobs[-1].hess[-1], jobs[-1].hess[0] = -1.0, -1.0, -1.0
+    assert [job.name for job in kernel.draw(jobs, 0)] == [jobs[2].name, jobs[-1].name]
 
 
 @pytest.mark.parametrize("implementation", ["eager", "foreach"])
 def test_an_error_within_a_step_leaves_the_next_one_alone(implementation):
     jobs = make_jobs(torch.float64, "tensors")
-    source = torch.Generator().manual_seed(2)
-    noise = CountedNoise(source)
     ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
-    assert kernel.draw(jobs, noise) == []
-    before = source.get_state()
-    with (
-        mock.patch.object(CountedNoise, "fill", side_effect=MemoryError),
-        pytest.raises(MemoryError),
-    ):
-        kernel.step(jobs, noise)
-    assert torch.equal(source.get_state(), before)
+    assert kernel.draw(jobs, 1) == []
+    noise = mock.patch("covon_avalanche.optim.noise.fill_normal", side_effect=MemoryError)
+    with noise, pytest.raises(MemoryError):
+        kernel.step(jobs, 2)
     for job in jobs:
-        job.sample.normal_(generator=source)
-    assert largest_error(jobs, lambda: kernel.step(jobs, noise)) < 1e-13
+        job.sample.fill_(7.0)
+    assert kernel.draw(jobs, 2) == []
+    assert not any((job.sample == 7).any() for job in jobs)
+    assert largest_error(jobs, lambda: kernel.step(jobs, 3)) < 1e-13
 
 
 @EACH
@@ -328,7 +296,7 @@ def test_implementations_say_where_they_work(linear):
 
 def test_a_bundle_never_exceeds_its_block():
     jobs = make_jobs(torch.float32, "tensors")
-    plan = foreach.Plan(jobs, 100)
+    plan = foreach.ForeachPlan(jobs, 100)
     entries = [sum(part.numel() for part in bundle.mean) for bundle in plan.bundles()]
     assert max(entries) <= 100
     assert sum(entries) == sum(SIZES)

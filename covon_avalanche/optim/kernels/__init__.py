@@ -1,8 +1,8 @@
 """The arithmetic of CoVON's step, and the ways to run it.
 
 ``formulas`` is Algorithm 1 as pure functions, which the others are tested against;
-``foreach`` runs it with torch operations, ``compiled`` in one pass on a CPU, ``fused_cuda``
-in one launch on a GPU.
+``eager`` and ``foreach`` run it with torch operations, ``compiled`` in one pass on a CPU,
+``fused_cuda`` in one launch on a GPU.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Literal, get_args
 
 import torch
 
-from covon_avalanche.optim.buffers import BLOCK, DEVICE_BLOCK, is_dense
+from covon_avalanche.optim.buffers import is_dense
+from covon_avalanche.optim.kernels.eager import EagerPlan
+from covon_avalanche.optim.kernels.foreach import ForeachPlan
 from covon_avalanche.optim.kernels.job import Job
-from covon_avalanche.optim.kernels.kernel import ForeachKernel, FusedKernel, Kernel
+from covon_avalanche.optim.kernels.kernel import Kernel
 
 Implementation = Literal["auto", "eager", "foreach", "compiled", "triton"]
 
@@ -51,9 +53,7 @@ class KernelsByDevice:
     def _kernel(self, device: torch.device | None) -> Kernel:
         if device not in self._kernels:
             self._kernels[device] = (
-                ForeachKernel(BLOCK)
-                if device is None
-                else choose_kernel(self.implementation, device)
+                Kernel(EagerPlan) if device is None else choose_kernel(self.implementation, device)
             )
         return self._kernels[device]
 
@@ -68,18 +68,18 @@ def choose_kernel(implementation: str, device: torch.device) -> Kernel:
         implementation = _best(device.type)
     match implementation:
         case "eager":
-            return ForeachKernel(BLOCK)
+            return Kernel(EagerPlan)
         case "foreach":
-            return ForeachKernel(DEVICE_BLOCK)
+            return Kernel(ForeachPlan)
         case "compiled":
             _needs("cpu", device, implementation)
             from covon_avalanche.optim.kernels.compiled import CompiledPlan
 
-            return FusedKernel(CompiledPlan)
+            return Kernel(CompiledPlan)
     _needs("cuda", device, implementation)
     from covon_avalanche.optim.kernels.fused_cuda import CudaPlan
 
-    return FusedKernel(CudaPlan)
+    return Kernel(CudaPlan)
 
 
 def _best(device_type: str) -> str:

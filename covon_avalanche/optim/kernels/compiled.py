@@ -16,14 +16,12 @@ from functools import cache
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba import njit
 
-from covon_avalanche.optim.kernels.hints import fetch, use_wide_registers
+from covon_avalanche.optim.kernels.hints import entries, fetch, use_wide_registers
 from covon_avalanche.optim.kernels.job import Job
 from covon_avalanche.optim.kernels.tables import Tables, by_kind, is_tensor
-from covon_avalanche.optim.kernels.threefry import GROUP, OPTIONS, PARTS, SOURCE, fill_part
+from covon_avalanche.optim.kernels.threefry import GROUP, OPTIONS, PARTS, SOURCE, fill_part, halves
 
 _TILE = 256 * GROUP  # entries that a thread takes at a time
 _ONE_THREAD = 2**20  # entries below which threads cost more than they bring
@@ -34,22 +32,6 @@ _BATCH_SIZE = 9
 
 i32, u32, u64 = np.int32, np.uint32, np.uint64
 _WITHIN = {**OPTIONS, "cache": False}  # what calls it is cached, and has its code
-
-
-@intrinsic
-def _pointer(typing_context, address, like):
-    """An integer address as a pointer to elements of ``like``'s type."""
-
-    def codegen(context, builder, signature, arguments):
-        kind = context.get_value_type(signature.return_type.dtype)
-        return builder.inttoptr(arguments[0], ir.PointerType(kind))
-
-    return types.CPointer(like)(address, like), codegen
-
-
-@njit(inline="always")
-def _entries(address, size, like):
-    return carray(_pointer(address, like), (size,))
 
 
 def _compiled(*variant: object) -> Callable[[Callable], Callable]:
@@ -79,7 +61,7 @@ def _checker(dtype: type) -> Callable:
     def check(table, settings, limit, flags, first, stride):
         use_wide_registers()
         for row in range(first, len(table), stride):
-            grad = _entries(table[row, _GRAD], table[row, _SIZE], bits(0))
+            grad = entries(table[row, _GRAD], table[row, _SIZE], bits(0))
             worst = bits(0)  # as integers, numbers without sign keep their order; nan is last
             for i in range(len(grad)):
                 worst = max(worst, bits(grad[i] & absolute))
@@ -90,7 +72,7 @@ def _checker(dtype: type) -> Callable:
 
 
 @njit(**_WITHIN)
-def _noise_and_entries(noise, key0, key1, number, start, size, addresses, itemsize):
+def _noise_andentries(noise, key0, key1, number, start, size, addresses, itemsize):
     """The noise of a group; meanwhile, as it takes no memory, the tensors' entries come in."""
     for part in range(PARTS):
         fill_part(noise, key0, key1, u32(number), start // GROUP, part)
@@ -138,10 +120,10 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) 
         for row in range(len(table)):
             addresses, size, number = table[row, :_SIZE], table[row, _SIZE], table[row, _NUMBER]
             one = dtype(0)
-            mean = _entries(table[row, _MEAN], size, one)
-            sample = _entries(table[row, _SAMPLE], size, one)
-            hess = _entries(table[row, _HESS], size, one)
-            prior = _entries(table[row, _PRIOR_PRECISION], size, one)
+            mean = entries(table[row, _MEAN], size, one)
+            sample = entries(table[row, _SAMPLE], size, one)
+            hess = entries(table[row, _HESS], size, one)
+            prior = entries(table[row, _PRIOR_PRECISION], size, one)
             ess, hess0 = dtype(settings[row, _ESS]), dtype(settings[row, _HESS0])
             prior0 = dtype(settings[row, _PRIOR_PRECISION0])
             spread, per_example = dtype(1) / np.sqrt(ess), dtype(1) / ess
@@ -151,7 +133,7 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) 
                     continue
                 for start in range(begin, min(begin + _TILE, size), GROUP):
                     n = min(GROUP, size - start)
-                    _noise_and_entries(noise, key0, key1, number, start, size, addresses, itemsize)
+                    _noise_andentries(noise, key0, key1, number, start, size, addresses, itemsize)
                     good = _draw_group(
                         one, hess_given, prior_given, mean, sample, hess, prior, noise, spread,
                         per_example, hess0, prior0, start, n,
@@ -218,13 +200,13 @@ def _stepper(
         for row in range(len(table)):
             addresses, size, number = table[row, :_SIZE], table[row, _SIZE], table[row, _NUMBER]
             one = dtype(0)
-            mean = _entries(table[row, _MEAN], size, one)
-            sample = _entries(table[row, _SAMPLE], size, one)
-            grad = _entries(table[row, _GRAD], size, one)
-            momentum = _entries(table[row, _MOMENTUM], size, one)
-            hess = _entries(table[row, _HESS], size, one)
-            prior_mean = _entries(table[row, _PRIOR_MEAN], size, one)
-            prior = _entries(table[row, _PRIOR_PRECISION], size, one)
+            mean = entries(table[row, _MEAN], size, one)
+            sample = entries(table[row, _SAMPLE], size, one)
+            grad = entries(table[row, _GRAD], size, one)
+            momentum = entries(table[row, _MOMENTUM], size, one)
+            hess = entries(table[row, _HESS], size, one)
+            prior_mean = entries(table[row, _PRIOR_MEAN], size, one)
+            prior = entries(table[row, _PRIOR_PRECISION], size, one)
             ess, prior0 = dtype(settings[row, _ESS]), dtype(settings[row, _PRIOR_PRECISION0])
             spread, per_example = dtype(1) / np.sqrt(ess), dtype(1) / ess
             prior_mean0 = dtype(settings[row, _PRIOR_MEAN0])
@@ -238,7 +220,7 @@ def _stepper(
                     continue
                 for start in range(begin, min(begin + _TILE, size), GROUP):
                     if ahead:
-                        _noise_and_entries(
+                        _noise_andentries(
                             noise, key0, key1, number, start, size, addresses, itemsize
                         )
                     _step_group(
@@ -273,7 +255,7 @@ class CompiledPlan:
         for (dtype, has_hess, _, has_prior), some, tables in self._parts:
             flags = np.zeros(len(some), np.bool_)
             kernel = _drawer(dtype, has_hess, has_prior)
-            _run(kernel, tables, *_halves(key), flags)
+            _run(kernel, tables, *halves(key), flags)
             bad += [job for job, flag in zip(some, flags, strict=True) if flag]
         return bad
 
@@ -298,7 +280,7 @@ class CompiledPlan:
             return False
         for (dtype, _, has_prior_mean, has_prior), some, tables in self._parts:
             kernel = _stepper(dtype, some[0].holds, has_prior_mean, has_prior, next_key is not None)
-            _run(kernel, tables, *_halves(next_key or 0))
+            _run(kernel, tables, *halves(next_key or 0))
         return True
 
 
@@ -322,7 +304,3 @@ def _run(kernel: Callable, tables: Tables, *arguments: object) -> None:
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="covon-step")
-
-
-def _halves(key: int) -> tuple[np.uint32, np.uint32]:
-    return u32(key & 0xFFFFFFFF), u32(key >> 32 & 0xFFFFFFFF)

@@ -1,14 +1,12 @@
-"""CoVON's step by torch's multi-tensor operations, in place, for any device.
+"""CoVON's step by torch's multi-tensor operations, in place, for accelerators.
 
-Tensors are cut into blocks and small ones bundled, so that a bundle stays in the cache of a
-CPU and temporaries are no larger (those of a tensor with gaps are of its size). The sample of the
-next step can be drawn while a bundle is there (``step`` with ``noise``), by the very operations of
-``draw``.
+Tensors are bundled, so that an operation is one launch for many; large ones are cut, so that
+temporaries are no larger than a bundle (those of a tensor with gaps are of its size).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice, pairwise
 from operator import attrgetter
 from typing import Any
@@ -16,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covon_avalanche.optim.buffers import is_dense
-from covon_avalanche.optim.kernels.job import Job
-from covon_avalanche.optim.noise import NoiseSource
+from covon_avalanche.optim import noise
+from covon_avalanche.optim.buffers import DEVICE_BLOCK
+from covon_avalanche.optim.kernels.job import Job, cut, safe
 
 _FIELDS = ("mean", "sample", "hess", "prior_mean", "prior_precision")
 _settings = attrgetter(
@@ -26,42 +24,43 @@ _settings = attrgetter(
 )
 
 
-class Plan:
+class ForeachPlan:
     """Jobs cut into blocks of memory, and these bundled.
 
     :param block: largest number of entries in a bundle.
     """
 
-    def __init__(self, jobs: list[Job], block: int) -> None:
+    def __init__(self, jobs: list[Job], block: int = DEVICE_BLOCK) -> None:
         self.jobs, self._block = jobs, block
         self._kinds = [_kind(job) for job in jobs]
         self._alike: list[bool] | None = None
         self._bundles: list[_Bundle] = []
 
-    def draw(self, noise: NoiseSource) -> list[Tensor]:
-        """Write a sample of each job's posterior into its ``sample``.
-
-        :return: the lowest precision of each part, 1/weight².
-        """
+    def draw(self, key: int) -> list[Job]:
+        """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
         lowest = []
         for bundle in self.bundles():
-            lowest += bundle.draw(bundle.precision(), noise)
-        return lowest
+            precision = bundle.precision()
+            lowest += [p.amin() for p in precision]
+            bundle.draw(precision, key)
+        positive = (torch.stack(lowest) > 0).all()
+        return [] if positive else [job for job in self.jobs if not job.lowest_precision > 0]
 
-    def step(self, noise: NoiseSource | None) -> list[Tensor]:
-        """Algorithm 1, lines 6 to 9, in place. The samples are used up.
+    def safe(self) -> bool:
+        """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
+        return safe(self.jobs)
 
-        :param noise: draw the next samples, too.
-        :return: as :meth:`draw`; nothing without noise.
-        """
-        lowest = []
+    def step(self, next_key: int | None) -> bool:
+        """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
+        if not self.safe():
+            return False
         grads, momenta = self._parts("grad"), self._parts("momentum")
         for bundle in self.bundles():
             n = len(bundle.mean)
             precision = bundle.step(list(islice(grads, n)), list(islice(momenta, n)))
-            if noise is not None:
-                lowest += bundle.draw(precision, noise)
-        return lowest
+            if next_key is not None:
+                bundle.draw(precision, next_key)
+        return True
 
     def bundles(self) -> list[_Bundle]:
         """What may be worked on together, in the order of the jobs; made anew where settings have
@@ -73,34 +72,19 @@ class Plan:
         self._alike, self._bundles = alike, []
         size, last = 0, None
         for job, kind in zip(self.jobs, kinds, strict=True):
-            fields = (self._cut(job, getattr(job, field)) for field in _FIELDS)
-            for parts in zip(*fields, strict=True):
+            fields = (cut(job, field, self._block) for field in _FIELDS)
+            for i, parts in enumerate(zip(*fields, strict=True)):
                 entries = parts[0].numel()
                 if kind != last or size + entries > self._block:
                     self._bundles.append(_Bundle(job))
                     size, last = 0, kind
                 size += entries
-                self._bundles[-1].add(parts)
+                self._bundles[-1].add(parts, job.number, i * self._block)
         return self._bundles
 
     def _parts(self, field: str) -> Iterator[Tensor]:
         for job in self.jobs:
-            yield from self._cut(job, getattr(job, field))
-
-    def _cut(self, job: Job, value: Tensor | float) -> Sequence[Any]:
-        """A tensor's parts, in order of memory; a number as often."""
-        n, dense = job.mean.numel(), is_dense(job.mean)
-        whole = n <= self._block or not dense
-        if not isinstance(value, Tensor):
-            return [value] * (1 if whole else -(-n // self._block))
-        flat = value.as_strided((n,), (1,)) if dense else value
-        return [flat] if whole else flat.split(self._block)
-
-
-def safe(jobs: Sequence[Job]) -> bool:
-    """Whether all gradients are finite and small enough that a step cannot overflow."""
-    norms = torch._foreach_norm([job.grad for job in jobs])  # type: ignore[misc]
-    return bool((torch.stack(norms) < min(job.largest_gradient for job in jobs)).all())
+            yield from cut(job, field, self._block)
 
 
 def _kind(job: Job) -> tuple:
@@ -118,17 +102,20 @@ class _Bundle:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._places: list[tuple[int, int]] = []  # number of the tensor, entries before the part
         self.mean: list[Tensor] = []
         self.sample: list[Tensor] = []
         self.hess: list[Any] = []  # tensors, or all the same number; as are the next two
         self.prior_mean: list[Any] = []
         self.prior_precision: list[Any] = []
 
-    def add(self, parts: tuple[Any, ...]) -> None:
+    def add(self, parts: tuple[Any, ...], number: int, start: int) -> None:
         """Take in a part of a job, of the same entries in each tensor.
 
         :param parts: of mean, sample, hess, prior mean and prior precision.
+        :param number, start: of the job, and its entries before this part.
         """
+        self._places.append((number, start))
         for field, part in zip(_FIELDS, parts, strict=True):
             getattr(self, field).append(part)
 
@@ -144,19 +131,17 @@ class _Bundle:
         torch._foreach_add_(known, prior)
         return known
 
-    def draw(self, precision: list[Tensor], noise: NoiseSource) -> list[Tensor]:
+    def draw(self, precision: list[Tensor], key: int) -> None:
         """Write samples.
 
         :param precision: of the posterior, 1/weight²; used up.
-        :return: the lowest of each part.
+        :param key: see :func:`noise.fill_normal`.
         """
-        lowest = [p.amin() for p in precision]
         torch._foreach_sqrt_(precision)
-        for sample in self.sample:
-            noise.fill(sample)
+        for sample, place in zip(self.sample, self._places, strict=True):
+            noise.fill_normal(sample, key, *place)
         torch._foreach_div_(self.sample, precision)
         torch._foreach_add_(self.sample, self.mean)
-        return lowest
 
     def step(self, grad: list[Tensor], momentum: list[Tensor]) -> list[Tensor]:
         """The step, which uses up the samples.

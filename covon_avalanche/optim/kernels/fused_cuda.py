@@ -10,8 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from covon_avalanche.optim.kernels.foreach import safe
-from covon_avalanche.optim.kernels.job import Job
+from covon_avalanche.optim.kernels.job import Job, safe
 from covon_avalanche.optim.kernels.tables import Tables, by_kind
 
 _QUARTER = 512  # entries that get the first of Philox's four outputs, and so on

@@ -1,13 +1,13 @@
-"""What numba has no words for: hints to LLVM and to the processor.
+"""What numba has no words for: arrays at an address, and hints to LLVM and to the processor.
 
-They change no formula. In code whose rounding is left to LLVM, as the noise's, wider registers may
-change the last bits.
+The hints change no formula. In code whose rounding is left to LLVM, as the noise's, wider registers
+may change the last bits.
 """
 
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import types
+from numba import carray, njit, types
 from numba.extending import intrinsic
 
 
@@ -48,3 +48,18 @@ def fetch(typing_context, address):
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
+
+
+@intrinsic
+def _pointer(typing_context, address, like):
+    def codegen(context, builder, signature, arguments):
+        kind = context.get_value_type(signature.return_type.dtype)
+        return builder.inttoptr(arguments[0], ir.PointerType(kind))
+
+    return types.CPointer(like)(address, like), codegen
+
+
+@njit(inline="always")
+def entries(address, size, like):
+    """The array at an integer address, of ``like``'s type."""
+    return carray(_pointer(address, like), (size,))

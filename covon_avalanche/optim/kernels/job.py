@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from covon_avalanche.optim.buffers import is_dense
 
 Holds = Literal["theta", "product", "hess", "nothing"]
 
@@ -67,3 +70,25 @@ class Job:
         if self.holds != "nothing":
             return LARGEST_GRADIENT
         return min(LARGEST_GRADIENT, (LARGEST_ESTIMATE / self.batch_size) ** 0.5)
+
+
+def safe(jobs: Sequence[Job]) -> bool:
+    """Whether all gradients are finite and small enough that a step cannot overflow."""
+    norms = torch._foreach_norm([job.grad for job in jobs])  # type: ignore[misc]
+    limit = min(job.largest_gradient for job in jobs)
+    return all(norm < limit for norm in torch.stack(norms).tolist())
+
+
+def cut(job: Job, field: str, block: int) -> Sequence[Any]:
+    """The parts of a tensor that has more than a block, one-dimensional and in order of memory;
+    of a number as many. What has no more, or gaps, is one part as it is.
+
+    :param field: of the job, that the tensor or number is.
+    :param block: largest number of entries in a part.
+    """
+    value, n = getattr(job, field), job.mean.numel()
+    if n <= block or not is_dense(job.mean):
+        return [value]
+    if not isinstance(value, Tensor):
+        return [value] * -(-n // block)
+    return value.as_strided((n,), (1,)).split(block)

@@ -133,3 +133,36 @@ def fill_group(out, key0, key1, tensor, group):
     """Write all parts of a group; see :func:`fill_part`."""
     for part in range(PARTS):
         fill_part(out, key0, key1, tensor, group, part)
+
+
+@njit(**OPTIONS)
+def _fill(address, size, key0, key1, tensor, start):
+    out, noise = hints.entries(address, size, f32(0)), np.empty(GROUP, f32)
+    done = 0
+    while done < size:
+        group, skip = divmod(start + done, GROUP)
+        n = min(GROUP - skip, size - done)
+        if n == GROUP:
+            fill_group(out[done : done + GROUP], key0, key1, tensor, group)
+        else:
+            fill_group(noise, key0, key1, tensor, group)
+            for i in range(n):
+                out[done + i] = noise[skip + i]
+        done += n
+
+
+def fill(address: int, size: int, key: int, tensor: int, start: int) -> None:
+    """Write some of a tensor's standard normals, float32.
+
+    :param address: where to, in bytes.
+    :param size: how many.
+    :param key: the draw, 64 bits.
+    :param tensor: number of the tensor, below 2**32.
+    :param start: place of the first of them in the tensor.
+    """
+    _fill(address, size, *halves(key), u32(tensor), start)
+
+
+def halves(key: int) -> tuple[np.uint32, np.uint32]:
+    """A key as the two numbers that the functions above take."""
+    return u32(key & 0xFFFFFFFF), u32(key >> 32 & 0xFFFFFFFF)
