@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 2**16  # entries worked on at a time, where whole tensors would need transient memory
+BLOCK = 2**17  # entries worked on at a time, where whole tensors would need transient memory
 DEVICE_BLOCK = 2**24  # the same where no cache is to be kept warm and each launch costs
 _LARGE = 2**16  # entries from which it matters where a buffer begins in memory
 _SHIFT = 112  # entries between the slots of two buffers, a multiple of a cache line
@@ -151,9 +151,10 @@ def moved(parameters: Iterable[Tensor]) -> None:
 
 def second_copy(copies: dict[Tensor, SecondCopy], p: Tensor) -> SecondCopy:
     """The parameter's copy among those given; a new one is added where none fits."""
-    if p not in copies or not copies[p].fits(p):
-        copies[p] = SecondCopy(p)
-    return copies[p]
+    copy = copies.get(p)
+    if copy is None or not copy.fits(p):
+        copy = copies[p] = SecondCopy(p)
+    return copy
 
 
 def _owns_its_memory(p: Tensor) -> bool:

@@ -118,8 +118,8 @@ class CoVON(PosteriorOptimizer):
     :param implementation: how the arithmetic is run: ``"compiled"`` in one pass over memory
         (CPU, by numba), ``"triton"`` in one launch (CUDA), ``"eager"`` by torch operations on
         blocks that fit a CPU's cache, ``"foreach"`` by torch operations on large blocks.
-        ``"auto"`` takes the fastest there is. The first two make their own noise from keys
-        drawn from the generator, so their samples differ from those of the others.
+        ``"auto"`` takes the fastest there is. On a CPU all draw the same samples, those of
+        ``"triton"`` differ.
     :raises ValueError: naming the value and the rule.
 
     State per parameter: ``momentum``, ``hess``, ``step`` within a task; ``prior_mean`` and

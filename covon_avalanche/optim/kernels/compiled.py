@@ -21,7 +21,7 @@ from numba import njit
 from covon_avalanche.optim.kernels.hints import entries, fetch, use_wide_registers
 from covon_avalanche.optim.kernels.job import Job
 from covon_avalanche.optim.kernels.tables import Tables, by_kind, is_tensor
-from covon_avalanche.optim.kernels.threefry import GROUP, OPTIONS, PARTS, SOURCE, fill_part, halves
+from covon_avalanche.optim.kernels.threefry import GROUP, OPTIONS, PARTS, SOURCE, fill_part
 
 _TILE = 256 * GROUP  # entries that a thread takes at a time
 _ONE_THREAD = 2**20  # entries below which threads cost more than they bring
@@ -72,7 +72,7 @@ def _checker(dtype: type) -> Callable:
 
 
 @njit(**_WITHIN)
-def _noise_andentries(noise, key0, key1, number, start, size, addresses, itemsize):
+def _noise_and_entries(noise, key0, key1, number, start, size, addresses, itemsize):
     """The noise of a group; meanwhile, as it takes no memory, the tensors' entries come in."""
     for part in range(PARTS):
         fill_part(noise, key0, key1, u32(number), start // GROUP, part)
@@ -133,7 +133,7 @@ def _drawer(dtype: type, has_hess: bool, has_prior: bool, source: int = SOURCE) 
                     continue
                 for start in range(begin, min(begin + _TILE, size), GROUP):
                     n = min(GROUP, size - start)
-                    _noise_andentries(noise, key0, key1, number, start, size, addresses, itemsize)
+                    _noise_and_entries(noise, key0, key1, number, start, size, addresses, itemsize)
                     good = _draw_group(
                         one, hess_given, prior_given, mean, sample, hess, prior, noise, spread,
                         per_example, hess0, prior0, start, n,
@@ -220,7 +220,7 @@ def _stepper(
                     continue
                 for start in range(begin, min(begin + _TILE, size), GROUP):
                     if ahead:
-                        _noise_andentries(
+                        _noise_and_entries(
                             noise, key0, key1, number, start, size, addresses, itemsize
                         )
                     _step_group(
@@ -255,7 +255,7 @@ class CompiledPlan:
         for (dtype, has_hess, _, has_prior), some, tables in self._parts:
             flags = np.zeros(len(some), np.bool_)
             kernel = _drawer(dtype, has_hess, has_prior)
-            _run(kernel, tables, *halves(key), flags)
+            _run(kernel, tables, *_halves(key), flags)
             bad += [job for job, flag in zip(some, flags, strict=True) if flag]
         return bad
 
@@ -280,7 +280,7 @@ class CompiledPlan:
             return False
         for (dtype, _, has_prior_mean, has_prior), some, tables in self._parts:
             kernel = _stepper(dtype, some[0].holds, has_prior_mean, has_prior, next_key is not None)
-            _run(kernel, tables, *halves(next_key or 0))
+            _run(kernel, tables, *_halves(next_key or 0))
         return True
 
 
@@ -304,3 +304,7 @@ def _run(kernel: Callable, tables: Tables, *arguments: object) -> None:
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="covon-step")
+
+
+def _halves(key: int) -> tuple[np.uint32, np.uint32]:
+    return u32(key & 0xFFFFFFFF), u32(key >> 32 & 0xFFFFFFFF)

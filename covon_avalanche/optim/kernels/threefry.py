@@ -135,8 +135,17 @@ def fill_group(out, key0, key1, tensor, group):
         fill_part(out, key0, key1, tensor, group, part)
 
 
-@njit(**OPTIONS)
-def _fill(address, size, key0, key1, tensor, start):
+@njit("void(intp, intp, uint64, uint32, intp)", **OPTIONS)
+def fill(address, size, key, tensor, start):
+    """Write some of a tensor's standard normals, float32.
+
+    :param address: where to, in bytes.
+    :param size: how many.
+    :param key: the draw.
+    :param tensor: number of the tensor.
+    :param start: place of the first of them in the tensor.
+    """
+    key0, key1 = u32(key & u64(0xFFFFFFFF)), u32(key >> u64(32))
     out, noise = hints.entries(address, size, f32(0)), np.empty(GROUP, f32)
     done = 0
     while done < size:
@@ -149,20 +158,3 @@ def _fill(address, size, key0, key1, tensor, start):
             for i in range(n):
                 out[done + i] = noise[skip + i]
         done += n
-
-
-def fill(address: int, size: int, key: int, tensor: int, start: int) -> None:
-    """Write some of a tensor's standard normals, float32.
-
-    :param address: where to, in bytes.
-    :param size: how many.
-    :param key: the draw, 64 bits.
-    :param tensor: number of the tensor, below 2**32.
-    :param start: place of the first of them in the tensor.
-    """
-    _fill(address, size, *halves(key), u32(tensor), start)
-
-
-def halves(key: int) -> tuple[np.uint32, np.uint32]:
-    """A key as the two numbers that the functions above take."""
-    return u32(key & 0xFFFFFFFF), u32(key >> 32 & 0xFFFFFFFF)
