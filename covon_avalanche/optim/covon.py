@@ -355,18 +355,18 @@ class CoVON(PosteriorOptimizer):
             job.holds, job.batch_size = holds, batch_size
             _refresh(job, state, place)
         parts = self._kernels.split(jobs)
-        next_key = self._noise.peek() if one_pass else None
-        done = (
-            (one_pass or all_below(samples, LARGEST_ESTIMATE))
-            # No device may step if another cannot.
-            and (len(parts) == 1 or all(kernel.safe(some) for kernel, some in parts))
-            and all(kernel.step(some, next_key) for kernel, some in parts)
+        safe = (one_pass or all_below(samples, LARGEST_ESTIMATE)) and all(
+            kernel.safe(some) for kernel, some in parts
         )
+        if safe:
+            next_key = self._noise.peek() if one_pass else None
+            for kernel, some in parts:
+                kernel.step(some, next_key)
         for job in jobs:
             job.grad = None  # or it would outlive zero_grad()
         if record.mc_samples > 1:
             self._forget_plans()  # and so would the averages
-        if not done:
+        if not safe:
             super()._step(places, record)  # whole tensors, checked before anything is changed
             return
         for state, place in zip(states, places, strict=True):

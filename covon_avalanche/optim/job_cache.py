@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from covon_avalanche.optim.buffers import laid_like, settle
 from covon_avalanche.optim.kernels.job import Job
 from covon_avalanche.optim.places import Place, State
 
-_SETTINGS = ("ess", "hess_init", "weight_decay")
+_settings = itemgetter("ess", "hess_init", "weight_decay")
 
 
 class JobCache:
@@ -23,7 +24,7 @@ class JobCache:
 
     def __init__(self) -> None:
         self._jobs: list[Job] = []
-        self._origins: list[tuple[Tensor, State]] = []
+        self._origins: list[tuple[Place, State]] = []
         self._settings: list[Any] = []
 
     def get(
@@ -42,7 +43,7 @@ class JobCache:
         :param make: makes one.
         :param more: what it depends on beside its arguments and the group's settings.
         """
-        settings = [more, *([p.group[k] for k in _SETTINGS] for p in places)]
+        settings = [more, *(_settings(place.group) for place in places)]
         known = settings == self._settings and all(
             map(_is_up_to_date, self._jobs, self._origins, places, states, samples)
         )
@@ -52,20 +53,20 @@ class JobCache:
                 settle(name, p, state)
                 laid.append(laid_like(sample, p, name, "the sample"))
             self._jobs = list(map(make, places, states, laid))
-            self._origins = [(p.parameter, s) for p, s in zip(places, states, strict=True)]
+            self._origins = list(zip(places, states, strict=True))
             self._settings = settings
         return self._jobs
 
 
 def _is_up_to_date(
-    job: Job, origin: tuple[Tensor, State], place: Place, state: State, sample: Tensor
+    job: Job, origin: tuple[Place, State], place: Place, state: State, sample: Tensor
 ) -> bool:
     # What was cast, moved or laid out anew has other addresses.
-    parameter, known_state = origin
+    known_place, known_state = origin
     return (
-        parameter is place.parameter
+        known_place is place
         and known_state is state
-        and job.mean.data_ptr() == parameter.data_ptr()
+        and job.mean.data_ptr() == place.parameter.data_ptr()
         and job.sample.data_ptr() == sample.data_ptr()
         and state.get("momentum") is job.momentum
         and state.get("hess", job.hess) is job.hess

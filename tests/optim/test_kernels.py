@@ -40,6 +40,7 @@ def test_a_step_is_algorithm_1(implementation, dtype, prior, holds):
     jobs = make_jobs(dtype, prior, holds=holds)
     ((kernel, same),) = KernelsByDevice(implementation).split(jobs)
     assert same == jobs
+    assert kernel.safe(jobs)
     error = largest_error(jobs, lambda: kernel.step(jobs, 5))
     assert error < TOLERANCE[dtype]
 
@@ -54,7 +55,8 @@ def test_jobs_keep_their_own_settings_whatever_they_were_before(implementation, 
     normal = torch.Generator().manual_seed(1)
 
     def step():
-        return kernel.step(jobs, None)
+        assert kernel.safe(jobs)
+        kernel.step(jobs, None)
 
     for lr in ((0.1, 0.1, 0.1), (0.1, 0.0, 0.3), (0.1, 0.0, 0.0), (0.2, 0.2, 0.2)):
         for i, job in enumerate(jobs):
@@ -78,6 +80,7 @@ def test_jobs_whose_state_is_a_number_keep_their_own(implementation):
     for job in jobs:
         job.hess = torch.full_like(job.mean, job.hess)
     ((kernel, _),) = KernelsByDevice(implementation).split(list(jobs))
+    assert kernel.safe(jobs)
     assert largest_error(jobs, lambda: kernel.step(jobs, None)) < 1e-13
 
 
@@ -105,7 +108,9 @@ def test_nothing_is_drawn_twice(implementation):
     jobs = make_jobs(torch.float64, "tensors")
     ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
     assert kernel.draw(jobs, 3) == []
-    assert kernel.step(jobs[:3], 4)
+    some = jobs[:3]
+    assert kernel.safe(some)
+    kernel.step(some, 4)
     for job in jobs[:3]:
         job.sample.fill_(7.0)
     others = [job.sample.clone() for job in jobs[3:]]
@@ -184,7 +189,8 @@ def test_the_number_of_threads_changes_nothing():
             jobs = make_jobs(torch.float32, "tensors", sizes=(compiled._ONE_THREAD + 77, 300))
             plan = compiled.CompiledPlan(jobs)
             assert plan.draw(11) == []
-            assert plan.step(12)
+            assert plan.safe()
+            plan.step(12)
             results.append([torch.cat([j.mean, j.hess, j.momentum, j.sample]) for j in jobs])
     finally:
         torch.set_num_threads(threads)
@@ -205,6 +211,7 @@ def test_an_error_within_a_step_leaves_the_next_one_alone(implementation):
     jobs = make_jobs(torch.float64, "tensors")
     ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
     assert kernel.draw(jobs, 1) == []
+    assert kernel.safe(jobs)
     noise = mock.patch("covon_avalanche.optim.noise.fill_normal", side_effect=MemoryError)
     with noise, pytest.raises(MemoryError):
         kernel.step(jobs, 2)
@@ -212,6 +219,7 @@ def test_an_error_within_a_step_leaves_the_next_one_alone(implementation):
         job.sample.fill_(7.0)
     assert kernel.draw(jobs, 2) == []
     assert not any((job.sample == 7).any() for job in jobs)
+    assert kernel.safe(jobs)
     assert largest_error(jobs, lambda: kernel.step(jobs, 3)) < 1e-13
 
 

@@ -3,6 +3,8 @@
 Limits are five standard errors of each statistic under exact normality and independence.
 """
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from numba import njit
 from scipy import stats
 
 from covon_avalanche.optim.kernels.threefry import GROUP, fill_group, threefry2x32
-from covon_avalanche.optim.noise import NoiseSource
+from covon_avalanche.optim.noise import NoiseSource, fill_normal
 
 u32 = np.uint32
 
@@ -104,6 +106,57 @@ def test_no_correlation(what):
                 x, y = x - (2 / np.pi) ** 0.5, y - (2 / np.pi) ** 0.5
                 scale = 1 - 2 / np.pi
             assert abs((x * y).mean()) < 5 * scale / n**0.5 * 1.01
+
+
+@pytest.fixture(params=["numba", "torch"])
+def source(request):
+    """With numba and without."""
+    if request.param == "numba":
+        yield request.param
+        return
+    with mock.patch("covon_avalanche.optim.noise._compiled_fill", return_value=None):
+        yield request.param
+
+
+def filled(key=5, number=7, start=0, out=None):
+    out = torch.empty(3000) if out is None else out
+    fill_normal(out, key, number, start)
+    return out
+
+
+class TestFilling:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_standard_normals_that_depend_on_key_number_and_place_alone(self, source, dtype):
+        z = [
+            filled(key, number, start, torch.empty(3000, dtype=dtype))
+            for key in (5, 2**62)
+            for number in (0, 2**31)
+            for start in (0, 2**20)
+        ]
+        again = filled(2**62, 2**31, 2**20, torch.empty(3000, dtype=dtype))
+        assert torch.equal(z[-1], again)
+        assert stats.kstest(torch.cat(z), "norm").pvalue > 1e-4
+        for i, a in enumerate(z):
+            for b in z[:i]:
+                assert abs((a * b).mean()) < 5 / 3000**0.5
+
+    def test_a_part_is_that_of_the_whole(self):
+        whole = filled()
+        assert torch.equal(whole[:GROUP].double(), torch.from_numpy(normals((5, 0), 7)[0]))
+        for start in (1, GROUP - 1, GROUP, 1700):
+            for size in (1, GROUP, 1300):
+                part = filled(start=start, out=torch.empty(size))
+                assert torch.equal(part, whole[start : start + size])
+
+    def test_layouts(self, source):
+        """In order of memory; with gaps, which are left alone, in order of entries."""
+        plain = filled(out=torch.empty(5, 4, 6, 6)).flatten()
+        last = filled(out=torch.empty(5, 4, 6, 6).to(memory_format=torch.channels_last))
+        assert torch.equal(last.permute(0, 2, 3, 1).flatten(), plain)
+        wide = torch.zeros(5, 4, 6, 12)
+        assert torch.equal(filled(out=wide[..., ::2]).flatten(), plain)
+        assert not wide[..., 1::2].any()
+        assert filled(out=torch.empty(())).isfinite()
 
 
 class TestKeys:

@@ -32,7 +32,7 @@ class KernelsByDevice:
         if implementation not in known:
             raise ValueError(f"implementation must be one of {known}, got {implementation!r}")
         self.implementation = implementation
-        self._kernels: dict[torch.device | None, Kernel] = {}
+        self._kernels: dict[tuple[torch.device, bool], Kernel] = {}
         self._splits: list[tuple[list[Job], list[tuple[Kernel, list[Job]]]]] = []
 
     def split(self, jobs: list[Job]) -> list[tuple[Kernel, list[Job]]]:
@@ -42,20 +42,19 @@ class KernelsByDevice:
             if known is jobs:
                 self._splits.sort(key=lambda s: s[0] is not jobs)  # the last used first
                 return split
-        parts: dict[torch.device | None, list[Job]] = {}
+        parts: dict[tuple[torch.device, bool], list[Job]] = {}
         for job in jobs:
-            device = job.mean.device if is_dense(job.mean) else None
-            parts.setdefault(device, []).append(job)
-        split = [(self._kernel(device), some) for device, some in parts.items()]
+            parts.setdefault((job.mean.device, is_dense(job.mean)), []).append(job)
+        split = [(self._kernel(*kind), some) for kind, some in parts.items()]
         self._splits = [(jobs, split), *self._splits[:1]]  # those drawn and those stepped
         return split
 
-    def _kernel(self, device: torch.device | None) -> Kernel:
-        if device not in self._kernels:
-            self._kernels[device] = (
-                Kernel(EagerPlan) if device is None else choose_kernel(self.implementation, device)
+    def _kernel(self, device: torch.device, dense: bool) -> Kernel:
+        if (device, dense) not in self._kernels:
+            self._kernels[device, dense] = choose_kernel(
+                self.implementation if dense else "eager", device
             )
-        return self._kernels[device]
+        return self._kernels[device, dense]
 
 
 def choose_kernel(implementation: str, device: torch.device) -> Kernel:

@@ -246,11 +246,7 @@ class CompiledPlan:
         ]
 
     def draw(self, key: int) -> list[Job]:
-        """Write a sample of each job's posterior into its ``sample``.
-
-        :param key: 64 bits; the same key gives the same noise.
-        :return: the jobs with a precision that is not positive.
-        """
+        """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
         bad: list[Job] = []
         for (dtype, has_hess, _, has_prior), some, tables in self._parts:
             flags = np.zeros(len(some), np.bool_)
@@ -260,7 +256,7 @@ class CompiledPlan:
         return bad
 
     def safe(self) -> bool:
-        """Whether all gradients are finite and small enough that a step cannot overflow."""
+        """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
         for (dtype, *_), some, tables in self._parts:
             tables.refresh()
             flags = np.zeros(len(some), np.bool_)
@@ -270,18 +266,11 @@ class CompiledPlan:
                 return False
         return True
 
-    def step(self, next_key: int | None) -> bool:
-        """Algorithm 1, lines 6 to 9, in place.
-
-        :param next_key: draw the next sample into ``sample`` in the same pass.
-        :return: whether it was safe; if not, nothing is changed.
-        """
-        if not self.safe():
-            return False
+    def step(self, next_key: int | None) -> None:
+        """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
         for (dtype, _, has_prior_mean, has_prior), some, tables in self._parts:
             kernel = _stepper(dtype, some[0].holds, has_prior_mean, has_prior, next_key is not None)
             _run(kernel, tables, *_halves(next_key or 0))
-        return True
 
 
 def _what_is_a_tensor(job: Job) -> tuple[bool, bool, bool]:

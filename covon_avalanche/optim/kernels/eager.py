@@ -2,7 +2,7 @@
 
 A block's tensors stay in the cache from the first operation on them to the last, and temporaries
 are no larger than a block (than the tensor, where it has gaps). Each operation costs a call for
-each block, so accelerators are better served by ``foreach``.
+each block, so small tensors, and accelerators, are better served by ``foreach``.
 """
 
 from __future__ import annotations
@@ -12,24 +12,29 @@ from torch import Tensor
 
 from covon_avalanche.optim import noise
 from covon_avalanche.optim.buffers import BLOCK
+from covon_avalanche.optim.kernels.foreach import ForeachPlan
 from covon_avalanche.optim.kernels.job import Job, cut, safe
 
+_SMALL = 2**14  # entries below which calls cost more than arithmetic
 _FIELDS = ("mean", "sample", "hess", "prior_mean", "prior_precision")
 
 
 class EagerPlan:
-    """Jobs cut into blocks of memory; see :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
+    """Jobs cut into blocks; see :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        self._parts = [
-            list(zip(*(cut(job, field, BLOCK) for field in _FIELDS), strict=True)) for job in jobs
+        self._small = ForeachPlan([job for job in jobs if job.mean.numel() < _SMALL], BLOCK)
+        self._large = [
+            (job, list(zip(*(cut(job, field, BLOCK) for field in _FIELDS), strict=True)))
+            for job in jobs
+            if job.mean.numel() >= _SMALL
         ]
 
     def draw(self, key: int) -> list[Job]:
         """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
-        bad = []
-        for job, parts in zip(self.jobs, self._parts, strict=True):
+        bad = self._small.draw(key)
+        for job, parts in self._large:
             positive = True
             for i, (mean, sample, hess, _, prior) in enumerate(parts):
                 precision = _precision(job.ess, hess, prior, mean)
@@ -43,17 +48,15 @@ class EagerPlan:
         """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
         return safe(self.jobs)
 
-    def step(self, next_key: int | None) -> bool:
+    def step(self, next_key: int | None) -> None:
         """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
-        if not self.safe():
-            return False
-        for job, parts in zip(self.jobs, self._parts, strict=True):
+        self._small.step(next_key)
+        for job, parts in self._large:
             grads, momenta = cut(job, "grad", BLOCK), cut(job, "momentum", BLOCK)
             for i, (part, *changing) in enumerate(zip(parts, grads, momenta, strict=True)):
                 precision = _step(job, *part, *changing)
                 if next_key is not None:
                     _draw(part[0], part[1], precision, next_key, job.number, i * BLOCK)
-        return True
 
 
 def _precision(ess: float, hess: Tensor | float, prior: Tensor | float, like: Tensor) -> Tensor:

@@ -38,29 +38,25 @@ class ForeachPlan:
 
     def draw(self, key: int) -> list[Job]:
         """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
-        lowest = []
+        positive = True
         for bundle in self.bundles():
             precision = bundle.precision()
-            lowest += [p.amin() for p in precision]
+            positive &= bool((torch.stack([p.amin() for p in precision]) > 0).all())
             bundle.draw(precision, key)
-        positive = (torch.stack(lowest) > 0).all()
         return [] if positive else [job for job in self.jobs if not job.lowest_precision > 0]
 
     def safe(self) -> bool:
         """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
         return safe(self.jobs)
 
-    def step(self, next_key: int | None) -> bool:
+    def step(self, next_key: int | None) -> None:
         """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
-        if not self.safe():
-            return False
         grads, momenta = self._parts("grad"), self._parts("momentum")
         for bundle in self.bundles():
             n = len(bundle.mean)
             precision = bundle.step(list(islice(grads, n)), list(islice(momenta, n)))
             if next_key is not None:
                 bundle.draw(precision, next_key)
-        return True
 
     def bundles(self) -> list[_Bundle]:
         """What may be worked on together, in the order of the jobs; made anew where settings have

@@ -155,11 +155,7 @@ class CudaPlan:
         ]
 
     def draw(self, key: int) -> list[Job]:
-        """Write a sample of each job's posterior into its ``sample``.
-
-        :param key: 63 bits; the same key gives the same noise.
-        :return: the jobs with a precision that is not positive.
-        """
+        """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
         bad: list[Job] = []
         for double, some, tables, chunks in self._parts:
             flags = torch.zeros(len(some), dtype=torch.int32, device=chunks.device)
@@ -170,17 +166,11 @@ class CudaPlan:
         return bad
 
     def safe(self) -> bool:
-        """Whether all gradients are finite and small enough that a step cannot overflow."""
+        """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
         return safe(self.jobs)
 
-    def step(self, next_key: int | None) -> bool:
-        """Algorithm 1, lines 6 to 9, in place.
-
-        :param next_key: draw the next sample into ``sample`` in the same pass.
-        :return: whether it was safe; if not, nothing is changed.
-        """
-        if not self.safe():
-            return False
+    def step(self, next_key: int | None) -> None:
+        """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
         for double, some, tables, chunks in self._parts:
             tables.refresh()
             with torch.cuda.device_of(chunks):
@@ -193,7 +183,6 @@ class CudaPlan:
                     HOLDS=some[0].holds,
                     AHEAD=next_key is not None,
                 )
-        return True
 
 
 def _chunks(jobs: list[Job]) -> torch.Tensor:

@@ -45,18 +45,16 @@ class Kernel:
         """Whether a step cannot meet or make a number that is not finite."""
         return self._steps_of(jobs).safe()
 
-    def step(self, jobs: list[Job], next_key: int | None) -> bool:
-        """Change mean, momentum and hess in place, and use up the samples.
+    def step(self, jobs: list[Job], next_key: int | None) -> None:
+        """Change mean, momentum and hess in place, and use up the samples; to be called only
+        where it is :meth:`safe`.
 
         :param next_key: of the next draw, if ``sample`` is where it writes, too.
-        :return: whether it was :meth:`safe`; if not, nothing is changed.
         """
-        if not self._steps_of(jobs).step(next_key):
-            return False
+        self._steps_of(jobs).step(next_key)
         moved(job.mean for job in jobs)
         if next_key is not None:
             self._ahead.update((job.number, (next_key, *_origin(job))) for job in jobs)
-        return True
 
     def _steps_of(self, jobs: list[Job]) -> Plan:
         if self._steps.jobs is not jobs:
@@ -79,12 +77,11 @@ class Plan(Protocol):
     def safe(self) -> bool:
         """Whether all gradients are finite and small enough that a step cannot overflow."""
 
-    def step(self, next_key: int | None) -> bool:
-        """Algorithm 1, lines 6 to 9, in place, which use up the samples.
+    def step(self, next_key: int | None) -> None:
+        """Algorithm 1, lines 6 to 9, in place, which use up the samples; after :meth:`safe`.
 
         :param next_key: draw the next samples, too, as :meth:`draw` would with this key. Their
             precision is not looked at: line 8 keeps what is positive so.
-        :return: whether it was safe; if not, nothing is changed.
         """
 
 
