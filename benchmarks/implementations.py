@@ -3,7 +3,7 @@
     python benchmarks/implementations.py
 
 CoVON with the settings of the recipe ``permuted-digits``, but a constant learning rate and one
-``hess_init``, by each implementation that a CPU has: they draw other noise, and add up in another
+``hess_init``, by each implementation that a CPU has: they draw the same noise and add up in another
 order. Results go to ``benchmarks/results/speed/accuracy.json``, the table to ``docs/speed.md``.
 """
 

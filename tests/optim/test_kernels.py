@@ -1,5 +1,6 @@
 """The ways to run CoVON's step, against Algorithm 1 as pure functions and each other."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -100,6 +101,26 @@ def test_all_draw_the_same_noise(implementation, dtype):
     assert compiled.CompiledPlan(one).draw(2**62 + 9) == kernel.draw(other, 2**62 + 9) == []
     for a, b in zip(one, reversed(other), strict=True):
         torch.testing.assert_close(a.sample, b.sample)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "foreach"])
+@pytest.mark.parametrize("changes", [{}, {"mc_samples": 2}, {"hess_approx": "gradsq"}])
+def test_a_seed_gives_the_same_run_by_each(linear, batch, implementation, changes):
+    x, y = batch
+
+    def run(implementation):
+        model = copy.deepcopy(linear).double()
+        optimizer = make_covon(
+            model.parameters(), implementation=implementation, batch_size=16, **changes
+        )
+        for step in range(20):
+            train_step(optimizer, model, (x.double(), y))
+            if step == 9:
+                optimizer.consolidate()
+        return weights(model)
+
+    for one, other in zip(run(implementation).values(), run("compiled").values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 @EACH
