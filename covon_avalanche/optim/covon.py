@@ -118,8 +118,8 @@ class CoVON(PosteriorOptimizer):
     :param implementation: how the arithmetic is run: ``"compiled"`` in one pass over memory
         (CPU, by numba), ``"triton"`` in one launch (CUDA), ``"eager"`` by torch operations on
         blocks that fit a CPU's cache, ``"foreach"`` by torch operations on large blocks.
-        ``"auto"`` takes the fastest there is. On a CPU all draw the same samples, those of
-        ``"triton"`` differ.
+        ``"auto"`` takes the fastest there is. On a CPU with numba all draw the same samples;
+        those of ``"triton"`` differ.
     :raises ValueError: naming the value and the rule.
 
     State per parameter: ``momentum``, ``hess``, ``step`` within a task; ``prior_mean`` and
@@ -330,7 +330,7 @@ class CoVON(PosteriorOptimizer):
         # Between tasks the slow posterior predicts.
         make = self._job if train else self._job_between_tasks
         jobs = self._draws.get(places, states, [c.content for _, c in drawn], make, train)
-        key = self._noise.key()
+        key = self._noise.key() if jobs else 0
         for kernel, some in self._kernels.split(jobs):
             bad = kernel.draw(some, key)
             check_precisions([(job.name, job.lowest_precision) for job in bad])

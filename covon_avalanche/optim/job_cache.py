@@ -64,7 +64,8 @@ def _is_up_to_date(
     # What was cast, moved or laid out anew has other addresses.
     known_place, known_state = origin
     return (
-        known_place is place
+        known_place.parameter is place.parameter
+        and known_place.group is place.group
         and known_state is state
         and job.mean.data_ptr() == place.parameter.data_ptr()
         and job.sample.data_ptr() == sample.data_ptr()

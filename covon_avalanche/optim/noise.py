@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 
@@ -54,23 +55,23 @@ class NoiseSource:
 def fill_normal(out: Tensor, key: int, number: int, start: int = 0) -> None:
     """Replace all entries of a tensor, or of a part of one, by standard normals.
 
-    On a CPU they are those of the compiled kernel. Elsewhere, and without numba, they are of a
-    torch generator that is seeded anew for each part.
+    On a CPU they are those of the compiled kernel. Elsewhere, for tensors of other classes, and
+    where numba does not work, they are of a torch generator that is seeded anew for each part.
 
     :param out: written in order of memory if there are no gaps, else in order of entries.
     :param key: of the draw, 63 bits; see :meth:`NoiseSource.key`.
     :param number: of the tensor, below 2**32.
     :param start: entries of the tensor before this part.
     """
-    if not is_dense(out):
+    plain = type(out) is Tensor  # others (DTensor) may have no memory of their own
+    fill = compiled_fill() if plain and out.device.type == "cpu" else None
+    if plain and not is_dense(out):
         whole = torch.empty(out.shape, dtype=out.dtype, device=out.device)
         fill_normal(whole, key, number, start)
         out.copy_(whole)
-        return
-    fill = _compiled_fill() if out.device.type == "cpu" else None
-    if fill is None:
+    elif fill is None:
         seed = _mix(_mix(key, number), start)
-        flat = out.as_strided((out.numel(),), (1,))
+        flat = out.as_strided((out.numel(),), (1,)) if plain else out
         flat.normal_(generator=torch.Generator(out.device).manual_seed(seed))
     elif out.dtype == torch.float32:
         fill(out.data_ptr(), out.numel(), key, number, start)
@@ -81,12 +82,22 @@ def fill_normal(out: Tensor, key: int, number: int, start: int = 0) -> None:
 
 
 @cache
-def _compiled_fill() -> Callable | None:
+def compiled_fill() -> Callable | None:
+    """``threefry.fill``, or ``None`` where numba does not work; tried once."""
     try:
+        import numba
+
         from covon_avalanche.optim.kernels.threefry import fill
     except ImportError:  # numba is missing, or not made for this Python yet
         return None
-    return fill
+    except RuntimeError as error:  # it finds no folder that it may write to
+        warnings.warn(
+            f"numba does not work here ({error}): CoVON runs on torch operations, slower and with "
+            "other noise. NUMBA_CACHE_DIR may name a folder for its files",
+            stacklevel=2,
+        )
+        return None
+    return None if numba.config.DISABLE_JIT else fill  # type: ignore[attr-defined]
 
 
 def _mix(seed: int, offset: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -28,25 +28,14 @@ class NamedOptimizer(Optimizer):
     ``"group.index"``.
     """
 
-    _known_places: Sequence[Place] = ()
-
-    def _places(self) -> Sequence[Place]:
-        """All of them; the same objects as long as the same parameters are in the same groups."""
-        found = [(p, group) for group in self.param_groups for p in group["params"]]
-        known = self._known_places
-        if len(known) == len(found) and all(
-            place.parameter is p and place.group is group
-            for place, (p, group) in zip(known, found, strict=True)
-        ):
-            return known
-        places: list[Place] = []
+    def _places(self) -> Iterator[Place]:
+        number = 0
         for i, group in enumerate(self.param_groups):
             names = group.get("param_names", ())
             for j, p in enumerate(group["params"]):
                 name = names[j] if len(names) == len(group["params"]) else f"{i}.{j}"
-                places.append(Place(name, p, group, len(places)))
-        self._known_places = places
-        return places
+                yield Place(name, p, group, number)
+                number += 1
 
     def _names(self, named_parameters: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
         names = {p: name for name, p, *_ in self._places()}

@@ -192,13 +192,14 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
     ) -> list[tuple[Tensor, SecondCopy]]:
         """Write samples into second copies: known ones, or new ones that are added."""
         lowest: list[tuple[str, Tensor]] = []
-        drawn = []
-        key = self._noise.key()
+        drawn: list[tuple[Tensor, SecondCopy]] = []
         for place in places:
             p = place.parameter
             value = self._precision(p, place.group, train)
             if value is None:
                 continue
+            if not drawn:
+                key = self._noise.key()
             precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
             lowest.append((place.name, precision.min()))
             copy = second_copy(copies, p)

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from jobs import SIZES, largest_error, make_jobs, same_as_drawn_anew
+from torch.testing._internal.two_tensor import TwoTensor
 from toys import given_noise, make_covon, train_step, weights
 
 from covon_avalanche.optim import CoVON
@@ -123,6 +124,13 @@ def test_a_seed_gives_the_same_run_by_each(linear, batch, implementation, change
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
+def test_small_bundles_draw_the_same_noise():
+    one, other = make_jobs(torch.float32, "tensors"), make_jobs(torch.float32, "tensors")
+    assert compiled.CompiledPlan(one).draw(8) == foreach.ForeachPlan(other, 100).draw(8) == []
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a.sample, b.sample)
+
+
 @EACH
 def test_nothing_is_drawn_twice(implementation):
     """Only what a step has not drawn already, such as the heads of other tasks."""
@@ -201,6 +209,38 @@ def test_the_layout_of_a_parameter_changes_nothing(layout):
     torch.testing.assert_close(runs[0], runs[1])
 
 
+@EACH
+def test_what_lies_between_the_entries_is_left_alone(implementation):
+    wide = torch.randn(40, 6)
+    runs = []
+    for start in (wide[:, ::2].clone(), wide.clone()[:, ::2]):
+        p = torch.nn.Parameter(start)
+        optimizer = make_covon([p], implementation=implementation)
+        for _ in range(4):
+            with optimizer.sampled_params():
+                optimizer.zero_grad()
+                (p - 1).square().sum().backward()
+            optimizer.step()
+        runs.append(p.detach())
+    torch.testing.assert_close(*runs)
+    between = runs[1].as_strided((40, 3), (6, 2), 1)
+    assert torch.equal(between, wide[:, 1::2])
+
+
+@pytest.mark.parametrize("implementation", ["auto", "eager", "foreach"])
+def test_tensors_without_memory_of_their_own(implementation):
+    """As those of fully sharded training are."""
+    p = torch.nn.Parameter(TwoTensor(torch.ones(5), torch.ones(5)))
+    optimizer = make_covon([p], implementation=implementation)
+    for _ in range(3):
+        with optimizer.sampled_params():
+            assert not torch.equal(p.a, torch.ones(5))
+            optimizer.zero_grad()
+            (p - 3).square().sum().backward()
+        optimizer.step()
+    assert (p.a > 1).all()
+
+
 def test_the_number_of_threads_changes_nothing():
     threads = torch.get_num_threads()
     results = []
@@ -219,12 +259,37 @@ def test_the_number_of_threads_changes_nothing():
 
 
 @EACH
-def test_precisions_that_are_not_positive_are_named(implementation):
-    """Wherever in a tensor."""
+@pytest.mark.parametrize("place", [0, -1])
+def test_precisions_that_are_not_positive_are_named(implementation, place):
     jobs = make_jobs(torch.float64, "numbers")
     ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
-    jobs[2].hess[-1], jobs[-1].hess[-1], jobs[-1].hess[0] = -1.0, -1.0, -1.0
+    jobs[2].hess[place] = jobs[-1].hess[place] = -1.0
     assert [job.name for job in kernel.draw(jobs, 0)] == [jobs[2].name, jobs[-1].name]
+
+
+@EACH
+def test_gradients_whose_square_would_overflow_are_not_safe(implementation):
+    jobs = make_jobs(torch.float32, "tensors", holds="nothing")
+    ((kernel, _),) = KernelsByDevice(implementation).split(jobs)
+    for job in jobs:
+        job.batch_size = 1e3
+    jobs[3].grad[1] = 2e5
+    assert kernel.safe(jobs)
+    jobs[3].grad[1] = 2e6
+    assert not kernel.safe(jobs)
+
+
+@EACH
+def test_a_backward_pass_through_weights_that_a_step_has_changed_is_an_error(
+    linear, implementation
+):
+    optimizer = make_covon(linear.parameters(), implementation=implementation)
+    with optimizer.sampled_params():
+        linear(torch.ones(2, 4)).square().sum().backward()
+    loss = linear(torch.ones(2, 4, requires_grad=True)).square().sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 @pytest.mark.parametrize("implementation", ["eager", "foreach"])
@@ -270,6 +335,22 @@ def test_drawing_ahead_never_shows(linear, batch, implementation):
         change_ess(step, optimizer, model)
         optimizer._forget_plans()
 
+    def change_decay(step, optimizer, model):
+        optimizer.param_groups[0]["weight_decay"] = 0.1 + step
+
+    def change_decay_and_forget(step, optimizer, model):
+        change_decay(step, optimizer, model)
+        optimizer._forget_plans()
+
+    def merge_and_change_ess(step, optimizer, model):
+        if step == 2:
+            optimizer.consolidate()
+        change_ess(step, optimizer, model)
+
+    def merge_change_ess_and_forget(step, optimizer, model):
+        merge_and_change_ess(step, optimizer, model)
+        optimizer._forget_plans()
+
     def move_weights(step, optimizer, model):
         with torch.no_grad():
             model.weight.add_(0.1)
@@ -307,6 +388,8 @@ def test_drawing_ahead_never_shows(linear, batch, implementation):
         (share, share_and_forget),
         (nothing, forget),
         (change_ess, change_ess_and_forget),
+        (change_decay, change_decay_and_forget),
+        (merge_and_change_ess, merge_change_ess_and_forget),
         (move_weights, move_weights_and_forget),
         (nothing, reload),
         (nothing, predict),

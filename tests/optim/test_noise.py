@@ -3,6 +3,9 @@
 Limits are five standard errors of each statistic under exact normality and independence.
 """
 
+import os
+import subprocess
+import sys
 from unittest import mock
 
 import numpy as np
@@ -114,7 +117,7 @@ def source(request):
     if request.param == "numba":
         yield request.param
         return
-    with mock.patch("covon_avalanche.optim.noise._compiled_fill", return_value=None):
+    with mock.patch("covon_avalanche.optim.noise.compiled_fill", return_value=None):
         yield request.param
 
 
@@ -157,6 +160,27 @@ class TestFilling:
         assert torch.equal(filled(out=wide[..., ::2]).flatten(), plain)
         assert not wide[..., 1::2].any()
         assert filled(out=torch.empty(())).isfinite()
+
+
+def test_where_numba_does_not_work_torch_does():
+    """It finds no folder for its files, as in a container without a home; or is switched off."""
+    script = (
+        "import torch; from covon_avalanche.optim import CoVON\n"
+        "p = torch.nn.Parameter(torch.ones(3)); o = CoVON([p], ess=9.0, batch_size=4)\n"
+        "with o.sampled_params(): p.sum().backward()\n"
+        "o.step(); assert (p < 1).all()"
+    )
+    homeless = "from numba.core.caching import CacheImpl; CacheImpl._locator_classes = []\n"
+    for before, changes in ((homeless, {}), ("", {"NUMBA_DISABLE_JIT": "1"})):
+        done = subprocess.run(
+            [sys.executable, "-c", before + script],
+            env={**os.environ, **changes},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert ("numba does not work here" in done.stderr) == bool(before)
 
 
 class TestKeys:

@@ -190,10 +190,18 @@ class TestWhichParameters:
         ):
             make([linear.weight, linear.weight])
 
+    def test_names_that_come_later_count(self, make, linear, batch):
+        """As for a layer that a model grows: its group gets names after it was made."""
+        optimizer = make(linear.parameters())
+        train_step(optimizer, linear, batch)
+        assert list(optimizer.posterior().mean) == ["0.0", "0.1"]
+        optimizer.param_groups[0]["param_names"] = ["w", "b"]
+        assert list(optimizer.posterior().mean) == ["w", "b"]
+
     @pytest.mark.parametrize("implementation", ["foreach", "compiled"])
     def test_those_without_gradients_do_not_change_the_others(self, batch, implementation):
         """As the heads of other tasks: they are drawn, but not stepped. The noise goes by
-        number, and that of torch's generator in order, so they come last."""
+        number, so they come last."""
         runs = []
         for others in (0, 3):
             torch.manual_seed(0)

@@ -17,6 +17,7 @@ from covon_avalanche.optim.kernels.eager import EagerPlan
 from covon_avalanche.optim.kernels.foreach import ForeachPlan
 from covon_avalanche.optim.kernels.job import Job
 from covon_avalanche.optim.kernels.kernel import Kernel
+from covon_avalanche.optim.noise import compiled_fill
 
 Implementation = Literal["auto", "eager", "foreach", "compiled", "triton"]
 
@@ -36,25 +37,26 @@ class KernelsByDevice:
         self._splits: list[tuple[list[Job], list[tuple[Kernel, list[Job]]]]] = []
 
     def split(self, jobs: list[Job]) -> list[tuple[Kernel, list[Job]]]:
-        """Jobs by device, those whose memory has gaps by torch operations; for the same list
-        of jobs the same lists."""
+        """Jobs by device, tensors of other classes (DTensor) and those whose memory has gaps by
+        torch operations; for the same list of jobs the same lists."""
         for known, split in self._splits:
             if known is jobs:
                 self._splits.sort(key=lambda s: s[0] is not jobs)  # the last used first
                 return split
         parts: dict[tuple[torch.device, bool], list[Job]] = {}
         for job in jobs:
-            parts.setdefault((job.mean.device, is_dense(job.mean)), []).append(job)
+            plain = type(job.mean) is torch.Tensor and is_dense(job.mean)
+            parts.setdefault((job.mean.device, plain), []).append(job)
         split = [(self._kernel(*kind), some) for kind, some in parts.items()]
         self._splits = [(jobs, split), *self._splits[:1]]  # those drawn and those stepped
         return split
 
-    def _kernel(self, device: torch.device, dense: bool) -> Kernel:
-        if (device, dense) not in self._kernels:
-            self._kernels[device, dense] = choose_kernel(
-                self.implementation if dense else "eager", device
+    def _kernel(self, device: torch.device, plain: bool) -> Kernel:
+        if (device, plain) not in self._kernels:
+            self._kernels[device, plain] = choose_kernel(
+                self.implementation if plain else "eager", device
             )
-        return self._kernels[device, dense]
+        return self._kernels[device, plain]
 
 
 def choose_kernel(implementation: str, device: torch.device) -> Kernel:
@@ -83,7 +85,7 @@ def choose_kernel(implementation: str, device: torch.device) -> Kernel:
 
 def _best(device_type: str) -> str:
     if device_type == "cpu":
-        return "compiled" if find_spec("numba") else "eager"
+        return "compiled" if compiled_fill() else "eager"
     if device_type == "cuda" and find_spec("triton"):
         return "triton"
     return "foreach"

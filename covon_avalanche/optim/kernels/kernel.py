@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 from typing import Protocol
 
 from torch import Tensor
@@ -31,14 +32,12 @@ class Kernel:
 
     def draw(self, jobs: list[Job], key: int) -> list[Job]:
         """Write samples; return the jobs with a precision that is not positive."""
-        ahead = [self._ahead.pop(job.number, None) == (key, *_origin(job)) for job in jobs]
-        if all(ahead):
+        missing = [job for job in jobs if self._ahead.pop(job.number, None) != (key, *_origin(job))]
+        if not missing:
             return []
-        if any(ahead):
-            missing = [job for job, there in zip(jobs, ahead, strict=True) if not there]
-            return self._make_plan(missing).draw(key)
-        if self._draws.jobs is not jobs:
-            self._draws = self._make_plan(jobs)
+        known = self._draws.jobs
+        if len(known) != len(missing) or not all(map(is_, known, missing)):
+            self._draws = self._make_plan(missing)
         return self._draws.draw(key)
 
     def safe(self, jobs: list[Job]) -> bool:
