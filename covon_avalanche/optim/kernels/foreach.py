@@ -144,34 +144,36 @@ class _Bundle:
 
         :param grad: loss/weight, like ``mean``; as ``momentum``, which is changed in place.
         :return: the precision of the new posterior.
-
-        Line 9 is in units of the precision, ``ess`` times Algorithm 1's, which saves operations.
         """
-        job, mean, hess, work = self._job, self.mean, self.hess, self.sample
+        job, mean, hess, sample = self._job, self.mean, self.hess, self.sample
+        prior = self.prior_precision
         precision = self.precision()
-        # line 8: work becomes the estimate of the curvature, then what it is off hess
-        if job.holds == "theta":
-            torch._foreach_sub_(work, mean)
-            torch._foreach_mul_(work, grad)
-        if job.holds in ("theta", "product"):
-            torch._foreach_mul_(work, precision)
-        elif job.holds == "nothing":
-            work = list(torch._foreach_mul(grad, grad))
-            torch._foreach_mul_(work, job.batch_size)
-        torch._foreach_sub_(work, hess)
+        # line 8, by how far hess is above the new estimate
+        if job.holds == "nothing":
+            excess = torch._foreach_addcmul(hess, grad, grad, value=-job.batch_size)
+        elif job.holds == "hess":
+            excess = torch._foreach_sub(hess, sample)
+        else:
+            if job.holds == "theta":
+                torch._foreach_sub_(sample, mean)
+                torch._foreach_mul_(sample, grad)
+            excess = torch._foreach_addcmul(hess, sample, precision, value=-1)
         rest2 = 1 - job.beta2
-        torch._foreach_add_(hess, work, alpha=rest2)
-        ratio = torch._foreach_div(work, precision)  # before the square, which might overflow
-        torch._foreach_addcmul_(hess, work, ratio, value=0.5 * job.ess * rest2**2)
-        del work, ratio, precision
-        # lines 6 and 9
+        torch._foreach_add_(hess, excess, alpha=-rest2)
+        ratio = torch._foreach_div(excess, precision)  # before the square, which might overflow
+        torch._foreach_addcmul_(hess, excess, ratio, value=0.5 * job.ess * rest2**2)
+        del excess, ratio, precision
+        # lines 6 and 9, the direction in units of the gradient
         torch._foreach_lerp_(momentum, grad, 1 - job.beta1)
         precision = self.precision()
-        direction = list(torch._foreach_sub(mean, self.prior_mean))
-        torch._foreach_mul_(direction, self.prior_precision)
-        torch._foreach_add_(direction, momentum, alpha=job.ess * job.correction)
+        scale = job.ess * job.correction
+        pull = torch._foreach_sub(mean, self.prior_mean)
+        if isinstance(prior[0], Tensor):
+            direction = torch._foreach_addcmul(momentum, pull, prior, value=1 / scale)
+        else:
+            direction = torch._foreach_add(momentum, pull, alpha=prior[0] / scale)
         torch._foreach_div_(direction, precision)
-        torch._foreach_clamp_min_(direction, -job.clip_radius)
-        torch._foreach_clamp_max_(direction, job.clip_radius)
-        torch._foreach_add_(mean, direction, alpha=-job.lr)
+        torch._foreach_clamp_min_(direction, -job.clip_radius / scale)
+        torch._foreach_clamp_max_(direction, job.clip_radius / scale)
+        torch._foreach_add_(mean, direction, alpha=-job.lr * scale)
         return precision
