@@ -1,8 +1,8 @@
 """CoVON's step by single torch operations on blocks, for CPUs.
 
-A block's tensors stay in the cache from the first operation on them to the last, and temporaries
-are no larger than a block (than the tensor, where it has gaps). Each operation costs a call for
-each block, so small tensors, and accelerators, are better served by ``foreach``.
+A block's tensors stay in the cache from the first operation on them to the last; beside them there
+is one temporary, no larger than a block (than the tensor, where it has gaps). Each operation costs
+a call for each block, so small tensors, and accelerators, are better served by ``foreach``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.optim import noise
-from covon_avalanche.optim.buffers import BLOCK
 from covon_avalanche.optim.kernels.foreach import ForeachPlan
 from covon_avalanche.optim.kernels.job import Job, cut, safe
 
+_BLOCK = 2**15  # entries whose tensors fit a core's cache together
 _SMALL = 2**14  # entries below which calls cost more than arithmetic
 _FIELDS = ("mean", "sample", "hess", "prior_mean", "prior_precision")
 
@@ -24,9 +24,9 @@ class EagerPlan:
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        self._small = ForeachPlan([job for job in jobs if job.mean.numel() < _SMALL], BLOCK)
+        self._small = ForeachPlan([job for job in jobs if job.mean.numel() < _SMALL], _BLOCK)
         self._large = [
-            (job, list(zip(*(cut(job, field, BLOCK) for field in _FIELDS), strict=True)))
+            (job, list(zip(*(cut(job, field, _BLOCK) for field in _FIELDS), strict=True)))
             for job in jobs
             if job.mean.numel() >= _SMALL
         ]
@@ -39,7 +39,7 @@ class EagerPlan:
             for i, (mean, sample, hess, _, prior) in enumerate(parts):
                 precision = _precision(job.ess, hess, prior, mean)
                 positive &= bool(precision.amin() > 0)
-                _draw(mean, sample, precision, key, job.number, i * BLOCK)
+                _draw(mean, sample, precision, key, job.number, i * _BLOCK)
             if not positive:
                 bad.append(job)
         return bad
@@ -52,20 +52,29 @@ class EagerPlan:
         """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
         self._small.step(next_key)
         for job, parts in self._large:
-            grads, momenta = cut(job, "grad", BLOCK), cut(job, "momentum", BLOCK)
+            grads, momenta = cut(job, "grad", _BLOCK), cut(job, "momentum", _BLOCK)
             for i, (part, *changing) in enumerate(zip(parts, grads, momenta, strict=True)):
                 precision = _step(job, *part, *changing)
                 if next_key is not None:
-                    _draw(part[0], part[1], precision, next_key, job.number, i * BLOCK)
+                    _draw(part[0], part[1], precision, next_key, job.number, i * _BLOCK)
 
 
-def _precision(ess: float, hess: Tensor | float, prior: Tensor | float, like: Tensor) -> Tensor:
-    """Of the posterior, from Hessian and prior; 1/weight²."""
+def _precision(
+    ess: float,
+    hess: Tensor | float,
+    prior: Tensor | float,
+    like: Tensor,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Of the posterior, from Hessian and prior; 1/weight².
+
+    :param out: where it may be written, if ``hess`` is a tensor.
+    """
     if not isinstance(hess, Tensor):
         return torch.full_like(like, ess * hess).add_(prior)
     if not isinstance(prior, Tensor):
-        return torch.mul(hess, ess).add_(prior)
-    return torch.add(prior, hess, alpha=ess)
+        return torch.mul(hess, ess, out=out).add_(prior)
+    return torch.add(prior, hess, alpha=ess, out=out)
 
 
 def _draw(
@@ -90,7 +99,7 @@ def _step(
     grad: Tensor,
     momentum: Tensor,
 ) -> Tensor:
-    """Algorithm 1, lines 6 to 9, which use up the sample.
+    """Algorithm 1, lines 6 to 9, which use up the sample: its memory serves for two temporaries.
 
     :return: the precision of the new posterior, 1/weight².
     """
@@ -104,15 +113,15 @@ def _step(
     elif job.holds == "hess":
         excess = torch.sub(hess, sample, out=sample)
     else:
-        excess = torch.addcmul(hess, grad, grad, value=-job.batch_size)
+        excess = torch.addcmul(hess, grad, grad, value=-job.batch_size, out=sample)
     rest2 = 1 - job.beta2
     ratio = torch.div(excess, precision, out=precision)  # before the square, which might overflow
     hess.sub_(excess, alpha=rest2).addcmul_(excess, ratio, value=0.5 * job.ess * rest2**2)
     # lines 6 and 9, the direction in units of the gradient
     momentum.lerp_(grad, 1 - job.beta1)
-    precision = _precision(job.ess, hess, prior, mean)
+    precision = _precision(job.ess, hess, prior, mean, out=ratio)
     scale = job.ess * job.correction
-    direction = torch.sub(mean, prior_mean)
+    direction = torch.sub(mean, prior_mean, out=sample)
     if isinstance(prior, Tensor):
         torch.addcmul(momentum, direction, prior, value=1 / scale, out=direction)
     else:
