@@ -14,7 +14,7 @@ from covon_avalanche.optim import noise
 from covon_avalanche.optim.kernels.foreach import ForeachPlan
 from covon_avalanche.optim.kernels.job import Job, cut, safe
 
-_BLOCK = 2**15  # entries whose tensors fit a core's cache together
+_BLOCK = 2**15  # entries whose tensors fit a core's cache together; torch gives a thread no fewer
 _SMALL = 2**14  # entries below which calls cost more than arithmetic
 _FIELDS = ("mean", "sample", "hess", "prior_mean", "prior_precision")
 
@@ -24,9 +24,10 @@ class EagerPlan:
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        self._small = ForeachPlan([job for job in jobs if job.mean.numel() < _SMALL], _BLOCK)
+        self._block = block = _BLOCK * torch.get_num_threads()
+        self._small = ForeachPlan([job for job in jobs if job.mean.numel() < _SMALL], block)
         self._large = [
-            (job, list(zip(*(cut(job, field, _BLOCK) for field in _FIELDS), strict=True)))
+            (job, list(zip(*(cut(job, field, block) for field in _FIELDS), strict=True)))
             for job in jobs
             if job.mean.numel() >= _SMALL
         ]
@@ -39,7 +40,7 @@ class EagerPlan:
             for i, (mean, sample, hess, _, prior) in enumerate(parts):
                 precision = _precision(job.ess, hess, prior, mean)
                 positive &= bool(precision.amin() > 0)
-                _draw(mean, sample, precision, key, job.number, i * _BLOCK)
+                _draw(mean, sample, precision, key, job.number, i * self._block)
             if not positive:
                 bad.append(job)
         return bad
@@ -52,11 +53,11 @@ class EagerPlan:
         """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
         self._small.step(next_key)
         for job, parts in self._large:
-            grads, momenta = cut(job, "grad", _BLOCK), cut(job, "momentum", _BLOCK)
+            grads, momenta = cut(job, "grad", self._block), cut(job, "momentum", self._block)
             for i, (part, *changing) in enumerate(zip(parts, grads, momenta, strict=True)):
                 precision = _step(job, *part, *changing)
                 if next_key is not None:
-                    _draw(part[0], part[1], precision, next_key, job.number, i * _BLOCK)
+                    _draw(part[0], part[1], precision, next_key, job.number, i * self._block)
 
 
 def _precision(
