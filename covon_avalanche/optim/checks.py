@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Parameter
 
 
 def check_positive(name: str, value: float, *, zero: bool = False) -> None:
@@ -35,8 +36,14 @@ def check_betas(betas: Any, *, second_may_be_none: bool = False) -> None:
         raise ValueError(f"betas must be two numbers in [0, 1){rest}, got {betas}")
 
 
-def check_dtype(p: Tensor, name: str) -> None:
-    """Refuse parameters whose dtype would swallow the noise."""
+def check_parameter(p: Tensor, name: str) -> None:
+    """Refuse parameters that are pieces of a tensor (DTensor), whose processes would draw the same
+    noise for each, and those whose dtype would swallow it."""
+    if type(p) is not Parameter and hasattr(p, "device_mesh"):
+        raise ValueError(
+            f"{name!r} is a DTensor: parameters that are shared out among processes (by "
+            "fully_shard) cannot be sampled yet. Use DistributedDataParallel"
+        )
     if p.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"{name!r} is {p.dtype}: noise of size 1e-4 vanishes in it, so the posterior "

@@ -37,9 +37,9 @@ from covon_avalanche.optim.checks import (
 )
 from covon_avalanche.optim.consolidation import Consolidation, check_merge, merge_into_prior
 from covon_avalanche.optim.curvature import (
+    GRADIENT_TIMES_NOISE,
     Curvature,
     HessApprox,
-    gradient_times_noise,
     squared_example_gradients,
     squared_gradient,
 )
@@ -211,7 +211,7 @@ class CoVON(PosteriorOptimizer):
             case "per_example":
                 check_one_process("hess_approx='per_example'")
                 return squared_example_gradients(self._name)
-        return gradient_times_noise()
+        return GRADIENT_TIMES_NOISE
 
     def _holds(self, mc_samples: int) -> Holds:
         """What a step finds in the memory of the samples, see :class:`Job`."""
@@ -370,8 +370,9 @@ class CoVON(PosteriorOptimizer):
             super()._step(places, record)  # whole tensors, checked before anything is changed
             return
         for state, place in zip(states, places, strict=True):
+            if not state["step"]:
+                self.state[place.parameter] = state
             state["step"] += 1
-            self.state[place.parameter] = state
 
     def _job(self, place: Place, state: State, sample: Tensor) -> Job:
         return Job(

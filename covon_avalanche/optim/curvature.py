@@ -46,9 +46,10 @@ class Curvature:
     from_gradient: bool
 
 
-def gradient_times_noise() -> Curvature:
-    """``g (theta - mean)``, which the kernels multiply by the precision: ``reparam``."""
-    return Curvature(lambda p, theta, grad: theta.sub_(p).mul_(grad), power=1, from_gradient=True)
+GRADIENT_TIMES_NOISE = Curvature(
+    lambda p, theta, grad: theta.sub_(p).mul_(grad), power=1, from_gradient=True
+)
+"""``g (theta - mean)``, which the kernels multiply by the precision: ``reparam``."""
 
 
 def squared_gradient(batch_size: Callable[[], float]) -> Curvature:

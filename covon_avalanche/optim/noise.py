@@ -63,7 +63,7 @@ def fill_normal(out: Tensor, key: int, number: int, start: int = 0) -> None:
     :param number: of the tensor, below 2**32.
     :param start: entries of the tensor before this part.
     """
-    plain = type(out) is Tensor  # others (DTensor) may have no memory of their own
+    plain = type(out) is Tensor  # others may have no memory of their own
     fill = compiled_fill() if plain and out.device.type == "cpu" else None
     if plain and not is_dense(out):
         whole = torch.empty(out.shape, dtype=out.dtype, device=out.device)

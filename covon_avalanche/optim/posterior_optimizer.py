@@ -22,14 +22,14 @@ from covon_avalanche.optim.buffers import (
     settle,
 )
 from covon_avalanche.optim.checks import (
-    check_dtype,
     check_finite,
     check_generator,
+    check_parameter,
     check_positive,
     check_precisions,
     check_whole,
 )
-from covon_avalanche.optim.curvature import Curvature, gradient_times_noise
+from covon_avalanche.optim.curvature import GRADIENT_TIMES_NOISE, Curvature
 from covon_avalanche.optim.noise import NoiseSource
 from covon_avalanche.optim.places import Group, NamedOptimizer, Place, State
 from covon_avalanche.optim.samples import SampleRecord
@@ -173,7 +173,7 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         places = []
         for place in self._places():
             if place.parameter.requires_grad and place.parameter.numel():
-                check_dtype(place.parameter, place.name)
+                check_parameter(place.parameter, place.name)
                 places.append(place)
         # A sample that waits for its step keeps its buffer; another one gets its own.
         waits = self._record.count > 0 and self.mc_samples == 1
@@ -222,7 +222,7 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
 
     def _curvature(self) -> Curvature:
         """The statistic of a sample that steps are made with, beside the gradient."""
-        return gradient_times_noise()
+        return GRADIENT_TIMES_NOISE
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; a complete set of samples that no step has used goes, too."""
@@ -421,7 +421,7 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
             seen: set[Tensor] = set()
             for name, p, owner, _ in self._places():
                 if owner is group:
-                    check_dtype(p, name)
+                    check_parameter(p, name)
                     if p in seen:  # a tied weight would be exchanged and stepped twice
                         raise ValueError(f"{name!r} is in its group a second time")
                     seen.add(p)

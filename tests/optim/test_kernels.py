@@ -229,7 +229,7 @@ def test_what_lies_between_the_entries_is_left_alone(implementation):
 
 @pytest.mark.parametrize("implementation", ["auto", "eager", "foreach"])
 def test_tensors_without_memory_of_their_own(implementation):
-    """As those of fully sharded training are."""
+    """As quantised weights are."""
     p = torch.nn.Parameter(TwoTensor(torch.ones(5), torch.ones(5)))
     optimizer = make_covon([p], implementation=implementation)
     for _ in range(3):

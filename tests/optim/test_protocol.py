@@ -7,7 +7,9 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import distribute_module, init_device_mesh
 from toys import make_covon, make_vcl, same, train_step, weights
 
 from covon_avalanche.gaussian import DiagGaussian
@@ -115,6 +117,15 @@ class TestSampling:
         model.to(dtype)
         with pytest.raises(ValueError, match="'weight' is torch"):
             optimizer.sampled_params().__enter__()
+
+    def test_shared_out_weights_are_refused_with_the_way_out(self, make, linear):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            shared = distribute_module(linear, init_device_mesh("cpu", (1,)))
+            with pytest.raises(ValueError, match=r"'0\.0' is a DTensor.*DistributedDataParallel"):
+                make(shared.parameters())
+        finally:
+            dist.destroy_process_group()
 
     def test_autocast_with_float32_weights_works(self, make, linear, batch):
         optimizer, before = make(linear.parameters()), weights(linear)

@@ -37,8 +37,8 @@ class KernelsByDevice:
         self._splits: list[tuple[list[Job], list[tuple[Kernel, list[Job]]]]] = []
 
     def split(self, jobs: list[Job]) -> list[tuple[Kernel, list[Job]]]:
-        """Jobs by device, tensors of other classes (DTensor) and those whose memory has gaps by
-        torch operations; for the same list of jobs the same lists."""
+        """Jobs by device, tensors of other classes and those whose memory has gaps by torch
+        operations; for the same list of jobs the same lists."""
         for known, split in self._splits:
             if known is jobs:
                 self._splits.sort(key=lambda s: s[0] is not jobs)  # the last used first

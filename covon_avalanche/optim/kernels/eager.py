@@ -1,8 +1,8 @@
 """CoVON's step by single torch operations on blocks, for CPUs.
 
 A block's tensors stay in the cache from the first operation on them to the last; beside them there
-is one temporary, no larger than a block (than the tensor, where it has gaps). Each operation costs
-a call for each block, so small tensors, and accelerators, are better served by ``foreach``.
+is one temporary, no larger than a block (than the tensor, where it has gaps). Each operation is a
+call for each block, so accelerators are better served by ``foreach``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.optim import noise
-from covon_avalanche.optim.kernels.foreach import ForeachPlan
 from covon_avalanche.optim.kernels.job import Job, cut, safe
 
 _BLOCK = 2**15  # entries whose tensors fit a core's cache together; torch gives a thread no fewer
-_SMALL = 2**14  # entries below which calls cost more than arithmetic
+_WHOLE = 2**17  # entries up to which a tensor is one block: there calls cost more than the cache
 _FIELDS = ("mean", "sample", "hess", "prior_mean", "prior_precision")
 
 
@@ -24,23 +23,21 @@ class EagerPlan:
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        self._block = block = _BLOCK * torch.get_num_threads()
-        self._small = ForeachPlan([job for job in jobs if job.mean.numel() < _SMALL], block)
-        self._large = [
-            (job, list(zip(*(cut(job, field, block) for field in _FIELDS), strict=True)))
-            for job in jobs
-            if job.mean.numel() >= _SMALL
+        self._blocks = [_block(job) for job in jobs]
+        self._parts = [
+            list(zip(*(cut(job, field, block) for field in _FIELDS), strict=True))
+            for job, block in zip(jobs, self._blocks, strict=True)
         ]
 
     def draw(self, key: int) -> list[Job]:
         """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
-        bad = self._small.draw(key)
-        for job, parts in self._large:
+        bad = []
+        for job, block, parts in zip(self.jobs, self._blocks, self._parts, strict=True):
             positive = True
             for i, (mean, sample, hess, _, prior) in enumerate(parts):
                 precision = _precision(job.ess, hess, prior, mean)
                 positive &= bool(precision.amin() > 0)
-                _draw(mean, sample, precision, key, job.number, i * self._block)
+                _draw(mean, sample, precision, key, job.number, i * block)
             if not positive:
                 bad.append(job)
         return bad
@@ -51,13 +48,17 @@ class EagerPlan:
 
     def step(self, next_key: int | None) -> None:
         """See :class:`~covon_avalanche.optim.kernels.kernel.Plan`."""
-        self._small.step(next_key)
-        for job, parts in self._large:
-            grads, momenta = cut(job, "grad", self._block), cut(job, "momentum", self._block)
+        for job, block, parts in zip(self.jobs, self._blocks, self._parts, strict=True):
+            grads, momenta = cut(job, "grad", block), cut(job, "momentum", block)
             for i, (part, *changing) in enumerate(zip(parts, grads, momenta, strict=True)):
                 precision = _step(job, *part, *changing)
                 if next_key is not None:
-                    _draw(part[0], part[1], precision, next_key, job.number, i * self._block)
+                    _draw(part[0], part[1], precision, next_key, job.number, i * block)
+
+
+def _block(job: Job) -> int:
+    """Entries of a job worked on at a time."""
+    return _WHOLE if job.mean.numel() <= _WHOLE else _BLOCK * torch.get_num_threads()
 
 
 def _precision(
