@@ -25,6 +25,7 @@ class NoiseSource:
     def __init__(self, generator: torch.Generator | None) -> None:
         self.given = generator
         self.generator = generator
+        self._drawn: Tensor | None = None  # memory for a key
 
     def key(self) -> int:
         """The next 63-bit key. Asking for it never waits for an accelerator."""
@@ -33,8 +34,9 @@ class NoiseSource:
             offset = generator.get_offset()
             generator.set_offset(offset + 4)
             return _mix(generator.initial_seed(), offset)
-        drawn = torch.randint(2**63 - 1, (), generator=generator, device=generator.device)
-        return int(drawn.item())
+        if self._drawn is None:
+            self._drawn = torch.empty((), dtype=torch.int64, device=generator.device)
+        return int(self._drawn.random_(generator=generator).item())
 
     def peek(self) -> int:
         """What :meth:`key` would return now."""

@@ -41,7 +41,6 @@ class SampleRecord:
         """Whether the parameter had a gradient in one of the samples."""
         return parameter in self._grad
 
-    @torch.no_grad()
     def add(self, samples: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Take over one sample and its gradients (``p.grad``).
 
@@ -56,6 +55,10 @@ class SampleRecord:
                     if not self.curvature.from_gradient:
                         self._norm[p] = torch.linalg.vector_norm(p.grad)
             return
+        with torch.no_grad():
+            self._add_up(samples)
+
+    def _add_up(self, samples: Sequence[tuple[Tensor, Tensor]]) -> None:
         for p, theta in samples:
             grad, p.grad = p.grad, None
             if grad is None:

@@ -108,9 +108,8 @@ def _step(
     precision = _precision(job.ess, hess, prior, mean)
     # line 8, by how far hess is above the new estimate
     if job.holds == "theta":
-        torch.sub(mean, sample, out=sample).mul_(grad)
-        excess = torch.addcmul(hess, sample, precision, out=sample)
-    elif job.holds == "product":
+        sample.sub_(mean).mul_(grad)
+    if job.holds in ("theta", "product"):
         excess = torch.addcmul(hess, sample, precision, value=-1, out=sample)
     elif job.holds == "hess":
         excess = torch.sub(hess, sample, out=sample)
