@@ -1,6 +1,7 @@
 """The ways to run CoVON's step, against Algorithm 1 as pure functions and each other."""
 
 import copy
+import math
 import os
 import subprocess
 import sys
@@ -275,8 +276,9 @@ def test_gradients_whose_square_would_overflow_are_not_safe(implementation):
         job.batch_size = 1e3
     jobs[3].grad[1] = 2e5
     assert kernel.safe(jobs)
-    jobs[3].grad[1] = 2e6
-    assert not kernel.safe(jobs)
+    for unsafe in (2e6, -2e6, math.inf, math.nan):
+        jobs[3].grad[1] = unsafe
+        assert not kernel.safe(jobs)
 
 
 @EACH
