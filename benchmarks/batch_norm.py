@@ -29,7 +29,7 @@ from comparison import ROOT
 from torch import nn
 
 from covon_avalanche import CoVON, CoVONPlugin, TensorBatches
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.plugins import covon

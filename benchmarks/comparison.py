@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.cores import usable_cores
 from covon_avalanche.experiment.grid import Event, Job, run_grid
 from covon_avalanche.experiment.recipe import Recipe

@@ -25,8 +25,8 @@ from comparison import ROOT, replace_part
 from torch import Tensor, nn
 
 from covon_avalanche import CoVON
-from covon_avalanche.atomic import write_atomically
-from covon_avalanche.fisher import squared_example_gradients, track_example_squares
+from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.posterior.fisher import squared_example_gradients, track_example_squares
 from covon_avalanche.streams import PermutedMNIST
 
 FILE = ROOT / "benchmarks/results/permuted-mnist-hard/curvature.jsonl"

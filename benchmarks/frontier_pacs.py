@@ -35,17 +35,17 @@ from pacs import SEARCHED
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.strategy_settings import Finetune, Strategy
-from covon_avalanche.fisher import squared_example_gradients
-from covon_avalanche.gaussian import DiagGaussian, quadratic_penalty
 from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.task_batches import batches_of
+from covon_avalanche.posterior.fisher import squared_example_gradients
+from covon_avalanche.posterior.gaussian import DiagGaussian, quadratic_penalty
 
 RESULTS = ROOT / "benchmarks/results/pacs"
 PAGE = ROOT / "docs/pacs.md"

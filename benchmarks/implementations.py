@@ -18,7 +18,7 @@ from speed import RESULTS, ROOT, machine
 from speed_table import write_table
 
 from covon_avalanche import CoVON, CoVONStrategy
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.recipe import load_recipe

@@ -22,9 +22,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from covon_avalanche.atomic import write_atomically
-from covon_avalanche.experiment.collect import collect_results
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.machine import machine, versions
+from covon_avalanche.report.load_results import collect_results
 
 STORED = Path(__file__).parent / "results" / "kills.json"
 STRATEGIES = ("ewc-star", "vcl", "covon")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.epoch_log import EpochLog

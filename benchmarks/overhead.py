@@ -22,7 +22,7 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin
 
 from covon_avalanche import CoVON, CoVONStrategy
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.grid import Job, run_job
 from covon_avalanche.experiment.machine import machine, versions

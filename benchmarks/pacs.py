@@ -18,11 +18,11 @@ from statistics import mean, stdev
 
 from comparison import ROOT, origin, replace_part, run_missing, stored_results
 
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
-from covon_avalanche.experiment.reporting import brief, sections_of
-from covon_avalanche.experiment.reporting.columns import columns_of
-from covon_avalanche.experiment.reporting.tables import markdown_table
+from covon_avalanche.report import brief, sections_of
+from covon_avalanche.report.columns import columns_of
+from covon_avalanche.report.tables import markdown_table
 
 NAME = "benchmarks/pacs.py"
 SEARCHED = ROOT / "benchmarks/results/pacs/best.toml"

@@ -14,7 +14,7 @@ import argparse
 from comparison import ROOT, origin, replace_part, run_missing, stored_results
 
 from covon_avalanche.experiment.recipe import load_recipe
-from covon_avalanche.experiment.reporting import brief, sections_of
+from covon_avalanche.report import brief, sections_of
 
 STORED = ROOT / "benchmarks/results/permuted-digits/results.jsonl"
 

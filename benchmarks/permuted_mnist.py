@@ -15,10 +15,10 @@ import argparse
 from comparison import ROOT, origin, replace_part, run_missing, stored_results
 
 from covon_avalanche.experiment.recipe import load_recipe
-from covon_avalanche.experiment.reporting import Section, brief, sections_of
-from covon_avalanche.experiment.reporting.columns import ACCURACY, Column, brief_columns
-from covon_avalanche.experiment.reporting.standing import Standing
-from covon_avalanche.experiment.reporting.tables import markdown_table
+from covon_avalanche.report import Section, brief, sections_of
+from covon_avalanche.report.columns import ACCURACY, Column, brief_columns
+from covon_avalanche.report.standing import Standing
+from covon_avalanche.report.tables import markdown_table
 
 NAME = "benchmarks/permuted_mnist.py"
 STORED = ROOT / "benchmarks/results/permuted-mnist-hard/results.jsonl"

@@ -25,7 +25,7 @@ from typing import Any
 import optuna
 import torch
 
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import Recipe, shipped_recipes
 from covon_avalanche.experiment.run import run_strategy
 

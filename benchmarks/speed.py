@@ -380,7 +380,7 @@ def measure_fisher(options: argparse.Namespace) -> list[Row]:
     """The exact per-example Fisher against one training epoch on the same batches."""
     from torchvision.models import squeezenet1_1
 
-    from covon_avalanche.fisher import squared_batch_gradients, squared_example_gradients
+    from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_example_gradients
 
     torch.manual_seed(0)
     layers = [nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU()]

@@ -29,7 +29,7 @@ from overhead import columns
 from search_permuted_mnist import BASE, CENTRES, RESULTS
 
 from covon_avalanche import CoVON
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.machine import machine, versions

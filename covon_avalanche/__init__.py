@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covon_avalanche.gaussian import DiagGaussian
+    from covon_avalanche.data_loading import TensorBatches
     from covon_avalanche.optim import BayesByBackprop, CoVON
     from covon_avalanche.plugins import (
         AdaRegPlugin,
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
         TDVCLPlugin,
         VCLPlugin,
     )
+    from covon_avalanche.posterior import DiagGaussian
     from covon_avalanche.strategies import (
         AdaRegStrategy,
         CoVONStrategy,
         EWCStarStrategy,
         VCLStrategy,
     )
-    from covon_avalanche.tensor_batches import TensorBatches
 
 __version__ = "0.2.0.dev0"
 
 _HOME = {
-    "DiagGaussian": "gaussian",
+    "DiagGaussian": "posterior",
     "BayesByBackprop": "optim",
     "CoVON": "optim",
     "AdaRegPlugin": "plugins",
@@ -47,7 +47,7 @@ _HOME = {
     "CoVONStrategy": "strategies",
     "EWCStarStrategy": "strategies",
     "VCLStrategy": "strategies",
-    "TensorBatches": "tensor_batches",
+    "TensorBatches": "data_loading",
 }
 
 __all__ = [

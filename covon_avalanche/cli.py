@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from covon_avalanche import __version__
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.cli_data import app as data
 from covon_avalanche.cli_errors import fail
 from covon_avalanche.cli_results import compare, report
@@ -197,7 +197,7 @@ def _run_and_report(
     _print_failures(display.failures)
     finished = sorted(display.finished, key=lambda r: list(recipe.strategies).index(r.strategy))
     if finished:
-        from covon_avalanche.experiment.reporting import brief, sections_of
+        from covon_avalanche.report import brief, sections_of
 
         (section,) = sections_of(finished)
         console.print(brief.rich_table(section))

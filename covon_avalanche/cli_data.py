@@ -23,9 +23,9 @@ from rich.progress import (
 )
 
 from covon_avalanche.cli_errors import fail
-from covon_avalanche.data.catalogue import CATALOGUE, DataSet
-from covon_avalanche.data.download import download
-from covon_avalanche.data.unpack import unpack
+from covon_avalanche.datasets.catalogue import CATALOGUE, DataSet
+from covon_avalanche.datasets.download import download
+from covon_avalanche.datasets.unpack import unpack
 
 app = typer.Typer(help="Image data sets: what there is, getting it, checking it.")
 
@@ -100,7 +100,7 @@ def verify_data(
         fail(f"--track is for CDDB alone, got {track} for {name}")
     options: dict[str, Any] = {} if track is None else {"track": track}
     from covon_avalanche import streams
-    from covon_avalanche.data.verify import verify, write_manifest
+    from covon_avalanche.datasets.verify import verify, write_manifest
 
     try:
         with _reading(dataset.name) as progress:

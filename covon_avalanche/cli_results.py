@@ -11,13 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from covon_avalanche.cli_errors import fail
-from covon_avalanche.experiment.collect import collect_results
 from covon_avalanche.experiment.difference import (
     Difference,
     result_differences,
     settings_differences,
 )
 from covon_avalanche.experiment.result import Result, ResultError
+from covon_avalanche.report.load_results import collect_results
 
 
 def report(
@@ -32,7 +32,7 @@ def report(
     """Make one HTML page of results, with tables as Markdown, LaTeX and CSV and all figures."""
     try:
         results = collect_results(runs)
-        from covon_avalanche.experiment.reporting import write_report
+        from covon_avalanche.report import write_report
 
         page = write_report(results, out, title=title)
     except ResultError as error:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.cli_errors import fail
 from covon_avalanche.cores import runs_at_a_time
 from covon_avalanche.experiment.grid import end_with_parent, sentence_of

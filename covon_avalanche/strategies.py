@@ -20,6 +20,7 @@ from avalanche.training.templates.strategy_mixin_protocol import CriterionType
 from torch.nn import CrossEntropyLoss, Module
 from torch.optim import Optimizer
 
+from covon_avalanche.data_loading import TensorBatches
 from covon_avalanche.optim import BayesByBackprop, CoVON
 from covon_avalanche.plugins import (
     AdaRegPlugin,
@@ -30,7 +31,6 @@ from covon_avalanche.plugins import (
 )
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
-from covon_avalanche.tensor_batches import TensorBatches
 
 Evaluator: TypeAlias = EvaluationPlugin | Callable[[], EvaluationPlugin]
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from covon_avalanche.atomic import replaced_when_whole, write_atomically
+from covon_avalanche.atomic_write import replaced_when_whole, write_atomically
 from covon_avalanche.experiment.machine import versions
 
 FORMAT = 1

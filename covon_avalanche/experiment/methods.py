@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from covon_avalanche import optim
+from covon_avalanche.data_loading import TensorBatches
 from covon_avalanche.evaluation.memory import KeptTensors
 from covon_avalanche.experiment import strategy_settings as known
 from covon_avalanche.experiment.epoch_log import EpochLog
@@ -45,7 +46,6 @@ from covon_avalanche.strategies import (
     EWCStarStrategy,
     VCLStrategy,
 )
-from covon_avalanche.tensor_batches import TensorBatches
 
 
 class Autocast:

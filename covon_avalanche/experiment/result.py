@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.evaluation.reliability import ReliabilityBin
 

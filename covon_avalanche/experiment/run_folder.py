@@ -15,7 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result, ResultError
 

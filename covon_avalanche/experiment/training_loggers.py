@@ -11,7 +11,7 @@ from typing import Any
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.logging import BaseLogger, TensorboardLogger, WandBLogger
 
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 
 
 @contextmanager

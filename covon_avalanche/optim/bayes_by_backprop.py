@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covon_avalanche.gaussian import DiagGaussian
 from covon_avalanche.optim.checks import check_betas, check_positive
 from covon_avalanche.optim.kernels.formulas import adam_step
 from covon_avalanche.optim.places import Group, State
 from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
+from covon_avalanche.posterior.gaussian import DiagGaussian
 
 
 class BayesByBackprop(PosteriorOptimizer):

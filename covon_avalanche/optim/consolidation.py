@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from covon_avalanche.gaussian import check_gaussian, merge_tensors
 from covon_avalanche.optim.buffers import flat_blocks, moved
 from covon_avalanche.optim.places import Group, State
+from covon_avalanche.posterior.gaussian import check_gaussian, merge_tensors
 
 Consolidation = Literal["merge", "ema", "replace", "none"]
 

@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from covon_avalanche.gaussian import DiagGaussian, check_gamma
 from covon_avalanche.optim.buffers import (
     PRIOR_MEAN_SLOT,
     PRIOR_PRECISION_SLOT,
@@ -52,6 +51,7 @@ from covon_avalanche.optim.kernels.job import LARGEST_ESTIMATE, Holds, Job
 from covon_avalanche.optim.places import Group, Place, State
 from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
 from covon_avalanche.optim.samples import SampleRecord
+from covon_avalanche.posterior.gaussian import DiagGaussian, check_gamma
 
 _MANY_STEPS = 100  # before them nobody expects a learned precision
 _SHARE_TO_WARN = 0.9  # of hess still near hess_init
@@ -102,8 +102,8 @@ class CoVON(PosteriorOptimizer):
     :param hess_approx: what estimates the curvature: ``"reparam"``, the paper's, from the
         gradient and the noise; ``"gradsq"``, the squared gradient times ``batch_size``;
         ``"per_example"``, exact squares of per-example gradients, for which
-        :func:`covon_avalanche.fisher.track_example_squares` must watch the model; ``"auto"``,
-        ``"gradsq"``, which may guess its ``batch_size``. See ``optim/curvature.py`` for
+        :func:`covon_avalanche.posterior.fisher.track_example_squares` must watch the model;
+        ``"auto"``, ``"gradsq"``, which may guess its ``batch_size``. See ``optim/curvature.py`` for
         derivations and noise. The same in all groups.
     :param batch_size: examples behind a step's gradient (over all processes), for
         ``"gradsq"``; in Avalanche the plugin sets it in each step. That of the first group
@@ -431,8 +431,8 @@ class CoVON(PosteriorOptimizer):
         :param gamma: instead of the groups' ``gamma``.
         :param gamma_precision: instead of the groups' ``gamma_precision``.
         :param means: merged means instead of Eq. 8's, by parameter and of its shape, such as those
-            of :class:`covon_avalanche.input_moments.InputMoments`; the precision is Eq. 8's. Those
-            of parameters that had no step do not count.
+            of :class:`covon_avalanche.merging.regmean.InputMoments`; the precision is Eq. 8's.
+            Those of parameters that had no step do not count.
         :raises ValueError: if the merged posterior is no Gaussian, or a mean does not fit or is not
             finite; nothing is changed then.
         """

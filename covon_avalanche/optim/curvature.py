@@ -16,7 +16,7 @@ it. It may use up theta's memory. With ``g`` the gradient of a mini-batch's mean
     noise does not depend on ``ess`` (for Gaussian gradients it is sqrt(2) times its mean).
 ``per_example``
     ``sum_i g_i² / B``, the empirical Fisher of the batch, as in VOGN (Khan et al., 2018).
-    The least noise; needs ``covon_avalanche.fisher.track_example_squares(model)``, which
+    The least noise; needs ``covon_avalanche.posterior.fisher.track_example_squares(model)``, which
     costs about another product per layer in the backward pass.
 """
 
@@ -66,7 +66,7 @@ def squared_gradient(batch_size: Callable[[], float]) -> Curvature:
 
 def squared_example_gradients(name: Callable[[Tensor], str]) -> Curvature:
     """``sum_i g_i² / B``, left in ``parameter.example_squares`` by
-    :func:`covon_avalanche.fisher.track_example_squares`: ``per_example``.
+    :func:`covon_avalanche.posterior.fisher.track_example_squares`: ``per_example``.
 
     :param name: of a parameter, for the error.
     """
@@ -76,8 +76,8 @@ def squared_example_gradients(name: Callable[[Tensor], str]) -> Curvature:
         if squares is None:
             raise RuntimeError(
                 f"hess_approx='per_example' found no squared gradients for {name(p)!r}: call "
-                "covon_avalanche.fisher.track_example_squares(model) before training, and freeze "
-                "what takes no part in the forward pass (a gradient from a penalty has no examples)"
+                "covon_avalanche.posterior.fisher.track_example_squares(model) before training, and "
+                "freeze what takes no part in the forward pass (a gradient from a penalty has no examples)"
             )
         del p.example_squares  # type: ignore[attr-defined]
         return theta.copy_(squares)

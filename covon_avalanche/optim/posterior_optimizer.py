@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from covon_avalanche.gaussian import DiagGaussian, check_gaussian, embed
 from covon_avalanche.optim import noise
 from covon_avalanche.optim.buffers import (
     PRIOR_MEAN_SLOT,
@@ -33,6 +32,7 @@ from covon_avalanche.optim.curvature import GRADIENT_TIMES_NOISE, Curvature
 from covon_avalanche.optim.noise import NoiseSource
 from covon_avalanche.optim.places import Group, NamedOptimizer, Place, State
 from covon_avalanche.optim.samples import SampleRecord
+from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, embed
 
 
 class PosteriorOptimizer(NamedOptimizer, ABC):

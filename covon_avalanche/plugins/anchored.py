@@ -9,7 +9,6 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
-from covon_avalanche.gaussian import DiagGaussian, embed
 from covon_avalanche.optim.checks import check_positive
 from covon_avalanche.optim.decoupled import explicit_pull, implicit_pull
 from covon_avalanche.plugins.boundaries import (
@@ -19,6 +18,7 @@ from covon_avalanche.plugins.boundaries import (
     task_index,
 )
 from covon_avalanche.plugins.schedule import Schedule, apply_shared, check_schedule, values_for
+from covon_avalanche.posterior.gaussian import DiagGaussian, embed
 
 
 class AnchoredPlugin(SupervisedPlugin):

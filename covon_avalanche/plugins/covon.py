@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from covon_avalanche.batch_norm import trained_batch_norms, update_batch_norm
-from covon_avalanche.fisher import ExampleSquares, track_example_squares
-from covon_avalanche.input_moments import InputMoments
+from covon_avalanche.merging.batch_norm import trained_batch_norms, update_batch_norm
+from covon_avalanche.merging.regmean import InputMoments
 from covon_avalanche.optim import CoVON
 from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.optim.diagnostics import Diagnostics
@@ -16,6 +15,7 @@ from covon_avalanche.plugins.plateau import LossPlateau
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.task_batches import task_batches
+from covon_avalanche.posterior.fisher import ExampleSquares, track_example_squares
 
 _PASS_MB_SIZE = 64  # of passes for the layers' inputs: patches of images take much memory
 
@@ -62,7 +62,7 @@ class CoVONPlugin(PosteriorPlugin):
             ``strategy.optimizer.consolidate()`` at the end if you want them in.
         :param plateau: merge when the training loss has reached a plateau instead.
         :param merge_by_inputs: merge the means of Linear and Conv2d layers by what they see
-            instead of by Eq. 8, see :mod:`covon_avalanche.input_moments`: two more forward passes
+            instead of by Eq. 8, see :mod:`covon_avalanche.merging.regmean`: two more forward passes
             over the task's data, and a matrix of inputs by inputs for each layer. It forgets
             far less where Eq. 8 has to choose between keeping and learning, as on PACS.
         """

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from covon_avalanche.fisher import squared_batch_gradients, squared_example_gradients
 from covon_avalanche.optim.checks import check_whole
 from covon_avalanche.plugins.anchored import AnchoredPlugin
 from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.task_batches import task_batches
+from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_example_gradients
 
 _FISHER: dict[str, Callable[..., dict[str, Tensor]]] = {
     "exact": squared_example_gradients,

@@ -12,11 +12,11 @@ from avalanche.models import avalanche_forward
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
-from covon_avalanche.fisher import in_mode
 from covon_avalanche.optim.checks import check_whole
 from covon_avalanche.plugins.boundaries import TaskBoundaries, require_boundaries, task_data
 from covon_avalanche.plugins.penultimate import penultimate_features
 from covon_avalanche.plugins.task_batches import batches_of
+from covon_avalanche.posterior.fisher import in_mode
 
 _FARTHEST = 4.0  # squared distance between opposite points of the unit sphere
 

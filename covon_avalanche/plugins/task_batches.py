@@ -10,8 +10,8 @@ from avalanche.models import MultiTaskModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from covon_avalanche.data_loading import FetchedExamples, rows_of
 from covon_avalanche.plugins.boundaries import task_data
-from covon_avalanche.tensor_batches import FetchedExamples, rows_of
 
 
 def task_batches(

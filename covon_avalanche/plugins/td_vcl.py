@@ -9,11 +9,11 @@ import torch
 from avalanche.models import avalanche_forward
 from torch import Tensor
 
-from covon_avalanche.gaussian import DiagGaussian, pool
 from covon_avalanche.optim.checks import check_whole
 from covon_avalanche.plugins.boundaries import task_data
 from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.vcl import VCLPlugin
+from covon_avalanche.posterior.gaussian import DiagGaussian, pool
 
 
 class TDVCLPlugin(VCLPlugin):

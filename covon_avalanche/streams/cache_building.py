@@ -12,9 +12,9 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from covon_avalanche.atomic import replaced_when_whole, write_atomically
+from covon_avalanche.atomic_write import replaced_when_whole, write_atomically
 from covon_avalanche.cores import usable_cores
-from covon_avalanche.disk import require_space
+from covon_avalanche.disk_space import require_space
 from covon_avalanche.streams.pixel_cache import Header, stored
 from covon_avalanche.streams.sources import decode_pixels
 from covon_avalanche.streams.transforms import resize_shorter

@@ -22,8 +22,8 @@ from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 from filelock import FileLock
 
-from covon_avalanche.atomic import replaced_when_whole
-from covon_avalanche.disk import require_space
+from covon_avalanche.atomic_write import replaced_when_whole
+from covon_avalanche.disk_space import require_space
 from covon_avalanche.domain_orders import NI_ORDERS, check_core50_run, core50_sessions
 from covon_avalanche.streams.images import (
     choose_domains,

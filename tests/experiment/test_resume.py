@@ -380,14 +380,14 @@ def test_files_that_name_code_are_refused(tmp_path):
         {"is": "object", "class": "subprocess:Popen", "attributes": {}},
         {"is": "function", "name": "torch:load"},
         {"is": "enum", "class": "os:environ", "name": "PATH"},
-        {"is": "function", "name": "covon_avalanche.atomic:os.system"},
-        {"is": "function", "name": "covon_avalanche.data.unpack:shutil.rmtree"},
-        {"is": "function", "name": "covon_avalanche.atomic:write_atomically"},
+        {"is": "function", "name": "covon_avalanche.atomic_write:os.system"},
+        {"is": "function", "name": "covon_avalanche.datasets.unpack:shutil.rmtree"},
+        {"is": "function", "name": "covon_avalanche.atomic_write:write_atomically"},
         {"is": "object", "class": "covon_avalanche.experiment.cluster:ClusterRun"},
-        {"is": "object", "class": "covon_avalanche.gaussian:Tensor"},
-        {"is": "object", "class": "covon_avalanche.gaussian:dataclass"},
-        {"is": "enum", "class": "covon_avalanche.gaussian:DiagGaussian", "name": "a"},
-        {"is": "tuple", "class": "covon_avalanche.gaussian:DiagGaussian", "items": []},
+        {"is": "object", "class": "covon_avalanche.posterior.gaussian:Tensor"},
+        {"is": "object", "class": "covon_avalanche.posterior.gaussian:dataclass"},
+        {"is": "enum", "class": "covon_avalanche.posterior.gaussian:DiagGaussian", "name": "a"},
+        {"is": "tuple", "class": "covon_avalanche.posterior.gaussian:DiagGaussian", "items": []},
         {"is": "dtype", "name": "load"},
     ):
         with pytest.raises(StateError, match=r"is not made from a file|there is no torch\.load"):
@@ -416,7 +416,7 @@ def test_a_forged_checkpoint_is_refused_and_the_run_starts_anew(tmp_path, killed
         nodes[schedule["attributes"]["lr_lambdas"]["#"]]["items"] = [{"#": first}]
         nodes += [
             {"is": "partial", "parts": [{"#": first + i} for i in (1, 2, 3)]},
-            {"is": "function", "name": "covon_avalanche.data.unpack:shutil.rmtree"},
+            {"is": "function", "name": "covon_avalanche.datasets.unpack:shutil.rmtree"},
             {"is": "tuple", "items": [str(victim)]},
             {"is": "dict", "items": []},
         ]

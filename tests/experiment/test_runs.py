@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from small_recipes import STRATEGIES, small_recipe
 
-from covon_avalanche.atomic import write_atomically
+from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.grid import Job, run_grid
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.run import run_strategy

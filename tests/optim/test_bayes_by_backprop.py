@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 from toys import Antithetic, given_noise
 
-from covon_avalanche.gaussian import kl
 from covon_avalanche.optim import BayesByBackprop
+from covon_avalanche.posterior.gaussian import kl
 
 
 class AntitheticVCL(Antithetic, BayesByBackprop):

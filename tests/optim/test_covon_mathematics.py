@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from toys import Antithetic, given_noise, make_covon, train_step
 
-from covon_avalanche.gaussian import DiagGaussian, merge
 from covon_avalanche.optim import CoVON
+from covon_avalanche.posterior.gaussian import DiagGaussian, merge
 
 
 class AntitheticCoVON(Antithetic, CoVON):

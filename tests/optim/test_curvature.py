@@ -13,9 +13,9 @@ from torch import nn
 from toys import QUIET, make_covon, toy_benchmark, toy_model, train_step, weights
 
 from covon_avalanche import CoVONPlugin
-from covon_avalanche.fisher import squared_example_gradients, track_example_squares
 from covon_avalanche.optim import checks
 from covon_avalanche.optim.kernels.formulas import covon_hess
+from covon_avalanche.posterior.fisher import squared_example_gradients, track_example_squares
 
 KINDS = ["gradsq", "per_example"]
 BOTH = pytest.mark.parametrize("implementation", ["eager", "compiled"])

@@ -10,8 +10,8 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from covon_avalanche.gaussian import DiagGaussian
 from covon_avalanche.optim import BayesByBackprop, CoVON
+from covon_avalanche.posterior.gaussian import DiagGaussian
 
 NEWTON = dict(ess=100, hess_init=0.5, betas=(0.9, 0.9))
 OPTIMIZERS = {

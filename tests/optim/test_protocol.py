@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.tensor import distribute_module, init_device_mesh
 from toys import make_covon, make_vcl, same, train_step, weights
 
-from covon_avalanche.gaussian import DiagGaussian
 from covon_avalanche.optim import BayesByBackprop, CoVON
+from covon_avalanche.posterior.gaussian import DiagGaussian
 
 
 @pytest.fixture(params=[make_covon, make_vcl], ids=["CoVON", "BayesByBackprop"])

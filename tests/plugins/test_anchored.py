@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 from toys import QUIET, STRATEGIES, make_strategy, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import AdaRegPlugin, AdaRegStrategy, EWCStarPlugin, EWCStarStrategy
-from covon_avalanche.fisher import squared_batch_gradients, squared_example_gradients
 from covon_avalanche.plugins.task_batches import task_batches
+from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_example_gradients
 
 LR, BETAS, EPS = 0.01, (0.9, 0.999), 1e-8
 

@@ -10,9 +10,9 @@ from torch.distributions import Normal, kl_divergence
 from toys import QUIET, given_noise, make_vcl, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import EVCLPlugin, SIPlugin, TDVCLPlugin, VCLPlugin
-from covon_avalanche.fisher import squared_example_gradients
-from covon_avalanche.gaussian import kl, pool
 from covon_avalanche.optim import BayesByBackprop
+from covon_avalanche.posterior.fisher import squared_example_gradients
+from covon_avalanche.posterior.gaussian import kl, pool
 
 
 class Watch(SupervisedPlugin):

@@ -30,7 +30,7 @@ from covon_avalanche.optim import PosteriorOptimizer
 # Where classes are defined of which a file may ask for an object.
 _TRUSTED = (
     *("avalanche.", "torch.utils.data.", "covon_avalanche.evaluation."),
-    *("covon_avalanche.gaussian.", "covon_avalanche.optim.", "covon_avalanche.plugins."),
+    *("covon_avalanche.posterior.gaussian.", "covon_avalanche.optim.", "covon_avalanche.plugins."),
 )
 # All functions that a file may ask for where the new run does not have the same one.
 _KNOWN_FUNCTIONS = {f"torch:{name}": getattr(torch, name) for name in OF_TORCH} | {

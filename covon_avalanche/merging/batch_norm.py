@@ -1,0 +1,49 @@
+"""Running statistics of batch norm, where a merge has moved the weights away from them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from covon_avalanche.posterior.fisher import in_mode
+
+
+def trained_batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """The layers with running statistics that ``model.train()`` puts into train mode."""
+    with in_mode(model, train=True):
+        return [
+            module
+            for module in model.modules()
+            if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+        ]
+
+
+def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> None:
+    """Estimate the running statistics anew, at the weights as they are.
+
+    They become the plain average over the batches, as by ``torch.optim.swa_utils.update_bn``,
+    but dropout is off, and layers that stay in eval mode or get no batch keep theirs.
+
+    :param batches: ``(input, target, *more)``, for ``model(input, *more)``; shuffled, because a
+        variance is that within a batch.
+    """
+    norms = trained_batch_norms(model)
+    momenta = [norm.momentum for norm in norms]
+    before = [copy.deepcopy(dict(norm.named_buffers())) for norm in norms]
+    with in_mode(model, train=False), torch.no_grad():
+        try:
+            for norm in norms:
+                norm.train()
+                norm.reset_running_stats()
+                norm.momentum = None  # torch's name for a plain average
+            for x, _, *more in batches:
+                model(x, *more)
+        finally:
+            for norm, momentum, buffers in zip(norms, momenta, before, strict=True):
+                norm.momentum = momentum
+                if not norm.num_batches_tracked:
+                    norm.load_state_dict(buffers, strict=False)

@@ -1,0 +1,295 @@
+"""Diagonal Gaussians over named parameters, and what is done with them.
+
+Pure functions on tensors: nothing here is changed in place, and nothing but torch (and
+safetensors for files) is imported. One parametrisation throughout: ``mean`` and
+``precision`` (1/variance). Equation numbers are those of "Fast and Slow Variational
+Continual Learning".
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from covon_avalanche.atomic_write import replaced_when_whole
+
+_FORMAT = "covon_avalanche.DiagGaussian"
+_VERSION = "1"  # of the format
+
+
+@dataclass(frozen=True)
+class DiagGaussian:
+    """A Gaussian with a diagonal precision matrix over named parameters.
+
+    :param mean: parameter name to mean, in units of the weight.
+    :param precision: parameter name to precision, in units of 1/weight², of the shape of
+        the mean. For a posterior it is summed over the ``ess`` examples it has seen.
+    :raises ValueError: where names or shapes of the two differ.
+    """
+
+    mean: Mapping[str, Tensor]
+    precision: Mapping[str, Tensor]
+
+    def __repr__(self) -> str:
+        entries = sum(mean.numel() for mean in self.mean.values())
+        return f"DiagGaussian({len(self.mean)} tensors, {entries:,} entries)"
+
+    def __post_init__(self) -> None:
+        if self.mean.keys() != self.precision.keys():
+            odd = sorted(self.mean.keys() ^ self.precision.keys())
+            raise ValueError(f"mean and precision must have the same names, differ in {odd}")
+        for name, mean in self.mean.items():
+            if mean.shape != self.precision[name].shape:
+                raise ValueError(
+                    f"mean and precision of {name!r} must have the same shape, got "
+                    f"{tuple(mean.shape)} and {tuple(self.precision[name].shape)}"
+                )
+
+    def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Draw one sample of all parameters, on the devices of their means.
+
+        :param generator: source of the noise; it must be on the device of the means.
+        """
+        return {
+            name: mean
+            + torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+            * self.precision[name].rsqrt()
+            for name, mean in self.mean.items()
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to a safetensors file, replacing an older one atomically."""
+        path = Path(path)
+        tensors = {
+            f"{field}/{name}": value.detach().cpu().contiguous().clone()
+            for field in ("mean", "precision")
+            for name, value in getattr(self, field).items()
+        }
+        with replaced_when_whole(path) as part:
+            save_file(tensors, part, metadata={"format": _FORMAT, "version": _VERSION})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> DiagGaussian:
+        """Read a file written by :meth:`save`; tensors arrive on the CPU.
+
+        :raises ValueError: if it is not such a file, or holds a precision that is not
+            positive and finite.
+        """
+        parts: dict[str, dict[str, Tensor]] = {"mean": {}, "precision": {}}
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != _FORMAT:
+                    raise ValueError(f"{path} is a safetensors file, but not of a {_FORMAT}")
+                if (version := metadata.get("version")) != _VERSION:
+                    raise ValueError(
+                        f"{path} is a {_FORMAT} file of version {version}, this package reads "
+                        f"version {_VERSION}"
+                    )
+                for key in file.keys():  # noqa: SIM118 (safe_open is no mapping)
+                    field, slash, name = key.partition("/")
+                    if not slash or field not in parts:
+                        raise ValueError(
+                            f"{path} is not a readable {_FORMAT} file: tensors are named "
+                            f"mean/... or precision/..., got {key!r}"
+                        )
+                    parts[field][name] = file.get_tensor(key)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a readable {_FORMAT} file: {error}") from error
+        gaussian = cls(parts["mean"], parts["precision"])
+        for name, mean in gaussian.mean.items():
+            check_gaussian(name, mean, gaussian.precision[name])
+        return gaussian
+
+
+def check_gaussian(name: str, mean: Tensor, precision: Tensor) -> None:
+    """Raise a ``ValueError`` naming the parameter unless mean and precision are finite and
+    the precision is positive."""
+    if not torch.isfinite(mean).all():
+        raise ValueError(f"the mean of {name!r} is not finite")
+    if not (torch.isfinite(precision).all() and (precision > 0).all()):
+        raise ValueError(
+            f"the precision of {name!r} must be positive and finite, smallest value is "
+            f"{precision.min().item():.3g}"
+        )
+
+
+def check_gamma(gamma: float, name: str = "gamma") -> None:
+    """Raise unless the merging coefficient is positive; warn if one of the mean is above 1."""
+    if not (math.isfinite(gamma) and gamma > 0):
+        raise ValueError(f"{name} must be > 0 and finite, got {gamma}")
+    if gamma > 1 and name == "gamma":
+        warnings.warn(f"gamma={gamma} is above 1: over-relaxed merging", stacklevel=3)
+
+
+def merge_tensors(
+    prior_mean: Tensor | float,
+    prior_precision: Tensor | float,
+    mean: Tensor,
+    precision: Tensor,
+    gamma: float,
+    gamma_precision: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Eq. 8 for one parameter; see :func:`merge`. The prior may be given as numbers.
+
+    :return: mean and precision of the merged Gaussian, new tensors.
+    """
+    if gamma_precision is None:
+        gamma_precision = gamma
+    data_precision = precision - prior_precision  # lambda * h, what the task added
+    # The weights of the mean sum to one by its own gamma, also where the two differ.
+    weight = gamma * precision / (prior_precision + gamma * data_precision)
+    prior_mean = torch.as_tensor(prior_mean, dtype=mean.dtype, device=mean.device)
+    merged_mean = torch.lerp(prior_mean.expand_as(mean), mean, weight)
+    return merged_mean, prior_precision + gamma_precision * data_precision
+
+
+def merge(
+    prior: DiagGaussian,
+    posterior: DiagGaussian,
+    gamma: float,
+    *,
+    gamma_precision: float | None = None,
+) -> DiagGaussian:
+    """Merge a fast posterior into the slow prior it was trained with (Eqs. 2 and 8).
+
+    The result is proportional to ``prior * (posterior / prior) ** gamma``. With prior
+    N(m0, 1/s0) and posterior N(m, 1/s)::
+
+        s1 = s0 + gamma * (s - s0)
+        m1 = ((1 - gamma) * s0 * m0 + gamma * s * m) / s1
+
+    :param gamma: merging coefficient in (0, 1]; 1 returns the posterior. Above 1 is
+        over-relaxation: allowed, with a warning.
+    :param gamma_precision: a different coefficient for the precision. The mean stays
+        normalised by its own weights, ``s0 + gamma * (s - s0)``.
+    :raises ValueError: for a coefficient not > 0, different names, or a result that is no
+        Gaussian (possible above 1 only).
+    """
+    check_gamma(gamma)
+    if gamma_precision is not None:
+        check_gamma(gamma_precision, "gamma_precision")
+    _check_names(prior, posterior)
+    means, precisions = {}, {}
+    for name, mean in posterior.mean.items():
+        means[name], precisions[name] = merge_tensors(
+            prior.mean[name],
+            prior.precision[name],
+            mean,
+            posterior.precision[name],
+            gamma,
+            gamma_precision,
+        )
+        check_gaussian(name, means[name], precisions[name])
+    return DiagGaussian(means, precisions)
+
+
+def merge_ema(prior: DiagGaussian, posterior: DiagGaussian, gamma: float) -> DiagGaussian:
+    """The paper's ablation of Eq. 8: an exponential moving average blind to curvature.
+
+    ``m1 = (1 - gamma) * m0 + gamma * m`` and ``s1 = (1 - gamma) * s0 + gamma * s``; the
+    precisions agree with :func:`merge`, the means only where prior and posterior are
+    equally sure.
+
+    :raises ValueError: for a coefficient not > 0, different names, or a result that is no
+        Gaussian (possible above 1 only).
+    """
+    check_gamma(gamma)
+    _check_names(prior, posterior)
+    merged = DiagGaussian(
+        {n: torch.lerp(prior.mean[n], m, gamma) for n, m in posterior.mean.items()},
+        {n: torch.lerp(prior.precision[n], s, gamma) for n, s in posterior.precision.items()},
+    )
+    for name, mean in merged.mean.items():
+        check_gaussian(name, mean, merged.precision[name])
+    return merged
+
+
+def pool(gaussians: Sequence[DiagGaussian], weights: Sequence[float]) -> DiagGaussian:
+    """The Gaussian proportional to the weighted geometric mean of several.
+
+    Its precision is ``sum(w s)``, its mean ``sum(w s m) / sum(w s)``. For weights that sum to
+    one, ``KL(q || pooled)`` is ``sum(w KL(q || gaussian))`` less what does not depend on
+    ``q``: so a weighted sum of KL divergences costs no more than one.
+
+    :raises ValueError: where names differ, the numbers of weights and Gaussians do, or a
+        weight is not positive.
+    """
+    if len(gaussians) != len(weights) or not gaussians:
+        raise ValueError(f"{len(gaussians)} Gaussians need as many weights, got {len(weights)}")
+    if not all(w > 0 for w in weights):
+        raise ValueError(f"weights must be > 0, got {list(weights)}")
+    for other in gaussians[1:]:
+        _check_names(gaussians[0], other)
+    means, precisions = {}, {}
+    for name in gaussians[0].mean:
+        scaled = [w * g.precision[name] for w, g in zip(weights, gaussians, strict=True)]
+        terms = [s * g.mean[name] for s, g in zip(scaled, gaussians, strict=True)]
+        precisions[name] = torch.stack(scaled).sum(0)
+        means[name] = torch.stack(terms).sum(0) / precisions[name]
+    return DiagGaussian(means, precisions)
+
+
+def kl(q: DiagGaussian, p: DiagGaussian) -> Tensor:
+    """Kullback-Leibler divergence KL(q || p) in nats, summed over all parameters.
+
+    :return: a scalar tensor, differentiable in both.
+    :raises ValueError: where the names differ.
+    """
+    _check_names(p, q)
+    terms = []
+    for name, mean in q.mean.items():
+        ratio = p.precision[name] / q.precision[name]
+        distance = p.precision[name] * (mean - p.mean[name]).square()
+        terms.append(0.5 * (ratio + distance - 1 - ratio.log()).sum())
+    return torch.stack(terms).sum()
+
+
+def quadratic_penalty(parameters: Mapping[str, Tensor], anchor: DiagGaussian) -> Tensor:
+    """``0.5 * sum(precision * (parameter - mean) ** 2)`` over the anchor's names (Eq. 6).
+
+    :param parameters: parameter name to value; names the anchor lacks do not count.
+    :return: a scalar tensor, differentiable in the parameters.
+    :raises ValueError: for a name of the anchor that is missing in ``parameters``.
+    """
+    missing = sorted(anchor.mean.keys() - parameters.keys())
+    if missing:
+        raise ValueError(f"the anchor has parameters that were not given: {missing}")
+    terms = [
+        0.5 * (anchor.precision[name] * (parameters[name] - mean).square()).sum()
+        for name, mean in anchor.mean.items()
+    ]
+    return torch.stack(terms).sum()
+
+
+def embed(small: Tensor, into: Tensor) -> Tensor:
+    """A copy of ``into`` whose leading corner is ``small``: what a grown parameter keeps.
+
+    :raises ValueError: if ``small`` has another number of dimensions or is larger.
+    """
+    fits = small.dim() == into.dim() and all(
+        old <= new for old, new in zip(small.shape, into.shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"a tensor of shape {tuple(small.shape)} does not fit into a parameter of shape "
+            f"{tuple(into.shape)}"
+        )
+    result = into.clone()
+    result[tuple(slice(n) for n in small.shape)] = small
+    return result
+
+
+def _check_names(prior: DiagGaussian, posterior: DiagGaussian) -> None:
+    if prior.mean.keys() != posterior.mean.keys():
+        odd = sorted(prior.mean.keys() ^ posterior.mean.keys())
+        raise ValueError(f"both Gaussians must be over the same names, differ in {odd}")

@@ -1,0 +1,188 @@
+"""Every damaged, missing or extra image is named; the manifest makes the same benchmark."""
+
+import csv
+import errno
+import io
+import warnings
+from pathlib import Path
+
+import pytest
+from miniature import cddb, domainnet, own, pacs, paint
+
+from covon_avalanche.datasets.download import DataError
+from covon_avalanche.datasets.verify import COLUMNS, verify, write_manifest
+from covon_avalanche.streams import CDDB, PACS, DomainFolders, DomainNet
+from covon_avalanche.streams.pacs import CLASSES
+
+OPTIONS = {"domains": ["photo", "sketch"]}
+
+
+def test_a_whole_data_set_has_no_problems(tmp_path, monkeypatch):
+    monkeypatch.setattr("covon_avalanche.streams.pacs.COUNTS", {"photo": 70, "sketch": 70})
+    report = verify(PACS, pacs(tmp_path), **OPTIONS)
+    assert report.problems == []
+    assert len(report.entries) == 140
+    assert len({e.sha256 for e in report.entries}) == 14  # one picture a class and domain
+
+
+def test_each_problem_is_named(tmp_path):
+    root = domainnet(tmp_path, "lists")
+    axe = root / "clipart" / "axe"
+    (axe / "clipart_train_11.jpg").unlink()
+    (axe / "clipart_test_11.jpg").write_bytes(b"")
+    broken = root / "clipart" / "bat" / "clipart_train_20.jpg"
+    broken.write_bytes(broken.read_bytes()[:40])
+    paint(axe / "stray.jpg", 11)
+    report = verify(DomainNet, root, domains=["clipart"])
+    found = "\n".join(report.problems)
+    assert "clipart should have (33525, 14604)" in found
+    assert "clipart_train_11.jpg: is missing" in found
+    assert "clipart_test_11.jpg: is empty" in found
+    assert "clipart_train_20.jpg: cannot be decoded" in found
+    assert "stray.jpg: belongs to no split" in found
+    assert len(report.problems) == 5
+
+
+def test_images_beside_the_classes_and_in_classes_that_are_not_listed_are_extra(tmp_path):
+    root = domainnet(tmp_path / "domainnet", "lists")
+    for part in ("train", "test"):
+        file = root / f"clipart_{part}.txt"
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(line for line in lines if "/axe/" not in line))
+    report = verify(DomainNet, root, domains=["clipart"])
+    axe = root / "clipart" / "axe"
+    assert report.extra == [axe / "clipart_test_11.jpg", axe / "clipart_train_11.jpg"]
+    photo = pacs(tmp_path / "PACS") / "photo"
+    paint(photo / "stray.jpg", 0)
+    assert verify(PACS, tmp_path / "PACS", **OPTIONS).extra == [photo / "stray.jpg"]
+
+
+def test_what_no_stream_reads_is_not_extra(tmp_path):
+    """CDDB's folders called test; what lies beside the images of a table."""
+    domains = list(cddb(tmp_path / "CDDB"))
+    assert verify(CDDB, tmp_path / "CDDB", track="easy", domains=domains).extra == []
+    table = own(tmp_path / "own", "csv")
+    paint(table.parent / "elsewhere.png", 0)
+    assert verify(DomainFolders, table).problems == []
+
+
+def test_missing_images_of_pacs_are_counted(tmp_path):
+    report = verify(PACS, pacs(tmp_path), **OPTIONS)
+    assert report.problems == [
+        "PACS's photo should have 1670 images, found 70",
+        "PACS's sketch should have 3929 images, found 70",
+    ]
+
+
+def test_a_manifest_makes_the_same_benchmark(tmp_path):
+    root = pacs(tmp_path / "PACS")
+    (root / "photo" / "dog" / "0.jpg").write_bytes(b"")
+    report = verify(PACS, root, **OPTIONS)
+    write_manifest(report, tmp_path / "pacs.csv")
+    lines = (tmp_path / "pacs.csv").read_text().splitlines()
+    assert lines[0] == "# covon_avalanche manifest, version 2"
+    assert lines[1].startswith('# classes: ["dog", "elephant", ')
+    assert tuple(next(csv.reader(lines[2:]))) == COLUMNS
+    again = DomainFolders(tmp_path / "pacs.csv")
+    original = PACS(dataset_root=root, **OPTIONS)
+    assert again.classes == original.classes
+    for stream in ("train", "test"):
+        for domain, images in original.images[stream].items():
+            files = [f.resolve() for f in images.files if f.stat().st_size]
+            assert [f.resolve() for f in again.images[stream][domain].files] == files
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("place", ["data", "link"])
+def test_a_manifest_below_a_linked_folder_finds_its_images(tmp_path, monkeypatch, place):
+    (tmp_path / "deep" / "down").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "down")
+    pacs(tmp_path / place)
+    monkeypatch.chdir(tmp_path)
+    write_manifest(verify(PACS, Path(place), **OPTIONS), tmp_path / "link" / "pacs.csv")
+    images = DomainFolders("link/pacs.csv").images["train"]["photo"]
+    assert all(file.is_file() for file in images.files)
+    if place == "link":  # with the table
+        (tmp_path / "deep").rename(tmp_path / "elsewhere")
+        again = DomainFolders(tmp_path / "elsewhere" / "down" / "pacs.csv")
+        assert all(file.is_file() for file in again.images["train"]["photo"].files)
+
+
+def test_a_manifest_keeps_paths_that_look_like_comments(tmp_path):
+    pacs(tmp_path / "#1")
+    write_manifest(verify(PACS, tmp_path / "#1", **OPTIONS), tmp_path / "pacs.csv")
+    images = DomainFolders(tmp_path / "pacs.csv").images["train"]["photo"]
+    assert len(images) == 56
+    assert all(file.is_file() for file in images.files)
+
+
+def test_a_manifest_keeps_class_ids(tmp_path):
+    domains = list(cddb(tmp_path / "CDDB"))
+    file = tmp_path / "cddb.csv"
+    write_manifest(verify(CDDB, tmp_path / "CDDB", track="easy", domains=domains), file)
+    original = CDDB(dataset_root=tmp_path / "CDDB", track="easy", domains=domains)
+    again = DomainFolders(file)
+    assert again.classes == ["real", "fake"]
+    for domain in domains:
+        labels = [b.images["test"][domain].labels for b in (again, original)]
+        assert labels[0] == labels[1]
+    assert DomainFolders(file, classes=["fake", "real"]).classes == ["fake", "real"]
+    root = domainnet(tmp_path / "domainnet", "lists")
+    write_manifest(verify(DomainNet, root, domains=["painting"]), file)
+    painting = DomainFolders(file)
+    assert painting.n_classes == 345
+    assert 327 not in painting.images["train"]["painting"].labels
+    assert 328 in painting.images["train"]["painting"].labels
+
+
+def excel(lines):
+    """What Excel makes of a table: rows of one length, whose cells are quoted where need be."""
+    rows = list(csv.reader(lines))
+    width = max(map(len, rows))
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([*row, *[""] * (width - len(row))] for row in rows)
+    return text.getvalue()
+
+
+def test_a_manifest_survives_excel(tmp_path):
+    file = tmp_path / "cddb.csv"
+    domains = list(cddb(tmp_path / "CDDB"))
+    write_manifest(verify(CDDB, tmp_path / "CDDB", track="easy", domains=domains), file)
+    before = DomainFolders(file)
+    file.write_text(excel(file.read_text().splitlines()), encoding="utf-8-sig")
+    assert file.read_text(encoding="utf-8-sig").splitlines()[1].startswith('"# classes: [""real""')
+    after = DomainFolders(file)
+    assert after.classes == before.classes == ["real", "fake"]  # not in order of the alphabet
+    for domain in domains:
+        assert after.images["test"][domain].labels == before.images["test"][domain].labels
+
+
+def test_manifests_of_other_versions(tmp_path):
+    file = tmp_path / "a.csv"
+    write_manifest(verify(PACS, pacs(tmp_path / "PACS"), **OPTIONS), file)
+    _, classes, *table = file.read_text().splitlines(keepends=True)
+    title = "# covon_avalanche manifest, version"
+    file.write_text("".join([f"{title} 1\n", *table]))
+    assert DomainFolders(file).classes == sorted(CLASSES)
+    file.write_text("".join([f"{title} 3\n", classes, *table]))
+    with pytest.raises(ValueError, match=r"a.csv is a manifest of version 3, of a newer version"):
+        DomainFolders(file)
+    file.write_text("".join([f"{title} 2\n", *table]))
+    with pytest.raises(ValueError, match=r"a.csv, line 2: expected # classes: \[.*got 'file,dom"):
+        DomainFolders(file)
+
+
+def unreadable(dataset_root):
+    raise PermissionError(errno.EACCES, "Permission denied", str(dataset_root / "list.txt"))
+
+
+def test_what_is_not_there_at_all(tmp_path):
+    with pytest.raises(DataError, match=r"Permission denied: .*list.txt"):
+        verify(unreadable, tmp_path)
+    with pytest.raises(DataError, match=r"there is no folder .*photo"):
+        verify(PACS, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DataError, match="cannot be written"):
+            (tmp_path / "file").write_text("")
+            write_manifest(verify(PACS, pacs(tmp_path), **OPTIONS), tmp_path / "file" / "a.csv")

@@ -1,0 +1,152 @@
+"""Batch norm's running statistics after a merge."""
+
+import copy
+
+import pytest
+import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.scenarios.task_aware import with_task_labels
+from torch import nn
+from torch.utils.data import DataLoader
+from toys import make_covon, make_strategy, toy_benchmark, toy_model
+
+from covon_avalanche.merging.batch_norm import trained_batch_norms, update_batch_norm
+from covon_avalanche.plugins import covon
+from covon_avalanche.plugins.task_batches import batches_of
+
+
+class Frozen(nn.BatchNorm1d):
+    """Stays in eval mode, as people freeze it."""
+
+    def train(self, mode: bool = True):
+        return super().train(False)
+
+
+def network(frozen: bool = False, dropout: float = 0.0) -> nn.Sequential:
+    torch.manual_seed(0)
+    second = Frozen(6) if frozen else nn.BatchNorm1d(6, momentum=0.3)
+    return nn.Sequential(
+        nn.Linear(8, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Dropout(dropout), nn.Linear(10, 6),
+        second, nn.ReLU(), nn.Linear(6, 4),
+    )  # fmt: skip
+
+
+def statistics(model):
+    return {n: b.clone() for n, b in model.named_buffers()}
+
+
+def batches():
+    return [(2 * torch.randn(20, 8) + 1, torch.zeros(20)) for _ in range(5)]
+
+
+def test_statistics_are_those_of_torch():
+    torch.manual_seed(1)
+    data = batches()
+    ours, theirs = network(), network()
+    update_batch_norm(ours, data)
+    torch.optim.swa_utils.update_bn(data, theirs)
+    for name, value in statistics(theirs).items():
+        torch.testing.assert_close(ours.get_buffer(name), value)
+
+
+def test_dropout_is_off_frozen_layers_keep_theirs_and_the_rest_is_as_it_was():
+    torch.manual_seed(1)
+    data = batches()
+    model, without = network(frozen=True, dropout=0.5).eval(), network()
+    model[3].train()
+    assert trained_batch_norms(model) == [model[1]]
+    before, weights = statistics(model), copy.deepcopy(dict(model.named_parameters()))
+    update_batch_norm(model, data)
+    update_batch_norm(without, data)
+    after = statistics(model)
+    assert all(torch.equal(after[n], before[n]) for n in before if n.startswith("5."))
+    torch.testing.assert_close(after["1.running_mean"], statistics(without)["1.running_mean"])
+    assert not torch.equal(after["1.running_var"], before["1.running_var"])
+    assert all(torch.equal(p, weights[n]) for n, p in model.named_parameters())
+    assert [m.training for m in model] == [False] * 3 + [True] + [False] * 4
+    assert model[1].momentum == 0.1
+
+
+def test_layers_that_the_task_does_not_use_keep_theirs():
+    """As those of other tasks' heads."""
+    model = network()
+    model[5].running_mean.fill_(3.0)
+    model[5].num_batches_tracked.fill_(7)
+    model.forward = lambda x: model[1](model[0](x))
+    update_batch_norm(model, batches())
+    assert int(model[1].num_batches_tracked) == 5
+    assert (model[5].running_mean == 3).all()
+    assert int(model[5].num_batches_tracked) == 7
+
+
+def test_an_error_on_the_way_leaves_modes_and_momenta():
+    model = network().eval()
+    with pytest.raises(RuntimeError):
+        update_batch_norm(model, [(torch.randn(5, 3), None)])
+    assert not any(m.training for m in model)
+    assert (model[1].momentum, model[5].momentum) == (0.1, 0.3)
+
+
+@pytest.mark.parametrize("merge_by_inputs", [False, True])
+def test_after_a_task_they_are_those_of_the_merged_weights(merge_by_inputs):
+    """Of 48 examples in three batches, which are the averages over all."""
+    model = network()
+    strategy = make_strategy("covon", model, merge_by_inputs=merge_by_inputs)
+    for experience in list(toy_benchmark().train_stream)[:2]:
+        strategy.train(experience)
+    (x, *_) = next(iter(DataLoader(experience.dataset.eval(), 48)))
+    with torch.no_grad():
+        first = model[0](x)
+    torch.testing.assert_close(model[1].running_mean, first.mean(0), rtol=1e-4, atol=1e-5)
+    assert int(model[1].num_batches_tracked) == 3
+    again = copy.deepcopy(model)
+    data = experience.dataset.eval()
+    update_batch_norm(again, batches_of(data, strategy, 16, shuffled=True))
+    for name, value in statistics(again).items():
+        torch.testing.assert_close(model.get_buffer(name), value)
+
+
+def test_batches_are_shuffled_or_a_sorted_task_would_have_small_variances():
+    """Four clusters, sorted: batches in order would have one each."""
+    data = toy_benchmark(n=400).train_stream[0].dataset
+    data = data.subset(torch.arange(400).remainder(4).argsort(stable=True).tolist())
+    benchmark = with_task_labels(benchmark_from_datasets(train=[data]))
+    strategy = make_strategy("covon", network(), train_mb_size=100)
+    strategy.train(benchmark.train_stream[0])
+    x = torch.stack([x for x, *_ in data])
+    with torch.no_grad():
+        whole = strategy.model[0](x).var(0)
+        within = strategy.model[0](x).unflatten(0, (4, 100)).var(1).mean(0)
+    running = strategy.model[1].running_var
+    assert ((running - whole).abs() < (running - within).abs()).all()
+
+
+def test_batches_are_whole_and_the_same_each_time():
+    data = toy_benchmark(n=40).train_stream[0].dataset.eval()
+    strategy = make_strategy("covon", toy_model())
+    runs = [[x for x, _ in batches_of(data, strategy, 16, shuffled=True)] for _ in range(2)]
+    assert [len(x) for x in runs[0]] == [16, 16]
+    assert all(map(torch.equal, *runs))
+    (alone,) = batches_of(data, strategy, 64, shuffled=True)
+    assert len(alone[1]) == 40
+
+
+@pytest.mark.parametrize("case", ["without batch norm", "without tasks"])
+def test_no_pass_where_none_is_needed(case, monkeypatch):
+    monkeypatch.setattr(covon, "update_batch_norm", lambda *_: pytest.fail("a pass"))
+    model = toy_model() if case == "without batch norm" else network()
+    options = {} if case == "without batch norm" else {"consolidate_every": 2}
+    make_strategy("covon", model, **options).train(toy_benchmark().train_stream[0])
+
+
+def test_in_plain_pytorch(batch):
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    optimizer = make_covon(model.named_parameters())
+    with optimizer.sampled_params():
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    optimizer.consolidate()
+    update_batch_norm(model, [batch])
+    with torch.no_grad():
+        mean = model[0](batch[0]).mean(0)
+    torch.testing.assert_close(model[1].running_mean, mean)
