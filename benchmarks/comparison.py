@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid
@@ -128,6 +129,12 @@ def run_cases(
 
 def _measure(measure: Callable[..., Case], case: Case, *arguments: Any) -> Case:
     return {**measure(case, *arguments), "versions": versions(), "machine": machine()}
+
+
+def tensors_of(dataset: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """All images and labels of a dataset."""
+    rows = [dataset[i] for i in range(len(dataset))]
+    return torch.stack([row[0] for row in rows]), torch.tensor([int(row[1]) for row in rows])
 
 
 def write_measurement(file: Path, rows: Any, **about: Any) -> None:
