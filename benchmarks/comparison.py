@@ -31,7 +31,6 @@ RESULTS = ROOT / "benchmarks/results"
 Case = dict[str, Any]
 
 
-
 def arguments(doc: str, *positional: str) -> argparse.Namespace:
     """The command line of a script whose results are stored.
 

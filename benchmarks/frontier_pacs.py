@@ -143,9 +143,7 @@ def start(root: Path) -> Start:
     """Learn the domains before the last one; once for all ways."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    recipe = load_recipe(
-        str(RESULTS / "pacs/best.toml"), [f"stream.validation_size={VALIDATION}"]
-    )
+    recipe = load_recipe(str(RESULTS / "pacs/best.toml"), [f"stream.validation_size={VALIDATION}"])
     data = build_benchmark(recipe, seed=SEED, dataset_root=root)
     torch.manual_seed(SEED)
     model = build_model(recipe.model, data, root)
@@ -182,7 +180,9 @@ def learn(way: Way, begun: Start, slow: DiagGaussian) -> Any:
     return strategy
 
 
-def accuracies(model: nn.Module, weights: Tensors, domains: list[list[list[Tensor]]]) -> list[float]:
+def accuracies(
+    model: nn.Module, weights: Tensors, domains: list[list[list[Tensor]]]
+) -> list[float]:
     """On each domain's validation images."""
     model.eval()
     found = []

@@ -80,7 +80,10 @@ def vit(rows: pd.DataFrame) -> str:
         seconds = rows["batch_seconds"].map(lambda values, at=task - 1: values[at])
         ratio = (seconds / seconds.iloc[0]).map(" ({:.3f})".format)
         columns[f"batch, task {task}"] = seconds.map("{:.2f}".format) + ratio
-    for title, key, digits in (("end of task {}", "end_seconds", 2), ("memory, task {}", "memory", 1)):
+    for title, key, digits in (
+        ("end of task {}", "end_seconds", 2),
+        ("memory, task {}", "memory", 1),
+    ):
         for task in (1, 2):
             numbers = rows[key].map(lambda values, at=task - 1: values[at])
             columns[title.format(task)] = numbers.map(f"{{:.{digits}f}}".format)
