@@ -32,7 +32,7 @@ from covon_avalanche import CoVON, CoVONPlugin, TensorBatches
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.experiment.machine import machine, versions
-from covon_avalanche.plugins import covon
+from covon_avalanche.merging import rule
 from covon_avalanche.streams import PermutedDigits, PermutedMNIST
 
 FILE = ROOT / "benchmarks/results/batch-norm.json"
@@ -103,7 +103,7 @@ def main() -> None:
         if any(row.items() <= known.items() for known in rows):
             continue
         options = {"dataset_root": root} if "MNIST" in stream else {}
-        kept = mock.patch.object(covon, "trained_batch_norms", return_value=[])
+        kept = mock.patch.object(rule, "trained_batch_norms", return_value=[])
         with nullcontext() if anew else kept:
             values = [
                 100 * average_accuracy(setting, method, seed, options)

@@ -23,6 +23,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -42,8 +43,9 @@ from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.strategy_settings import Finetune, Strategy
+from covon_avalanche.merging import Eq8, RegMean, Task
 from covon_avalanche.plugins import CoVONPlugin
-from covon_avalanche.plugins.task_batches import batches_of
+from covon_avalanche.plugins.task_loader import dataset_loader
 from covon_avalanche.posterior.fisher import squared_example_gradients
 from covon_avalanche.posterior.gaussian import DiagGaussian, quadratic_penalty
 
@@ -98,7 +100,7 @@ def fisher(strategy: Any, experiences: Sequence[CLExperience]) -> Tensors:
     found: Tensors = {}
     for experience in experiences:
         data = experience.dataset.eval()
-        squares = squared_example_gradients(strategy.model, batches_of(data, strategy, 64))
+        squares = squared_example_gradients(strategy.model, dataset_loader(data, strategy, 64))
         for name, square in squares.items():
             found[name] = found.get(name, 0.0) + len(data) * square
     return found
@@ -127,7 +129,7 @@ def learn(
             prior.copy_(way.strength * slow.precision[name])
         for group in strategy.optimizer.param_groups:
             group["consolidation"] = "none"
-        next(p for p in strategy.plugins if isinstance(p, CoVONPlugin)).moments = None
+        next(p for p in strategy.plugins if isinstance(p, CoVONPlugin)).merge = Eq8()
     else:
         ewc: Any = recipe.strategies["ewc"]
         adamw = Finetune(kind="finetune", lr=ewc.lr, weight_decay=ewc.weight_decay)
@@ -168,9 +170,9 @@ def measure(seed: int, root: str, done: Sequence[str]) -> Iterator[dict[str, Any
         before.train(experience)
     slow = before.optimizer.prior(model.named_parameters())
     plugin = next(p for p in before.plugins if isinstance(p, CoVONPlugin))
-    assert plugin.moments is not None
+    assert isinstance(plugin.merge, RegMean)
     exact = scaled(fisher(before, earlier), average(slow.precision))
-    domains = [list(batches_of(e.dataset.eval(), before, 256)) for e in data.valid_stream]
+    domains = [list(dataset_loader(e.dataset.eval(), before, 256)) for e in data.valid_stream]
     for name, way in WAYS.items():
         if name in done:
             continue
@@ -191,9 +193,10 @@ def measure(seed: int, root: str, done: Sequence[str]) -> Iterator[dict[str, Any
             }
             for k in DIALS
         }
-        passes = batches_of(last.dataset.eval(), strategy, 64)
-        by_inputs = plugin.moments.merged(strategy.model, slow.mean, passes)
-        merged = {n: by_inputs[w] for n, w in weights.items()}
+        task = Task(
+            strategy.model, slow.mean, partial(dataset_loader, last.dataset.eval(), strategy, 64)
+        )
+        merged = plugin.merge.merge(task)
         yield {
             "seed": seed,
             "way": name,

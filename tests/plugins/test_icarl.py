@@ -15,8 +15,8 @@ from toys import QUIET, toy_benchmark, toy_model
 
 from covon_avalanche import ICaRLPlugin
 from covon_avalanche.experiment.run import run_strategy
+from covon_avalanche.plugins.features import penultimate_features
 from covon_avalanche.plugins.icarl import herd
-from covon_avalanche.plugins.penultimate import penultimate_features
 
 
 def icarl(model, mem_size=24, lr=0.01, plugins=(), **options):
@@ -202,7 +202,7 @@ def test_parts_of_an_online_stream_are_one_task():
         lengths.append(len(plugin.exemplars))
     assert lengths == [0, 0, 1, 1, 1, 2]
     hidden = split_online_stream(toy_benchmark(2).train_stream, experience_size=16)
-    with pytest.raises(ValueError, match="does not tell its task boundaries"):
+    with pytest.raises(ValueError, match="does not give access to its task boundaries"):
         strategy.train(next(iter(hidden)))
 
 

@@ -267,7 +267,7 @@ class TestTaskFree:
     def test_an_online_stream_that_does_not_needs_another_trigger(self):
         benchmark = toy_benchmark(1)
         stream = list(split_online_stream(benchmark.train_stream, experience_size=16))
-        with pytest.raises(ValueError, match="does not tell its task boundaries"):
+        with pytest.raises(ValueError, match="does not give access to its task boundaries"):
             make_strategy("covon", toy_model()).train(stream[0])
         strategy = make_strategy("covon", toy_model(), consolidate_every=1, train_epochs=1)
         strategy.train(stream)

@@ -1,4 +1,4 @@
-"""When a decoupled quadratic regulariser acts inside an Avalanche strategy."""
+"""Decoupled quadratic regularisation toward an anchor in an Avalanche strategy."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from covon_avalanche.plugins.schedule import Schedule, apply_shared, check_sched
 from covon_avalanche.posterior.gaussian import DiagGaussian, embed
 
 
-class AnchoredPlugin(SupervisedPlugin):
+class QuadraticAnchorPlugin(SupervisedPlugin):
     """Base of :class:`AdaRegPlugin` and :class:`EWCStarPlugin`.
 
-    Keeps one anchor, the weights after the last task, and one accumulated precision, and
-    beside each optimizer step pulls the weights by ``lr * precision / ess`` toward the
-    anchor, decoupled from the loss as AdamW's weight decay is (see ``optim.decoupled`` for
-    the implicit form where that factor reaches 1). Memory is constant in the number of tasks.
+    Keeps one anchor (the weights after the last task) and one accumulated precision. Each
+    optimizer step also pulls the weights toward the anchor by ``lr * precision / ess``, decoupled
+    from the loss like AdamW's weight decay (see ``optim.decoupled`` for the implicit form, used
+    where that factor reaches 1). Memory is constant in the number of tasks.
     """
 
     scheduled: ClassVar[frozenset[str]] = frozenset({"lr", "ess", "epochs"})
@@ -41,13 +41,13 @@ class AnchoredPlugin(SupervisedPlugin):
         schedule: Schedule | None = None,
     ) -> None:
         """
-        :param strength: multiplies each task's importance. ``ess`` nearly cancels between
-            learning the importance and using it, so this is what sets the regularisation.
+        :param strength: multiplies each task's importance, and so sets the regularisation:
+            ``ess`` nearly cancels between accumulating the precision and using it.
         :param ess: effective sample size of a task, in examples; by default the size of
             the task's data.
         :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
-            ``s0 = ess * weight_decay``, which later tasks add to. It is meant to take the
-            place of the optimizer's own weight decay: set that to 0 (AdamW's default is not).
+            ``s0 = ess * weight_decay``, to which later tasks add. It replaces the optimizer's own
+            weight decay: set that to 0 (AdamW's default is 0.01).
         :param schedule: per-experience ``lr``, ``ess`` and ``epochs``.
         """
         super().__init__()
@@ -63,14 +63,14 @@ class AnchoredPlugin(SupervisedPlugin):
         self.anchor: DiagGaussian | None = None
         self._boundaries = TaskBoundaries()
         self._ess_now = 1.0
-        self._largest: dict[str, float] = {}  # largest precision by name, to spare a pass
+        self._largest: dict[str, float] = {}  # largest precision by name: often no implicit pull
 
     @abstractmethod
     def _importance(self, strategy: Any) -> dict[str, Tensor]:
         """Curvature per example of the task just trained, by parameter name."""
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Apply the schedule, settle this task's ``ess``, let the anchor grow."""
+        """Apply the schedule, set this task's ``ess``, and extend the anchor if the model grew."""
         require_boundaries(strategy.experience)
         if self._boundaries.begins(strategy.experience):
             self._start_task(strategy)
@@ -115,7 +115,7 @@ class AnchoredPlugin(SupervisedPlugin):
 
     @torch.no_grad()
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """The weights become the anchor, and the task's importance adds to the precision."""
+        """Take the weights as the anchor, and add the task's importance to the precision."""
         if not self._boundaries.ends(strategy.experience):
             return
         importance = self._importance(strategy)
@@ -128,13 +128,13 @@ class AnchoredPlugin(SupervisedPlugin):
                 precision = precision + self.strength * self._ess_now * importance[name]
             if not torch.isfinite(precision).all():
                 raise FloatingPointError(
-                    f"the importance of {name!r} is not finite: the training has diverged"
+                    f"the importance of {name!r} is not finite: training has diverged"
                 )
             means[name], precisions[name] = p.detach().clone(), precision
         self.anchor = DiagGaussian(means, precisions)
 
     def _grown_anchor(self, model: torch.nn.Module) -> DiagGaussian | None:
-        """The anchor with the model's shapes; what is new starts with the first prior."""
+        """The anchor in the model's shapes; new entries start with the first prior."""
         if self.anchor is None and self.weight_decay == 0:
             return None
         means, precisions = {}, {}

@@ -1,4 +1,4 @@
-"""Data once more, such as those of the task just trained, for a pass that is not training."""
+"""Passes over a task's data outside training, for example for the Fisher information."""
 
 from __future__ import annotations
 
@@ -14,26 +14,20 @@ from covon_avalanche.data_loading import FetchedExamples, rows_of
 from covon_avalanche.plugins.boundaries import task_data
 
 
-def task_batches(
-    strategy: Any, mb_size: int, *, train_transform: bool = False, shuffled: bool = False
-) -> Iterator[list[Tensor]]:
-    """The task's data as ``(x, y)``, with task labels if the model takes them.
-
-    :param train_transform: use the training transform instead of that of the evaluation.
-    :param shuffled: see :func:`batches_of`.
-    """
-    data = task_data(strategy.experience)
-    data = data.train() if train_transform else data.eval()
-    return batches_of(data, strategy, mb_size, shuffled=shuffled)
+def task_loader(strategy: Any, mb_size: int, *, shuffled: bool = False) -> Iterator[list[Tensor]]:
+    """Iterate over the current task's data, with the evaluation transform; see
+    :func:`dataset_loader`."""
+    data = task_data(strategy.experience).eval()
+    return dataset_loader(data, strategy, mb_size, shuffled=shuffled)
 
 
-def batches_of(
+def dataset_loader(
     data: Any, strategy: Any, mb_size: int, *, shuffled: bool = False
 ) -> Iterator[list[Tensor]]:
-    """A dataset as ``(x, y)``, with task labels if the model takes them.
+    """Iterate over a dataset as ``(x, y)``, with task labels if the model takes them.
 
-    :param shuffled: always alike, and without what is left over after whole batches, if there are
-        any; else in order.
+    :param shuffled: in random order, the same each time, and without the last batch if it is
+        incomplete (unless it is the only one); by default in the dataset's order.
     """
     multi_task = isinstance(strategy.model, MultiTaskModule)
     order = torch.arange(len(data))

@@ -1,4 +1,4 @@
-"""What a network's last layer sees."""
+"""The features that a network's last layer classifies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def penultimate_features(model: nn.Module) -> Iterator[list[Tensor]]:
     """Inside, each forward pass of the model appends the input of its last layer.
 
     The last layer is the linear or convolutional one that is defined last. Features have shape
-    (batch, width) and no gradient; those of a convolution are averaged over the places.
+    (batch, width) and no gradient; those of a convolution are averaged over positions.
 
     :raises ValueError: if the model has no such layer.
     """
