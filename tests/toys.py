@@ -67,6 +67,22 @@ def toy_benchmark(
     return with_task_labels(with_classes_timeline(benchmark_from_datasets(**streams)))
 
 
+def columns(experience) -> tuple[torch.Tensor, torch.Tensor]:
+    """All inputs and targets of an experience."""
+    rows = list(experience.dataset)
+    return torch.stack([row[0] for row in rows]), torch.tensor([int(row[1]) for row in rows])
+
+
+def plain_loop(optimizer, model, experiences, epochs: int = 2) -> None:
+    """The steps of a ``QUIET`` strategy with a posterior optimizer, without shuffling."""
+    for experience in experiences:
+        x, y = columns(experience)
+        for _ in range(epochs):
+            for batch in zip(x.split(16), y.split(16), strict=True):
+                train_step(optimizer, model, batch)
+        optimizer.consolidate()
+
+
 def toy_model() -> nn.Module:
     """Two layers, always the same weights."""
     torch.manual_seed(0)

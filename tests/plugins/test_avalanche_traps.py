@@ -1,4 +1,4 @@
-"""What Avalanche does to optimizers, and that our plugins live through it."""
+"""What Avalanche does to optimizers, and that the plugins' state survives it."""
 
 import copy
 
@@ -13,10 +13,10 @@ from toys import (
     make_covon,
     make_strategy,
     make_vcl,
+    plain_loop,
     same,
     toy_benchmark,
     toy_model,
-    train_step,
     weights,
 )
 
@@ -43,13 +43,7 @@ def test_a_strategy_does_exactly_what_the_plain_loop_does(kind):
 
     plain = toy_model()
     optimizer = MAKE[kind](plain.named_parameters())
-    for experience in benchmark.train_stream:
-        x = torch.stack([row[0] for row in experience.dataset])
-        y = torch.tensor([row[1] for row in experience.dataset])
-        for _ in range(2):
-            for batch in zip(x.split(16), y.split(16), strict=True):
-                train_step(optimizer, plain, batch)
-        optimizer.consolidate()
+    plain_loop(optimizer, plain, benchmark.train_stream)
     assert same(weights(model), weights(plain))
     assert same(
         strategy.optimizer.posterior(model.named_parameters()).precision,

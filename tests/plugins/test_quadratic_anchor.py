@@ -1,4 +1,4 @@
-"""Ada-Reg and EWC*, against Algorithms 2 and 3 written out."""
+"""Ada-Reg and EWC* against Algorithms 2 and 3 written out."""
 
 import copy
 
@@ -8,9 +8,10 @@ from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.scenarios import split_online_stream
 from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.training import Naive
+from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.utils.data import TensorDataset
-from toys import QUIET, STRATEGIES, make_strategy, same, toy_benchmark, toy_model, weights
+from toys import QUIET, STRATEGIES, columns, make_strategy, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import AdaRegPlugin, AdaRegStrategy, EWCStarPlugin, EWCStarStrategy
 from covon_avalanche.plugins.task_loader import task_loader
@@ -20,8 +21,7 @@ LR, BETAS, EPS = 0.01, (0.9, 0.999), 1e-8
 
 
 def batches(experience):
-    x = torch.stack([row[0] for row in experience.dataset])
-    y = torch.tensor([row[1] for row in experience.dataset])
+    x, y = columns(experience)
     return list(zip(x.split(16), y.split(16), strict=True))
 
 
@@ -73,7 +73,7 @@ def trained(cls, benchmark, **options):
     return strategy
 
 
-class ToDouble(AdaRegPlugin.__mro__[2]):
+class ToDouble(SupervisedPlugin):
     """Batches in double precision."""
 
     def before_forward(self, strategy, **kwargs):

@@ -1,8 +1,7 @@
-"""Sampling, several samples, prediction and task-free use inside strategies."""
+"""Sampling, several samples, interruptions and prediction inside strategies."""
 
 import pytest
 import torch
-from avalanche.benchmarks.scenarios import split_online_stream
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
@@ -10,9 +9,11 @@ from avalanche.training.supervised import ER_ACE
 from torch import nn
 from toys import (
     QUIET,
+    columns,
     make_covon,
     make_strategy,
     make_vcl,
+    plain_loop,
     same,
     toy_benchmark,
     toy_model,
@@ -20,7 +21,7 @@ from toys import (
     weights,
 )
 
-from covon_avalanche import CoVONPlugin, CoVONStrategy, LossPlateau, VCLPlugin, VCLStrategy
+from covon_avalanche import CoVONPlugin, CoVONStrategy, VCLPlugin, VCLStrategy
 from covon_avalanche.optim.noise import NoiseSource, fill_normal
 from covon_avalanche.plugins.posterior import log_mean_probabilities
 
@@ -61,14 +62,7 @@ def test_several_samples_per_step_equal_the_plain_loop(make):
     assert spy.forwards == 3 * spy.updates
 
     plain = toy_model()
-    other = make(plain.named_parameters(), mc_samples=3)
-    for experience in benchmark.train_stream:
-        x = torch.stack([row[0] for row in experience.dataset])
-        y = torch.tensor([row[1] for row in experience.dataset])
-        for _ in range(2):
-            for batch in zip(x.split(16), y.split(16), strict=True):
-                train_step(other, plain, batch)
-        other.consolidate()
+    plain_loop(make(plain.named_parameters(), mc_samples=3), plain, benchmark.train_stream)
     assert same(weights(model), weights(plain))
 
 
@@ -130,11 +124,9 @@ def test_an_interrupted_strategy_has_the_mean_weights(kind):
     runs.append(weights(model))
     plain = toy_model()
     optimizer = (make_covon if kind == "covon" else make_vcl)(plain.named_parameters())
-    data = benchmark.train_stream[0].dataset
+    x, y = columns(benchmark.train_stream[0])
     for start in (0, 16):
-        rows = [data[i] for i in range(start, start + 16)]
-        x, y = torch.stack([r[0] for r in rows]), torch.tensor([r[1] for r in rows])
-        train_step(optimizer, plain, (x, y))
+        train_step(optimizer, plain, (x[start : start + 16], y[start : start + 16]))
     assert same(runs[0], weights(plain))
 
 
@@ -194,8 +186,7 @@ class TestPrediction:
         assert same(weights(model), before)
         posterior = strategy.optimizer.posterior(model.named_parameters())
         strategy.optimizer.generator.set_state(state)
-        data = benchmark.test_stream[0].dataset
-        x, y = torch.stack([r[0] for r in data]), torch.tensor([r[1] for r in data])
+        x, y = columns(benchmark.test_stream[0])
         by_hand, source = 0, NoiseSource(strategy.optimizer.generator)
         for _ in range(4):
             sample, key = {}, source.key()
@@ -225,153 +216,6 @@ class TestPrediction:
         assert 0 <= metrics["Top1_Acc_Stream/eval_phase/test_stream/Task000"] <= 1
         with pytest.raises(ValueError, match="eval_samples must be a whole number >= 0, got -1"):
             CoVONPlugin(eval_samples=-1)
-
-
-class Consolidations(SupervisedPlugin):
-    """Notes after how many updates a consolidation had happened."""
-
-    def __init__(self):
-        super().__init__()
-        self.at, self.updates = [], 0
-
-    def after_update(self, strategy, **kwargs):
-        self.updates += 1
-        if all("hess" not in state for state in strategy.optimizer.state.values()):
-            self.at.append(self.updates)
-
-
-class TestTaskFree:
-    def test_consolidate_every_so_many_steps_and_not_at_the_end(self):
-        spy = Consolidations()
-        strategy = make_strategy("covon", toy_model(), consolidate_every=4, plugins=[spy])
-        strategy.train(toy_benchmark(2, n=80).train_stream)  # 20 updates
-        assert spy.at == [4, 8, 12, 16, 20]
-
-    @pytest.mark.parametrize("size", [16, 20])
-    def test_an_online_stream_that_tells_its_boundaries_merges_at_them(self, size):
-        """Also where the parts divide the task and Avalanche marks no last one; diagnostics are
-        noted there too."""
-        stream = split_online_stream(
-            toy_benchmark(2).train_stream, experience_size=size, access_task_boundaries=True
-        )
-        strategy = make_strategy("covon", toy_model(), train_epochs=1)
-        plugin = next(p for p in strategy.plugins if isinstance(p, CoVONPlugin))
-        merged, noted = [], []
-        for experience in stream:
-            plugin.diagnostics = {}
-            strategy.train(experience)
-            merged.append(all("hess" not in s for s in strategy.optimizer.state.values()))
-            noted.append("all" in plugin.diagnostics)
-        assert merged == noted == [False, False, True, False, False, True]
-
-    def test_an_online_stream_that_does_not_needs_another_trigger(self):
-        benchmark = toy_benchmark(1)
-        stream = list(split_online_stream(benchmark.train_stream, experience_size=16))
-        with pytest.raises(ValueError, match="does not give access to its task boundaries"):
-            make_strategy("covon", toy_model()).train(stream[0])
-        strategy = make_strategy("covon", toy_model(), consolidate_every=1, train_epochs=1)
-        strategy.train(stream)
-        assert strategy.optimizer.state[strategy.model[0].weight]["prior_precision"].min() > 1.0
-
-    def test_a_plateau_of_the_loss_merges_once_per_task(self):
-        """Two tasks, no boundaries told: two merges, the second after the second began."""
-        spy = Consolidations()
-        strategy = make_strategy(
-            "covon",
-            toy_model(),
-            plateau=LossPlateau(window=10, tolerance=0.1, rise=0.5),
-            train_epochs=40,
-            plugins=[spy],
-        )
-        strategy.train(toy_benchmark(2).train_stream)
-        assert spy.updates == 240
-        assert len(spy.at) == 2
-        assert spy.at[0] < 120 < spy.at[1]
-
-    def test_bad_arguments(self):
-        with pytest.raises(ValueError, match="consolidate_every must be a whole number"):
-            CoVONPlugin(consolidate_every=0)
-        with pytest.raises(ValueError, match="not both"):
-            CoVONPlugin(consolidate_every=5, plateau=LossPlateau())
-        for option, value in (("window", 0), ("tolerance", 1.0), ("rise", 0.0)):
-            with pytest.raises(ValueError, match=f"{option} must be"):
-                LossPlateau(**{option: value})
-
-
-class TestLossPlateau:
-    def test_a_loss_of_zero_is_a_plateau_too_and_ripples_near_it_are_no_rise(self):
-        plateau = LossPlateau(window=5)
-        losses = [0.0] * 20 + [0.01] * 20 + [0.0] * 20
-        assert sum(plateau.update(loss) for loss in losses) == 1
-
-    def test_speaks_when_the_fall_ends_and_again_only_after_a_rise(self):
-        falling = [2.0 * 0.9**i + 0.1 for i in range(100)]
-        plateau = LossPlateau(window=5, tolerance=0.02, rise=0.5)
-        said = [i for i, loss in enumerate(falling * 2) if plateau.update(loss)]
-        assert len(said) == 2
-        assert 50 < said[0] < 100 < said[1] - 50
-
-    def test_stays_silent_while_the_loss_falls_and_on_an_endless_plateau(self):
-        plateau = LossPlateau(window=5, tolerance=0.02)
-        assert not any(plateau.update(0.8**i) for i in range(50))
-        assert not any(plateau.update(1.1**i) for i in range(50))  # rising is no plateau either
-        plateau = LossPlateau(window=5)
-        assert sum(plateau.update(1.0) for _ in range(500)) == 1
-
-
-class Groups(SupervisedPlugin):
-    """Notes a setting of the optimizer at the end of each experience, after the merge."""
-
-    def __init__(self, key):
-        super().__init__()
-        self.key, self.seen = key, []
-
-    def after_training_exp(self, strategy, **kwargs):
-        self.seen.append(strategy.optimizer.param_groups[0][self.key])
-
-
-def test_gamma_of_the_plugin_overrules_the_optimizers_and_the_schedule_both():
-    for schedule, expected in ((None, [0.25] * 3), ([{}, {"gamma": 0.5}], [0.25, 0.5, 0.5])):
-        spy = Groups("gamma")
-        strategy = make_strategy("covon", toy_model(), gamma=0.25, schedule=schedule, plugins=[spy])
-        strategy.train(toy_benchmark(3).train_stream)
-        assert spy.seen == expected
-
-
-def test_in_an_online_stream_a_schedule_counts_tasks_not_parts():
-    spy = Groups("gamma")
-    stream = split_online_stream(
-        toy_benchmark(2).train_stream, experience_size=24, access_task_boundaries=True
-    )
-    schedule = [{"gamma": 0.5}, {"gamma": 0.3}]
-    strategy = make_strategy("covon", toy_model(), gamma=0.8, schedule=schedule, plugins=[spy])
-    strategy.train(stream)
-    assert spy.seen == [0.5, 0.5, 0.3, 0.3]
-
-
-def test_ess_follows_the_number_of_examples_of_each_task():
-    """Also where a task comes in parts; the schedule may overrule it."""
-    streams = [toy_benchmark(1, n=n).train_stream for n in (40, 48)]
-    spy = Groups("ess")
-    strategy = make_strategy(
-        "covon",
-        toy_model(),
-        ess_per_example=3.0,
-        schedule=[{}, {}, {"ess": 7.0}],
-        plugins=[spy],
-    )
-    for stream in (*streams, *streams):
-        strategy.train(stream)
-    assert spy.seen == [120.0, 144.0, 7.0, 144.0]
-    spy.seen = []
-    parts = split_online_stream(streams[1], experience_size=24, access_task_boundaries=True)
-    strategy = make_strategy("covon", toy_model(), ess_per_example=3.0, plugins=[spy])
-    strategy.train(parts)
-    assert spy.seen == [144.0, 144.0]
-    with pytest.raises(ValueError, match="ess_per_example must be > 0 and finite, got -1"):
-        CoVONPlugin(ess_per_example=-1)
-    with pytest.raises(ValueError, match="ess_per_example follows the sizes of tasks"):
-        CoVONPlugin(ess_per_example=1.0, consolidate_every=10)
 
 
 def test_a_sample_abandoned_between_samples_is_forgotten():
