@@ -7,8 +7,10 @@ from unittest import mock
 
 import torch
 from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
+from avalanche.benchmarks.scenarios import split_online_stream
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
+from avalanche.training import Naive
 from torch import nn
 
 from covon_avalanche import AdaRegStrategy, CoVONStrategy, EWCStarStrategy, VCLStrategy
@@ -67,6 +69,12 @@ def toy_benchmark(
     return with_task_labels(with_classes_timeline(benchmark_from_datasets(**streams)))
 
 
+def toy_parts(n_experiences: int, size: int = 16, *, boundaries: bool = True):
+    """The toy benchmark as an online stream: each task in parts."""
+    stream = toy_benchmark(n_experiences).train_stream
+    return split_online_stream(stream, experience_size=size, access_task_boundaries=boundaries)
+
+
 def columns(experience) -> tuple[torch.Tensor, torch.Tensor]:
     """All inputs and targets of an experience."""
     rows = list(experience.dataset)
@@ -90,6 +98,17 @@ def toy_model() -> nn.Module:
 
 
 QUIET = dict(train_mb_size=16, train_epochs=2, eval_mb_size=64, evaluator=None)
+
+
+def make_naive(model: nn.Module, optimizer, *plugins, cls=Naive, **options):
+    """Avalanche's fine-tuning, or another of its strategies, with settings for the toy stream."""
+    return cls(
+        model=model,
+        optimizer=optimizer,
+        criterion=nn.CrossEntropyLoss(),
+        plugins=list(plugins),
+        **{**QUIET, **options},
+    )
 
 
 def make_strategy(kind: str, model: nn.Module, **options):

@@ -55,7 +55,6 @@ VARIANTS = {
         implementation=f"{__name__}:OwnOptimizer",
         arguments={"lr": 0.05},
     ),
-    "per-example": {**COVON, "hess_approx": "per_example"},
     "auto": {**COVON, "hess_approx": "auto"},
     "by-inputs": {**COVON, "consolidation": "inputs"},
     "two-samples": {**COVON, "mc_samples": 2},

@@ -121,16 +121,6 @@ def test_batches_are_shuffled_or_a_sorted_task_would_have_small_variances():
     assert ((running - whole).abs() < (running - within).abs()).all()
 
 
-def test_batches_are_whole_and_the_same_each_time():
-    data = toy_benchmark(n=40).train_stream[0].dataset.eval()
-    strategy = make_strategy("covon", toy_model())
-    runs = [[x for x, _ in dataset_loader(data, strategy, 16, shuffled=True)] for _ in range(2)]
-    assert [len(x) for x in runs[0]] == [16, 16]
-    assert all(map(torch.equal, *runs))
-    (alone,) = dataset_loader(data, strategy, 64, shuffled=True)
-    assert len(alone[1]) == 40
-
-
 @pytest.mark.parametrize("case", ["without batch norm", "without tasks"])
 def test_no_pass_where_none_is_needed(case, monkeypatch):
     monkeypatch.setattr(rule, "update_batch_norm", lambda *_: pytest.fail("a pass"))

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 from avalanche.models import IncrementalClassifier
-from avalanche.training import Naive
 from avalanche.training.plugins import LRSchedulerPlugin, SupervisedPlugin
 from torch import nn
 from toys import (
     QUIET,
     make_covon,
+    make_naive,
     make_strategy,
     make_vcl,
     plain_loop,
@@ -262,13 +262,7 @@ def test_the_plugin_goes_into_any_avalanche_strategy():
         if ready:
             strategy = CoVONStrategy(model=model, optimizer=optimizer, **QUIET)
         else:
-            strategy = Naive(
-                model=model,
-                optimizer=optimizer,
-                criterion=nn.CrossEntropyLoss(),
-                plugins=[CoVONPlugin()],
-                **QUIET,
-            )
+            strategy = make_naive(model, optimizer, CoVONPlugin())
         strategy.train(benchmark.train_stream, shuffle=False)
         runs.append(weights(model))
     assert same(*runs)

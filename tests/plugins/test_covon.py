@@ -1,11 +1,11 @@
 """When CoVONPlugin merges, and the settings of a task."""
 
 import pytest
-from avalanche.benchmarks.scenarios import split_online_stream
 from avalanche.training.plugins import SupervisedPlugin
-from toys import make_strategy, toy_benchmark, toy_model
+from toys import make_strategy, toy_benchmark, toy_model, toy_parts
 
 from covon_avalanche import CoVONPlugin, LossPlateau
+from covon_avalanche.merging import Average, RegMean
 
 
 class Consolidations(SupervisedPlugin):
@@ -32,26 +32,25 @@ class TestTaskFree:
     def test_an_online_stream_that_tells_its_boundaries_merges_at_them(self, size):
         """Also where the parts divide the task and Avalanche marks no last one; diagnostics are
         noted there too."""
-        stream = split_online_stream(
-            toy_benchmark(2).train_stream, experience_size=size, access_task_boundaries=True
-        )
         strategy = make_strategy("covon", toy_model(), train_epochs=1)
         plugin = next(p for p in strategy.plugins if isinstance(p, CoVONPlugin))
         merged, noted = [], []
-        for experience in stream:
+        for experience in toy_parts(2, size):
             plugin.diagnostics = {}
             strategy.train(experience)
             merged.append(all("hess" not in s for s in strategy.optimizer.state.values()))
             noted.append("all" in plugin.diagnostics)
         assert merged == noted == [False, False, True, False, False, True]
 
+    def test_a_rule_without_data_merges_there_too(self):
+        rule = Average()
+        strategy = make_strategy("covon", toy_model(), merge=rule, consolidate_every=3)
+        strategy.train(toy_benchmark(1).train_stream)  # 6 updates
+        assert (rule.tasks["0.bias"] == 2).all()
+
     def test_an_online_stream_that_does_not_needs_another_trigger(self):
-        benchmark = toy_benchmark(1)
-        stream = list(split_online_stream(benchmark.train_stream, experience_size=16))
-        with pytest.raises(ValueError, match="does not give access to its task boundaries"):
-            make_strategy("covon", toy_model()).train(stream[0])
         strategy = make_strategy("covon", toy_model(), consolidate_every=1, train_epochs=1)
-        strategy.train(stream)
+        strategy.train(toy_parts(1, boundaries=False))
         assert strategy.optimizer.state[strategy.model[0].weight]["prior_precision"].min() > 1.0
 
     def test_a_plateau_of_the_loss_merges_once_per_task(self):
@@ -74,9 +73,8 @@ class TestTaskFree:
             CoVONPlugin(consolidate_every=0)
         with pytest.raises(ValueError, match="not both"):
             CoVONPlugin(consolidate_every=5, plateau=LossPlateau())
-        for option, value in (("window", 0), ("tolerance", 1.0), ("rise", 0.0)):
-            with pytest.raises(ValueError, match=f"{option} must be"):
-                LossPlateau(**{option: value})
+        with pytest.raises(ValueError, match="RegMean needs the data of a task, and so a stream"):
+            CoVONPlugin(merge=RegMean(), consolidate_every=5)
 
 
 class Groups(SupervisedPlugin):
@@ -100,12 +98,9 @@ def test_gamma_of_the_plugin_overrules_the_optimizers_and_the_schedule_both():
 
 def test_in_an_online_stream_a_schedule_counts_tasks_not_parts():
     spy = Groups("gamma")
-    stream = split_online_stream(
-        toy_benchmark(2).train_stream, experience_size=24, access_task_boundaries=True
-    )
     schedule = [{"gamma": 0.5}, {"gamma": 0.3}]
     strategy = make_strategy("covon", toy_model(), gamma=0.8, schedule=schedule, plugins=[spy])
-    strategy.train(stream)
+    strategy.train(toy_parts(2, 24))
     assert spy.seen == [0.5, 0.5, 0.3, 0.3]
 
 
@@ -124,9 +119,8 @@ def test_ess_follows_the_number_of_examples_of_each_task():
         strategy.train(stream)
     assert spy.seen == [120.0, 144.0, 7.0, 144.0]
     spy.seen = []
-    parts = split_online_stream(streams[1], experience_size=24, access_task_boundaries=True)
     strategy = make_strategy("covon", toy_model(), ess_per_example=3.0, plugins=[spy])
-    strategy.train(parts)
+    strategy.train(toy_parts(1, 24))
     assert spy.seen == [144.0, 144.0]
     with pytest.raises(ValueError, match="ess_per_example must be > 0 and finite, got -1"):
         CoVONPlugin(ess_per_example=-1)

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from avalanche.training import Naive
 from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.distributions import Normal, kl_divergence
-from toys import QUIET, columns, given_noise, make_vcl, same, toy_benchmark, toy_model, weights
+from toys import columns, given_noise, make_naive, make_vcl, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import EVCLPlugin, VCLPlugin
 from covon_avalanche.optim import BayesByBackprop
@@ -34,13 +33,7 @@ def train(plugin, others=(), n_experiences=3, frozen=()):
     model = toy_model()
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
-    strategy = Naive(
-        model=model,
-        optimizer=make_vcl(model.named_parameters()),
-        criterion=nn.CrossEntropyLoss(),
-        plugins=[plugin, *others],
-        **QUIET,
-    )
+    strategy = make_naive(model, make_vcl(model.named_parameters()), plugin, *others)
     torch.manual_seed(5)
     for experience in toy_benchmark(n_experiences).train_stream:
         strategy.train(experience)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
-from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import ER_ACE
 from torch import nn
@@ -11,6 +10,7 @@ from toys import (
     QUIET,
     columns,
     make_covon,
+    make_naive,
     make_strategy,
     make_vcl,
     plain_loop,
@@ -94,13 +94,7 @@ def test_several_samples_in_a_strategy_with_its_own_loop_are_refused():
 )
 def test_the_wrong_optimizer_is_named(plugin, message):
     model = toy_model()
-    strategy = Naive(
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters()),
-        criterion=nn.CrossEntropyLoss(),
-        plugins=[plugin()],
-        **QUIET,
-    )
+    strategy = make_naive(model, torch.optim.AdamW(model.parameters()), plugin())
     with pytest.raises(ValueError, match=message):
         strategy.train(toy_benchmark(1).train_stream[0])
 
@@ -147,13 +141,7 @@ def test_an_interrupted_evaluation_leaves_the_mean_weights(kind):
 
 def test_a_plugin_that_was_interrupted_restores_the_mean_before_anything_else():
     model = toy_model()
-    strategy = Naive(
-        model=model,
-        optimizer=make_covon(model.parameters()),
-        criterion=nn.CrossEntropyLoss(),
-        plugins=[CoVONPlugin(), Interrupt()],
-        **QUIET,
-    )
+    strategy = make_naive(model, make_covon(model.parameters()), CoVONPlugin(), Interrupt())
     benchmark = toy_benchmark(1)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(benchmark.train_stream[0])

@@ -1,32 +1,24 @@
 """Synaptic Intelligence against its definition."""
 
 import torch
-from avalanche.training import Naive
 from avalanche.training.plugins import SynapticIntelligencePlugin
 from torch import nn
-from toys import QUIET, columns, same, toy_benchmark, toy_model, weights
+from toys import columns, make_naive, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import SIPlugin
 
 
-def si_run(plugin, lr=0.1):
+def si_run(*plugins, lr=0.1):
     model = toy_model()
     torch.manual_seed(0)
-    plugins = [plugin] if plugin is not None else []
-    strategy = Naive(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=lr),
-        criterion=nn.CrossEntropyLoss(),
-        plugins=plugins,
-        **QUIET,
-    )
+    strategy = make_naive(model, torch.optim.SGD(model.parameters(), lr=lr), *plugins)
     for experience in toy_benchmark(2).train_stream:
         strategy.train(experience)
     return weights(model)
 
 
 def test_si_regularises_where_avalanches_own_does_nothing_on_a_cpu():
-    alone = si_run(None)
+    alone = si_run()
     assert same(alone, si_run(SynapticIntelligencePlugin(si_lambda=1e4)))  # a trap of 0.6
     assert not same(alone, si_run(SIPlugin(si_lambda=1e4)))
 
@@ -36,15 +28,8 @@ def test_the_importance_of_si_is_the_path_integral():
     model = nn.Linear(8, 4)
     start = weights(model)
     plugin = SIPlugin(si_lambda=1.0, eps=10.0)
-    strategy = Naive(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
-        criterion=nn.CrossEntropyLoss(),
-        plugins=[plugin],
-        train_mb_size=48,
-        train_epochs=1,
-        evaluator=None,
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    strategy = make_naive(model, optimizer, plugin, train_mb_size=48, train_epochs=1)
     experience = toy_benchmark(1).train_stream[0]
     x, y = columns(experience)
     gradient = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), model.weight)[0]

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
-from avalanche.training import Naive
 from avalanche.training.plugins import SupervisedPlugin
 from test_evcl import Watch, train
-from torch import nn
-from toys import QUIET, make_vcl, same, toy_benchmark, toy_model, weights
+from toys import make_naive, make_vcl, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import TDVCLPlugin, VCLPlugin
 from covon_avalanche.posterior.gaussian import kl, pool
@@ -94,12 +92,8 @@ def test_the_replayed_loss_has_the_weights_of_the_targets():
             state["now"] = torch.get_rng_state()
 
     model = toy_model()
-    strategy = Naive(
-        model=model,
-        optimizer=make_vcl(model.named_parameters()),
-        criterion=nn.CrossEntropyLoss(),
-        plugins=[Before(), plugin, Watch(at_loss=check)],
-        **QUIET,
+    strategy = make_naive(
+        model, make_vcl(model.named_parameters()), Before(), plugin, Watch(at_loss=check)
     )
     for experience in benchmark_from_datasets(train=datasets).train_stream:
         strategy.train(experience)
