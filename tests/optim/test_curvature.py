@@ -7,12 +7,9 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from avalanche.training import Naive
-from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
-from toys import QUIET, make_covon, toy_benchmark, toy_model, train_step, weights
+from toys import make_covon, train_step, weights
 
-from covon_avalanche import CoVONPlugin
 from covon_avalanche.optim import checks
 from covon_avalanche.optim.kernels.formulas import covon_hess
 from covon_avalanche.posterior.fisher import squared_example_gradients, track_example_squares
@@ -179,33 +176,6 @@ def test_who_lets_it_choose_and_gives_no_batch_size_is_told(linear, batch, optio
     said = [w for w in caught if "give batch_size=" in str(w.message)]
     assert len(said) == warns
     assert all("toys.py" in w.filename for w in said)
-
-
-@pytest.mark.parametrize("hess_approx", [*KINDS, "reparam"])
-def test_the_plugin_feeds_each_estimator(hess_approx):
-    """The batch's size, also of the last, smaller one, and the squares of its examples."""
-    model = toy_model()
-    optimizer = make_covon(
-        model.named_parameters(), hess_approx=hess_approx, betas=(0.9, 0.5), lr=0.0
-    )
-    seen, plugin = [], CoVONPlugin()
-
-    class Watch(SupervisedPlugin):
-        def after_update(self, strategy, **kwargs):
-            seen.append((strategy.optimizer.param_groups[0]["batch_size"], len(strategy.mb_y)))
-
-    strategy = Naive(
-        model=model,
-        optimizer=optimizer,
-        criterion=nn.CrossEntropyLoss(),
-        plugins=[plugin, Watch()],
-        **{**QUIET, "train_mb_size": 20},
-    )
-    strategy.train(toy_benchmark(1).train_stream[0])
-    assert seen == [(20, 20), (20, 20), (8, 8)] * 2
-    assert plugin.diagnostics["all"].hess_at_start < 1
-    assert not any(hasattr(p, "example_squares") for p in model.parameters())
-    assert all(len(m._forward_hooks) == 0 for m in model.modules())
 
 
 def test_a_layer_used_twice_is_refused():

@@ -77,6 +77,19 @@ class TestTaskFree:
             CoVONPlugin(merge=RegMean(), consolidate_every=5)
 
 
+def test_the_optimizer_knows_the_size_of_each_batch():
+    """Also of the last, smaller one."""
+    seen = []
+
+    class Watch(SupervisedPlugin):
+        def after_update(self, strategy, **kwargs):
+            seen.append((strategy.optimizer.param_groups[0]["batch_size"], len(strategy.mb_y)))
+
+    strategy = make_strategy("covon", toy_model(), plugins=[Watch()], train_mb_size=20)
+    strategy.train(toy_benchmark(1).train_stream[0])
+    assert seen == [(20, 20), (20, 20), (8, 8)] * 2
+
+
 class Groups(SupervisedPlugin):
     """Notes a setting of the optimizer at the end of each experience, after the merge."""
 

@@ -19,7 +19,6 @@ from toys import (
     toy_benchmark,
     toy_model,
     toy_parts,
-    train_step,
     weights,
 )
 
@@ -125,34 +124,20 @@ def test_parts_of_an_online_stream_are_merged_once_a_task():
 
 
 class Sampling(SupervisedPlugin):
-    """A user's own way to train with CoVON."""
+    """A user's own way to sample weights in a strategy."""
 
-    def before_training_iteration(self, strategy, **kwargs):
-        train_step(strategy.optimizer, strategy.model, (strategy.mb_x, strategy.mb_y))
+    def before_forward(self, strategy, **kwargs):
+        self.sample = strategy.optimizer.sampled_params()
+        self.sample.__enter__()
 
     def before_update(self, strategy, **kwargs):
-        strategy.optimizer.zero_grad()
-
-
-class OwnLoop(Naive):
-    """Steps in ``Sampling`` only."""
-
-    def training_epoch(self, **kwargs):
-        for batch in self.dataloader:
-            self.mbatch = batch
-            self._unpack_minibatch()
-            self._before_training_iteration(**kwargs)
+        self.sample.__exit__(None, None, None)
 
 
 def test_with_covon_it_consolidates_or_leaves_that_to_covons_plugin():
     model = toy_model()
-    strategy = make(
-        RegMean(),
-        model,
-        cls=OwnLoop,
-        optimizer=lambda model: make_covon(model.named_parameters()),
-        plugins=[Sampling()],
-    )
+    optimizer = make_covon(model.named_parameters())
+    strategy = make_naive(model, optimizer, Sampling(), MergePlugin(RegMean()))
     strategy.train(toy_benchmark(2).train_stream)
     assert all("hess" not in state for state in strategy.optimizer.state.values())
     assert same(weights(model), dict(strategy.optimizer.prior(model.named_parameters()).mean))
