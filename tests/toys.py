@@ -11,6 +11,7 @@ from avalanche.benchmarks.scenarios import split_online_stream
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 from avalanche.training import Naive
+from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 
 from covon_avalanche import AdaRegStrategy, CoVONStrategy, EWCStarStrategy, VCLStrategy
@@ -140,6 +141,13 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Whether two dicts of tensors are equal, bit by bit."""
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+class ToDouble(SupervisedPlugin):
+    """Gives a strategy batches in double precision."""
+
+    def before_forward(self, strategy, **kwargs):
+        strategy.mbatch[0] = strategy.mbatch[0].double()
 
 
 class Antithetic:

@@ -9,6 +9,7 @@ from avalanche.training.plugins import LRSchedulerPlugin, SupervisedPlugin
 from torch import nn
 from toys import (
     QUIET,
+    ToDouble,
     make_covon,
     make_naive,
     make_strategy,
@@ -139,21 +140,10 @@ def test_trap_3_the_model_moves_after_the_optimizer_is_made(kind):
     )
     optimizer = MAKE[kind](model.named_parameters(), prior=prior)
     model.double()
-    benchmark = toy_benchmark(1)
-    data = benchmark.train_stream[0].dataset
-    strategy = posterior_strategy(kind, model, optimizer)
-    strategy.plugins.append(ToDouble())
-    strategy.train(benchmark.train_stream[0])
-    assert len(data) == 48
+    strategy = posterior_strategy(kind, model, optimizer, plugins=[ToDouble()])
+    strategy.train(toy_benchmark(1).train_stream[0])
     for state in optimizer.state.values():
         assert all(v.dtype == torch.float64 for v in state.values() if torch.is_tensor(v))
-
-
-class ToDouble(SupervisedPlugin):
-    """Batches of the model's dtype."""
-
-    def before_forward(self, strategy, **kwargs):
-        strategy.mbatch[0] = strategy.mbatch[0].double()
 
 
 class Head(nn.Module):

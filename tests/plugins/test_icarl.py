@@ -1,4 +1,4 @@
-"""iCaRL where classes come again, against Avalanche's where they do not, and by definition."""
+"""iCaRL against Avalanche's where classes do not recur, and by definition where they do."""
 
 import numpy as np
 import pytest
@@ -105,7 +105,7 @@ class Seen(ICaRLPlugin):
         """Predict with the network."""
 
 
-def test_the_loss_learns_labels_and_what_the_network_said_before_the_task():
+def test_the_loss_learns_labels_and_the_outputs_before_the_task():
     seen = Seen()
     strategy, plugin = icarl(toy_model(), mem_size=16, lr=0.1, train_epochs=1, plugins=[seen])
     one, two = toy_benchmark(2).train_stream

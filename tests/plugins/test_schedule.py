@@ -60,7 +60,7 @@ def test_the_first_values_are_those_the_first_task_is_trained_and_merged_with():
     assert (second - first).mean() > 2 * first.mean()
 
 
-def test_a_scheduled_ess_and_epochs_reach_the_anchored_plugins():
+def test_a_scheduled_ess_and_epochs_reach_the_quadratic_anchors():
     strategy = make_strategy(
         "ada-reg", toy_model(), schedule={1: {"ess": 10.0, "epochs": 1, "lr": 0.5}}
     )
