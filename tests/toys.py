@@ -167,7 +167,7 @@ class Antithetic:
             out.copy_(torch.randint(2, out.shape, generator=source).to(out) * 2 - 1)
             self._signs.append(out.clone())
 
-        with mock.patch("covon_avalanche.optim.noise.fill_normal", fill):
+        with mock.patch("covon_avalanche.optim.noise.fill_normal_", fill):
             return super()._draw(*arguments)
 
 
@@ -180,5 +180,5 @@ def given_noise(tensors):
         given = next(left, None)
         out.fill_(1) if given is None else out.copy_(given.reshape(out.shape))
 
-    with mock.patch("covon_avalanche.optim.noise.fill_normal", fill):
+    with mock.patch("covon_avalanche.optim.noise.fill_normal_", fill):
         yield

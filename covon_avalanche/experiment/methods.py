@@ -233,7 +233,7 @@ def _optimizer(settings: known.Strategy, model: nn.Module) -> torch.optim.Optimi
                 gamma_precision=settings.gamma_precision,
                 clip_radius=settings.clip_radius,
                 prior_mean=settings.prior_mean,
-                hess_approx=settings.hess_approx,
+                hess_approx="gradsq" if settings.hess_approx == "auto" else settings.hess_approx,
                 consolidation="merge" if end == "inputs" else end,
                 mc_samples=settings.mc_samples,
             )

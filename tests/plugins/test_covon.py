@@ -69,7 +69,7 @@ class TestTaskFree:
         assert spy.at[0] < 120 < spy.at[1]
 
     def test_bad_arguments(self):
-        with pytest.raises(ValueError, match="consolidate_every must be a whole number"):
+        with pytest.raises(ValueError, match="consolidate_every must be an integer"):
             CoVONPlugin(consolidate_every=0)
         with pytest.raises(ValueError, match="not both"):
             CoVONPlugin(consolidate_every=5, plateau=LossPlateau())

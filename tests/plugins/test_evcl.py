@@ -105,5 +105,5 @@ def test_evcl_without_strength_is_vcl():
 
 
 def test_a_bad_batch_size_of_the_fisher_pass_is_named_before_training():
-    with pytest.raises(ValueError, match="fisher_mb_size must be a whole number >= 1, got 0"):
+    with pytest.raises(ValueError, match="fisher_mb_size must be an integer >= 1, got 0"):
         EVCLPlugin(fisher_mb_size=0)

@@ -185,7 +185,7 @@ def test_parts_of_an_online_stream_are_one_task():
 
 
 def test_a_bad_memory_size_is_named():
-    with pytest.raises(ValueError, match="mem_size must be a whole number >= 1, got 0"):
+    with pytest.raises(ValueError, match="mem_size must be an integer >= 1, got 0"):
         ICaRLPlugin(0)
 
 

@@ -219,7 +219,7 @@ def test_bad_arguments_name_value_and_rule(plugin, options, message):
 def test_bad_arguments_of_ewc_star():
     with pytest.raises(ValueError, match=r"fisher must be one of \['batch', 'exact'\], got 'true'"):
         EWCStarPlugin(fisher="true")
-    with pytest.raises(ValueError, match="fisher_mb_size must be a whole number >= 1"):
+    with pytest.raises(ValueError, match="fisher_mb_size must be an integer >= 1"):
         EWCStarPlugin(fisher_mb_size=0)
 
 

@@ -91,8 +91,8 @@ def test_unknown_keys_are_named_with_the_known_ones():
     [
         ({"ess": -1.0}, r"ess must be > 0 and finite, got -1\.0"),
         ({"lr": -0.1}, r"lr must be >= 0 and finite, got -0\.1"),
-        ({"epochs": 0}, "epochs must be a whole number >= 1, got 0"),
-        ({"lr": 0.5, "epochs": 2.9}, r"epochs must be a whole number >= 1, got 2\.9"),
+        ({"epochs": 0}, "epochs must be an integer >= 1, got 0"),
+        ({"lr": 0.5, "epochs": 2.9}, r"epochs must be an integer >= 1, got 2\.9"),
     ],
 )
 def test_bad_values_are_refused_when_their_experience_comes(kind, bad, message):

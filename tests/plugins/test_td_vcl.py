@@ -103,10 +103,10 @@ def test_the_replayed_loss_has_the_weights_of_the_targets():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_steps": 0}, "n_steps must be a whole number >= 1, got 0"),
-        ({"replay_mb_size": 1.5}, "replay_mb_size must be a whole number >= 1, got 1.5"),
+        ({"n_steps": 0}, "n_steps must be an integer >= 1, got 0"),
+        ({"replay_mb_size": 1.5}, "replay_mb_size must be an integer >= 1, got 1.5"),
         ({"decay": 0.0}, r"decay must be in \(0, 1\], got 0.0"),
-        ({"replay_tasks": -1}, "replay_tasks must be a whole number >= 0, got -1"),
+        ({"replay_tasks": -1}, "replay_tasks must be an integer >= 0, got -1"),
     ],
 )
 def test_bad_options_are_named(options, message):

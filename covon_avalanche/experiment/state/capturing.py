@@ -29,7 +29,6 @@ from covon_avalanche.experiment.state.common import (
     importable,
     passing_attributes,
 )
-from covon_avalanche.optim import PosteriorOptimizer
 
 # Owned by whoever built the strategy; nothing of them changes in training that decides a result.
 _STAY = (
@@ -212,8 +211,6 @@ class _Capture:
         ]
         node: State = {"is": "optimizer", "class": importable(type(optimizer))}
         node |= {"groups": groups, "state": state}
-        if isinstance(optimizer, PosteriorOptimizer):
-            node["noise"] = self.encode(optimizer.generator, f"{path}.generator")
         return node
 
 

@@ -25,7 +25,6 @@ from covon_avalanche.experiment.state.common import (
     importable,
     passing_attributes,
 )
-from covon_avalanche.optim import PosteriorOptimizer
 
 # Where classes are defined of which a file may ask for an object.
 _TRUSTED = (
@@ -278,6 +277,4 @@ class _Restore:
         there.load_state_dict(
             {"state": {i: s for i, s in enumerate(states) if s}, "param_groups": packed}
         )
-        if isinstance(there, PosteriorOptimizer):
-            there.generator = self.decode(node["noise"], there.generator, path)
         return there
