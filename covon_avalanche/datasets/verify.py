@@ -146,7 +146,7 @@ def _read(entry: Entry) -> Entry:
 
 
 def _extra(root: Path, listed: list[Entry]) -> list[Path]:
-    from covon_avalanche.streams.images import image_files
+    from covon_avalanche.streams.image_files import image_files
 
     folders = {folder for folder in _searched(root, listed) if folder.is_dir()}
     found = {file for folder in folders for file in image_files(folder)}

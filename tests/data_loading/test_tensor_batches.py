@@ -43,8 +43,8 @@ from covon_avalanche.data_loading.rows import Beside
 from covon_avalanche.experiment.methods import Autocast
 from covon_avalanche.experiment.resumable import Resumable
 from covon_avalanche.streams import DomainFolders, PermutedDigits
+from covon_avalanche.streams.image_datasets import PixelDataset
 from covon_avalanche.streams.permuted import PermutedImages
-from covon_avalanche.streams.sources import PixelRows
 
 
 class FastNaive(TensorBatches, Naive):
@@ -471,7 +471,7 @@ class FlippedPermutation(OneLabelFlipped, PermutedImages):
     pass
 
 
-class FlippedPixels(OneLabelFlipped, PixelRows):
+class FlippedPixels(OneLabelFlipped, PixelDataset):
     pass
 
 
