@@ -102,12 +102,6 @@ class PixelDataset(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.images.pixels(index), self.images.labels[index]
 
-    def raw_batch(self, indices: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Images, each uint8 of shape (3, height, width), and int64 labels at these indices."""
-        rows = indices.tolist()
-        labels = torch.tensor([self.images.labels[i] for i in rows])
-        return [self.images.pixels(i) for i in rows], labels
-
 
 def decode_image(file: Path) -> Image.Image:
     """Decode an image file to RGB.

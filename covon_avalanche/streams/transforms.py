@@ -69,14 +69,9 @@ class _Crop:
         self._factor, self._shift = 1 / (255 * std), -mean / std
 
     def __call__(self, image: Image.Image | Tensor) -> Tensor:
-        return self.batch([image if isinstance(image, Tensor) else pixels_of(image)])[0]
-
-    def batch(self, images: Sequence[Tensor]) -> Tensor:
-        """Transform several images, each uint8 of shape (3, height, width)."""
-        batch = torch.empty(len(images), 3, self.size, self.size)
-        for out, image in zip(batch, images, strict=True):
-            out.copy_(self._crop(image)).mul_(self._factor).add_(self._shift)
-        return batch
+        part = self._crop(image if isinstance(image, Tensor) else pixels_of(image))
+        out = torch.empty(3, self.size, self.size)
+        return out.copy_(part).mul_(self._factor).add_(self._shift)
 
     def _crop(self, image: Tensor) -> Tensor:
         raise NotImplementedError

@@ -17,7 +17,6 @@ from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from avalanche.benchmarks.utils.transform_groups import TransformGroups
 from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
-from miniature import own
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
@@ -37,22 +36,17 @@ from torchvision.transforms.v2 import Identity, ToDtype
 from toys import same, toy_benchmark, weights
 
 from covon_avalanche import EWCStarStrategy, TensorBatches
-from covon_avalanche.data_loading import Columns, FetchedExamples, TensorLoader, rows_of
-from covon_avalanche.data_loading.fetched import join
-from covon_avalanche.data_loading.rows import Beside
+from covon_avalanche.data_loading import Columns, ExampleCache, TensorLoader, rows_of
+from covon_avalanche.data_loading.example_cache import concatenate
+from covon_avalanche.data_loading.rows import WithColumns
 from covon_avalanche.experiment.methods import Autocast
 from covon_avalanche.experiment.resumable import Resumable
-from covon_avalanche.streams import DomainFolders, PermutedDigits
-from covon_avalanche.streams.image_datasets import PixelDataset
+from covon_avalanche.streams import PermutedDigits
 from covon_avalanche.streams.permuted import PermutedImages
 
 
 class FastNaive(TensorBatches, Naive):
     pass
-
-
-class SmallNaive(FastNaive):
-    tensor_batches_bytes = 0
 
 
 class FastJoint(TensorBatches, JointTraining):
@@ -204,7 +198,7 @@ def test_random_transforms_stay_with_avalanche_and_keep_their_randomness(transfo
     data = tensors(transform=transform)
     torch.manual_seed(4)
     before = torch.get_rng_state()
-    assert rows_of(data, FetchedExamples(2**20)) is None
+    assert rows_of(data, ExampleCache(2**20)) is None
     assert torch.equal(torch.get_rng_state(), before)
     assert not isinstance(loader(FastNaive, data), TensorLoader)
 
@@ -239,7 +233,7 @@ class Augmented(Pictures):
 def test_a_dataset_that_may_be_random_is_never_frozen_in_training(make):
     data = AvalancheDataset([make()])
     for _ in range(10):
-        assert rows_of(data, FetchedExamples(2**20)) is None
+        assert rows_of(data, ExampleCache(2**20)) is None
 
 
 @pytest.mark.parametrize(
@@ -256,7 +250,7 @@ def test_a_dataset_that_may_be_random_is_never_frozen_in_training(make):
 def test_a_transform_that_may_be_random_is_never_frozen_in_training(make):
     data = make()
     for _ in range(10):
-        assert rows_of(data, FetchedExamples(2**20)) is None
+        assert rows_of(data, ExampleCache(2**20)) is None
     assert not isinstance(loader(FastNaive, data), TensorLoader)
 
 
@@ -270,7 +264,7 @@ def test_a_transform_that_may_be_random_is_never_frozen_in_training(make):
     ids=["torchvision", "parts", "Avalanche's in a subset"],
 )
 def test_known_datasets_are_kept_in_training(make):
-    assert rows_of(AvalancheDataset([make()]), FetchedExamples(2**20)) is not None
+    assert rows_of(AvalancheDataset([make()]), ExampleCache(2**20)) is not None
 
 
 def test_transforms_for_evaluation_are_trusted():
@@ -278,23 +272,23 @@ def test_transforms_for_evaluation_are_trusted():
     data = _make_taskaware_tensor_classification_dataset(
         torch.randn(9, 6), torch.zeros(9).long(), task_labels=0, transform_groups=transform
     )
-    assert rows_of(data, FetchedExamples(2**20)) is None
-    assert rows_of(data.eval(), FetchedExamples(2**20)) is not None
+    assert rows_of(data, ExampleCache(2**20)) is None
+    assert rows_of(data.eval(), ExampleCache(2**20)) is not None
 
 
-def test_fetched_examples_are_fetched_once_and_bounded():
+def test_examples_are_fetched_once_and_bounded():
     data, more = pictures(), pictures(Scale())
     source = data._flat_data._datasets[0]
-    kept = FetchedExamples(limit=50 * (48 * 4 + 16))
+    kept = ExampleCache(limit=50 * (48 * 4 + 16))
     first = rows_of(data, kept)
     after_one = source.fetched
     assert first.tensor_batch(torch.tensor([3]))[0].dtype == torch.uint8  # bytes stay bytes
     rows_of(data.train(), kept)  # a new wrapper of the same data, as each experience makes
     assert source.fetched - after_one <= 12  # only the probes
     assert rows_of(more, kept) is not None  # takes the whole room
-    assert len(kept._kept) == 1
-    assert rows_of(more, FetchedExamples(limit=1000)) is None
-    assert pickle.loads(pickle.dumps(kept))._kept == {}
+    assert len(kept._entries) == 1
+    assert rows_of(more, ExampleCache(limit=1000)) is None
+    assert pickle.loads(pickle.dumps(kept))._entries == {}
     assert copy.deepcopy(kept).limit == kept.limit
 
 
@@ -308,7 +302,7 @@ def fetches(data, kept, **options):
 
 def room_for(datasets):
     """Of scaled pictures."""
-    return FetchedExamples(limit=datasets * 50 * (48 * 4 + 16))
+    return ExampleCache(limit=datasets * 50 * (48 * 4 + 16))
 
 
 def test_evaluation_over_more_domains_than_memory_holds_keeps_what_fits():
@@ -351,7 +345,7 @@ def test_workers_fetch_what_is_kept():
     assert all(torch.equal(a, b) for a, b in zip(batch, want, strict=True))
 
 
-def test_batches_are_joined_in_memory_for_one_copy():
+def test_batches_are_concatenated_in_memory_for_one_copy():
     seen = []
 
     def batches():
@@ -362,7 +356,7 @@ def test_batches_are_joined_in_memory_for_one_copy():
             del part
             assert [ref() is not None for ref in seen] == [False] * i + [True]
 
-    (column,) = join(batches(), 12)
+    (column,) = concatenate(batches(), 12)
     assert column.tolist() == [[i // 3] * 2 for i in range(12)]
 
 
@@ -371,7 +365,7 @@ def test_a_data_attribute_that_changes_is_seen():
     weight = DataAttribute([1.0] * 50, "weight", use_in_getitem=True)
     data = AvalancheDataset([Pictures()], data_attributes=[weight])
     data = _wrapped(data, Scale())
-    kept = FetchedExamples(2**20)
+    kept = ExampleCache(2**20)
     for lowered in (1, 2):
         weights = [1.0] * 50
         weights[lowered] = 0.0
@@ -386,38 +380,16 @@ def test_a_transform_that_is_replaced_is_seen():
     source = data._flat_data._datasets[0]
     source.x[:] = 99
     source.x[1] = 0
-    kept = FetchedExamples(2**20)
+    kept = ExampleCache(2**20)
     for dark in (0, 1, 2):
         changed = data.eval().replace_current_transform_group(lambda x, d=dark: x.clamp(min=d))
         x, _ = rows_of(changed, kept).tensor_batch(torch.tensor([1]))
         assert (x == dark).all()
 
 
-@pytest.mark.parametrize("cache", [True, False])
-def test_transforms_that_take_batches_are_used_where_memory_is_short(tmp_path, cache):
-    options = {"cache": tmp_path / "cache"} if cache else {}
-    benchmark = DomainFolders(own(tmp_path / "data", "split"), **options)
-    train, test = (benchmark.streams[name][1].dataset for name in ("train", "test"))
-    nothing = FetchedExamples(0)
-    part = test.concat(train.eval()).subset([13, 0, 7, 2])
-    for data in (test, train.eval(), part):
-        rows = rows_of(data, nothing)
-        indices = torch.tensor([3, 0, 1])
-        batch = rows.tensor_batch(indices)
-        want = data.collate_fn([data[i] for i in indices.tolist()])
-        assert all(
-            torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(batch, want, strict=True)
-        )
-        assert rows_of(data, nothing, workers=1) is None  # Avalanche's loader is faster
-    assert rows_of(train, nothing) is None  # its transform is random
-    assert nothing._kept == {}
-    assert not isinstance(loader(SmallNaive, test, train=False, num_workers=1), TensorLoader)
-    assert isinstance(loader(SmallNaive, test, train=False), TensorLoader)
-
-
 def test_data_that_changes_behind_the_wrapper_is_not_taken_from_memory():
     data = pictures()
-    kept = FetchedExamples(2**20)
+    kept = ExampleCache(2**20)
     rows_of(data, kept)
     data._flat_data._datasets[0].x += 1
     assert rows_of(data, kept) is None
@@ -429,7 +401,7 @@ def test_several_tasks_are_balanced_by_avalanche():
             torch.randn(9, 6), torch.randint(3, (9,)), task_labels=1
         )
     )
-    assert rows_of(two, FetchedExamples(2**20)) is None
+    assert rows_of(two, ExampleCache(2**20)) is None
 
 
 def test_a_plugin_that_brings_its_own_loader_is_left_alone():
@@ -471,27 +443,6 @@ class FlippedPermutation(OneLabelFlipped, PermutedImages):
     pass
 
 
-class FlippedPixels(OneLabelFlipped, PixelDataset):
-    pass
-
-
-class OneRow:
-    """Images of one pixel."""
-
-    labels = [0] * 50
-
-    def __len__(self):
-        return 50
-
-    def pixels(self, index):
-        return torch.full((3, 1, 1), index, dtype=torch.uint8)
-
-
-class Batched(Scale):
-    def batch(self, inputs):
-        return torch.stack([self(x) for x in inputs])
-
-
 def flipped_tensors():
     return _wrapped(FlippedTensors(torch.randn(50, 6), torch.zeros(50).long()))
 
@@ -499,10 +450,6 @@ def flipped_tensors():
 def flipped_permutation():
     pixels, order = torch.zeros(50, 2, 2, dtype=torch.uint8), torch.arange(4)
     return _wrapped(FlippedPermutation(pixels, torch.zeros(50).long(), order, 255))
-
-
-def flipped_pixels():
-    return _wrapped(FlippedPixels(OneRow()), Batched())
 
 
 def flipped_outside():
@@ -517,12 +464,10 @@ def _wrapped(data, transform=None):
     return AvalancheDataset([data], transform_groups=groups if transform else None)
 
 
-@pytest.mark.parametrize(
-    "make", [flipped_tensors, flipped_permutation, flipped_pixels, flipped_outside]
-)
+@pytest.mark.parametrize("make", [flipped_tensors, flipped_permutation, flipped_outside])
 def test_a_subclass_that_overrides_getitem_gives_its_own_rows(make):
     data = make()
-    rows = rows_of(data, FetchedExamples(0))
+    rows = rows_of(data, ExampleCache(0))
     assert data[1][1] == 1
     assert rows is None
 
@@ -539,7 +484,7 @@ def test_a_subclass_may_override_the_batch_as_well():
 
     pixels, order = torch.zeros(50, 2, 2, dtype=torch.uint8), torch.arange(4)
     data = _wrapped(Flipped(pixels, torch.zeros(50).long(), order, 255))
-    _, y = rows_of(data, FetchedExamples(0)).tensor_batch(torch.arange(3))
+    _, y = rows_of(data, ExampleCache(0)).tensor_batch(torch.arange(3))
     assert y.tolist() == [0, 1, 0]
 
 
@@ -553,7 +498,7 @@ class OneDevice(TorchFunctionMode):
 
 def test_tensors_may_lie_on_another_device():
     far, near = torch.empty(5, 2, device="meta"), torch.arange(5)
-    rows = Beside(Columns([far, near]), [far])
+    rows = WithColumns(Columns([far, near]), [far])
     with OneDevice():
         batch = rows.tensor_batch(torch.tensor([3, 1]))
     assert [tuple(column.shape) for column in batch] == [(2, 2), (2,), (2, 2)]
@@ -567,7 +512,7 @@ def test_tensors_on_a_gpu_stay_there():
         AvalancheDataset([TensorDataset(x, y)]),
         _make_taskaware_tensor_classification_dataset(x, y, task_labels=0),
     ):
-        batch = rows_of(data, FetchedExamples(2**20)).tensor_batch(torch.tensor([7, 2]))
+        batch = rows_of(data, ExampleCache(2**20)).tensor_batch(torch.tensor([7, 2]))
         want = data.collate_fn([data[7], data[2]])
         for a, b in zip(batch, want, strict=True):
             assert a.device == b.device
@@ -613,7 +558,7 @@ def test_a_collate_function_that_changes_nothing_costs_nothing():
     data = _make_taskaware_classification_dataset(
         data, task_labels=0, targets=data.targets, collate_fn=padded
     )
-    x, *_ = rows_of(data, FetchedExamples(2**20)).tensor_batch(torch.tensor([4, 2]))
+    x, *_ = rows_of(data, ExampleCache(2**20)).tensor_batch(torch.tensor([4, 2]))
     assert x.tolist() == [[4] * 3, [2] * 3]
 
 
@@ -625,7 +570,7 @@ def test_batches_that_depend_on_their_other_examples_stay_with_avalanche():
     x = torch.ones(50, 6)
     x[10:, 4:] = 0
     data = AvalancheDataset([TensorDataset(x, torch.zeros(50).long())], collate_fn=shortened)
-    assert rows_of(data, FetchedExamples(2**20)) is None
+    assert rows_of(data, ExampleCache(2**20)) is None
 
 
 @pytest.mark.parametrize(
@@ -642,7 +587,7 @@ def test_attributes_are_given_as_avalanche_gives_them(values, fast):
     logits = DataAttribute(values, "logits", use_in_getitem=True)
     data = TensorDataset(torch.randn(50, 6), torch.zeros(50).long())
     data = AvalancheDataset([data], data_attributes=[logits])
-    rows = rows_of(data, FetchedExamples(0))
+    rows = rows_of(data, ExampleCache(0))
     assert (rows is not None) == fast
     if fast:
         want = data.collate_fn([data[4], data[2]])
@@ -707,7 +652,7 @@ def test_avalanches_own_benchmarks(real_data):
     benchmark = SplitMNIST(5, dataset_root=real_data("MNIST/raw"), train_transform=None)
     data = benchmark.train_stream[0].dataset
     small = data.subset(range(200))
-    kept = FetchedExamples(2**30)
+    kept = ExampleCache(2**30)
     rows = rows_of(small.eval(), kept)
     x, y, t = rows.tensor_batch(torch.tensor([150, 0]))
     want = [small.eval()[i] for i in (150, 0)]
@@ -720,10 +665,10 @@ def test_avalanches_own_benchmarks_are_kept_in_training(real_data):
     root = real_data("MNIST/raw/train-images-idx3-ubyte")
     for benchmark in (SplitMNIST(5, dataset_root=root), PermutedMNIST(2, dataset_root=root)):
         small = benchmark.train_stream[1].dataset.subset(range(20))
-        assert rows_of(small, FetchedExamples(2**30)) is not None
+        assert rows_of(small, ExampleCache(2**30)) is not None
 
 
 def test_our_digits_are_kept_behind_transforms():
     for options in ({"eval_transform": Scale()}, {"train_transform": Scale()}):
         data = PermutedDigits(2, **options).train_stream[1].dataset
-        assert rows_of(data, FetchedExamples(2**30)) is not None
+        assert rows_of(data, ExampleCache(2**30)) is not None
