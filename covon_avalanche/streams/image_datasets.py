@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.io import ImageReadMode, decode_jpeg, read_file
 
 from covon_avalanche.streams.transforms import pixels_of
 
@@ -122,22 +121,8 @@ def decode_image(file: Path) -> Image.Image:
 
 
 def decode_pixels(file: Path) -> Tensor:
-    """Decode an image file to a uint8 tensor of shape (3, height, width).
+    """Decode an image file to a uint8 tensor of shape (3, height, width), see :func:`decode_image`.
 
-    JPEG files are decoded by torchvision, which is faster than Pillow and gives the same
-    pixels; Pillow decodes other formats and whatever torchvision rejects. (Pillow's draft mode is
-    faster still for large files, but gives other pixels.)
-
-    :raises ValueError: naming the file, if it is missing or damaged.
-    :raises OSError: naming the file, if the system cannot read it at the moment.
+    torchvision's decoder gives the same pixels and is faster, but deprecated.
     """
-    if file.suffix.lower() in (".jpg", ".jpeg"):
-        try:
-            content = read_file(str(file))
-            if content[:2].tolist() == [0xFF, 0xD8]:
-                pixels = decode_jpeg(content, mode=ImageReadMode.UNCHANGED)
-                if len(pixels) in (1, 3):  # grey or RGB
-                    return pixels.expand(3, -1, -1)
-        except RuntimeError:
-            pass  # Pillow decodes it or names the problem
     return pixels_of(decode_image(file))

@@ -357,24 +357,16 @@ def test_a_domain_of_broken_images_alone_is_an_error(tmp_path):
         DomainFolders(tmp_path, skip_broken=True)
 
 
-@pytest.mark.parametrize(
-    ("mode", "name", "options"),
-    [
-        ("RGB", "a.jpg", {}),
-        ("RGB", "b.jpg", {"progressive": True, "subsampling": 0}),
-        ("L", "c.jpg", {}),
-        ("CMYK", "d.jpg", {}),
-        ("P", "e.png", {}),
-        ("RGBA", "f.png", {}),
-    ],
-)
-def test_all_kinds_decode_to_pillows_pixels(tmp_path, mode, name, options):
+@pytest.mark.parametrize("name", ["RGB.jpg", "L.jpg", "CMYK.jpg", "P.png", "RGBA.png"])
+def test_every_mode_is_decoded_to_rgb(tmp_path, name):
     file = picture(tmp_path / "x.png", 33, 47, 1)
     with Image.open(file) as image:
-        image.convert(mode).save(tmp_path / name, **options)
-    want = np.asarray(decode_image(tmp_path / name)).astype(int)
-    found = decode_pixels(tmp_path / name).permute(1, 2, 0).numpy().astype(int)
-    assert np.abs(found - want).max() <= 2  # libraries of other versions may round differently
+        converted = image.convert(name.partition(".")[0])
+        converted.save(tmp_path / name)
+    pixels = decode_pixels(tmp_path / name)
+    assert (pixels.shape, pixels.dtype) == ((3, 47, 33), torch.uint8)
+    want = torch.from_numpy(np.array(converted.convert("RGB"))).permute(2, 0, 1)
+    assert (pixels.float() - want.float()).abs().mean() < (8 if "jpg" in name else 1e-6)  # lossy
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-200])
     with pytest.raises(ValueError, match=f"{name} cannot be decoded"):
         decode_pixels(tmp_path / name)
