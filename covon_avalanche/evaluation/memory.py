@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from avalanche.benchmarks.utils import AvalancheDataset
@@ -12,7 +12,7 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.storage_policy import BalancedExemplarsBuffer, ExemplarsBuffer
 from torch import Tensor
 
-_Item = Tensor | AvalancheDataset
+_Item: TypeAlias = Tensor | AvalancheDataset[Any]
 
 
 class MemoryFootprint(SupervisedPlugin):

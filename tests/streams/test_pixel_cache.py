@@ -1,7 +1,6 @@
 """Decoded images kept on disk: the same pixels, never stale, never half, never foreign."""
 
 import copy
-import errno
 import json
 import logging
 import os
@@ -10,15 +9,12 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from avalanche.benchmarks.datasets import dataset_utils
-from miniature import OWN_CODES, core50, own, pacs, paint
-from PIL import Image
+from miniature import OWN_CODES, check_labels, core50, open_stream, own, pacs, picture, pictures
 from safetensors.torch import save_file
 from small_recipes import STRATEGIES, small_recipe
-from test_image_streams import check_labels, open_stream, seen
 from torch.utils.data import DataLoader
 
 from covon_avalanche.backbones import create_backbone
@@ -31,30 +27,15 @@ from covon_avalanche.streams import (
     pixel_cache,
 )
 from covon_avalanche.streams.image_datasets import (
-    ImageArray,
     ImageFiles,
-    decode_image,
     decode_pixels,
 )
 from covon_avalanche.streams.pixel_cache import cached
 
 
-def picture(file: Path, width: int, height: int, seed: int, **options) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    small = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
-    Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(file, **options)
-    return file
-
-
-@pytest.fixture
-def pictures(tmp_path) -> ImageFiles:
-    """Larger and smaller than what is kept, upright and lying, of several kinds."""
-    shapes = {"a.png": (80, 50), "b.jpg": (40, 90), "c.jpg": (20, 20), "d.png": (32, 32)}
-    files = [
-        picture(tmp_path / "images" / name, *shape, seed)
-        for seed, (name, shape) in enumerate(shapes.items())
-    ]
-    return ImageFiles(files, [0, 1, 2, 3])
+@pytest.fixture(name="pictures")
+def _pictures(tmp_path) -> ImageFiles:
+    return pictures(tmp_path / "images")
 
 
 def opened(images, folder, size=32, **options):
@@ -153,9 +134,6 @@ def test_an_array_needs_no_cache(tmp_path):
     assert not (tmp_path / "cache").exists()
     plain = CORe50(dataset_root=tmp_path / "data", domains=["s1"])
     assert plain.train_stream[0].dataset[0][0].shape == (3, 224, 224)
-
-
-# What does not fit is made anew ------------------------------------------------------------
 
 
 def touch(cache, pictures):
@@ -272,104 +250,6 @@ def test_copies_map_the_file_and_workers_read_it(pictures, tmp_path):
         for n in (0, 2)
     ]
     assert torch.equal(*batches)
-
-
-def test_copies_of_an_array_on_disk_map_it_again(tmp_path):
-    array = np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), dtype=np.uint8)
-    np.save(tmp_path / "a.npy", array)
-    images = ImageArray(tmp_path / "a.npy", range(9), range(9)).take([8, 2])
-    content = pickle.dumps(images)
-    assert len(content) < 1000  # far from the pixels
-    for again in (images, pickle.loads(content), copy.deepcopy(images)):
-        for i, row in enumerate((8, 2)):
-            assert np.array_equal(again.pixels(i).permute(1, 2, 0), array[row])
-            assert np.array_equal(again[i][0], array[row])
-            assert again[i][1] == row
-
-
-# Images that cannot be decoded --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cache", [True, False])
-@pytest.mark.parametrize("limit", [None, 8])
-def test_broken_images_are_errors_or_skipped_and_counted(tmp_path, cache, limit):
-    root = own(tmp_path / "data", "split")
-    good = open_stream(DomainFolders, root)
-    broken = [root / "day" / "train" / "cat" / "2.png", root / "night" / "test" / "fox" / "0.png"]
-    broken[0].write_bytes(b"no image")
-    broken[1].write_bytes(b"")
-    options = {"limit": limit, **({"cache": tmp_path / "cache"} if cache else {})}
-    if cache:
-        with pytest.raises(ValueError, match=r"day/train/cat/2.png cannot be decoded"):
-            open_stream(DomainFolders, root, **options)
-    for _ in range(2):  # the second time from the cache
-        with pytest.warns(UserWarning, match=r"2 images cannot be decoded.*cat/2.png"):
-            benchmark = DomainFolders(root, skip_broken=True, **options)
-        assert benchmark.broken == broken
-        lengths = [len(e.dataset) for e in benchmark.train_stream]
-        assert lengths == [15, 16]
-        assert [len(e.dataset) for e in benchmark.test_stream] == [4, 3]
-        assert len(list(benchmark.train_stream[0].dataset)) == 15
-    if cache:
-        with pytest.raises(ValueError, match=r"day/train/cat/2.png cannot be decoded"):
-            open_stream(DomainFolders, root, **options)
-    again = open_stream(DomainFolders, root, skip_broken=True, **options)
-    left = [row for e in good.train_stream[1:] for row in seen(e)]
-    assert left == seen(again.train_stream[1])
-
-
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        (OSError(errno.EMFILE, "Too many open files"), r"Too many open files: '.*/a.png'"),
-        (PermissionError(errno.EACCES, "Permission denied"), r"Permission denied: '.*/a.png'"),
-        (OSError(errno.EINVAL, "Invalid argument"), r"a.png cannot be decoded"),
-        (OSError("image file is truncated"), r"a.png cannot be decoded"),
-        (MemoryError("no room"), "no room"),
-    ],
-)
-def test_what_fails_now_alone_is_not_called_broken(
-    pictures, tmp_path, monkeypatch, fault, expected
-):
-    def fail(file):
-        raise fault
-
-    of_the_file = "decoded" in expected
-    with monkeypatch.context() as patch:
-        patch.setattr(Image, "open", fail)
-        with pytest.raises(ValueError if of_the_file else type(fault), match=expected):
-            decode_image(pictures.files[0])
-        if of_the_file:
-            return
-        with pytest.raises((ValueError, MemoryError), match=expected):
-            opened(pictures.take([0]), tmp_path / "cache", skip_broken=True)
-    assert len(opened(pictures.take([0]), tmp_path / "cache", skip_broken=True)) == 1
-
-
-def test_a_domain_of_broken_images_alone_is_an_error(tmp_path):
-    for part in ("train", "test"):
-        paint(tmp_path / "day" / part / "cat" / "0.png", 0)
-    (tmp_path / "day" / "test" / "cat" / "0.png").write_bytes(b"")
-    with (
-        pytest.warns(UserWarning, match="1 images cannot be decoded"),
-        pytest.raises(ValueError, match="domain 'day' has no images for the 'test' stream"),
-    ):
-        DomainFolders(tmp_path, skip_broken=True)
-
-
-@pytest.mark.parametrize("name", ["RGB.jpg", "L.jpg", "CMYK.jpg", "P.png", "RGBA.png"])
-def test_every_mode_is_decoded_to_rgb(tmp_path, name):
-    file = picture(tmp_path / "x.png", 33, 47, 1)
-    with Image.open(file) as image:
-        converted = image.convert(name.partition(".")[0])
-        converted.save(tmp_path / name)
-    pixels = decode_pixels(tmp_path / name)
-    assert (pixels.shape, pixels.dtype) == ((3, 47, 33), torch.uint8)
-    want = torch.from_numpy(np.array(converted.convert("RGB"))).permute(2, 0, 1)
-    assert (pixels.float() - want.float()).abs().mean() < (8 if "jpg" in name else 1e-6)  # lossy
-    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-200])
-    with pytest.raises(ValueError, match=f"{name} cannot be decoded"):
-        decode_pixels(tmp_path / name)
 
 
 def test_the_cache_of_a_recipe_lies_below_the_folder_of_the_data(tmp_path, monkeypatch):
