@@ -12,9 +12,7 @@ from avalanche.benchmarks.utils.transform_groups import TransformGroups
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
 from torch import nn
-from torch.utils.data import (
-    Dataset,
-)
+from torch.utils.data import Dataset
 
 from covon_avalanche import TensorBatches
 from covon_avalanche.streams import PermutedDigits

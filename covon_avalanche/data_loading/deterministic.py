@@ -13,10 +13,7 @@ from typing import Any
 import torch
 from avalanche.benchmarks.classic.cmnist import PixelsPermutation
 from avalanche.benchmarks.utils import FilelistDataset, PathsDataset
-from avalanche.benchmarks.utils.classification_dataset import (
-    _TensorClassificationDataset,
-    lookup,
-)
+from avalanche.benchmarks.utils.classification_dataset import _TensorClassificationDataset, lookup
 from avalanche.benchmarks.utils.data import AvalancheDataset, _FlatDataWithTransform
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torchvision import transforms

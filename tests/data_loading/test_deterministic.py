@@ -7,10 +7,7 @@ from avalanche.benchmarks.utils import (
     AvalancheDataset,
     _make_taskaware_tensor_classification_dataset,
 )
-from torch.utils.data import (
-    ConcatDataset,
-    Subset,
-)
+from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import FakeData
 from torchvision.transforms import Compose, ToTensor
 from torchvision.transforms.v2 import Compose as Compose2

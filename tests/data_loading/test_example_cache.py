@@ -5,9 +5,7 @@ import pickle
 import weakref
 
 import torch
-from avalanche.benchmarks.utils import (
-    AvalancheDataset,
-)
+from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from toy_datasets import Pictures, Scale, pictures, wrapped
 

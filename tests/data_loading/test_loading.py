@@ -2,18 +2,12 @@
 
 import pytest
 import torch
-from avalanche.benchmarks.utils import (
-    _make_taskaware_classification_dataset,
-)
+from avalanche.benchmarks.utils import _make_taskaware_classification_dataset
 from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 from torchvision.transforms import Compose
 from torchvision.transforms.v2 import Identity, ToDtype
 from toy_datasets import FastNaive, Scale, digits, loader, pictures, tensors

@@ -10,11 +10,7 @@ from avalanche.benchmarks.utils import (
 )
 from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import (
-    Dataset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import Dataset, TensorDataset, default_collate
 from toy_datasets import pictures, tensors, wrapped
 
 from covon_avalanche import TensorBatches

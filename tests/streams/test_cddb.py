@@ -1,12 +1,7 @@
 """CDDB: labels by folder, tracks, evaluation on val."""
 
 import pytest
-from miniature import (
-    cddb,
-    check_labels,
-    open_stream,
-    paint,
-)
+from miniature import cddb, check_labels, open_stream, paint
 
 from covon_avalanche.streams import CDDB
 

@@ -8,12 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from miniature import (
-    check_labels,
-    core50,
-    open_stream,
-    seen,
-)
+from miniature import check_labels, core50, open_stream, seen
 
 from covon_avalanche.domain_orders import NI_ORDERS
 from covon_avalanche.streams import CORe50

@@ -1,13 +1,7 @@
 """DomainNet: class ids in spite of missing classes, counts, layouts."""
 
 import pytest
-from miniature import (
-    CODES,
-    check_labels,
-    domainnet,
-    open_stream,
-    paint,
-)
+from miniature import CODES, check_labels, domainnet, open_stream, paint
 
 from covon_avalanche.domain_orders import DOMAINNET
 from covon_avalanche.streams import DomainNet

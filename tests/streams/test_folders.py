@@ -3,14 +3,7 @@
 import re
 
 import pytest
-from miniature import (
-    OWN_CLASSES,
-    OWN_CODES,
-    check_labels,
-    open_stream,
-    own,
-    paint,
-)
+from miniature import OWN_CLASSES, OWN_CODES, check_labels, open_stream, own, paint
 
 from covon_avalanche.streams import DomainFolders
 

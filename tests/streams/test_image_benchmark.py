@@ -5,15 +5,7 @@ import itertools
 import pytest
 import torch
 from avalanche.training import LwF
-from miniature import (
-    OWN_CLASSES,
-    OWN_CODES,
-    check_labels,
-    open_stream,
-    own,
-    paint,
-    seen,
-)
+from miniature import OWN_CLASSES, OWN_CODES, check_labels, open_stream, own, paint, seen
 from torch import nn
 from toys import QUIET
 

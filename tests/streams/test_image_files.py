@@ -1,8 +1,6 @@
 """Which files are images, and which folders are searched."""
 
-from miniature import (
-    paint,
-)
+from miniature import paint
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 

@@ -4,11 +4,7 @@ import re
 
 import pytest
 import torch
-from miniature import (
-    open_stream,
-    paint,
-    seen,
-)
+from miniature import open_stream, paint, seen
 
 from covon_avalanche.streams import PACS
 
