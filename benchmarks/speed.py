@@ -325,19 +325,19 @@ def run_tasks(
     from avalanche.benchmarks.scenarios.task_aware import with_task_labels
     from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 
-    from covon_avalanche.evaluation.memory import KeptTensors
+    from covon_avalanche.evaluation.memory import MemoryFootprint
 
     data = [_make_taskaware_tensor_classification_dataset(x, y, task_labels=0) for x, y in tasks]
     stream = with_task_labels(benchmark_from_datasets(train=data)).train_stream
     start, stop, clock = _clocks()
     per_task, worth = [], []
-    kept = KeptTensors()
+    kept = MemoryFootprint()
     strategy = make_method(name, model, epochs, batch, [start, kept, stop])
     for experience in stream:
         first = len(clock.iterations)
         strategy.train(experience)
         per_task.append(statistics.median(clock.iterations[first + 1 :]))
-        worth.append(kept.parameters_worth)
+        worth.append(kept.ratio)
     return {"case": name, "batch_seconds": per_task, "end_seconds": clock.ends, "memory": worth}
 
 

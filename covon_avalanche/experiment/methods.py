@@ -34,7 +34,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from covon_avalanche import optim
 from covon_avalanche.data_loading import TensorBatches
-from covon_avalanche.evaluation.memory import KeptTensors
+from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment import strategy_settings as known
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.recipe import Recipe
@@ -108,7 +108,7 @@ def build_strategy(
             train_epochs=recipe.epochs,
             eval_mb_size=recipe.eval_mb_size,
             device=recipe.device,
-            plugins=[*plugins, cosine, KeptTensors(), log],
+            plugins=[*plugins, cosine, MemoryFootprint(), log],
             evaluator=evaluator,
             **own,
         )

@@ -18,7 +18,7 @@ from avalanche.logging import BaseLogger
 
 from covon_avalanche.evaluation.calibration import mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
-from covon_avalanche.evaluation.memory import KeptTensors
+from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.data_fingerprint import data_fingerprint
 from covon_avalanche.experiment.data_settings import FolderStream
@@ -272,7 +272,7 @@ class _Run:
     def _result(self) -> Result:
         matrix = self.metrics.matrix
         calibration = asdict(mean_calibration(self.metrics.calibration[-1]))
-        kept = next(p for p in self.strategy.plugins if isinstance(p, KeptTensors))
+        kept = next(p for p in self.strategy.plugins if isinstance(p, MemoryFootprint))
         return Result(
             run_hash=run_hash(self.recipe, self.name, self.seed),
             recipe=self.recipe.name,
@@ -292,7 +292,7 @@ class _Run:
             epochs=[Epoch(**epoch) for epoch in self.log.epochs],
             train_seconds=self.log.seconds,
             parameters=sum(p.numel() for p in self.model.parameters()),
-            parameters_worth=kept.parameters_worth,
+            parameters_worth=kept.ratio,
             peak_memory=peak_memory(self.recipe.device),
             diagnostics=self.diagnostics,
             versions=versions(),

@@ -10,7 +10,7 @@ from avalanche.models import MultiTaskModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from covon_avalanche.data_loading import FetchedExamples, rows_of
+from covon_avalanche.data_loading import ExampleCache, rows_of
 from covon_avalanche.plugins.boundaries import task_data
 
 
@@ -40,7 +40,7 @@ def dataset_loader(
 
 
 def _columns(data: Any, order: Tensor, mb_size: int) -> Iterable[Sequence[Tensor]]:
-    rows = rows_of(data, FetchedExamples())
+    rows = rows_of(data, ExampleCache())
     if rows is not None:
         return map(rows.tensor_batch, order.split(mb_size))
     collate = getattr(data, "collate_fn", None)

@@ -112,7 +112,7 @@ def test_a_resolved_core50_recipe_is_the_shipped_one():
     ("stream", "message"),
     [
         ({"run": 3, "domains": ["s2", "s1"]}, r"stream: domains must be in the order of run 3, "),
-        ({"run": 3, "split": "authors"}, r"stream: run is of the official split, got run 3"),
+        ({"run": 3, "split": "authors"}, r"stream: run is for the official split, got run 3"),
     ],
 )
 def test_a_run_that_would_have_no_effect_is_refused(stream, message):

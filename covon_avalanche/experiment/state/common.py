@@ -16,7 +16,7 @@ OF_TORCH = ("zeros", "ones", "empty", "zeros_like", "ones_like")
 # Attributes of a strategy that are made anew before they are used again.
 _PASSING = frozenset(
     ("experience", "dataloader", "adapted_dataset", "mbatch", "mb_output", "loss")
-    + ("current_eval_stream", "_eval_streams", "_fetched_examples", "checkpoints")
+    + ("current_eval_stream", "_eval_streams", "_example_cache", "checkpoints")
 )
 _NONE: frozenset[str] = frozenset()
 
