@@ -113,7 +113,7 @@ def test_all_public_names_load():
     code = (
         "import covon_avalanche as c; print(len(c.__all__), all(getattr(c, n) for n in c.__all__))"
     )
-    assert run(code) == "17 True"
+    assert run(code) == "19 True"
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         import covon_avalanche
 

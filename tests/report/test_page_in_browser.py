@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from made_up_results import made_up
 
-from covon_avalanche.report import write_report
+from covon_avalanche.report import results_frame, write_report
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -47,7 +47,7 @@ def page(tmp_path_factory):
     results += [
         made_up(f"strategy {i}", 0, [[i / 40] * 30] * 30, recipe="x" * 60) for i in range(3)
     ]
-    return write_report(results, tmp_path_factory.mktemp("report"))
+    return write_report(results_frame(results), tmp_path_factory.mktemp("report"))
 
 
 def look(page, tmp_path, script, width=1280):
@@ -61,6 +61,10 @@ def look(page, tmp_path, script, width=1280):
             "--headless=new",
             "--no-sandbox",
             "--disable-gpu",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--no-first-run",
             "--enable-logging=stderr",
             f"--user-data-dir={tmp_path / 'profile'}",
             "--dump-dom",
