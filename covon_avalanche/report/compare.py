@@ -1,4 +1,4 @@
-"""What differs between two runs."""
+"""What differs between two runs, rows of :func:`~covon_avalanche.load_results`."""
 
 from __future__ import annotations
 
@@ -7,70 +7,40 @@ from typing import Any
 
 import pandas as pd
 
-from covon_avalanche.report.results import flatten
+from covon_avalanche.report.results import MEASURES, flatten
 
 
 def settings_differences(first: pd.Series, second: pd.Series) -> pd.DataFrame:
-    """Settings, seed, versions and machine that differ, by name, in two rows of
-    :func:`~covon_avalanche.load_results`; columns ``first`` and ``second``."""
-    return _differences(
-        *(
-            {
-                **flatten(run["settings"]),
-                "seed": run["seed"],
-                "evaluated on": run["evaluated"],
-                **flatten(run["versions"], "version of "),
-                **flatten(run["machine"], "machine."),
-            }
-            for run in (first, second)
-        )
-    )
+    """Settings, seed, versions and machine that differ, by dotted name."""
+    names = ["settings", "versions", "machine", "seed", "evaluated"]
+    flat = (flatten(dict(run[names])) for run in (first, second))
+    return _differences(*flat)
 
 
 def result_differences(first: pd.Series, second: pd.Series) -> pd.DataFrame:
-    """Accuracies in percent, calibration and cost that differ; of the accuracies before the last
+    """Accuracies in [0, 1], calibration and cost that differ; of the accuracies before the last
     domain the one that differs most."""
-    found = _differences(_results(first), _results(second))
-    earlier = {
-        f"accuracy % on domain {i} after domain {t} (differs most)": (100 * a, 100 * b)
-        for t, (mine, other) in enumerate(
-            zip(first["accuracy"][:-1], second["accuracy"][:-1], strict=False), 1
-        )
-        for i, (a, b) in enumerate(zip(mine or [], other or [], strict=False), 1)
-        if a != b
-    }
-    if earlier:
-        most = max(earlier, key=lambda name: abs(earlier[name][0] - earlier[name][1]))
-        found.loc[most] = earlier[most]
+    found = _differences(*(_results(run) for run in (first, second)))
+    matrices = [pd.DataFrame([row or [] for row in run["accuracy"]]) for run in (first, second)]
+    earlier = (matrices[0] - matrices[1])[:-1].abs().stack()
+    if len(earlier) and earlier.max() > 0:
+        t, i = earlier.idxmax()
+        pair = [float(matrix.loc[t, i]) for matrix in matrices]
+        found.loc[f"accuracy on domain {i + 1} after domain {t + 1} (differs most)"] = pair
     return found
 
 
 def _results(run: pd.Series) -> dict[str, Any]:
-    return {
-        "A_T %": 100 * run["average_accuracy"],
-        "A_T % by images": 100 * run["weighted_accuracy"],
-        "BWT %": 100 * run["bwt"],
-        **{f"last accuracy on domain {i} %": 100 * a for i, a in enumerate(run["accuracy"][-1], 1)},
-        **{f"last {name}": run[name] for name in ("nll", "brier", "ece")},
-        **{
-            f"with posterior samples: {name}": run[f"sampled_{name}"]
-            for name in ("average_accuracy", "nll", "brier", "ece")
-        },
-        "training seconds": run["train_seconds"],
-        "memory, in units of the weights": run["memory_ratio"],
-        "peak memory, MiB": run["peak_memory"] / 2**20,
-    }
+    last = {f"accuracy on domain {i}": value for i, value in enumerate(run["accuracy"][-1], 1)}
+    return {**run[[*MEASURES, "memory_ratio", "peak_memory"]], **last}
 
 
 def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> pd.DataFrame:
-    """Values that differ; ``None`` where one has none."""
+    """Columns ``first`` and ``second``; ``None`` where one has no value."""
     rows = {}
     for name in dict.fromkeys([*first, *second]):
-        pair = [None if _missing(one.get(name)) else one[name] for one in (first, second)]
+        values = [one.get(name) for one in (first, second)]
+        pair = [None if isinstance(v, float) and pd.isna(v) else v for v in values]
         if pair[0] != pair[1]:
             rows[name] = pair
     return pd.DataFrame.from_dict(rows, orient="index", columns=["first", "second"], dtype=object)
-
-
-def _missing(value: Any) -> bool:
-    return value is None or (pd.api.types.is_scalar(value) and bool(pd.isna(value)))

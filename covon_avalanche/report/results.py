@@ -19,6 +19,13 @@ from covon_avalanche.experiment.strategy_settings import (
     stores_examples,
 )
 
+_SAMPLED = ("sampled_average_accuracy", "sampled_nll", "sampled_brier", "sampled_ece")
+MEASURES = (
+    *("average_accuracy", "weighted_accuracy", "bwt", "forgetting", "max_forgetting"),
+    *("nll", "brier", "ece", *_SAMPLED, "train_seconds"),
+)
+"""Columns of measured numbers."""
+
 
 def load_results(*paths: str | Path) -> pd.DataFrame:
     """Load finished runs into a DataFrame with one row per run.
@@ -96,10 +103,7 @@ def _row(result: Result) -> dict[str, Any]:
         "forgetting": -_or_nan(result.bwt),
         "max_forgetting": _or_nan(result.matrix.max_forgetting()),
         **{name: calibration.get(name, math.nan) for name in ("nll", "brier", "ece")},
-        **{
-            f"sampled_{name}": result.sampled.get(name, math.nan)
-            for name in ("average_accuracy", "nll", "brier", "ece")
-        },
+        **{n: result.sampled.get(n.removeprefix("sampled_"), math.nan) for n in _SAMPLED},
         "train_seconds": sum(result.train_seconds),
         "parameters": result.parameters,
         "memory_ratio": result.parameters_worth,

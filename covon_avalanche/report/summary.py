@@ -15,13 +15,8 @@ import pandas as pd
 
 from covon_avalanche.experiment.result import ResultError
 from covon_avalanche.experiment.run_folder import decisive
-from covon_avalanche.report.results import accuracy_matrix, flatten
+from covon_avalanche.report.results import MEASURES, accuracy_matrix, flatten
 
-MEASURES = (
-    ("average_accuracy", "weighted_accuracy", "bwt", "forgetting", "max_forgetting")
-    + ("nll", "brier", "ece")
-    + ("sampled_average_accuracy", "sampled_nll", "sampled_brier", "sampled_ece", "train_seconds")
-)
 MIN_SEEDS = 3
 """Paired tests need at least so many common seeds."""
 TEST = (
@@ -144,7 +139,7 @@ def comparisons(runs: pd.DataFrame) -> list[Comparison]:
     """
     if runs.empty:
         raise ValueError("a report needs at least one result, got none")
-    runs = runs.assign(
+    runs = runs.reset_index(drop=True).assign(
         _shared=[_shared_settings(run) for _, run in runs.iterrows()],
         _own=[flatten(settings["strategy"]) for settings in runs["settings"]],
     )
