@@ -12,8 +12,8 @@ from covon_avalanche.report.results import MEASURES, flatten
 
 def settings_differences(first: pd.Series, second: pd.Series) -> pd.DataFrame:
     """Settings, seed, versions and machine that differ, by dotted name."""
-    names = ["settings", "versions", "machine", "seed", "evaluated"]
-    flat = (flatten(dict(run[names])) for run in (first, second))
+    others = ["seed", "evaluated", "versions", "machine"]
+    flat = (flatten(run["settings"]) | flatten(dict(run[others])) for run in (first, second))
     return _differences(*flat)
 
 

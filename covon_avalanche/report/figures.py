@@ -305,7 +305,9 @@ def _heat_map(
 ) -> None:
     """Cells with a colour bar, numbers where there is room, and names at the edges."""
     image = axes.imshow(cells, cmap=colours, clim=limits, interpolation="none", aspect="auto")
-    axes.figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, aspect=24).outline.set_lw(0)
+    slim = 8 * axes.figure.get_figheight()
+    bar = axes.figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, aspect=slim)
+    bar.outline.set_linewidth(0)
     for axis, names in ((axes.xaxis, across), (axes.yaxis, down)):
         every = 1 if _long(across) or len(names) <= 10 else math.ceil(len(names) / 8)
         axis.set_ticks(range(0, len(names), every), map(_short, names[::every]))

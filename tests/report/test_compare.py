@@ -19,8 +19,8 @@ def test_differences_by_hand():
         made_up("covon", 1, [[0.9, 0.1], [0.9, 0.6]], own={"lr": 0.2}),
     )
     assert set(settings_differences(a, b).itertuples(name=None)) == {
-        ("settings.strategy.lr", 0.1, 0.2),
-        ("settings.strategy.gamma", 0.9, None),
+        ("strategy.lr", 0.1, 0.2),
+        ("strategy.gamma", 0.9, None),
         ("seed", 0, 1),
     }
     found = result_differences(a, b)
