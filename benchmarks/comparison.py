@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import pandas as pd
+
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.cores import usable_cores
 from covon_avalanche.experiment.grid import Event, Job, run_grid
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import decisive, settings_of, settings_today
+from covon_avalanche.report import Comparison, comparisons, load_results
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,21 +67,23 @@ def run_missing(
     )
 
 
-def origin(results: list[Result]) -> str:
+def compared(file: Path) -> Comparison:
+    """Stored results of one recipe."""
+    (comparison,) = comparisons(load_results(file))
+    return comparison
+
+
+def origin(runs: pd.DataFrame) -> str:
     """How many seeds, which versions, what machine."""
-    seeds = len({result.seed for result in results})
-    versions = results[0].versions
-    by_machine: dict[str, list[str]] = {}  # strategies
-    for result in results:
-        machine = f"{result.machine['cores']} cores ({result.machine['processor']})"
-        names = by_machine.setdefault(machine, [])
-        if result.strategy not in names:
-            names.append(result.strategy)
-    most, *others = sorted(by_machine, key=lambda machine: -len(by_machine[machine]))
-    machines = most + "".join(f"; {', '.join(by_machine[m])}: {m}" for m in others)
+    machines = runs["machine"].map(lambda m: f"{m['cores']} cores ({m['processor']})")
+    names = runs.groupby(machines)["strategy"].unique()
+    most, *others = names.map(len).sort_values(ascending=False, kind="stable").index
+    rest = "".join(f"; {', '.join(names[machine])}: {machine}" for machine in others)
+    versions = runs["versions"].iloc[0]
     return (
-        f"Mean ± standard deviation over {seeds} seeds; torch {versions['torch']}, "
-        f"avalanche-lib {versions['avalanche-lib']}, one thread a run, {machines}."
+        f"Mean ± standard deviation over {runs['seed'].nunique()} seeds; torch "
+        f"{versions['torch']}, avalanche-lib {versions['avalanche-lib']}, one thread a run, "
+        f"{most}{rest}."
     )
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.machine import machine, versions
-from covon_avalanche.report.load_results import collect_results
+from covon_avalanche.report.results import read_results
 
 STORED = Path(__file__).parent / "results" / "kills.json"
 STRATEGIES = ("ewc-star", "vcl", "covon")
@@ -84,7 +84,7 @@ def measure(kills: int, epochs: int, folder: Path, chance: random.Random) -> dic
         subprocess.run(command(grid, seed, epochs), check=True, stdout=subprocess.DEVNULL)
         whole = folder / f"undisturbed-{seed}"
         subprocess.run(command(whole, seed, epochs), check=True, stdout=subprocess.DEVNULL)
-        for mine, theirs in zip(collect_results([grid]), collect_results([whole]), strict=True):
+        for mine, theirs in zip(read_results([grid]), read_results([whole]), strict=True):
             found["results"] += 1
             found["interrupted runs"] += mine.continued > 0
             found["differing"] += mine.outcome() != theirs.outcome()

@@ -13,16 +13,15 @@ line), tables into ``docs/pacs.md``, pictures beside it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from statistics import mean, stdev
 
-from comparison import ROOT, origin, replace_part, run_missing, stored_results
+import pandas as pd
+from comparison import ROOT, compared, origin, replace_part, run_missing
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
-from covon_avalanche.report import brief, sections_of
-from covon_avalanche.report.columns import columns_of
-from covon_avalanche.report.tables import markdown_table
+from covon_avalanche.report import load_results
+from covon_avalanche.report.figures import save_curves, save_matrix
+from covon_avalanche.report.tables import SHORT, markdown_table
 
 NAME = "benchmarks/pacs.py"
 SEARCHED = ROOT / "benchmarks/results/pacs/best.toml"
@@ -42,31 +41,25 @@ def orders() -> dict[str, Recipe]:
     return dict(zip(ORDERS, (recipe, recipe.model_copy(update=reverse)), strict=True))
 
 
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def write_report(order: str) -> None:
     """What the page says of an order, from stored results: curves, tables and matrices."""
-    results = stored_results(ROOT / f"benchmarks/results/pacs/{order}.jsonl")
-    if not results:
+    file = ROOT / f"benchmarks/results/pacs/{order}.jsonl"
+    if not file.exists():
         return
-    (section,) = sections_of(results)
-    brief.save_curves(section, ROOT / f"docs/pacs-{order}.png")
-    shown = [s for s in section.standings if s.strategy in MATRICES]
-    for standing in shown:
-        file = ROOT / f"docs/pacs-{order}-{standing.strategy}.png"
-        brief.save_matrix(section, standing, file)
-    calibration = [c for c in columns_of(section) if c.heading in CALIBRATION]
-    pictures = [f"![](pacs-{order}-{s.strategy}.png)" for s in shown]
+    comparison = compared(file)
+    save_curves(comparison, ROOT / f"docs/pacs-{order}.png")
+    shown = [strategy for strategy in comparison.summary.index if strategy in MATRICES]
+    for strategy in shown:
+        save_matrix(comparison, strategy, ROOT / f"docs/pacs-{order}-{strategy}.png")
+    pictures = pd.DataFrame([[f"![](pacs-{order}-{name}.png)" for name in shown]], columns=shown)
     parts = [
         f"![Average accuracy over the domains learned](pacs-{order}.png)",
-        brief.brief_markdown(section),
-        origin(results),
+        markdown_table(comparison, SHORT),
+        origin(comparison.runs),
         "Accuracy on each domain (across) after each domain learned (down), mean over seeds:",
-        "\n".join([_row(s.strategy for s in shown), "|---" * len(shown) + "|", _row(pictures)]),
+        pictures.to_markdown(index=False),
         "How far to trust the probabilities, with the mean weights and with 8 posterior samples:",
-        markdown_table(section, calibration),
+        markdown_table(comparison, CALIBRATION),
     ]
     text = "\n\n".join(part.strip() for part in parts)
     replace_part(ROOT / "docs/pacs.md", f"{NAME}, {order}", f"{text}\n")
@@ -74,23 +67,18 @@ def write_report(order: str) -> None:
 
 def write_summary() -> None:
     """A_T in both orders, of the strategies and seeds that have run in both."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
-    for order in ORDERS:
-        for result in stored_results(ROOT / f"benchmarks/results/pacs/{order}.jsonl"):
-            by_order = found.setdefault(result.strategy, {name: {} for name in ORDERS})
-            by_order[order][result.seed] = 100 * result.average_accuracy
-    rows = []
-    for strategy, by_order in found.items():
-        seeds = sorted(set.intersection(*(set(values) for values in by_order.values())))
-        columns = [[values[seed] for seed in seeds] for values in by_order.values()]
-        if seeds:
-            rows.append((strategy, [*columns, [mean(pair) for pair in zip(*columns, strict=True)]]))
-    rows.sort(key=lambda row: -mean(row[1][-1]))
-    lines = [_row(["strategy", *ORDERS, "both", "seeds"]), "|---|" + "---:|" * (len(ORDERS) + 2)]
-    for strategy, columns in rows:
-        cells = [f"{mean(c):.2f}" + (f" ± {stdev(c):.2f}" if len(c) > 1 else "") for c in columns]
-        lines.append(_row([strategy, *cells, str(len(columns[-1]))]))
-    replace_part(ROOT / "docs/pacs.md", f"{NAME}, both", "\n".join(lines) + "\n")
+    files = {order: ROOT / f"benchmarks/results/pacs/{order}.jsonl" for order in ORDERS}
+    runs = pd.concat({o: load_results(f) for o, f in files.items() if f.exists()}, names=["order"])
+    scores = 100 * runs.pivot_table("average_accuracy", ["strategy", "seed"], "order").dropna()
+    scores["both"] = scores.mean(axis=1)
+    groups = scores.groupby("strategy")
+    mean = groups.mean().sort_values("both", ascending=False)
+    std = groups.std().loc[mean.index]
+    table = mean.apply(lambda c: c.map("{:.2f}".format) + std[c.name].map(" ± {:.2f}".format))
+    table = table.replace(" ± nan", "", regex=True).assign(seeds=groups.size().astype(str))
+    alignment = ["left", *["right"] * len(table.columns)]
+    text = table.to_markdown(disable_numparse=True, colalign=alignment)
+    replace_part(ROOT / "docs/pacs.md", f"{NAME}, both", f"{text}\n")
 
 
 def write_recipe() -> None:

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import argparse
 
-from comparison import ROOT, origin, replace_part, run_missing, stored_results
+from comparison import ROOT, compared, origin, replace_part, run_missing
 
 from covon_avalanche.experiment.recipe import load_recipe
-from covon_avalanche.report import brief, sections_of
+from covon_avalanche.report.figures import save_curves
+from covon_avalanche.report.tables import SHORT, markdown_table
 
 STORED = ROOT / "benchmarks/results/permuted-digits/results.jsonl"
 
 
 def write_report() -> None:
     """Table and picture."""
-    results = stored_results(STORED)
-    (section,) = sections_of(results)
-    brief.save_curves(section, ROOT / "docs/permuted-digits.png")
-    table = f"{brief.brief_markdown(section)}\n{origin(results)}\n"
+    comparison = compared(STORED)
+    save_curves(comparison, ROOT / "docs/permuted-digits.png")
+    table = f"{markdown_table(comparison, SHORT)}\n{origin(comparison.runs)}\n"
     replace_part(ROOT / "README.md", "benchmarks/permuted_digits.py", table)
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 
-from comparison import ROOT, origin, replace_part, run_missing, stored_results
+import pandas as pd
+from comparison import ROOT, compared, origin, replace_part, run_missing
 
 from covon_avalanche.experiment.recipe import load_recipe
-from covon_avalanche.report import Section, brief, sections_of
-from covon_avalanche.report.columns import ACCURACY, Column, brief_columns
-from covon_avalanche.report.standing import Standing
-from covon_avalanche.report.tables import markdown_table
+from covon_avalanche.report import Comparison
+from covon_avalanche.report.figures import save_curves, save_matrix
+from covon_avalanche.report.tables import METRICS, SHORT, markdown_table
 
 NAME = "benchmarks/permuted_mnist.py"
 STORED = ROOT / "benchmarks/results/permuted-mnist-hard/results.jsonl"
@@ -42,50 +42,45 @@ PAPER = {
 }
 
 
-def main_table(section: Section) -> str:
+def main_table(comparison: Comparison) -> str:
     """All strategies, the best in bold, with the paper's number and how much of the way from
     fine-tuning to joint training it goes."""
-    accuracy = {s.strategy: s.accuracy[0] for s in section.standings}
+    accuracy = comparison.summary["average_accuracy_mean"]
     low, high = accuracy["finetune"], accuracy["joint"]
-
-    def closed(_: Section, standing: Standing) -> str:
-        return f"{100 * (standing.accuracy[0] - low) / (high - low):.0f}"
-
-    def paper(_: Section, standing: Standing) -> str:
-        return PAPER.get(standing.strategy, "-")
-
-    first, *rest = brief_columns(section)
-    more = [
-        Column("paper", "paper", "the paper's A_T", paper, lambda *_: None),
-        Column("gap closed %", "", "of fine-tuning to joint training", closed, lambda *_: None),
-    ]
-    return markdown_table(section, [first, *more, *rest])
+    gap = 100 * (accuracy - low) / (high - low)
+    extra = {"gap closed %": gap.map("{:.0f}".format), "paper": paper(accuracy.index)}
+    return markdown_table(comparison, SHORT, pd.DataFrame(extra, index=accuracy.index))
 
 
-def ablation_table(section: Section) -> str:
+def paper(strategies: pd.Index) -> list[str]:
+    """The paper's A_T."""
+    return [PAPER.get(name, "-") for name in strategies]
+
+
+def ablation_table(comparison: Comparison) -> str:
     """The paper's Figure 2b."""
-    by_name = {s.strategy: s for s in section.standings}
-    lines = ["| update | strategy | A_T % | paper |", "|---|---|---:|---:|"]
-    for name, text in ABLATION.items():
-        if name in by_name:
-            accuracy = ACCURACY.text(section, by_name[name])
-            lines.append(f"| {text} | {name} | {accuracy} | {PAPER.get(name, '-')} |")
-    return "\n".join(lines) + "\n"
+    summary = comparison.summary.reindex(ABLATION).dropna(how="all")
+    columns = {
+        "update": summary.index.map(ABLATION),
+        "strategy": summary.index,
+        "A_T %": [METRICS[0].text(row) for _, row in summary.iterrows()],
+        "paper": paper(summary.index),
+    }
+    alignment = ("left", "left", "right", "right")
+    table = pd.DataFrame(columns)
+    return table.to_markdown(index=False, disable_numparse=True, colalign=alignment) + "\n"
 
 
 def write_report() -> None:
     """Tables and pictures from stored results."""
-    results = stored_results(STORED)
-    (section,) = sections_of(results)
-    brief.save_curves(section, ROOT / "docs/permuted-mnist.png")
-    for standing in section.standings:
-        if standing.strategy in MATRICES:
-            file = ROOT / f"docs/permuted-mnist-{standing.strategy}.png"
-            brief.save_matrix(section, standing, file)
+    comparison = compared(STORED)
+    save_curves(comparison, ROOT / "docs/permuted-mnist.png")
+    for strategy in comparison.summary.index.intersection(MATRICES):
+        save_matrix(comparison, strategy, ROOT / f"docs/permuted-mnist-{strategy}.png")
     page = ROOT / "docs/permuted-mnist.md"
-    table = f"{main_table(section)}\n{origin(results)}\n"
+    table = f"{main_table(comparison)}\n{origin(comparison.runs)}\n"
     replace_part(page, NAME, table)
-    replace_part(page, f"{NAME}, Figure 2b", ablation_table(section))
+    replace_part(page, f"{NAME}, Figure 2b", ablation_table(comparison))
     replace_part(ROOT / "README.md", NAME, table)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         VCLPlugin,
     )
     from covon_avalanche.posterior import DiagGaussian
+    from covon_avalanche.report.results import accuracy_matrix, load_results
     from covon_avalanche.strategies import (
         AdaRegStrategy,
         CoVONStrategy,
@@ -50,6 +51,8 @@ _HOME = {
     "EWCStarStrategy": "strategies",
     "VCLStrategy": "strategies",
     "TensorBatches": "data_loading",
+    "accuracy_matrix": "report.results",
+    "load_results": "report.results",
 }
 
 __all__ = [
@@ -71,6 +74,8 @@ __all__ = [
     "TensorBatches",
     "VCLPlugin",
     "VCLStrategy",
+    "accuracy_matrix",
+    "load_results",
 ]
 
 

@@ -197,13 +197,13 @@ def _run_and_report(
     _print_failures(display.failures)
     finished = sorted(display.finished, key=lambda r: list(recipe.strategies).index(r.strategy))
     if finished:
-        from covon_avalanche.report import brief, sections_of
+        from covon_avalanche.report import comparisons, figures, results_frame, tables
 
-        (section,) = sections_of(finished)
-        console.print(brief.rich_table(section))
+        (comparison,) = comparisons(results_frame(finished))
+        console.print(tables.terminal_table(comparison))
         try:
-            write_atomically(folder / "table.md", brief.brief_markdown(section))
-            brief.save_curves(section, folder / "accuracy.png")
+            write_atomically(folder / "table.md", tables.markdown_table(comparison, tables.SHORT))
+            figures.save_curves(comparison, folder / "accuracy.png")
         except OSError as error:
             fail(f"table.md and accuracy.png cannot be written to {folder}: {error.strerror}")
         console.print(

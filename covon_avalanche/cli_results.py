@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,13 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from covon_avalanche.cli_errors import fail
-from covon_avalanche.experiment.difference import (
-    Difference,
-    result_differences,
-    settings_differences,
-)
-from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.report.load_results import collect_results
+from covon_avalanche.experiment.result import ResultError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def report(
@@ -30,10 +27,10 @@ def report(
     title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
 ) -> None:
     """Make one HTML page of results, with tables as Markdown, LaTeX and CSV and all figures."""
-    try:
-        results = collect_results(runs)
-        from covon_avalanche.report import write_report
+    from covon_avalanche.report import load_results, write_report
 
+    try:
+        results = load_results(*runs)
         page = write_report(results, out, title=title)
     except ResultError as error:
         fail(str(error))
@@ -47,44 +44,43 @@ def compare(
     second: Annotated[Path, typer.Argument(help="Another one.")],
 ) -> None:
     """Print what differs between two runs, in settings and in results."""
-    a, b = _one(first), _one(second)
+    from covon_avalanche.report.compare import result_differences, settings_differences
+
+    a, b = _one_run(first), _one_run(second)
     console = Console()
-    settings = settings_differences(a, b)
-    if settings:
-        console.print(_table("Settings", settings, a, b))
-    else:
-        console.print("The settings are the same.")
-    results = result_differences(a, b)
-    if results:
-        console.print(_table("Results", results, a, b, change=True))
-    else:
-        console.print("The results are the same.")
+    for title, differences in (
+        ("Settings", settings_differences(a, b)),
+        ("Results", result_differences(a, b)),
+    ):
+        if differences.empty:
+            console.print(f"The {title.lower()} are the same.")
+        else:
+            console.print(_table(title, differences, a, b))
 
 
-def _one(path: Path) -> Result:
+def _one_run(path: Path) -> pd.Series:
+    from covon_avalanche.report import load_results
+
     try:
-        results = collect_results([path])
+        runs = load_results(path)
     except ResultError as error:
         fail(str(error))
-    if len(results) > 1:
-        fail(f"{path} has {len(results)} runs; name the folder of one")
-    return results[0]
+    if len(runs) > 1:
+        fail(f"{path} has {len(runs)} runs; name the folder of one")
+    return runs.iloc[0]
 
 
-def _table(
-    title: str, differences: list[Difference], a: Result, b: Result, change: bool = False
-) -> Table:
+def _table(title: str, differences: pd.DataFrame, a: pd.Series, b: pd.Series) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for result in (a, b):
-        table.add_column(escape(f"{result.strategy}, seed {result.seed}"), justify="right")
-    if change:
+    for run in (a, b):
+        table.add_column(escape(f"{run['strategy']}, seed {run['seed']}"), justify="right")
+    if title == "Results":
         table.add_column("change", justify="right")
-    for name, first, second in differences:
+    for name, first, second in differences.itertuples():
         cells = [name, _cell(first), _cell(second)]
-        if change:
-            both = isinstance(first, float | int) and isinstance(second, float | int)
-            cells.append(f"{second - first:+.4g}" if both else "")
+        if title == "Results":
+            cells.append("" if None in (first, second) else f"{second - first:+.4g}")
         table.add_row(*map(escape, cells))
     return table
 

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from covon_avalanche import __version__, cli, cli_search, cores
 from covon_avalanche.cli import app
 from covon_avalanche.experiment.recipe import load_recipe, parse_seeds
-from covon_avalanche.report import sections_of
-from covon_avalanche.report.load_results import collect_results
+from covon_avalanche.report import comparisons, load_results
 
 
 def covon(*arguments):
@@ -55,9 +54,9 @@ def test_names_of_today_hold_for_runs_that_are_taken_over(tmp_path):
     assert done.exit_code == 0, done.output
     assert done.stdout.count("A [/b] of [pilot]") == 2  # at the start and above the table
     assert len((tmp_path / "table.md").read_text(encoding="utf-8").splitlines()) == 4
-    results = collect_results([tmp_path])
-    assert len(sections_of(results)) == 1  # for `covon report`, too
-    assert {(r.recipe, r.settings["title"]) for r in results} == {("mine", "A [/b] of [pilot]")}
+    runs = load_results(tmp_path)
+    assert len(comparisons(runs)) == 1  # for `covon report`, too
+    assert set(zip(runs["recipe"], runs["title"], strict=True)) == {("mine", "A [/b] of [pilot]")}
 
 
 def group_members(group: int) -> list[str]:
