@@ -13,7 +13,6 @@ ROOT = "covon_avalanche"
 # What each room may import of the others; those with an empty set are leaves.
 MAY_IMPORT = {
     "atomic_write": set(),
-    "cores": set(),
     "disk_space": set(),
     "domain_orders": set(),
     "posterior": {"atomic_write"},
@@ -23,13 +22,12 @@ MAY_IMPORT = {
     "plugins": {"posterior", "optim", "merging", "data_loading"},
     "strategies": {"optim", "merging", "plugins", "data_loading"},
     "backbones": set(),
-    "datasets": {"atomic_write", "cores", "disk_space", "streams"},
-    "streams": {"atomic_write", "cores", "disk_space", "domain_orders"},
+    "datasets": {"atomic_write", "disk_space", "streams"},
+    "streams": {"atomic_write", "disk_space", "domain_orders"},
     "evaluation": set(),
     "experiment": {
         "atomic_write",
         "backbones",
-        "cores",
         "domain_orders",
         "optim",
         "merging",
@@ -40,22 +38,7 @@ MAY_IMPORT = {
         "data_loading",
     },
     "report": {"atomic_write", "evaluation", "experiment"},
-    "display": {"experiment"},
-    "cli_errors": set(),
-    "cli_data": {"cli_errors", "datasets", "streams"},
-    "cli_results": {"cli_errors", "experiment", "report"},
-    "cli_search": {"atomic_write", "cores", "cli_errors", "experiment"},
-    "cli": {
-        "atomic_write",
-        "cores",
-        "cli_data",
-        "cli_errors",
-        "cli_results",
-        "cli_search",
-        "display",
-        "experiment",
-        "report",
-    },
+    "cli": {"atomic_write", "datasets", "experiment", "report", "streams"},
     "__main__": {"cli"},
 }
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from joblib import cpu_count
 from PIL import Image
 
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.cores import usable_cores
 from covon_avalanche.datasets.download import DataError
 from covon_avalanche.streams.manifest import header
 
@@ -81,7 +81,7 @@ def verify(
     notes = [str(w.message) for w in caught if w.category is UserWarning]
     report = Report(benchmark.classes, notes=notes)
     listed = list(_listed(benchmark))
-    with ThreadPoolExecutor(threads or usable_cores()) as pool:
+    with ThreadPoolExecutor(threads or cpu_count()) as pool:
         for entry in pool.map(_read, listed):
             report.entries.append(entry)
             progress(len(report.entries), len(listed))

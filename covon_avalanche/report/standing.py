@@ -9,12 +9,8 @@ from typing import Any
 
 from covon_avalanche.evaluation import mean_and_std
 from covon_avalanche.evaluation.reliability import ReliabilityBin
+from covon_avalanche.experiment.registry import stored_strategy
 from covon_avalanche.experiment.result import Result
-from covon_avalanche.experiment.strategy_settings import (
-    CEILINGS,
-    NO_PROBABILITIES,
-    stores_examples,
-)
 
 Spread = tuple[float, float]
 """Mean and standard deviation over seeds; the deviation of a single seed is NaN."""
@@ -41,12 +37,12 @@ class Standing:
     @property
     def ceiling(self) -> bool:
         """Whether it is a bound and no continual learner."""
-        return self.kind in CEILINGS
+        return stored_strategy(self.settings).ceiling
 
     @property
     def replay(self) -> bool:
         """Whether it keeps examples; of a strategy of the user's, whether the recipe says so."""
-        return stores_examples(self.settings)
+        return stored_strategy(self.settings).stores_examples
 
     @property
     def seeds(self) -> list[int]:
@@ -91,7 +87,7 @@ class Standing:
 
     def calibration(self, name: str) -> Spread | None:
         """``nll``, ``brier`` or ``ece`` after the last domain, where they mean something."""
-        if self.kind in NO_PROBABILITIES:
+        if not stored_strategy(self.settings).has_probabilities:
             return None
         return _spread(run.calibration.get(name) for run in self.runs)
 
@@ -99,7 +95,8 @@ class Standing:
     def reliability(self) -> list[ReliabilityBin]:
         """Accuracy by confidence, the images of all runs together; empty bins left out."""
         runs = [run.reliability for run in self.runs if run.reliability]
-        if self.kind in NO_PROBABILITIES or len({len(bins) for bins in runs}) != 1:
+        probabilities = stored_strategy(self.settings).has_probabilities
+        if not probabilities or len({len(bins) for bins in runs}) != 1:
             return []
         pooled = []
         for bins in zip(*runs, strict=True):

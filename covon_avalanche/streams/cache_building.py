@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from joblib import cpu_count
 from PIL import Image
 from torch import Tensor
 
 from covon_avalanche.atomic_write import replaced_when_whole, write_atomically
-from covon_avalanche.cores import usable_cores
 from covon_avalanche.disk_space import require_space
 from covon_avalanche.streams.pixel_cache import Header, stored
 from covon_avalanche.streams.sources import decode_pixels
@@ -78,7 +78,7 @@ def decoded(files: Sequence[Path], size: int | None) -> Iterator[Tensor | ValueE
         small = size is None or min(image.shape[1:]) <= size
         return image if small else resize_shorter(image, size)  # type: ignore[arg-type]
 
-    with ThreadPoolExecutor(usable_cores()) as pool:
+    with ThreadPoolExecutor(cpu_count()) as pool:
         for start in range(0, len(files), _CHUNK):
             yield from pool.map(one, files[start : start + _CHUNK])
 

@@ -40,7 +40,7 @@ from covon_avalanche import EWCStarStrategy, TensorBatches
 from covon_avalanche.data_loading import Columns, FetchedExamples, TensorLoader, rows_of
 from covon_avalanche.data_loading.fetched import join
 from covon_avalanche.data_loading.rows import Beside
-from covon_avalanche.experiment.methods import Autocast
+from covon_avalanche.experiment.build import Autocast
 from covon_avalanche.experiment.resumable import Resumable
 from covon_avalanche.streams import DomainFolders, PermutedDigits
 from covon_avalanche.streams.permuted import PermutedImages

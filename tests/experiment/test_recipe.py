@@ -1,11 +1,7 @@
 """Recipes: the shipped ones, and clear errors for bad ones."""
 
 import pytest
-import torch
-from avalanche.training.plugins import EvaluationPlugin
 
-from covon_avalanche.experiment.epoch_log import EpochLog
-from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import (
     RecipeError,
     choose,
@@ -14,7 +10,6 @@ from covon_avalanche.experiment.recipe import (
     validate,
 )
 from covon_avalanche.experiment.recipe_text import recipe_text
-from covon_avalanche.experiment.strategy_settings import CoVON
 
 GOOD = """
 name = "tiny"
@@ -188,15 +183,3 @@ def test_unknown_names_list_the_known_ones_and_missing_files_are_said():
         load_recipe("permuted")
     with pytest.raises(RecipeError, match="cannot be read: No such file"):
         load_recipe("nowhere/recipe.toml")
-
-
-def test_a_recipe_may_leave_the_averages_to_covon():
-    settings = CoVON(kind="covon", lr=0.1, ess=10, hess_init=0.1, gamma=0.9, clip_radius=1.0)
-    assert (settings.beta2, settings.gamma_precision) == (None, None)
-    settings = settings.model_copy(update={"gamma_precision": "auto"})
-    recipe = load_recipe("permuted-digits")
-    model = torch.nn.Linear(2, 2)
-    strategy = build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
-    group = strategy.optimizer.param_groups[0]
-    assert group["betas"] == (0.9, None)
-    assert group["gamma_precision"] == "auto"

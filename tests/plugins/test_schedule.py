@@ -8,9 +8,8 @@ from torch.optim import SGD
 from toys import make_strategy, toy_benchmark, toy_model
 
 from covon_avalanche import AdaRegPlugin, CoVONPlugin, VCLPlugin
-from covon_avalanche.experiment.build import build_benchmark, build_model
+from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.epoch_log import EpochLog
-from covon_avalanche.experiment.methods import build_strategy
 
 
 class Seen(SupervisedPlugin):

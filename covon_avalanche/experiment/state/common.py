@@ -16,7 +16,7 @@ OF_TORCH = ("zeros", "ones", "empty", "zeros_like", "ones_like")
 # Attributes of a strategy that are made anew before they are used again.
 _PASSING = frozenset(
     ("experience", "dataloader", "adapted_dataset", "mbatch", "mb_output", "loss")
-    + ("current_eval_stream", "_eval_streams", "_fetched_examples", "checkpoints")
+    + ("current_eval_stream", "_eval_streams", "_fetched_examples", "checkpointer")
 )
 _NONE: frozenset[str] = frozenset()
 
@@ -25,7 +25,7 @@ class StateError(ValueError):
     """A state that cannot be stored, or does not fit the run it should go into."""
 
 
-class Surroundings:
+class ExternalObjects:
     """Objects that the run is given and does not change, by name: the benchmark's data."""
 
     def __init__(self, streams: Mapping[str, Any]) -> None:

@@ -19,9 +19,9 @@ from covon_avalanche.experiment.state import generators
 from covon_avalanche.experiment.state.common import (
     FUNCTIONS,
     OF_TORCH,
+    ExternalObjects,
     State,
     StateError,
-    Surroundings,
     importable,
     passing_attributes,
 )
@@ -40,7 +40,7 @@ _MISSING: Any = object()
 
 
 def restore(
-    state: State, tensors: Mapping[str, Tensor], root: Any, surroundings: Surroundings
+    state: State, tensors: Mapping[str, Tensor], root: Any, external: ExternalObjects
 ) -> None:
     """Fill a run built anew, in place, with what ``capture`` returned.
 
@@ -48,7 +48,7 @@ def restore(
         the same objects.
     :raises StateError: naming what does not fit. The run may be half filled then.
     """
-    restoring = _Restore(state["nodes"], tensors, surroundings)
+    restoring = _Restore(state["nodes"], tensors, external)
     restoring.decode(state["root"], root, "run")
 
 
@@ -57,9 +57,9 @@ class _Restore:
         self,
         nodes: list[State],
         tensors: Mapping[str, Tensor],
-        surroundings: Surroundings,
+        external: ExternalObjects,
     ) -> None:
-        self.nodes, self.tensors, self.surroundings = nodes, tensors, surroundings
+        self.nodes, self.tensors, self.external = nodes, tensors, external
         self._made: dict[int, Any] = {}
         self._storages: dict[str, Tensor] = {}
         self._claimed: set[int] = set()  # what is there already may stand for one node only
@@ -80,9 +80,9 @@ class _Restore:
     def _make(self, number: int, node: State, there: Any, path: str) -> Any:
         match node["is"]:
             case "data":
-                if node["name"] not in self.surroundings.objects:
+                if node["name"] not in self.external.objects:
                     raise StateError(f"{path}: the benchmark has no {node['name']}")
-                return self.surroundings.objects[node["name"]]
+                return self.external.objects[node["name"]]
             case "the same":
                 if there is _MISSING:
                     raise StateError(f"{path} cannot be restored")

@@ -7,12 +7,13 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin
 from miniature import OWN_CLASSES, cddb, core50, domainnet, own, pacs
 
-from covon_avalanche.experiment.build import build_benchmark, build_model
+from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.epoch_log import EpochLog
-from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, validate
 from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_folder import run_hash, settings_of
+from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.streams.transforms import IMAGENET
 
 SMALL = {"backbone": "squeezenet", "weights": ""}
 MAKERS = {
@@ -43,7 +44,7 @@ def test_shipped_recipes_run_on_the_real_layouts(name, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about counts
         strategy = "covon" if name == "pacs" else "covon-paper"
-        result = run_strategy(recipe, strategy, 0, dataset_root=tmp_path)
+        result = run_strategy(recipe, strategy, 0, RunOptions(tmp_path))
     tested = 3 if name == "core50" else 2
     assert [len(row) for row in result.accuracy] == [tested, tested]
     assert (result.bwt is None) == (name == "core50")
@@ -59,7 +60,7 @@ def test_the_authors_split_of_core50_tests_on_other_sessions_too(learned, tmp_pa
     recipe = small(recipe, [f"s{i}" for i in range(1, learned + 1)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about counts
-        result = run_strategy(recipe, "covon-paper", 0, dataset_root=tmp_path)
+        result = run_strategy(recipe, "covon-paper", 0, RunOptions(tmp_path))
     assert result.held_out
     assert result.bwt is None
     assert [len(row) for row in result.accuracy] == [3] * learned
@@ -182,9 +183,9 @@ def test_weights_are_looked_for_below_the_folder_of_the_data(tmp_path):
         }
     )
     with pytest.raises(ValueError, match=r"there is no file .*weights/mine\.safetensors"):
-        run_strategy(recipe, "finetune", 0, dataset_root=tmp_path)
+        run_strategy(recipe, "finetune", 0, RunOptions(tmp_path))
     random = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": ""})})
-    result = run_strategy(random, "finetune", 0, dataset_root=tmp_path)
+    result = run_strategy(random, "finetune", 0, RunOptions(tmp_path))
     assert result.counts == [14, 14]
 
 
@@ -196,7 +197,7 @@ def test_a_table_whose_domains_to_train_and_to_test_differ_is_refused(tmp_path):
     recipe = small(load_recipe("core50"), ["s1"])
     mine = {**recipe.model_dump(), "stream": {**data, "image_size": 32}}
     with pytest.raises(ValueError, match=r"to train and to test, got night, day and night: choose"):
-        run_strategy(Recipe.model_validate(mine), "covon-paper", 0, dataset_root=tmp_path)
+        run_strategy(Recipe.model_validate(mine), "covon-paper", 0, RunOptions(tmp_path))
 
 
 def test_networks_of_one_size_are_built_for_the_recipes(tmp_path):
@@ -209,3 +210,18 @@ def test_networks_of_one_size_are_built_for_the_recipes(tmp_path):
     benchmark = build_benchmark(Recipe.model_validate(data), seed=0, dataset_root=tmp_path)
     network = build_model(Recipe.model_validate(data).model, benchmark)
     assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
+
+
+def test_images_are_normalised_as_the_backbone_expects(tmp_path):
+    pytest.importorskip("timm")
+    pacs(tmp_path / "PACS")
+    data = load_recipe("core50").model_dump()
+    data["stream"] = {"name": "PACS", "domains": ["sketch"], "image_size": 32}
+    pixels = {}
+    for name in ("squeezenet", "vit-b16-in1k"):
+        recipe = Recipe.model_validate({**data, "model": {"backbone": name, "weights": ""}})
+        benchmark = build_benchmark(recipe, seed=0, dataset_root=tmp_path)
+        pixels[name] = benchmark.test_stream[0].dataset[0][0]
+    mean, std = (torch.tensor(v)[:, None, None] for v in IMAGENET)
+    bare = pixels["squeezenet"] * std + mean
+    torch.testing.assert_close(pixels["vit-b16-in1k"], (bare - 0.5) / 0.5)

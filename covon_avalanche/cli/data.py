@@ -22,12 +22,12 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from covon_avalanche.cli_errors import fail
+from covon_avalanche.cli.errors import fail
 from covon_avalanche.datasets.catalogue import CATALOGUE, DataSet
 from covon_avalanche.datasets.download import download
 from covon_avalanche.datasets.unpack import unpack
 
-app = typer.Typer(help="Image data sets: what there is, getting it, checking it.")
+app = typer.Typer(help="List, download and verify image data sets.")
 
 _IMAGES_A_LINE = 10_000
 
@@ -37,14 +37,14 @@ Root = Annotated[Path, typer.Option(help="The folder of all data; each set has i
 
 @app.command("list")
 def list_data() -> None:
-    """What there is, and how to get it."""
+    """List the available data sets and how to get them."""
     for dataset in CATALOGUE.values():
         typer.echo(f"{dataset.name}: {dataset.note}")
 
 
 @app.command("download")
 def download_data(name: Name, root: Root) -> None:
-    """Fetch a data set; the same command goes on after an interruption.
+    """Download a data set; the same command resumes after an interruption.
 
     Archives are unpacked once, next to a file .NAME.unpacked that says so. One process at a time
     writes to the folder; the others wait.

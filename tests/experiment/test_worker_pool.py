@@ -1,4 +1,4 @@
-"""The whole command, killed and given again."""
+"""Worker processes: how many, and how they end."""
 
 import contextlib
 import os
@@ -8,9 +8,29 @@ import sys
 import time
 from pathlib import Path
 
+import joblib
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "kills.py"
+from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"
+
+
+def test_one_process_per_core_and_one_on_an_accelerator(monkeypatch):
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 6)
+    assert [default_processes(device) for device in ("cpu", "cuda", "cuda:1")] == [6, 1, 1]
+
+
+def test_workers_are_terminated_at_once_after_an_exception():
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), worker_pool(1) as pool:
+        future = pool.submit(time.sleep, 600)
+        while not future.running():
+            time.sleep(0.05)
+        (worker,) = pool._processes.values()
+        raise KeyboardInterrupt
+    assert not worker.is_alive()
+    assert time.monotonic() - start < 60
 
 
 def test_a_killed_grid_loses_nothing_and_ends_with_the_same_results():
