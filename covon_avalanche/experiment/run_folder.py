@@ -6,7 +6,6 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import warnings
@@ -139,6 +138,7 @@ class RunFolder(StoredRun):
         super().__init__(runs / strategy / f"seed-{seed}-{self.hash}")
         self.checkpoint_folder = self.path / "checkpoints"
         self.settings = settings_of(recipe, strategy)
+        self.names = {key: self.settings[key] for key in ("name", "title")}
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -181,9 +181,8 @@ class RunFolder(StoredRun):
             if not error.damaged:
                 raise
             _log.warning("%s; it is run again", error)
-        names = (self.result_file.with_suffix(f".damaged-{n}") for n in itertools.count(1))
         try:
-            self.result_file.replace(next(name for name in names if not name.exists()))
+            self.result_file.replace(self.result_file.with_suffix(".damaged"))
         except OSError as error:
             raise ResultError(
                 f"{self.result_file} is no result and cannot be put aside: {error.strerror}"
@@ -192,17 +191,14 @@ class RunFolder(StoredRun):
 
     def is_named_as(self, result: Result) -> bool:
         """Whether a stored result has the recipe's current name and title."""
-        names = {key: self.settings[key] for key in ("name", "title")}
-        return result.recipe == names["name"] and names.items() <= result.settings.items()
+        return result.recipe == self.names["name"] and self.names.items() <= result.settings.items()
 
     def renamed(self, result: Result) -> Result:
-        """The stored result with the recipe's current names, which do not decide the folder."""
-        if self.is_named_as(result):
-            return result
-        names = {key: self.settings[key] for key in ("name", "title")}
-        changes = {"recipe": names["name"], "settings": result.settings | names}
-        result = result.model_copy(update=changes)
-        result.save(self.result_file)
+        """The stored result under the current names, which do not decide the folder."""
+        if not self.is_named_as(result):
+            changes = {"recipe": self.names["name"], "settings": result.settings | self.names}
+            result = result.model_copy(update=changes)
+            result.save(self.result_file)
         return result
 
     def write_start(self, about: dict[str, Any]) -> int:

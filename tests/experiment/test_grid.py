@@ -49,10 +49,11 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
         name: {**custom, "arguments": {"error": error}} for name, (error, *_) in ERRORS.items()
     }
     strategies["diverged"] = dict(kind="finetune", lr=1e30)
-    strategies["dies"] = {**custom, "implementation": "misbehaving:Dies"}
     strategies["covon"] = STRATEGIES["covon"]
+    strategies["dies"] = {**custom, "implementation": "misbehaving:Dies"}
     recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
-    specs = [*specs_of(recipe), RunSpec("covon", 1)]
+    *specs, dies = specs_of(recipe)
+    specs += [RunSpec("covon", 1), dies]
     outcomes, polled = {}, []
     found = run_grid(
         recipe,
@@ -92,5 +93,5 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
         "covon_avalanche.experiment.grid._Grid.run",
         lambda self, waiting, processes: again.extend(waiting) or waiting.clear() or [],
     )
-    assert run_grid(recipe, [*specs[-2:], RunSpec("own", 0)], runs) == found
+    assert run_grid(recipe, [*specs[-3:-1], RunSpec("own", 0)], runs) == found
     assert again == [RunSpec("own", 0)]

@@ -107,6 +107,18 @@ def test_a_users_file(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ("lr = 1e-3", "lr = inf", r"strategies\.finetune\.lr = inf: "),
+        ("lr = 1e-3", 'lr = "fast"', r"strategies\.finetune\.lr = 'fast': "),
+        ("lr = 1e-3", "lr = 1e-3\nmomentum = 0.9", r"momentum = 0\.9: needs optimizer = \"sgd\""),
+        ("lr = 0.1", "lr = 0.1\ness_per_example = 1.0", "mine: give ess or ess_per_example"),
+        ("lr = 0.1", "lr = 0.1\nschedule = [{}]", r"\.schedule = .*: replaces later_hess_init"),
+        ("epochs = 1", "epochs = 1.5", r"epochs = 1\.5: "),
+        ("epochs = 1", 'epochs = 1\ndevice = "tpu"', "device = 'tpu': "),
+        ("epochs = 1", 'epochs = 1\nprecision = "float8"', "precision = 'float8': "),
+        ("factor = 0.5", "factor = 2.0", r"final_lr_factor = 2\.0: "),
+        ("seeds = [0]", "seeds = [-1]", r"seeds\.0 = -1: "),
+        ("[strategies.mine]", '[strategies."../x"]', r"'\.\./x' is no name for a strategy"),
+        ("[strategies.mine]", "[strategy.mine]", "strategy: unknown key"),
         ("lr = 0.1", "lrr = 0.1", r"strategies\.mine\.lrr: unknown key; known are .*clip_radius"),
         ("gamma = 0.8", "", r"strategies\.mine\.gamma: is missing"),
         ("gamma = 0.8", "gamma = -1.0", r"strategies\.mine\.gamma = -1\.0: .*greater than 0"),

@@ -70,6 +70,9 @@ def test_what_is_no_longer_known_names_what_is():
     assert "'gradsq' or 'reparam'" in refused(**BASE, hess_approx="per_example")
     assert "consolidation is the old name" in refused(**BASE, consolidation="ema", merge="ema")
     assert "'eq8', 'regmean', 'ema', 'replace' or 'none'" in refused(**BASE, consolidation="mean")
+    for name in ("supervised.Naive", "supervised:Na-ive"):
+        own = STRATEGIES["custom"] | {"implementation": name}
+        assert f"implementation = {name!r}: must look like module:Class" in refused(**own)
     for name in ("finetune", "ewc", "lwf"):
         assert settings(name).merge == "none"
         assert "merge = 'eq8': " in refused(**STRATEGIES[name], merge="eq8")

@@ -83,10 +83,7 @@ def test_a_finished_run_is_not_made_again_and_a_damaged_result_is(recipe, tmp_pa
     folder.result_file.write_text("{")
     again = run_in_folder(recipe, "finetune", 0, tmp_path)
     assert again.outcome() == first.outcome()
-    folder.result_file.write_text("[")
-    run_in_folder(recipe, "finetune", 0, tmp_path)
-    aside = sorted(folder.path.glob("result.damaged-*"))
-    assert [file.read_text() for file in aside] == ["{", "["]
+    assert folder.result_file.with_suffix(".damaged").read_text() == "{"
 
 
 def test_a_result_that_cannot_be_read_stays(recipe, tmp_path, monkeypatch):

@@ -107,7 +107,6 @@ class WithOptimizer(StrategySettings):
         return momentum
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
-        """AdamW or SGD."""
         if self.optimizer == "adamw":
             return super().make_optimizer(model)
         from torch.optim import SGD

@@ -113,7 +113,6 @@ class CoVON(StrategySettings):
         return self.model_copy(update={"schedule": tasks})
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
-        """The CoVON optimizer."""
         from covon_avalanche.optim import CoVON as Optimizer
 
         own = self.only("lr", "hess_init", "weight_decay", "gamma", "gamma_precision")
@@ -128,7 +127,6 @@ class CoVON(StrategySettings):
         )
 
     def build(self) -> Method:
-        """CoVONStrategy."""
         from covon_avalanche.strategies import CoVONStrategy
 
         later = self.later_hess_init or self.hess_init
@@ -145,50 +143,48 @@ class CoVON(StrategySettings):
         )
 
 
-class VCL(StrategySettings):
-    """Mean-field VCL, Bayes by Backprop with Adam."""
+class Variational(StrategySettings):
+    """Bayes by Backprop with Adam."""
 
-    kind: Literal["vcl"]
     weight_decay: PositiveFloat
     ess: PositiveFloat
     std_init: PositiveFloat
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
-        """Bayes by Backprop."""
         from covon_avalanche.optim import BayesByBackprop
 
         return BayesByBackprop(
             model.named_parameters(), **self.only("lr", "ess", "std_init", "weight_decay")
         )
 
+
+class VCL(Variational):
+    """Mean-field VCL."""
+
+    kind: Literal["vcl"]
+
     def build(self) -> Method:
-        """VCLStrategy."""
         from covon_avalanche.strategies import VCLStrategy
 
         return Method(VCLStrategy)
 
 
-class EVCL(VCL):
+class EVCL(Variational):
     """VCL with an elastic penalty by the Fisher information."""
 
-    kind: Literal["evcl"]  # type: ignore[assignment]
+    kind: Literal["evcl"]
     strength: NonNegativeFloat
 
-    def build(self) -> Method:
-        """Naive with the plugin."""
-        return StrategySettings.build(self)
-
     def plugins(self) -> list[SupervisedPlugin]:
-        """EVCL."""
         from covon_avalanche.plugins import EVCLPlugin
 
         return [EVCLPlugin(strength=self.strength)]
 
 
-class TDVCL(VCL):
+class TDVCL(Variational):
     """VCL against several past posteriors. Uses replay: 2 x 200 examples by default."""
 
-    kind: Literal["td-vcl"]  # type: ignore[assignment]
+    kind: Literal["td-vcl"]
     n_steps: PositiveInt
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """1: the n-step form; below: TD(lambda)."""
@@ -201,12 +197,7 @@ class TDVCL(VCL):
         """With one step or an empty memory it does not."""
         return self.n_steps >= 2 and min(self.replay_tasks, self.replay_examples) >= 1
 
-    def build(self) -> Method:
-        """Naive with the plugin."""
-        return StrategySettings.build(self)
-
     def plugins(self) -> list[SupervisedPlugin]:
-        """TD-VCL."""
         from covon_avalanche.plugins import TDVCLPlugin
 
         names = ("n_steps", "decay", "replay_tasks", "replay_examples", "replay_mb_size")
@@ -221,11 +212,9 @@ class AdaReg(StrategySettings):
 
     @property
     def optimizer_weight_decay(self) -> float:
-        """None: it is the first prior's."""
-        return 0.0
+        return 0.0  # it is the first prior's precision
 
     def build(self) -> Method:
-        """AdaRegStrategy."""
         from covon_avalanche.strategies import AdaRegStrategy
 
         return Method(AdaRegStrategy, self.only("strength", "weight_decay"))
@@ -240,11 +229,9 @@ class EWCStar(WithOptimizer):
 
     @property
     def optimizer_weight_decay(self) -> float:
-        """None: it is the first prior's."""
-        return 0.0
+        return 0.0  # it is the first prior's precision
 
     def build(self) -> Method:
-        """EWCStarStrategy."""
         from covon_avalanche.strategies import EWCStarStrategy
 
         return Method(EWCStarStrategy, self.only("strength", "weight_decay", "fisher"))

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from covon_avalanche.experiment.state import generators
 from covon_avalanche.experiment.state.common import (
     FUNCTIONS,
     ExternalObjects,
     State,
     StateError,
+    generator_state,
     importable,
     passing_attributes,
 )
@@ -99,7 +99,8 @@ class _Capture:
             case torch.Generator():
                 return {"is": "generator", **self._view(value.get_state())}
             case np.random.Generator() | np.random.RandomState() | random.Random():
-                return {"is": "other generator", **generators.state_of(value)}
+                own = generator_state(value)
+                return {"is": "other generator", "state": self.encode(own, f"{path}.state")}
             case functools.partial():
                 parts = [value.func, list(value.args), dict(value.keywords)]
                 return {"is": "partial", "parts": [self.encode(part, path) for part in parts]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -58,6 +59,15 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         return ((str(key), child) for key, child in value.items())
     return iter(vars(value).items())
+
+
+def generator_state(generator: np.random.Generator | np.random.RandomState | random.Random) -> Any:
+    """What it will draw next."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state()
+    return generator.getstate()
 
 
 def passing_attributes(value: Any) -> frozenset[str]:

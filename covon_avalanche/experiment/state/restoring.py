@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from avalanche.benchmarks.utils import transform_groups
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from covon_avalanche.experiment.state import generators
 from covon_avalanche.experiment.state.common import (
     FUNCTIONS,
     OF_TORCH,
@@ -111,7 +112,7 @@ class _Restore:
                 made.set_state(self._view(node))
                 return made
             case "other generator":
-                return generators.with_state(node, there)
+                return self._generator(node, there, path)
             case "device":
                 return torch.device(node["name"])
             case "dtype":
@@ -147,6 +148,19 @@ class _Restore:
         if name not in _KNOWN_FUNCTIONS:
             raise StateError(f"{path}: a {name} is not made from a file")
         return _KNOWN_FUNCTIONS[name]
+
+    def _generator(self, node: State, there: Any, path: str) -> Any:
+        """One that the new run has, too, in the stored state."""
+        state = self.decode(node["state"], _MISSING, path)
+        if isinstance(there, np.random.Generator):
+            there.bit_generator.state = state
+        elif isinstance(there, np.random.RandomState):
+            there.set_state(state)
+        elif isinstance(there, random.Random):
+            there.setstate(state)
+        else:
+            raise StateError(f"{path}: the new run has no such generator")
+        return there
 
     def _partial(self, node: State, path: str) -> functools.partial:
         """Of known functions only: with other arguments any function of the run is another."""
