@@ -8,11 +8,12 @@ from pathlib import Path
 import pandas as pd
 
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.cores import usable_cores
-from covon_avalanche.experiment.grid import Event, Job, run_grid
+from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import decisive, settings_of, settings_today
+from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.worker_pool import default_processes
 from covon_avalanche.report import Comparison, comparisons, load_results
 
 ROOT = Path(__file__).parents[1]
@@ -43,27 +44,27 @@ def run_missing(
         for r in stored_results(file)
         if decisive(settings_today(r.settings)) == wanted.get(r.strategy)
     }
-    jobs = [Job(s, seed) for seed in seeds for s in wanted if (s, seed) not in have]
+    jobs = [RunSpec(s, seed) for seed in seeds for s in wanted if (s, seed) not in have]
     order = {name: i for i, name in enumerate(wanted)}
 
-    def store(event: Event) -> None:
+    def store(event: Outcome) -> None:
         if event.error is not None:
-            print(f"{event.job}: {event.error}", flush=True)
+            print(f"{event.spec}: {event.error}", flush=True)
         if event.result is None:
             return
         # What each epoch did stays in the run's folder: it is nine tenths of a result.
-        have[event.job.strategy, event.job.seed] = event.result.model_copy(update={"epochs": []})
+        have[event.spec.strategy, event.spec.seed] = event.result.model_copy(update={"epochs": []})
         keys = sorted(have, key=lambda k: (order[k[0]], k[1]))
         write_atomically(file, "".join(have[key].model_dump_json() + "\n" for key in keys))
-        print(f"{event.job}: {100 * event.result.average_accuracy:.2f} %", flush=True)
+        print(f"{event.spec}: {100 * event.result.average_accuracy:.2f} %", flush=True)
 
     run_grid(
         recipe,
         jobs,
         ROOT / "runs" / recipe.name,
-        processes=processes or usable_cores(),
-        dataset_root=dataset_root,
-        notify=store,
+        RunOptions(dataset_root=None if dataset_root is None else Path(dataset_root)),
+        processes=processes or default_processes(recipe.device),
+        on_end=store,
     )
 
 

@@ -37,12 +37,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.experiment.build import build_benchmark, build_model
+from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.machine import machine, versions
-from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
-from covon_avalanche.experiment.strategy_settings import Finetune, Strategy
+from covon_avalanche.experiment.registry import Finetune, Strategy
 from covon_avalanche.merging import Eq8, RegMean, Task
 from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.task_loader import dataset_loader
@@ -91,8 +90,7 @@ class Penalty(SupervisedPlugin):
 
 def strategy_of(settings: Strategy, recipe: Recipe, model: nn.Module) -> Any:
     """As the recipe trains, without metrics."""
-    log = EpochLog(lambda epoch, epochs: None)
-    return build_strategy(settings, recipe, model, EvaluationPlugin(), log)
+    return build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
 
 
 def fisher(strategy: Any, experiences: Sequence[CLExperience]) -> Tensors:
@@ -160,8 +158,8 @@ def measure(seed: int, root: str, done: Sequence[str]) -> Iterator[dict[str, Any
     """All ways that are not done."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    recipe = load_recipe(str(SEARCHED))
-    data = build_benchmark(recipe, seed=seed, validation_size=VALIDATION, dataset_root=root)
+    recipe = load_recipe(str(SEARCHED), [f"stream.validation_size={VALIDATION}"])
+    data = build_benchmark(recipe, seed=seed, dataset_root=root)
     torch.manual_seed(seed)
     model = build_model(recipe.model, data, root)
     before = strategy_of(recipe.strategies[START], recipe, model)

@@ -17,9 +17,8 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation import DomainMetrics
-from covon_avalanche.experiment.build import build_benchmark, build_model
+from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.epoch_log import EpochLog
-from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import load_recipe
 
 FILE = Path(__file__).parent / "results" / "negative-hessian.json"

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from covon_avalanche.optim.kernels.threefry import GROUP, fill_group, threefry2x32
 from numba import njit
 from scipy import stats
 
-from covon_avalanche.optim.kernels.threefry import GROUP, fill_group, threefry2x32
 from covon_avalanche.optim.noise import NoiseSource
 
 TARGET = Path(__file__).parent / "results" / "noise.json"

@@ -24,9 +24,11 @@ from avalanche.training.plugins import EvaluationPlugin
 from covon_avalanche import CoVON, CoVONStrategy
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.build import build_benchmark, build_model
-from covon_avalanche.experiment.grid import Job, run_job
 from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.run import run_in_folder
+from covon_avalanche.experiment.run_folder import RunFolder
+from covon_avalanche.experiment.run_options import RunOptions
 
 STORED = Path(__file__).parent / "results" / "overhead.json"
 SETTINGS = {
@@ -112,20 +114,21 @@ def whole(recipe: Recipe, root: str) -> float:
     """Seconds of a run with everything, without building data and model, as above."""
     marks = []
     with tempfile.TemporaryDirectory() as folder:
-        run_job(recipe, Job("covon", 0), Path(folder), root, {}, marks_of(marks))
+        RunFolder.write_status = noting(RunFolder.write_status, marks)
+        run_in_folder(recipe, "covon", 0, Path(folder), RunOptions(dataset_root=Path(root)))
         end = time.perf_counter()
     first = marks[0]
     return end - first
 
 
-def marks_of(marks: list[float]):
+def noting(write_status, marks: list[float]):
     """Notes when the first epoch began, from its end and its seconds."""
 
-    def notify(event) -> None:
-        if event.epoch is not None and not marks:
-            marks.append(time.perf_counter() - event.epoch.seconds)
+    def noted(self, status) -> None:
+        marks.append(time.perf_counter() - status.epoch.seconds)
+        write_status(self, status)
 
-    return notify
+    return noted
 
 
 def main() -> None:

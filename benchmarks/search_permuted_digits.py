@@ -120,13 +120,12 @@ def suggest(trial: optuna.Trial, space: dict[str, Any]) -> dict[str, Any]:
 
 def evaluate(name: str, settings: dict[str, Any], seeds: tuple[int, ...]) -> list[float]:
     """A_T on validation images, by seed; 0 where the training diverged."""
-    recipe = Recipe.model_validate({**BASE, "strategies": {name: settings}})
+    stream = {**BASE["stream"], "validation_size": VALIDATION_IMAGES}
+    recipe = Recipe.model_validate({**BASE, "stream": stream, "strategies": {name: settings}})
     values = []
     for seed in seeds:
         try:
-            result = run_strategy(
-                recipe, name, seed, stream="valid", validation_size=VALIDATION_IMAGES
-            )
+            result = run_strategy(recipe, name, seed, stream="valid")
             values.append(result.average_accuracy)
         except (FloatingPointError, ValueError) as error:
             print(f"{name} {settings}: {error}")

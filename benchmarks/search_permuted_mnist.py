@@ -28,6 +28,7 @@ import torch
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import Recipe, shipped_recipes
 from covon_avalanche.experiment.run import run_strategy
+from covon_avalanche.experiment.run_options import RunOptions
 
 TRIALS = 8
 RANDOM = 4  # of them, with the centre
@@ -161,7 +162,8 @@ def evaluate(settings: dict[str, Any], root: str, trial: optuna.Trial) -> dict[s
 
     start = time.perf_counter()
     try:
-        run_strategy(recipe, "it", SEED, stream="valid", dataset_root=root, progress=report)
+        options = RunOptions(dataset_root=Path(root))
+        run_strategy(recipe, "it", SEED, options, stream="valid", on_domain=report)
         state = "complete"
     except Pruned:
         state = "pruned"

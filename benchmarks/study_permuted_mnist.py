@@ -34,8 +34,9 @@ from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
+from covon_avalanche.experiment.registry import CoVON as CoVONSettings
 from covon_avalanche.experiment.run import run_strategy
-from covon_avalanche.experiment.strategy_settings import CoVON as CoVONSettings
+from covon_avalanche.experiment.run_options import RunOptions
 
 FILE = RESULTS / "study.jsonl"
 PAGE = ROOT / "docs/permuted-mnist.md"
@@ -195,7 +196,7 @@ def measure(run: dict[str, Any], root: str) -> dict[str, Any]:
     if "plain" in protocol:
         return measure_plain(run, recipe, root)
     try:
-        result = run_strategy(recipe, "it", SEED, stream="valid", dataset_root=root)
+        result = run_strategy(recipe, "it", SEED, RunOptions(dataset_root=root), stream="valid")
     except (FloatingPointError, ValueError) as error:
         return {**run, "error": str(error)}
     return {

@@ -1,7 +1,6 @@
 """Jobs for the step kernels with random content, and the pure functions' answer to them."""
 
 import torch
-
 from covon_avalanche.optim.kernels.formulas import covon_hess, covon_mean
 from covon_avalanche.optim.kernels.job import Job
 

@@ -11,13 +11,9 @@ from typing import Any
 import pandas as pd
 
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
+from covon_avalanche.experiment.registry import stored_strategy
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import decisive, settings_today
-from covon_avalanche.experiment.strategy_settings import (
-    CEILINGS,
-    NO_PROBABILITIES,
-    stores_examples,
-)
 
 _SAMPLED = ("sampled_average_accuracy", "sampled_nll", "sampled_brier", "sampled_ece")
 MEASURES = (
@@ -84,19 +80,18 @@ def results_frame(results: Iterable[Result]) -> pd.DataFrame:
 
 def _row(result: Result) -> dict[str, Any]:
     settings = settings_today(result.settings)
-    kind = settings["strategy"]["kind"]
-    probabilities = kind not in NO_PROBABILITIES
-    calibration = result.calibration if probabilities else {}
+    strategy = stored_strategy(settings["strategy"])
+    calibration = result.calibration if strategy.has_probabilities else {}
     return {
         "recipe": result.recipe,
         "title": str(settings.get("title", result.recipe)),
         "strategy": result.strategy,
-        "kind": kind,
+        "kind": strategy.kind,
         "seed": result.seed,
         "stream": str(settings.get("stream", {}).get("name", "unknown stream")),
         "evaluated": result.stream,
-        "ceiling": kind in CEILINGS,
-        "replay": stores_examples(settings["strategy"]),
+        "ceiling": strategy.ceiling,
+        "replay": strategy.stores_examples,
         "average_accuracy": result.average_accuracy,
         "weighted_accuracy": result.weighted_accuracy,
         "bwt": _or_nan(result.bwt),
@@ -113,7 +108,7 @@ def _row(result: Result) -> dict[str, Any]:
         "accuracy": result.accuracy,
         "counts": result.counts,
         "held_out": result.held_out,
-        "reliability": result.reliability if probabilities else [],
+        "reliability": result.reliability if strategy.has_probabilities else [],
         "epochs": [epoch.model_dump() for epoch in result.epochs],
         "diagnostics": result.diagnostics,
         "settings": settings,
