@@ -51,12 +51,6 @@ class BayesByBackprop(PosteriorOptimizer):
     """
 
     own_setting = "std_init"
-    state_needs = {  # noqa: RUF012
-        "step": {"log_std"},
-        "exp_avg": {"exp_avg_sq", "log_std_exp_avg", "log_std_exp_avg_sq"},
-        "prior_mean": {"prior_precision"},
-        "prior_precision": {"prior_mean"},
-    }
 
     def __init__(
         self,
@@ -104,6 +98,15 @@ class BayesByBackprop(PosteriorOptimizer):
             for key in ("exp_avg", "exp_avg_sq", "log_std_exp_avg", "log_std_exp_avg_sq"):
                 start[key] = torch.zeros_like(p)
         return start
+
+    def _state_needs(self, group: Group) -> dict[str, set[str]]:
+        moments = {"exp_avg", "exp_avg_sq", "log_std_exp_avg", "log_std_exp_avg_sq"}
+        return {
+            "step": {"log_std"} | (moments if group["inner"] == "adam" else set()),
+            "prior_mean": {"prior_precision"},
+            "prior_precision": {"prior_mean"},
+            "importance": {"prior_mean"},
+        }
 
     def _initial_log_std(self, p: Tensor, group: Group) -> Tensor:
         prior_precision = self.state.get(p, {}).get("prior_precision")
@@ -153,7 +156,6 @@ class BayesByBackprop(PosteriorOptimizer):
         new["log_std"] = state["log_std"] - group["lr"] * direction
         return mean, new
 
-    @torch.no_grad()
     def consolidate(self, *, importance: Mapping[Tensor, Tensor] | None = None) -> None:
         """The task's posterior becomes the prior of the next (Algorithm 4), and the moments
         of the inner update begin anew. Parameters without a step keep their prior.
@@ -163,7 +165,7 @@ class BayesByBackprop(PosteriorOptimizer):
         """
         if self._in_place:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
-        with defer_interrupt():
+        with defer_interrupt(), torch.no_grad():
             for _, p, *_ in self._named_params():
                 state = self.state.get(p, {})
                 if "step" in state:

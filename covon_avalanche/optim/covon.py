@@ -164,12 +164,6 @@ class CoVON(PosteriorOptimizer):
     """
 
     own_setting = "hess_init"
-    state_needs = {  # noqa: RUF012
-        "step": {"momentum", "hess"},
-        "momentum": {"step", "hess"},
-        "hess": {"step", "momentum"},
-        "prior_precision": {"prior_mean"},
-    }
 
     def __init__(
         self,
@@ -194,6 +188,7 @@ class CoVON(PosteriorOptimizer):
         implementation: Implementation = "auto",
     ) -> None:
         check_choice("implementation", implementation, get_args(Implementation))
+        check_gamma(gamma)  # which may warn
         self.implementation = implementation
         self._deferred = DeferredCheck()
         defaults = dict(
@@ -219,7 +214,7 @@ class CoVON(PosteriorOptimizer):
         super().check_group(group)
         check_betas(group["betas"], second_may_be_none=True)
         check_positive("hess_init", group["hess_init"])
-        check_gamma(group["gamma"])
+        check_positive("gamma", group["gamma"])
         if group["gamma_precision"] not in (None, "auto"):
             check_positive("gamma_precision", group["gamma_precision"])
         if not group["clip_radius"] > 0:
@@ -273,6 +268,14 @@ class CoVON(PosteriorOptimizer):
             "prior_precision": torch.full_like(p, precision, requires_grad=False),
         }
 
+    def _state_needs(self, group: Group) -> dict[str, set[str]]:
+        return {
+            "step": {"momentum", "hess"},
+            "momentum": {"step", "hess"},
+            "hess": {"step", "momentum"},
+            "prior_precision": {"prior_mean"},
+        }
+
     def _prior_precision(self, state: State, group: Group) -> Tensor | float:
         """That of the current task's prior; a number until the first consolidation."""
         return state.get("prior_precision", float(group["ess"]) * group["weight_decay"])
@@ -297,7 +300,6 @@ class CoVON(PosteriorOptimizer):
             self._batch_size()  # raises where the step would, before the forward pass
         super()._place_sample(train)
 
-    @torch.no_grad()
     def _draw(
         self, params: list[NamedParam], buffers: dict[Tensor, SampleBuffer], train: bool, key: int
     ) -> list[tuple[Tensor, SampleBuffer]]:
@@ -404,7 +406,6 @@ class CoVON(PosteriorOptimizer):
 
     # The slow step ---------------------------------------------------------------------
 
-    @torch.no_grad()
     def consolidate(
         self,
         *,
@@ -439,7 +440,7 @@ class CoVON(PosteriorOptimizer):
             if "hess" in self.state.get(named.param, {}) and named.group["consolidation"] != "none"
         ]
         self._warn_unless_learned(trained)
-        with defer_interrupt():
+        with defer_interrupt(), torch.no_grad():
             for name, p, group, _ in trained:  # check all before anything is written
                 align_state_(self.state[p], p, name)
                 check_gaussian(name, *self._merged(p, {**group, **instead}))
@@ -496,7 +497,7 @@ class CoVON(PosteriorOptimizer):
                 "the entries of hess are within 10 % of hess_init, so the prior it becomes is "
                 "nearly isotropic; lower beta2 (None adapts to the task), choose hess_init nearer "
                 "to the curvature, or see optimizer.diagnostics() before consolidate()",
-                stacklevel=4,
+                stacklevel=3,
             )
 
     # torch.optim -----------------------------------------------------------------------
@@ -505,6 +506,17 @@ class CoVON(PosteriorOptimizer):
         """Groups and state, the noise included."""
         self._deferred.raise_if_bad(wait=True)
         return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See :meth:`PosteriorOptimizer.load_state_dict`. Estimates that are gone become
+        ``"gradsq"``."""
+        groups = [
+            {**group, "hess_approx": "gradsq"}
+            if group.get("hess_approx") in ("auto", "per_example")
+            else group
+            for group in state_dict["param_groups"]
+        ]
+        super().load_state_dict({**state_dict, "param_groups": groups})
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "implementation": self.implementation}

@@ -190,7 +190,10 @@ def _buckets(args: Sequence[StepArgs]) -> Iterator[list[StepArgs]]:
             str(a.mean.device),
             str(a.mean.dtype),
             a.rates,
-            *(not isinstance(v, Tensor) and v for v in (a.hess, a.prior_mean, a.prior_precision)),
+            *(
+                None if isinstance(v, Tensor) else v
+                for v in (a.hess, a.prior_mean, a.prior_precision)
+            ),
         )
         for a in args
     ]

@@ -66,9 +66,6 @@ class PosteriorOptimizer(Optimizer, ABC):
     own_setting: ClassVar[str]
     """A setting that no other optimizer has: it tells whose a ``state_dict`` is."""
 
-    state_needs: ClassVar[dict[str, set[str]]]
-    """For an entry of a parameter's state, the others that must be there with it."""
-
     def __init__(
         self,
         params: Any,
@@ -109,6 +106,10 @@ class PosteriorOptimizer(Optimizer, ABC):
         :param grad: average gradient over the samples.
         :param statistic: average of ``gradient * (theta - mean)``, see :class:`SampleAccumulator`.
         """
+
+    @abstractmethod
+    def _state_needs(self, group: Group) -> dict[str, set[str]]:
+        """For an entry of a parameter's state, the others that must be there with it."""
 
     @abstractmethod
     def consolidate(self) -> None:
@@ -158,8 +159,9 @@ class PosteriorOptimizer(Optimizer, ABC):
                 params.append(named)
         # A sample that waits for its step keeps its buffer.
         waits = self._record.count > 0 and self.mc_samples == 1
-        drawn = self._draw(params, {} if waits else self._buffers, train, self._next_key())
+        buffers = {} if waits else self._buffers
         with defer_interrupt(), torch.no_grad():
+            drawn = self._draw(params, buffers, train, self._next_key())
             for p, buffer in drawn:
                 buffer.swap_(p)
                 self._in_place.append((p, buffer))
@@ -182,9 +184,9 @@ class PosteriorOptimizer(Optimizer, ABC):
                     "gradients, run all micro-batches inside one sampled_params()"
                 )
             self._record = self._new_record()
-        self._record.add(samples)
+        with defer_interrupt():
+            self._record.add(samples)
 
-    @torch.no_grad()
     def _draw(
         self, params: list[NamedParam], buffers: dict[Tensor, SampleBuffer], train: bool, key: int
     ) -> list[tuple[Tensor, SampleBuffer]]:
@@ -478,16 +480,16 @@ class PosteriorOptimizer(Optimizer, ABC):
             raise ValueError(
                 f"this is another optimizer's state: its groups have no {self.own_setting}"
             )
+        # Checkpoints of earlier versions lack newer settings.
+        groups = [{**self.defaults, **group} for group in state_dict["param_groups"]]
         before = self.__getstate__()
         with defer_interrupt():
             try:
-                super().load_state_dict(state_dict)
-                for group in self.param_groups:  # saved before there was such a setting
-                    for key, value in self.defaults.items():
-                        group.setdefault(key, value)
+                super().load_state_dict({**state_dict, "param_groups": groups})
+                for group in self.param_groups:
                     self.check_group(group)
-                for name, p, *_ in self._named_params():
-                    check_state(name, p, self.state.get(p, {}), self.state_needs)
+                for name, p, group, _ in self._named_params():
+                    check_state(name, p, self.state.get(p, {}), self._state_needs(group))
             except BaseException:
                 self.__setstate__(before)
                 raise

@@ -52,13 +52,20 @@ def test_each_parameter_has_its_own_rates_and_prior(implementation, prior):
 
 
 @FAST
-def test_a_prior_mean_of_zero_next_to_one_that_is_a_tensor(implementation):
-    """As of groups with ``prior_mean="init"`` and ``"zero"``."""
+def test_priors_of_zero_next_to_tensors(implementation):
+    """As of groups with ``prior_mean="init"`` and ``"zero"``, or of new parameters beside trained
+    ones with ``weight_decay=0``."""
     for order in (1, -1):
-        centred = make_args(torch.float32, "centre", sizes=(40, 50))
-        plain = make_args(torch.float32, "numbers", sizes=(40, 50))
-        args = [centred[0], plain[1]][::order]
-        assert largest_error(args, implementation, squared=False, mc_samples=1) < 2e-5
+        args = [
+            make_args(torch.float32, prior, sizes=(40, 50))[i]
+            for i, prior in enumerate(("centre", "numbers"))
+        ]
+        zeros = [args[0]._replace(prior_precision=torch.ones(40)), args[1]]
+        zeros[1] = zeros[1]._replace(prior_precision=0.0)
+        for some in (args, zeros):
+            assert draw_samples(some[::order], 3, implementation) == set()
+            error = largest_error(some[::order], implementation, squared=False, mc_samples=1)
+            assert error < TOLERANCE[torch.float32]
 
 
 def test_small_buckets_change_nothing():
@@ -130,37 +137,6 @@ def test_gradients_that_might_overflow_are_not_safe(squared, largest):
     args[3].sample[1] = 1e16  # the statistic of several samples
     assert gradients_are_safe(args, **kind)
     assert not gradients_are_safe(args, squared=squared, mc_samples=2)
-
-
-@EACH
-def test_groups_may_differ_in_where_the_prior_is(implementation, batch):
-    """The run of two groups is that of each alone; also with ``weight_decay=0``, a precision
-    that is a number and equal to ``False``."""
-
-    def run(which, weight_decay):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-        groups = [
-            {"params": [model[i].weight], "prior_mean": centre}
-            for i, centre in ((0, "init"), (1, "zero"))
-        ]
-        optimizer = make_covon(
-            groups, implementation=implementation, lr=0.01, weight_decay=weight_decay
-        )
-        for _ in range(3):
-            with optimizer.sampled_params():
-                optimizer.zero_grad()
-                (model[0].weight.square().sum() + model[1].weight.square().sum()).backward()
-            if which is not None:
-                model[1 - which].weight.grad = None
-            optimizer.step()
-        return weights(model)
-
-    for weight_decay in (0.0, 0.5):
-        both = run(None, weight_decay)
-        for which in (0, 1):
-            name = f"{which}.weight"
-            torch.testing.assert_close(run(which, weight_decay)[name], both[name])
 
 
 @pytest.mark.parametrize("hess_approx", ["gradsq", "reparam"])

@@ -170,31 +170,6 @@ def test_state_follows_a_model_that_is_cast_or_laid_out_anew(make, when, change)
         torch.testing.assert_close(q.precision[name], expected.precision[name], rtol=1e-3, atol=0)
 
 
-@each_change
-@pytest.mark.parametrize("implementation", ["compiled", "reference", "foreach"])
-@pytest.mark.parametrize("operation", ["step", "consolidate"])
-def test_what_is_done_after_a_change_is_what_was_done_before_it(operation, implementation, change):
-    """With the very sample that was drawn before."""
-    posteriors = []
-    for first in (True, False):
-        model = convolutional()
-        optimizer = make_covon(model.named_parameters(), implementation=implementation)
-        for step in range(3):
-            sample(optimizer, model)
-            if operation == "step" and step == 2 and first:
-                change(model)
-            optimizer.step()
-        if operation == "consolidate" and first:
-            change(model)
-        optimizer.consolidate()
-        change(model)
-        posteriors.append(optimizer.posterior())
-    for name, mean in posteriors[0].mean.items():
-        torch.testing.assert_close(mean, posteriors[1].mean[name], rtol=1e-5, atol=1e-6)
-        precisions = [q.precision[name] for q in posteriors]
-        torch.testing.assert_close(*precisions, rtol=1e-4, atol=0)
-
-
 def test_state_that_cannot_follow_is_refused(linear, batch):
     optimizer = make_covon(linear.named_parameters())
     train_step(optimizer, linear, batch)
