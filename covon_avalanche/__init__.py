@@ -16,11 +16,13 @@ if TYPE_CHECKING:
         EWCStarPlugin,
         ICaRLPlugin,
         LossPlateau,
+        MergePlugin,
         SIPlugin,
         TDVCLPlugin,
         VCLPlugin,
     )
     from covon_avalanche.posterior import DiagGaussian
+    from covon_avalanche.report.results import accuracy_matrix, load_results
     from covon_avalanche.strategies import (
         AdaRegStrategy,
         CoVONStrategy,
@@ -40,6 +42,7 @@ _HOME = {
     "EWCStarPlugin": "plugins",
     "ICaRLPlugin": "plugins",
     "LossPlateau": "plugins",
+    "MergePlugin": "plugins",
     "SIPlugin": "plugins",
     "TDVCLPlugin": "plugins",
     "VCLPlugin": "plugins",
@@ -48,6 +51,8 @@ _HOME = {
     "EWCStarStrategy": "strategies",
     "VCLStrategy": "strategies",
     "TensorBatches": "data_loading",
+    "accuracy_matrix": "report.results",
+    "load_results": "report.results",
 }
 
 __all__ = [
@@ -63,11 +68,14 @@ __all__ = [
     "EWCStarStrategy",
     "ICaRLPlugin",
     "LossPlateau",
+    "MergePlugin",
     "SIPlugin",
     "TDVCLPlugin",
     "TensorBatches",
     "VCLPlugin",
     "VCLStrategy",
+    "accuracy_matrix",
+    "load_results",
 ]
 
 

@@ -1,4 +1,4 @@
-"""In which orders published protocols learn their domains. Nothing here imports torch."""
+"""Domain orders of published protocols; this module does not import torch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 PACS = ("photo", "art_painting", "cartoon", "sketch")
 DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 _EASY = ("gaugan", "biggan", "cyclegan", "imle", "deepfake", "crn", "wild")
-#: Of CDDB.
+#: Generators of CDDB's tracks.
 TRACKS: dict[str, tuple[str, ...]] = {
     "hard": ("gaugan", "biggan", "wild", "whichfaceisreal", "san"),
     "easy": _EASY,
     "long": (*_EASY, "glow", "stargan_gf", "stylegan", "whichfaceisreal", "san"),
 }
-#: Training sessions of CORe50's ten official NI runs, in order.
+#: Training sessions of CORe50's ten official NI runs.
 NI_ORDERS = (
     (11, 4, 2, 9, 1, 6, 5, 8),
     (2, 9, 1, 8, 4, 5, 11, 6),
@@ -29,20 +29,20 @@ NI_ORDERS = (
 
 
 def core50_sessions(split: str, run: int) -> list[str]:
-    """CORe50's training sessions, in order; those of the CoVON authors have one order only."""
+    """CORe50's training sessions in order; the CoVON authors' split has one order only."""
     numbers = NI_ORDERS[run] if split == "official" else range(1, 9)
     return [f"s{k}" for k in numbers]
 
 
 def check_core50_run(split: str, run: int, domains: Sequence[str]) -> None:
-    """Refuse a run that has no effect; run 0, the default, leaves the order to ``domains``.
+    """Check that ``run`` and ``domains`` agree; with run 0, the default, any order is allowed.
 
-    :raises ValueError: naming the run and the order.
+    :raises ValueError: naming the run and its order.
     """
     if run == 0:
         return
     if split != "official":
-        raise ValueError(f"run is of the official split, got run {run} with the split {split!r}")
+        raise ValueError(f"run is for the official split, got run {run} with the split {split!r}")
     order = core50_sessions(split, run)
     if list(domains) != [name for name in order if name in domains]:
         raise ValueError(f"domains must be in the order of run {run}, {order}, got {list(domains)}")

@@ -14,6 +14,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from covon_avalanche import CoVON, CoVONStrategy
 from covon_avalanche.backbones import create_backbone
 from covon_avalanche.evaluation import DomainMetrics
+from covon_avalanche.merging import RegMean
 from covon_avalanche.streams import DomainFolders, image_transforms
 
 folder, *weights = sys.argv[1:]
@@ -35,7 +36,7 @@ metrics = DomainMetrics()
 strategy = CoVONStrategy(
     model=model,
     optimizer=optimizer,
-    merge_by_inputs=True,  # layers, not single weights: learns more and forgets less
+    merge=RegMean(),  # layers, not single weights: learns more and forgets less
     train_mb_size=32,
     train_epochs=5,
     eval_mb_size=256,

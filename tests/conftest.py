@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too
+
 import pytest
 import torch
 from hypothesis import settings

@@ -70,7 +70,7 @@ def serve() -> Iterator[tuple[str, Files]]:
             """A connection that broke off is what some tests want."""
 
     server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}", files

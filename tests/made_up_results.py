@@ -53,3 +53,20 @@ def made_up(
         machine={"cores": 2},
     )
     return Result(**(known | changes))
+
+
+def made_up_comparison() -> list[Result]:
+    """Three learners and a ceiling on two domains; counts differ, so weighting matters."""
+    found = []
+    for seed, drop in enumerate((0.0, 0.1, 0.05)):
+        rows: dict[str, tuple[str, Rows]] = {
+            "naive": ("finetune", [[0.9, 0.1], [0.3 + drop, 0.9]]),
+            "covon": ("covon", [[0.9, 0.1], [0.8 - drop, 0.8]]),
+            "buffer": ("replay", [[0.9, 0.1], [0.6, 0.85 + drop]]),
+            "joint": ("joint", [None, [0.95, 0.95]]),
+        }
+        found += [
+            made_up(name, seed, cells, kind=kind, counts=[30, 10])
+            for name, (kind, cells) in rows.items()
+        ]
+    return found

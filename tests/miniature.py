@@ -9,12 +9,15 @@ from __future__ import annotations
 import csv
 import itertools
 import pickle
+import warnings
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 from covon_avalanche.streams.domainnet import domainnet_classes
+from covon_avalanche.streams.image_datasets import ImageFiles
 from covon_avalanche.streams.pacs import CLASSES as CLASSES_OF_PACS
 
 
@@ -115,3 +118,52 @@ def own(root: Path, layout: str) -> Path:
     with (root / "table.csv").open("w", newline="") as handle:
         csv.writer(handle).writerows([("file", "domain", "label", "split"), *rows])
     return root / "table.csv"
+
+
+def picture(file: Path, width: int, height: int, seed: int, **options) -> Path:
+    """A smooth random image."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    small = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(file, **options)
+    return file
+
+
+def pictures(root: Path) -> ImageFiles:
+    """Images larger and smaller than 32 pixels, in portrait and landscape format."""
+    shapes = {"a.png": (80, 50), "b.jpg": (40, 90), "c.jpg": (20, 20), "d.png": (32, 32)}
+    files = [
+        picture(root / name, *shape, seed) for seed, (name, shape) in enumerate(shapes.items())
+    ]
+    return ImageFiles(files, [0, 1, 2, 3])
+
+
+# Reading any of them -------------------------------------------------------------------
+
+
+def as_is(image: Image.Image) -> torch.Tensor:
+    return torch.tensor(np.asarray(image)[0, 0].astype(np.int64))
+
+
+def open_stream(stream, root, **options):
+    """Without transforms and without the warnings about counts of the real data."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = {"train_transform": as_is, "eval_transform": as_is, **options}
+        return stream(dataset_root=root, **options)
+
+
+def seen(experience) -> list[tuple[int, int, int]]:
+    """Label, class by colour, domain by colour."""
+    rows = (experience.dataset[i] for i in range(len(experience.dataset)))
+    return [(int(y), int(x[0]) * 256 + int(x[1]), int(x[2])) for x, y, *_ in rows]
+
+
+def check_labels(benchmark, domain_codes):
+    """All labels are those of the colours, in every stream."""
+    for stream in benchmark.streams.values():
+        for experience in stream:
+            rows = seen(experience)
+            assert rows
+            assert all(label == painted for label, painted, _ in rows)
+            assert {code for *_, code in rows} == {domain_codes[experience.domain]}
+            assert set(experience.dataset.targets_task_labels) == {0}

@@ -1,10 +1,16 @@
-"""Recipes that run in a second: all kinds of strategies on a few domains of digits."""
+"""Recipes that run in a moment: all kinds of strategies on a few domains of digits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
+from covon_avalanche.experiment.run_options import RunOptions
+
+OFTEN = RunOptions(checkpoint_seconds=0, checkpoint_share=1)
+"""A checkpoint after each batch, epoch and domain."""
+FEW = {"name": "PermutedDigits", "n_experiences": 2, "validation_size": 1237}
+"""Two domains of 200 images."""
 
 NEWTON = dict(
     kind="covon",
@@ -23,7 +29,7 @@ STRATEGIES = {
     "ada-reg": dict(kind="ada-reg", lr=0.01, strength=10.0),
     "lwf": dict(kind="lwf", lr=0.01, alpha=1.0),
     "mas": dict(kind="mas", lr=0.01, lambda_reg=1.0),
-    "rwalk": dict(kind="rwalk", lr=0.01, ewc_lambda=0.1),
+    "rwalk": dict(kind="rwalk", lr=0.01, ewc_lambda=0.1, delta_t=2),
     "replay": dict(kind="replay", lr=0.01, mem_size=100),
     "der": dict(kind="der", lr=0.01, mem_size=100, batch_size_mem=16),
     "er-ace": dict(kind="er-ace", lr=0.01, mem_size=100),
@@ -49,7 +55,7 @@ STRATEGIES = {
         gamma_precision=2.0,
         weight_decay=1e-4,
     ),
-    "ema": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4, consolidation="ema"),
+    "ema": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4, merge="ema"),
     "joint": dict(kind="joint", lr=0.01),
 }
 

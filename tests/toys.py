@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from unittest import mock
-
 import torch
 from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
+from avalanche.benchmarks.scenarios import split_online_stream
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
+from avalanche.training import Naive
+from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
+from toy_optimizers import make_covon, make_vcl, same, train_step, weights  # noqa: F401
 
 from covon_avalanche import AdaRegStrategy, CoVONStrategy, EWCStarStrategy, VCLStrategy
-from covon_avalanche.optim import BayesByBackprop, CoVON
-
-
-def make_covon(parameters, seed: int = 0, **changes) -> CoVON:
-    """A CoVON with settings under which a few steps move everything visibly."""
-    options = dict(ess=100.0, lr=0.1, hess_init=0.5, weight_decay=0.01, gamma=0.7)
-    options |= dict(clip_radius=float("inf"), hess_approx="reparam", betas=(0.9, 0.998))
-    generator = torch.Generator().manual_seed(seed)
-    return CoVON(parameters, **{**options, "generator": generator, **changes})
-
-
-def train_step(optimizer, model, batch) -> float:
-    """One step of any posterior optimizer on a batch."""
-    x, y = batch
-    for _ in range(optimizer.mc_samples):
-        with optimizer.sampled_params():
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
-def make_vcl(parameters, seed: int = 0, **changes) -> BayesByBackprop:
-    """The same for BayesByBackprop."""
-    options = dict(ess=100.0, lr=0.01, std_init=0.1, weight_decay=0.01)
-    generator = torch.Generator().manual_seed(seed)
-    return BayesByBackprop(parameters, **{**options, "generator": generator, **changes})
 
 
 def toy_benchmark(
@@ -67,6 +40,28 @@ def toy_benchmark(
     return with_task_labels(with_classes_timeline(benchmark_from_datasets(**streams)))
 
 
+def toy_parts(n_experiences: int, size: int = 16, *, boundaries: bool = True):
+    """The toy benchmark as an online stream: each task in parts."""
+    stream = toy_benchmark(n_experiences).train_stream
+    return split_online_stream(stream, experience_size=size, access_task_boundaries=boundaries)
+
+
+def columns(experience) -> tuple[torch.Tensor, torch.Tensor]:
+    """All inputs and targets of an experience."""
+    rows = list(experience.dataset)
+    return torch.stack([row[0] for row in rows]), torch.tensor([int(row[1]) for row in rows])
+
+
+def plain_loop(optimizer, model, experiences, epochs: int = 2) -> None:
+    """The steps of a ``QUIET`` strategy with a posterior optimizer, without shuffling."""
+    for experience in experiences:
+        x, y = columns(experience)
+        for _ in range(epochs):
+            for batch in zip(x.split(16), y.split(16), strict=True):
+                train_step(optimizer, model, batch)
+        optimizer.consolidate()
+
+
 def toy_model() -> nn.Module:
     """Two layers, always the same weights."""
     torch.manual_seed(0)
@@ -74,6 +69,17 @@ def toy_model() -> nn.Module:
 
 
 QUIET = dict(train_mb_size=16, train_epochs=2, eval_mb_size=64, evaluator=None)
+
+
+def make_naive(model: nn.Module, optimizer, *plugins, cls=Naive, **options):
+    """Avalanche's fine-tuning, or another of its strategies, with settings for the toy stream."""
+    return cls(
+        model=model,
+        optimizer=optimizer,
+        criterion=nn.CrossEntropyLoss(),
+        plugins=list(plugins),
+        **{**QUIET, **options},
+    )
 
 
 def make_strategy(kind: str, model: nn.Module, **options):
@@ -97,45 +103,8 @@ def make_strategy(kind: str, model: nn.Module, **options):
 STRATEGIES = ("covon", "vcl", "ada-reg", "ewc-star")
 
 
-def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A copy of the parameters."""
-    return {n: p.detach().clone() for n, p in model.named_parameters()}
+class ToDouble(SupervisedPlugin):
+    """Gives a strategy batches in double precision."""
 
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """Whether two dicts of tensors are equal, bit by bit."""
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-
-
-class Antithetic:
-    """Draws +e and -e with e = +-1 for ``mc_samples=2``, so that averages over the pair are
-    exact expectations for quadratic losses. To be mixed into an optimizer class."""
-
-    def _draw(self, *arguments):
-        negated = self._record.count % 2 == 1
-        if not negated:
-            self._signs = []
-
-        def fill(out, key, number, start=0):
-            if negated:
-                out.copy_(-self._signs.pop(0))
-                return
-            source = torch.Generator().manual_seed(key + number)
-            out.copy_(torch.randint(2, out.shape, generator=source).to(out) * 2 - 1)
-            self._signs.append(out.clone())
-
-        with mock.patch("covon_avalanche.optim.noise.fill_normal", fill):
-            return super()._draw(*arguments)
-
-
-@contextmanager
-def given_noise(tensors):
-    """These as the noise of eager implementations, one after the other; ones behind the last."""
-    left = iter(tensors)
-
-    def fill(out, key, number, start=0):
-        given = next(left, None)
-        out.fill_(1) if given is None else out.copy_(given.reshape(out.shape))
-
-    with mock.patch("covon_avalanche.optim.noise.fill_normal", fill):
-        yield
+    def before_forward(self, strategy, **kwargs):
+        strategy.mbatch[0] = strategy.mbatch[0].double()

@@ -1,8 +1,8 @@
-"""Networks with a fresh head for a benchmark's classes, and pretrained weights that are said.
+"""Pretrained networks of torchvision, timm and open_clip with a new head for a benchmark's classes.
 
-``create_backbone`` builds them over torchvision, timm and open_clip; the last two come with
-the extra ``vision``. Weights come from the library, or from a local safetensors or torch file
-that is loaded without running code in it; pretrained is never replaced by random in silence.
+timm and open_clip need the extra ``vision``. Weights come from the library, or from a local
+safetensors or torch file, which is loaded without running code. Missing or unsuitable weights are
+an error, never replaced by random ones.
 """
 
 from covon_avalanche.backbones.create import create_backbone

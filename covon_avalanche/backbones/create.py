@@ -1,17 +1,16 @@
-"""A backbone by name, with a head for the classes at hand."""
+"""Create a backbone by name, with a head for a given number of classes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
-from covon_avalanche.backbones.heads import AUXILIARY
 from covon_avalanche.backbones.libraries import BUILD, library_and_model
 from covon_avalanche.backbones.weights import load_weights, read_weights
-from covon_avalanche.backbones.zero_shot import Template, is_text_side, zero_shot
+from covon_avalanche.backbones.zero_shot import Template, is_text_tower, zero_shot
 
 
 def create_backbone(
@@ -23,23 +22,23 @@ def create_backbone(
     class_names: Sequence[str] | None = None,
     templates: Sequence[Template] = ("a photo of a {}.",),
 ) -> nn.Module:
-    """A network whose last layer is new, for ``num_classes`` classes.
+    """A network whose last layer is new, with ``num_classes`` outputs.
 
     :param name: ``LIBRARY/MODEL`` with torchvision, timm (``MODEL.TAG`` names the weights) or
         open_clip (``MODEL:TAG``, the image tower with a linear head), or one of ``ALIASES``.
     :param num_classes: outputs of the new layer.
-    :param weights: ``None`` for random ones, ``"default"`` to let the library download those of
-        the name, or the path of a ``.safetensors`` or ``.pth`` file. A layer for as many
-        classes in it is taken over, one for others is replaced.
-    :param image_size: height and width of the input, for networks built for one size; others
-        take any.
-    :param class_names: for open_clip's networks: the head is what their text side says about
-        these names, so that they classify before any training (see :mod:`.zero_shot`). The
-        weights must be pretrained and, in a file, those of both sides.
-    :param templates: sentences with the name at ``{}``, whose embeddings are averaged, for
-        example ``open_clip.OPENAI_IMAGENET_TEMPLATES``, the 80 of CLIP's authors.
+    :param weights: ``None`` for random weights, ``"default"`` to download the library's, or the
+        path of a ``.safetensors`` or ``.pth`` file. The file's head is used if it has
+        ``num_classes`` outputs.
+    :param image_size: height and width of the input, for networks with a fixed input size; others
+        ignore it.
+    :param class_names: for open_clip: use a zero-shot head, built from the text embeddings of
+        these names (see :mod:`.zero_shot`). It needs pretrained weights, in a file those of both
+        towers.
+    :param templates: prompts with the name at ``{}``, whose embeddings are averaged, for example
+        ``open_clip.OPENAI_IMAGENET_TEMPLATES``.
     :raises ValueError: for an unknown name, or weights that do not fit, with their keys.
-    :raises ImportError: where the library is not installed.
+    :raises ImportError: if the library is not installed.
     """
     if num_classes < 1:
         raise ValueError(f"num_classes must be >= 1, got {num_classes}")
@@ -53,23 +52,13 @@ def create_backbone(
         return zero_shot(model_name, class_names, templates, weights, image_size)
     file = None if weights in (None, "default") else read_weights(Path(str(weights)))
     model, heads = BUILD[library](model_name, num_classes, weights == "default", image_size)
-    if weights is not None and hasattr(model, "transform_input"):
-        # GoogLeNet and Inception turn pixels normalised as for the others into what they learned
-        model.transform_input = True  # type: ignore[assignment]
     if file is not None:
-        optional = tuple(f"{head}." for head in heads)
-        fitting = {
+        head_keys = tuple(f"{head}." for head in heads)
+        used = {
             key: tensor
             for key, tensor in file.items()
-            if not _is_unused(library, key, file)
-            and not (key.startswith(optional) and tensor.shape[:1] != (num_classes,))
+            if not (library == "open_clip" and is_text_tower(key, file))
+            and not (key.startswith(head_keys) and tensor.shape[:1] != (num_classes,))
         }
-        load_weights(model, fitting, str(weights), optional=optional)
+        load_weights(model, used, str(weights), optional=head_keys)
     return model
-
-
-def _is_unused(library: str, key: str, file: Mapping[str, Tensor]) -> bool:
-    """Whether a tensor of a file belongs to what is left out of a library's networks."""
-    if library == "open_clip":
-        return is_text_side(key, file)
-    return library == "torchvision" and key.partition(".")[0] in AUXILIARY

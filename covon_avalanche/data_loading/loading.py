@@ -1,4 +1,4 @@
-"""The mixin for strategies, and the loader it puts in the place of Avalanche's."""
+"""A mixin for Avalanche strategies, and the loader with which it replaces Avalanche's."""
 
 from __future__ import annotations
 
@@ -10,34 +10,31 @@ from avalanche.distributed import DistributedHelper
 from avalanche.training.templates import BaseSGDTemplate
 from torch import Tensor
 
-from covon_avalanche.data_loading.fetched import FetchedExamples
+from covon_avalanche.data_loading.example_cache import ExampleCache
 from covon_avalanche.data_loading.rows import Rows
 from covon_avalanche.data_loading.unwrapping import rows_of
 
 
 class TensorBatches:
-    """Mixin for Avalanche strategies, to be named before the strategy's own class.
+    """Mixin for Avalanche strategies, listed before the strategy class.
 
-    A strategy that makes its loaders in a way of its own (its class has a
-    ``make_train_dataloader``, ``make_eval_dataloader`` or
-    ``_obtain_common_dataloader_parameters``) keeps them.
+    A strategy class that overrides ``make_train_dataloader``, ``make_eval_dataloader`` or
+    ``_obtain_common_dataloader_parameters`` keeps its own loaders.
 
-    A dataset of your own takes part if it has a method ``tensor_batch(indices)`` that returns its
-    columns for an int64 tensor of indices, as ``__getitem__`` would row by row. So does one
-    with a method ``raw_batch(indices)``, which returns a list of inputs and a tensor of
-    targets, if its transform has a method ``batch(inputs)``, as those of the image streams do.
-    A subclass that overrides ``__getitem__`` overrides these, too, or takes no part.
+    Your own data set is read by batches if it has a method ``tensor_batch(indices)``, which
+    returns its columns at an int64 tensor of indices, equal to ``__getitem__`` row by row. A
+    subclass that overrides only ``__getitem__`` is not.
 
-    In training, fetched examples are kept only of datasets and behind transforms that are known
-    to be deterministic: the datasets of torchvision, Avalanche and our streams, torch's
-    ``TensorDataset``, ``Subset`` and ``ConcatDataset``; of the transforms torchvision's
-    (``ToTensor``, ``Normalize``, ``Resize``, ``CenterCrop`` and the like, a ``Compose`` of them)
-    and Avalanche's permutation of pixels; and all that have an attribute
-    ``deterministic = True``. A dataset says so of all but its attributes ``transform``,
-    ``target_transform`` and ``transforms``, which are looked at themselves.
+    In training, examples are cached only if all data sets and transforms are known to be
+    deterministic: the data sets of torchvision, Avalanche and our streams, torch's
+    ``TensorDataset``, ``Subset`` and ``ConcatDataset``; torchvision's deterministic transforms
+    (``ToTensor``, ``Normalize``, ``Resize``, ``CenterCrop``, a ``Compose`` of them, ...),
+    Avalanche's permutation of pixels; and your own with an attribute ``deterministic = True``. On
+    a data set this attribute does not cover ``transform``, ``target_transform`` and
+    ``transforms``, which are checked separately.
 
-    ``tensor_batches_bytes`` is the most memory that the fetched examples of a strategy may take.
-    Workers, where there are any, fetch them.
+    ``tensor_batches_bytes`` limits the memory for cached examples. Workers, if there are any,
+    fetch them.
     """
 
     tensor_batches_bytes: ClassVar[int] = 2**31
@@ -51,7 +48,7 @@ class TensorBatches:
         drop_last: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Avalanche's loader, or one that gives the same batches from tensors."""
+        """Avalanche's loader, or a faster one with the same batches."""
         following: Any = super()
         following.make_train_dataloader(
             num_workers=num_workers,
@@ -61,9 +58,9 @@ class TensorBatches:
             drop_last=drop_last,
             **kwargs,
         )
-        if _is_avalanches(self, following, "make_train_dataloader"):
+        if _is_not_overridden(self, following, "make_train_dataloader"):
             size = self.train_mb_size  # type: ignore[attr-defined]
-            self._take_over(size, shuffle, drop_last, num_workers)
+            self._replace_loader(size, shuffle, drop_last, num_workers)
 
     def make_eval_dataloader(
         self,
@@ -73,7 +70,7 @@ class TensorBatches:
         persistent_workers: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Avalanche's loader, or one that gives the same batches from tensors."""
+        """Avalanche's loader, or a faster one with the same batches."""
         following: Any = super()
         following.make_eval_dataloader(
             num_workers=num_workers,
@@ -82,33 +79,35 @@ class TensorBatches:
             persistent_workers=persistent_workers,
             **kwargs,
         )
-        if _is_avalanches(self, following, "make_eval_dataloader"):
+        if _is_not_overridden(self, following, "make_eval_dataloader"):
             size = self.eval_mb_size  # type: ignore[attr-defined]
-            self._take_over(size, shuffle, False, num_workers)
+            self._replace_loader(size, shuffle, False, num_workers)
 
-    def _take_over(self, batch_size: int, shuffle: bool, drop_last: bool, workers: int) -> None:
+    def _replace_loader(
+        self, batch_size: int, shuffle: bool, drop_last: bool, workers: int
+    ) -> None:
+        if DistributedHelper.is_distributed:
+            return
         strategy: Any = self
-        kept = vars(self).setdefault("_fetched_examples", FetchedExamples())
-        kept.limit = self.tensor_batches_bytes
-        rows = None
-        if not DistributedHelper.is_distributed:
-            rows = rows_of(strategy.adapted_dataset, kept, workers=workers)
+        cache = vars(self).setdefault("_example_cache", ExampleCache())
+        cache.limit = self.tensor_batches_bytes
+        rows = rows_of(strategy.adapted_dataset, cache, workers=workers)
         if rows is not None:
             strategy.dataloader = TensorLoader(rows, batch_size, shuffle, drop_last)
 
 
-def _is_avalanches(strategy: Any, following: Any, name: str) -> bool:
-    """Whether the classes after the mixin make this loader as Avalanche's template does."""
+def _is_not_overridden(strategy: Any, following: Any, name: str) -> bool:
+    """Whether the classes after the mixin build this loader as Avalanche's template does."""
     found = getattr(following, name), strategy._obtain_common_dataloader_parameters
-    own = (
+    template = (
         getattr(BaseSGDTemplate, name),
         BaseSGDTemplate._obtain_common_dataloader_parameters,
     )
-    return tuple(getattr(method, "__func__", None) for method in found) == own
+    return tuple(getattr(method, "__func__", None) for method in found) == template
 
 
 class TensorLoader:
-    """Batches of rows, drawing the order as torch's ``DataLoader`` would."""
+    """Batches of rows, shuffled as torch's ``DataLoader`` does with the same global seed."""
 
     def __init__(self, rows: Rows, batch_size: int, shuffle: bool, drop_last: bool) -> None:
         self.rows, self.batch_size = rows, batch_size
@@ -119,7 +118,7 @@ class TensorLoader:
         return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        _draw_seed()  # a DataLoader draws one for its workers first
+        _draw_seed()  # a DataLoader first draws one for its workers
         order = torch.arange(len(self.rows))
         if self.shuffle:
             generator = torch.Generator().manual_seed(_draw_seed())

@@ -1,8 +1,8 @@
-"""Examples that can be asked for by their indices, and what can be made of them."""
+"""Data sets whose examples are requested by a tensor of indices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 class Rows(Protocol):
-    """Examples that can be asked for by their indices."""
+    """Examples that are requested by a tensor of indices."""
 
     def __len__(self) -> int: ...
 
     def tensor_batch(self, indices: Tensor) -> Sequence[Tensor]:
-        """Columns (inputs, targets, ...) of these examples, in order."""
+        """The columns (inputs, targets, ...) of the examples at these int64 indices, in order."""
 
 
 class Columns:
-    """Rows of tensors."""
+    """Tensors with one row per example."""
 
     def __init__(self, columns: Sequence[Tensor]) -> None:
         self.columns = columns
@@ -32,8 +32,8 @@ class Columns:
         return [_select(column, indices) for column in self.columns]
 
 
-class Beside:
-    """Rows with more columns."""
+class WithColumns:
+    """Rows with additional columns."""
 
     def __init__(self, rows: Rows, columns: list[Tensor]) -> None:
         self.rows, self.columns = rows, columns
@@ -47,23 +47,8 @@ class Beside:
         return [*self.rows.tensor_batch(indices), *more]
 
 
-class Transformed:
-    """Rows of raw inputs behind a transform that takes many at once."""
-
-    def __init__(self, data: Any, batch: Callable[[Sequence[Any]], Tensor]) -> None:
-        self.data, self.batch = data, batch
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def tensor_batch(self, indices: Tensor) -> list[Tensor]:
-        """See :class:`Rows`."""
-        inputs, targets = self.data.raw_batch(indices)
-        return [self.batch(inputs), targets]
-
-
 class Subset:
-    """Some of the rows, in another order."""
+    """Some of the rows, in any order."""
 
     def __init__(self, rows: Rows, indices: Tensor) -> None:
         self.rows, self.indices = rows, indices
@@ -77,7 +62,7 @@ class Subset:
 
 
 class Concatenation:
-    """Rows one after another."""
+    """Several rows, one after another."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts = parts
@@ -95,8 +80,8 @@ class Concatenation:
             start = int(self.ends[owner]) - len(self.parts[owner])
             order.append(mine)
             pieces.append(self.parts[owner].tensor_batch(indices[mine] - start))
-        back = torch.cat(order).argsort()
-        return [torch.cat(column)[back] for column in zip(*pieces, strict=True)]
+        inverse = torch.cat(order).argsort()
+        return [torch.cat(column)[inverse] for column in zip(*pieces, strict=True)]
 
 
 def _select(column: Tensor, indices: Tensor) -> Tensor:

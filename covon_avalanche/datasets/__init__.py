@@ -1,1 +1,1 @@
-"""Getting the image data sets onto a disk, and making sure that they are whole."""
+"""Download image data sets and verify that they are complete."""

@@ -1,4 +1,4 @@
-"""What can be downloaded from where, with sizes and checksums where they are known."""
+"""Where to download the image data sets, with sizes and checksums where they are known."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 class RemoteFile:
     """A file of a data set.
 
-    :param size: in bytes, where known.
-    :param md5: hexadecimal, where known.
-    :param folder: below the data set's, where it is kept, or unpacked to.
+    :param size: in bytes, if known.
+    :param md5: hexadecimal, if known.
+    :param unpack: whether it is a zip archive to be unpacked.
+    :param folder: where to unpack it, relative to the data set's folder.
     """
 
     url: str
@@ -22,13 +23,17 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The last part of the address."""
+        """The file name, the last part of the address."""
         return self.url.rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set with its files; without any, ``note`` says how to get it by hand."""
+    """A data set.
+
+    :param folder: its folder below the root of all data.
+    :param note: version and size, or how to download it by hand if there are no ``files``.
+    """
 
     name: str
     folder: str
@@ -81,7 +86,7 @@ CATALOGUE = {
         DataSet(
             "CORe50",
             "core50",
-            "128 x 128 pictures, 5.9 GB",
+            "images of 128 x 128 pixels, 5.9 GB",
             (
                 RemoteFile(
                     "http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip",

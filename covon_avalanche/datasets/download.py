@@ -1,4 +1,4 @@
-"""Downloads that go on where they broke off, and are checked before they count."""
+"""Download files, resume interrupted downloads, and check sizes and checksums."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMEOUT = 60  # seconds without a byte
 
 
 class DataError(ValueError):
-    """A data set cannot be had, or is not what it should be; one sentence."""
+    """A data set is unavailable, incomplete or damaged; the message is one sentence."""
 
 
 def download(
@@ -31,14 +31,16 @@ def download(
     pause: float = 2.0,
     progress: Callable[[int], None] = lambda bytes_so_far: None,
 ) -> Path:
-    """Fetch a file into a folder; at once if it is there already, with the right checksum.
+    """Download a file into a folder, unless it is already there with the right checksum.
 
-    What has arrived is kept in ``.NAME.part``; the next call, or attempt, asks for the rest.
+    Partial content is kept in ``.NAME.part``; the next attempt or call requests the rest.
 
-    :param attempts: how often a broken connection, or a server with an error (5xx), is tried.
-    :param pause: seconds before the second attempt; it doubles each time.
-    :raises DataError: naming address and cause; what has arrived stays, unless it is wrong.
-    :raises ValueError: for a disk without room.
+    :param attempts: how often to try if the connection fails or the server reports an error
+        (5xx).
+    :param pause: seconds before the second attempt; doubled before each further one.
+    :param progress: called with the number of bytes received so far.
+    :raises DataError: naming address and cause.
+    :raises ValueError: if the disk has no room.
     """
     if urlsplit(file.url).scheme not in ("http", "https"):
         raise DataError(f"{file.url} is neither http nor https")
@@ -48,26 +50,26 @@ def download(
         return target
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".{file.name}.part"
-    for attempt in range(attempts):
+    for attempt in range(1, attempts + 1):
         try:
             _fetch(file, part, progress)
             break
         except (URLError, HTTPException, TimeoutError, ConnectionError) as error:
             if isinstance(error, HTTPError) and error.code < 500:
-                said = f"{error.code} {error.reason}"
-                raise DataError(f"{file.url}: the server says {said}") from error
-            if attempt + 1 == attempts:
+                reply = f"{error.code} {error.reason}"
+                raise DataError(f"{file.url}: the server says {reply}") from error
+            if attempt == attempts:
                 raise DataError(
-                    f"{file.url}: the connection failed {attempts} times ({error}); what has "
-                    "arrived is kept, the same command goes on from there"
+                    f"{file.url}: the connection failed {attempts} times ({error}); run the same "
+                    "command again to resume"
                 ) from error
-            time.sleep(pause * 2**attempt)
+            time.sleep(pause * 2 ** (attempt - 1))
         except OSError as error:
             raise DataError(f"{part} cannot be written: {error.strerror}") from error
     try:
         _check(file, part)
     except DataError:
-        part.unlink(missing_ok=True)
+        part.unlink()
         raise
     os.replace(part, target)
     return target
@@ -75,37 +77,33 @@ def download(
 
 def _fetch(file: RemoteFile, part: Path, progress: Callable[[int], None]) -> None:
     have = part.stat().st_size if part.exists() else 0
-    if file.size is not None and have > file.size:
-        part.unlink()
-        have = 0
-    if file.size is not None and have == file.size:
+    if have and have == file.size:
         return
     headers = {"Range": f"bytes={have}-"} if have else {}
     try:
         response = urlopen(Request(file.url, headers=headers), timeout=_TIMEOUT)
     except HTTPError as error:
-        if error.code != 416 or not have:
+        if error.code != 416 or not have:  # range not satisfiable
             raise
-        if error.headers.get("Content-Range") == f"bytes */{have}":  # all of it is there
-            return
-        part.unlink()
-        _fetch(file, part, progress)
+        if error.headers.get("Content-Range") != f"bytes */{have}":  # otherwise it is complete
+            part.unlink()
+            _fetch(file, part, progress)
         return
     with response:
-        if have and response.status != 206:  # the server knows no ranges
+        if response.status != 206:  # the server ignores ranges
             have = 0
-        announced = response.headers.get("Content-Length")
-        expected = None if announced is None else have + int(announced)
+        length = response.headers.get("Content-Length")
+        expected = None if length is None else have + int(length)
+        if file.size is not None and expected not in (None, file.size):
+            raise DataError(f"{file.url} has {expected} bytes instead of {file.size}")
         require_space(part.parent, (file.size or expected or 0) - have)
         with part.open("ab" if have else "wb") as out:
             while chunk := response.read(_CHUNK):
                 out.write(chunk)
                 have += len(chunk)
-                if file.size is not None and have > file.size:
-                    raise DataError(f"{file.url} is larger than the {file.size} bytes it should be")
                 progress(have)
     if expected is not None and have < expected:
-        raise ConnectionError(f"it broke off after {have} of {expected} bytes")
+        raise ConnectionError(f"interrupted after {have} of {expected} bytes")
 
 
 def _check(file: RemoteFile, path: Path) -> None:
@@ -120,6 +118,6 @@ def _check(file: RemoteFile, path: Path) -> None:
             digest.update(chunk)
     if digest.hexdigest() != file.md5:
         raise DataError(
-            f"{file.url} has the md5 {digest.hexdigest()} instead of {file.md5}: it is damaged, or "
-            "another version"
+            f"{file.url} has the md5 {digest.hexdigest()} instead of {file.md5}: it is damaged or "
+            "has changed"
         )

@@ -1,4 +1,4 @@
-"""Whether all images of a data set are there and can be decoded; and a list of them."""
+"""Verify that all images of a data set exist and can be decoded, and write a manifest of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from joblib import cpu_count
 from PIL import Image
 
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.cores import usable_cores
 from covon_avalanche.datasets.download import DataError
+from covon_avalanche.streams.image_files import image_files
 from covon_avalanche.streams.manifest import header
 
 COLUMNS = ("file", "domain", "label", "split", "bytes", "sha256")
@@ -25,7 +26,7 @@ COLUMNS = ("file", "domain", "label", "split", "bytes", "sha256")
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of a manifest; ``problem`` is empty for a good image."""
+    """A row of a manifest; ``problem`` is empty for a good image."""
 
     file: Path
     domain: str
@@ -38,19 +39,19 @@ class Entry:
 
 @dataclass
 class Report:
-    """What :func:`verify` has found."""
+    """The result of :func:`verify`."""
 
     classes: list[str]
     """Names by class id."""
     entries: list[Entry] = field(default_factory=list)
     extra: list[Path] = field(default_factory=list)
-    """Images in the domains' folders that belong to no split."""
+    """Images in the folders of the domains that belong to no split."""
     notes: list[str] = field(default_factory=list)
-    """Counts that are not those of the real data set."""
+    """Warnings about counts that differ from those of the published data set."""
 
     @property
     def problems(self) -> list[str]:
-        """One sentence for each missing, empty, undecodable or extra image and each note."""
+        """One sentence for each note and each missing, empty, damaged or extra image."""
         bad = [f"{e.file}: {e.problem}" for e in self.entries if e.problem]
         return [*self.notes, *bad, *(f"{file}: belongs to no split" for file in self.extra)]
 
@@ -59,18 +60,16 @@ def verify(
     stream: Callable[..., Any],
     root: Path,
     *,
-    threads: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     **options: Any,
 ) -> Report:
     """Read every image of a stream once.
 
-    :param stream: of ``covon_avalanche.streams``, for images in files of their own.
+    :param stream: a function of ``covon_avalanche.streams`` whose images are files.
     :param root: its ``dataset_root``.
-    :param threads: that decode at a time; by default one per core.
-    :param progress: called with the images read and their number.
-    :param options: of the stream.
-    :raises DataError: if the data are not there at all.
+    :param progress: called with the number of images read so far and of all images.
+    :param options: other arguments of the stream.
+    :raises DataError: if there are no data.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -81,7 +80,7 @@ def verify(
     notes = [str(w.message) for w in caught if w.category is UserWarning]
     report = Report(benchmark.classes, notes=notes)
     listed = list(_listed(benchmark))
-    with ThreadPoolExecutor(threads or usable_cores()) as pool:
+    with ThreadPoolExecutor(cpu_count()) as pool:
         for entry in pool.map(_read, listed):
             report.entries.append(entry)
             progress(len(report.entries), len(listed))
@@ -90,15 +89,14 @@ def verify(
 
 
 def write_manifest(report: Report, file: Path) -> None:
-    """The good images, with the class ids, as a CSV table that ``DomainFolders`` reads; the file
-    is replaced atomically."""
+    """Write the good images and the class ids to a CSV table for ``DomainFolders``, atomically."""
     text = io.StringIO(newline="")
     text.write(header(report.classes))
     table = csv.writer(text)
     table.writerow(COLUMNS)
     for e in report.entries:
         if not e.problem:
-            path = _relative(e.file, file.parent)
+            path = os.path.relpath(e.file.resolve(), file.parent.resolve())
             table.writerow((path, e.domain, e.label, e.split, e.bytes, e.sha256))
     try:
         write_atomically(file, text.getvalue())
@@ -106,55 +104,43 @@ def write_manifest(report: Report, file: Path) -> None:
         raise DataError(f"{file} cannot be written: {error.strerror}") from error
 
 
-def _relative(file: Path, folder: Path) -> str:
-    """A path that leads from a folder to a file, where the folder is a link, too."""
-    below = file.absolute().is_relative_to(folder.absolute())  # so that both may be moved
-    return os.path.relpath(file, folder if below else folder.resolve())  # ".." leaves what is real
-
-
 def _listed(benchmark: Any) -> Iterator[Entry]:
     for split, domains in benchmark.images.items():
         for domain, images in domains.items():
             files = getattr(images, "files", None)
             if files is None:
-                raise DataError(f"the images of {domain!r} are not in files of their own")
+                raise DataError(f"the images of {domain!r} are not single files")
             for file, label in zip(files, images.labels, strict=True):
                 yield Entry(file, domain, benchmark.classes[label], split)
 
 
 def _read(entry: Entry) -> Entry:
-    """With size and hash, or with what is wrong."""
-
-    def bad(problem: str) -> Entry:
-        return Entry(entry.file, entry.domain, entry.label, entry.split, problem=problem)
-
+    """The entry with size and hash, or with its problem."""
     try:
         data = entry.file.read_bytes()
     except FileNotFoundError:
-        return bad("is missing")
+        return replace(entry, problem="is missing")
     except OSError as error:
-        return bad(f"cannot be read: {error.strerror}")
+        return replace(entry, problem=f"cannot be read: {error.strerror}")
     if not data:
-        return bad("is empty")
+        return replace(entry, problem="is empty")
     try:
-        with Image.open(entry.file) as image:
+        with Image.open(io.BytesIO(data)) as image:
             image.load()
-    except Exception as error:  # decoders raise whatever they like on damaged input
-        return bad(f"cannot be decoded: {error}")
-    digest = hashlib.sha256(data).hexdigest()
-    return Entry(entry.file, entry.domain, entry.label, entry.split, len(data), digest)
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        return replace(entry, problem=f"cannot be decoded: {error}")
+    return replace(entry, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def _extra(root: Path, listed: list[Entry]) -> list[Path]:
-    from covon_avalanche.streams.images import image_files
-
+    """Images next to those of the stream that it does not read."""
     folders = {folder for folder in _searched(root, listed) if folder.is_dir()}
     found = {file for folder in folders for file in image_files(folder)}
     return sorted(found - {entry.file for entry in listed})
 
 
 def _searched(root: Path, listed: list[Entry]) -> Iterator[Path]:
-    """The folder that all images of a domain and split share, where it is the domain's."""
+    """The folders of the images, or the domain's folder that contains all of a split."""
     parts: dict[tuple[str, str], set[Path]] = {}
     for entry in listed:
         parts.setdefault((entry.domain, entry.split), set()).add(entry.file.parent)

@@ -1,4 +1,4 @@
-"""What is measured: accuracy matrix, average accuracy, backward transfer, calibration, memory.
+"""Metrics: accuracy matrix, average accuracy, backward transfer, calibration, memory.
 
 Names are loaded on first use, so that results can be read without importing torch.
 """
@@ -11,14 +11,23 @@ from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix, mean_and_
 if TYPE_CHECKING:
     from covon_avalanche.evaluation.calibration import Calibration, CalibrationSums
     from covon_avalanche.evaluation.domain_metrics import DomainMetrics
+    from covon_avalanche.evaluation.memory import MemoryFootprint
 
 _HOME = {
     "Calibration": "calibration",
     "CalibrationSums": "calibration",
     "DomainMetrics": "domain_metrics",
+    "MemoryFootprint": "memory",
 }
 
-__all__ = ["AccuracyMatrix", "Calibration", "CalibrationSums", "DomainMetrics", "mean_and_std"]
+__all__ = [
+    "AccuracyMatrix",
+    "Calibration",
+    "CalibrationSums",
+    "DomainMetrics",
+    "MemoryFootprint",
+    "mean_and_std",
+]
 
 
 def __getattr__(name: str) -> Any:

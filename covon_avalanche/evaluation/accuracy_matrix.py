@@ -1,4 +1,4 @@
-"""The accuracy matrix of a domain-incremental run, and what is computed from it."""
+"""The accuracy matrix of a domain-incremental run, and the metrics derived from it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ Row = list[float]
 class AccuracyMatrix:
     """``rows[t][i]``: accuracy on domain ``i`` after training on domain ``t``, in [0, 1].
 
-    Domains of the test stream are those of the training stream, in the same order. Rows of
-    evaluations that were left out are ``None``; a run that trains on all domains at once (joint
-    training) has the last row alone. With more rows than domains, what compares before and
-    after is not defined.
+    The domains of the test stream are those of the training stream, in the same order. A row
+    without evaluation is ``None``; joint training has the last row only. If there are more rows
+    than domains, metrics that compare with earlier rows are undefined.
 
     :param counts: test images per domain.
-    :param held_out: the domains of the test stream are never trained on (CORe50's test
-        sessions): what compares before and after is not defined, and averages are over all.
+    :param held_out: the test domains are never trained on (CORe50's test sessions): metrics that
+        compare with earlier rows are undefined, and averages are over all domains.
     """
 
     counts: list[int]
@@ -35,44 +34,38 @@ class AccuracyMatrix:
         return self.rows[-1]
 
     def average_accuracy(self) -> float:
-        """A_T, the mean over domains after the last one."""
+        """A_T as domain mean: mean over domains after the last one."""
         return sum(self.last) / len(self.last)
 
     def weighted_accuracy(self, domains: int | None = None) -> float:
-        """A_T, pooled over the images of all domains, or of the first so many."""
+        """A_T pooled: accuracy over the images of all, or of the first few, domains."""
         hits = [a * n for a, n in zip(self.last, self.counts, strict=True)]
         return sum(hits[:domains]) / sum(self.counts[:domains])
 
     def curve(self) -> list[float | None]:
         """Mean accuracy over the domains seen so far, after each domain."""
-
-        def mean(row: Row, seen: int) -> float:
-            return sum(row[:seen]) / len(row[:seen])
-
-        everything = len(self.counts)
-        return [
-            None if row is None else mean(row, everything if self.held_out else t + 1)
-            for t, row in enumerate(self.rows)
-        ]
+        n = len(self.counts)
+        seen = [row and row[: n if self.held_out else t + 1] for t, row in enumerate(self.rows)]
+        return [None if row is None else sum(row) / len(row) for row in seen]
 
     def bwt(self) -> float | None:
-        """Backward transfer, the paper's F_T: mean over past domains of last minus first
-        accuracy, ``mean_i<T (a[T, i] - a[i, i])``. Negative means forgetting; ``None`` where
-        it is not defined (a single domain, or joint training)."""
-        return self._mean_over_past(lambda i, before: self.last[i] - before[0])
+        """Backward transfer, the paper's F_T: mean over earlier domains of the final accuracy
+        minus that right after training, ``mean_i<T (a[T, i] - a[i, i])``. Negative values are
+        forgetting; ``None`` if undefined (a single domain, joint training)."""
+        return self._mean_over_earlier(lambda i, before: self.last[i] - before[0])
 
     def forgetting(self) -> float | None:
-        """``-bwt``, what Avalanche calls StreamForgetting."""
+        """``-bwt``, Avalanche's StreamForgetting."""
         bwt = self.bwt()
         return None if bwt is None else -bwt
 
     def max_forgetting(self) -> float | None:
-        """Mean over past domains of the best accuracy since they were learned minus the last
-        (Chaudhry et al., 2018)."""
-        return self._mean_over_past(lambda i, before: max(before) - self.last[i])
+        """Mean over earlier domains of the best earlier accuracy minus the final one (Chaudhry et
+        al., "Riemannian Walk for Incremental Learning", 2018)."""
+        return self._mean_over_earlier(lambda i, before: max(before) - self.last[i])
 
     def plasticity(self) -> float | None:
-        """Mean of the diagonal: accuracy on each domain right after it was learned."""
+        """Mean of the diagonal: accuracy on each domain right after training on it."""
         if not self.rows or not self._has_diagonal:
             return None
         diagonal = [row[i] for i, row in enumerate(self.rows) if row is not None]
@@ -80,24 +73,24 @@ class AccuracyMatrix:
 
     @property
     def _has_diagonal(self) -> bool:
-        """Whether row t is from after training on domain t."""
-        fits = not self.held_out and len(self.rows) <= len(self.counts)
-        return fits and None not in self.rows
+        """Whether every row t was evaluated right after training on domain t."""
+        valid = not self.held_out and len(self.rows) <= len(self.counts)
+        return valid and None not in self.rows
 
-    def _mean_over_past(self, change: Callable[[int, Row], float]) -> float | None:
-        """Mean of ``change(i, before)`` with ``before`` the accuracies on domain i from when it
-        was learned to before the last domain; ``None`` where that is not defined."""
+    def _mean_over_earlier(self, change: Callable[[int, Row], float]) -> float | None:
+        """Mean of ``change(i, before)`` over all domains but the last; ``before`` are the
+        accuracies on domain i in the rows i to T - 1. ``None`` if undefined."""
         rows = self.rows[:-1]
         if not rows or not self._has_diagonal:
             return None
-        past = [
+        changes = [
             change(i, [row[i] for row in rows[i:] if row is not None]) for i in range(len(rows))
         ]
-        return sum(past) / len(past)
+        return sum(changes) / len(changes)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (n - 1); NaN deviation for a single value."""
+    """Mean and sample standard deviation (n - 1), which is NaN for a single value."""
     mean = sum(values) / len(values)
     if len(values) < 2:
         return mean, math.nan

@@ -1,4 +1,4 @@
-"""How well predicted probabilities fit: log loss, Brier score, expected calibration error."""
+"""Calibration of predictions: log loss, Brier score, expected calibration error."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from covon_avalanche.evaluation.reliability import ReliabilityBin
 class Calibration:
     """Means over images.
 
-    ``nll``: negative log-likelihood of the true class, in nats. ``brier``: squared distance of
-    the probabilities to the one-hot truth, in [0, 2]. ``ece``: expected calibration error,
-    the mean distance between confidence and accuracy in bins of confidence, in [0, 1].
+    ``nll``: negative log-likelihood of the true class, in nats. ``brier``: squared distance
+    between probabilities and one-hot target, in [0, 2]. ``ece``: expected calibration error, the
+    mean difference between confidence and accuracy in bins of confidence, in [0, 1].
     """
 
     nll: float
@@ -26,15 +26,15 @@ class Calibration:
 
 
 def mean_calibration(domains: Sequence[Calibration]) -> Calibration:
-    """The mean over domains, each counting alike."""
+    """The mean over domains, each with the same weight."""
     columns = zip(*map(astuple, domains), strict=True)
     return Calibration(*(sum(column) / len(domains) for column in columns))
 
 
 class CalibrationSums:
-    """Adds up batches; memory does not grow with the images.
+    """Accumulates batches in constant memory.
 
-    :param bins: equal bins of the confidence (Guo et al., "On Calibration of Modern Neural
+    :param bins: number of bins of equal width (Guo et al., "On Calibration of Modern Neural
         Networks", ICML 2017, use 15).
     """
 
@@ -49,40 +49,40 @@ class CalibrationSums:
 
     @torch.no_grad()
     def add(self, logits: Tensor, targets: Tensor) -> None:
-        """Take in a batch.
+        """Add a batch.
 
-        :param logits: of shape (batch, classes); log-probabilities will do.
+        :param logits: of shape (batch, classes), or log-probabilities.
         :param targets: class ids of shape (batch,).
         """
-        log_p = logits.detach().cpu().double().log_softmax(1)  # not every device has doubles
+        log_p = logits.detach().cpu().double().log_softmax(1)  # MPS has no float64
         targets = targets.detach().cpu()
         p = log_p.exp()
         self.count += len(targets)
         self._nll -= log_p.gather(1, targets[:, None]).sum().item()
-        truth = torch.nn.functional.one_hot(targets, p.shape[1])
-        self._brier += (p - truth).square().sum().item()
+        target = torch.nn.functional.one_hot(targets, p.shape[1])
+        self._brier += (p - target).square().sum().item()
         confidence, predicted = p.max(1)
         bins = len(self._hits)
-        where = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (low, high]
-        self._confidence.index_add_(0, where, confidence)
-        self._hits.index_add_(0, where, (predicted == targets).double())
-        self._counts.index_add_(0, where, torch.ones_like(confidence))
+        index = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (low, high]
+        self._confidence.index_add_(0, index, confidence)
+        self._hits.index_add_(0, index, (predicted == targets).double())
+        self._counts.index_add_(0, index, torch.ones_like(confidence))
 
     def result(self) -> Calibration:
-        """The means so far.
+        """The means over all images so far.
 
         :raises ValueError: if there were no images.
         """
         if self.count == 0:
             raise ValueError("calibration needs at least one image, got none")
-        apart = (self._confidence - self._hits).abs().sum().item()
-        return Calibration(self._nll / self.count, self._brier / self.count, apart / self.count)
+        gap = (self._confidence - self._hits).abs().sum().item()
+        return Calibration(self._nll / self.count, self._brier / self.count, gap / self.count)
 
 
 def reliability(parts: Sequence[CalibrationSums]) -> list[ReliabilityBin]:
-    """A reliability diagram: accuracy against confidence, in bins of confidence.
+    """The bins of a reliability diagram, accuracy against confidence.
 
-    :param parts: with the same number of bins; their images are pooled.
+    :param parts: sums with the same number of bins, whose images are pooled.
     """
     sums = [(p._counts, p._confidence, p._hits) for p in parts]
     counts, confidence, hits = (torch.stack(column).sum(0) for column in zip(*sums, strict=True))

@@ -1,10 +1,10 @@
-"""How much a method keeps in memory, in units of the model's parameters."""
+"""Memory that a method needs between steps, relative to the model's parameters."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from avalanche.benchmarks.utils import AvalancheDataset
@@ -12,52 +12,55 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.storage_policy import BalancedExemplarsBuffer, ExemplarsBuffer
 from torch import Tensor
 
+_Item: TypeAlias = Tensor | AvalancheDataset[Any]
 
-class KeptTensors(SupervisedPlugin):
-    """Measures what a strategy keeps between two optimizer steps.
 
-    ``parameters_worth`` is the largest total seen at the end of a domain's first epoch (later
-    ones keep the same, and counting takes time) of weights (without the model's buffers),
-    optimizer state and its second copy of the weights, the plugins' tensors (anchors,
-    importances, old models), and stored examples, divided by the size of the weights. An
-    example counts as the network gets it, with its labels, even where the memory only points
-    to the data set. Gradients, which every method has, and transients do not count.
+class MemoryFootprint(SupervisedPlugin):
+    """Measures what a strategy stores between two optimizer steps.
+
+    ``ratio`` is this memory divided by that of the parameters: parameters, optimizer state
+    (samples included), tensors of the plugins (anchors, importances, old models) and stored
+    examples. It is the largest value at the end of any experience's first epoch. An example
+    counts as the network receives it, with its labels, even if the memory only refers to the data
+    set. Gradients, which every method has, and the model's buffers do not count.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.parameters_worth = 0.0
-        self._counted = False
+        self.ratio = 0.0
+        self._measured = False
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Another domain."""
-        self._counted = False
+        """A new experience begins."""
+        self._measured = False
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        """Count."""
-        if self._counted:
+        """Measure, after the first epoch only, because it takes time."""
+        if self._measured:
             return
-        self._counted = True
-        weights = list(strategy.model.parameters())
+        self._measured = True
+        parameters = list(strategy.model.parameters())
         plugins = [p for p in strategy.plugins if not isinstance(p, EvaluationPlugin)]
-        memory = getattr(strategy, "storage_policy", None)
         owners = [vars(owner) for owner in (strategy.optimizer, *plugins)]
-        kept = [*weights, *_kept([*owners, memory], depth=10)]
-        gradients = [p.grad for p in weights if p.grad is not None]
-        total = _bytes(kept, but_not=gradients)
-        self.parameters_worth = max(self.parameters_worth, total / _bytes(weights))
+        memory = getattr(strategy, "storage_policy", None)
+        stored = [*parameters, *_stored([*owners, memory], depth=10)]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        total = _bytes(stored, excluding=gradients)
+        self.ratio = max(self.ratio, total / _bytes(parameters))
 
 
-def _bytes(kept: Iterable[Tensor | AvalancheDataset[Any]], but_not: Sequence[Tensor] = ()) -> int:
-    """Of tensors and data sets, each once."""
+def _bytes(
+    stored: Iterable[Tensor | AvalancheDataset[Any]], excluding: Sequence[Tensor] = ()
+) -> int:
+    """Total size of tensors and data sets, each counted once."""
     storages: dict[int, int] = {}
     examples: dict[int, int] = {}
-    for one in kept:
-        if isinstance(one, Tensor):
-            storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+    for item in stored:
+        if isinstance(item, Tensor):
+            storages[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
         else:
-            examples[id(one)] = _bytes_of_examples(one)
-    for tensor in but_not:
+            examples[id(item)] = _bytes_of_examples(item)
+    for tensor in excluding:
         storages.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(storages.values()) + sum(examples.values())
 
@@ -69,9 +72,8 @@ def _bytes_of_examples(dataset: AvalancheDataset[Any]) -> int:
     return len(dataset) * sum(torch.as_tensor(part).nbytes for part in example)
 
 
-def _kept(value: Any, depth: int) -> Iterator[Tensor | AvalancheDataset[Any]]:
-    """All dense tensors of at least one dimension, and data sets, in containers and objects, a
-    few levels down."""
+def _stored(value: Any, depth: int) -> Iterator[_Item]:
+    """All dense tensors except scalars, and all data sets, in nested containers and objects."""
     if isinstance(value, Tensor):
         if value.dim() > 0 and value.layout is torch.strided:
             yield value
@@ -91,4 +93,4 @@ def _kept(value: Any, depth: int) -> Iterator[Tensor | AvalancheDataset[Any]]:
         else:
             children = list(getattr(value, "__dict__", {}).values())
         for child in children:
-            yield from _kept(child, depth - 1)
+            yield from _stored(child, depth - 1)

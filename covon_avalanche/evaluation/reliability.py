@@ -1,4 +1,4 @@
-"""Predictions by their confidence. Nothing here imports torch."""
+"""A bin of a reliability diagram; this module does not import torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class ReliabilityBin(NamedTuple):
-    """Predictions of similar confidence; the means of an empty bin are 0."""
+    """Predictions of similar confidence, and their means; 0 if there are none."""
 
     images: int
     confidence: float

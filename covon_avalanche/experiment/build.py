@@ -1,18 +1,25 @@
-"""From a recipe to a benchmark and a model."""
+"""From a recipe to a benchmark, a model and an Avalanche strategy."""
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 from avalanche.models import SimpleMLP
-from torch import nn
+from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
+from avalanche.training.templates import SupervisedTemplate
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from covon_avalanche import streams
 from covon_avalanche.backbones import create_backbone, normalisation
+from covon_avalanche.data_loading import TensorBatches
+from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment.data_settings import (
     Backbone,
     FolderStream,
@@ -20,7 +27,10 @@ from covon_avalanche.experiment.data_settings import (
     Perceptron,
     PermutedStream,
 )
+from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.registry import StrategySettings
+from covon_avalanche.experiment.resumable import Resumable
 
 _FOLDERS = {"PACS": "PACS", "DomainNet": "domainnet", "CDDB": "CDDB", "CORe50": "core50"}
 
@@ -29,20 +39,16 @@ def build_benchmark(
     recipe: Recipe,
     *,
     seed: int,
-    validation_size: float | None = None,
     dataset_root: str | os.PathLike[str] | None = None,
 ) -> CLScenario:
     """The recipe's stream with the permutations of a seed; images as its backbone expects them.
 
-    :param validation_size: instead of the recipe's.
     :param dataset_root: the folder with the data of all streams, each in its own below; by
         default Avalanche's data folder.
     """
     stream, model = recipe.stream, recipe.model
     unlike = {"name", "folder", "n_experiences", "image_size", "cache_size"}
     options = stream.model_dump(exclude=unlike, exclude_none=True) | {"seed": seed}
-    if validation_size is not None:
-        options["validation_size"] = validation_size
     build = getattr(streams, stream.name)
     if isinstance(stream, PermutedStream):
         if stream.name == "PermutedMNIST":
@@ -97,3 +103,81 @@ def weights_file(model: Model, dataset_root: str | os.PathLike[str] | None = Non
 def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:
     """A path below the folder of the data; an absolute one as it is."""
     return Path(default_dataset_location("") if dataset_root is None else dataset_root) / path
+
+
+class Autocast:
+    """Mixin for strategies: the model computes in bfloat16; losses and weights stay float32."""
+
+    def forward(self) -> Tensor:
+        """The model's output, as float32."""
+        strategy: Any = self
+        with torch.autocast(strategy.device.type, torch.bfloat16):
+            output: Tensor = super().forward()  # type: ignore[misc]
+        return output.float()
+
+
+class Cosine:
+    """Factor of the learning rate in an epoch, from 1 down to ``final`` along a cosine."""
+
+    def __init__(self, epochs: int, final: float) -> None:
+        self.epochs, self.final = epochs, final
+
+    def __call__(self, epoch: int) -> float:
+        progress = min(epoch / max(1, self.epochs - 1), 1.0)
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class CosinePlugin(LRSchedulerPlugin):
+    """Lowers the learning rate within each domain, over as many epochs as it has."""
+
+    def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        """Take over the number of epochs: a schedule may have changed it for this domain."""
+        for cosine in self.scheduler.lr_lambdas:
+            cosine.epochs = strategy.train_epochs
+
+
+def build_strategy(
+    settings: StrategySettings,
+    recipe: Recipe,
+    model: nn.Module,
+    evaluator: EvaluationPlugin,
+    log: EpochLog,
+) -> SupervisedTemplate:
+    """An Avalanche strategy with optimizer and learning rate schedule.
+
+    Training can be resumed, and batches come from tensors where the data allow it.
+
+    :raises ValueError: if a class of the user's cannot be found or built.
+    """
+    model.to(recipe.device)
+    optimizer = settings.make_optimizer(model)
+    method = settings.build()
+    cosine = CosinePlugin(_cosine_schedule(optimizer, recipe))
+    base = method.strategy
+    mixins: list[type] = [Resumable] if recipe.precision == "float32" else [Resumable, Autocast]
+    mixins += [] if issubclass(base, TensorBatches) else [TensorBatches]
+    cls = type(base.__name__, (*mixins, base), {"__module__": base.__module__})
+    try:
+        strategy = cls(
+            model=model,
+            optimizer=optimizer,
+            criterion=nn.CrossEntropyLoss(),
+            train_mb_size=recipe.train_mb_size,
+            train_epochs=recipe.epochs,
+            eval_mb_size=recipe.eval_mb_size,
+            device=recipe.device,
+            plugins=[*method.plugins, cosine, MemoryFootprint(), log],
+            evaluator=evaluator,
+            **method.arguments,
+        )
+    except TypeError as error:
+        if settings.kind != "custom":
+            raise
+        raise ValueError(f"{base.__name__} cannot be made: {error}") from error
+    if strategy.optimizer is not optimizer:  # a class of the user's may make its own
+        cosine.scheduler = _cosine_schedule(strategy.optimizer, recipe)
+    return strategy
+
+
+def _cosine_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe) -> LambdaLR:
+    return LambdaLR(optimizer, Cosine(recipe.epochs, recipe.final_lr_factor))

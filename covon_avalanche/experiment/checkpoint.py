@@ -21,11 +21,16 @@ _DECISIVE = ("covon_avalanche", "torch", "avalanche-lib")
 
 
 class Point(NamedTuple):
-    """Where a run goes on: what comes next, all counted from 0."""
+    """Where a run resumes: what comes next, all counted from 0."""
 
     experience: int
     epoch: int = 0
     batch: int = 0
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no experience has been begun and not finished."""
+        return self == Point(self.experience)
 
     def __str__(self) -> str:
         return f"{self.experience:04d}-{self.epoch:05d}-{self.batch:07d}"
@@ -44,7 +49,7 @@ def save_checkpoint(
 ) -> None:
     """Write ``POINT.safetensors``, then ``POINT.json``, which vouches for both.
 
-    :param run: of which run this is; a checkpoint of another one is refused.
+    :param run: identity of the run; the checkpoint is of no use to another one.
     :raises OSError: if there is no room or no permission; older checkpoints stay as they are.
     """
     data = folder / f"{point}.safetensors"
@@ -103,7 +108,7 @@ def stored_points(folder: Path) -> list[Point]:
 def remove_outdated(folder: Path) -> None:
     """Keep the latest two points between experiences, and the latest two inside the last one."""
     points = stored_points(folder)
-    between = [p for p in points if p == Point(p.experience)][:2]
+    between = [p for p in points if p.is_between][:2]
     last = between[0].experience if between else 0
     inside = [p for p in points if p > Point(last)][:2]
     for point in set(points) - {*between, *inside}:
@@ -111,8 +116,8 @@ def remove_outdated(folder: Path) -> None:
             (folder / f"{point}{suffix}").unlink(missing_ok=True)
 
 
-def refuse(folder: Path, point: Point) -> None:
-    """Put the files of a point aside, so that it is not used again."""
+def put_aside(folder: Path, point: Point) -> None:
+    """Rename the files of a point, so that it is not used again."""
     for suffix in (".json", ".safetensors"):
         file = folder / f"{point}{suffix}"
         if file.exists():

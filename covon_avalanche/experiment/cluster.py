@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covon_avalanche.experiment.grid import Job, run_job
+from covon_avalanche.experiment.grid import RunSpec
 from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.run_options import RunOptions
 
 _COMMON = {
     *("timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node"),
@@ -15,18 +17,23 @@ _COMMON = {
 }
 
 
+@dataclass(frozen=True)
 class ClusterRun:
-    """A run as submitit sends it. A requeued one goes on from its checkpoints."""
+    """A run as submitit sends it. A requeued one is resumed from its checkpoints."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
+    recipe: Recipe
+    spec: RunSpec
+    runs: Path
+    options: RunOptions
 
     def __call__(self) -> float:
-        """Run it with one thread, as everywhere, or go on; the average accuracy."""
+        """Run with one thread, as everywhere; the average accuracy."""
         import torch
 
+        from covon_avalanche.experiment.run import run_in_folder
+
         torch.set_num_threads(1)
-        return run_job(*self.arguments).average_accuracy
+        return run_in_folder(self.recipe, *self.spec, self.runs, self.options).average_accuracy
 
     def checkpoint(self) -> Any:
         """Before the job's time is up: submit the same again."""
@@ -37,19 +44,17 @@ class ClusterRun:
 
 def submit(
     recipe: Recipe,
-    jobs: Sequence[Job],
-    folder: Path,
+    specs: Sequence[RunSpec],
+    runs: Path,
+    options: RunOptions = RunOptions(),
     *,
-    dataset_root: str | None = None,
-    options: Mapping[str, Any] | None = None,
     parameters: Sequence[str] = (),
-    cluster: str | None = None,
+    cluster: str = "slurm",
 ) -> list[str]:
-    """Send all jobs as one array.
+    """Send all runs as one job array.
 
-    :param folder: of the runs, which all nodes must see; logs go to ``folder/submitit``.
-    :param options: of :func:`run_in_folder`.
-    :param parameters: ``KEY=VALUE`` of submitit's, those of SLURM alone without ``slurm_``.
+    :param runs: folder that all nodes must see; logs go to its ``submitit``.
+    :param parameters: ``KEY=VALUE`` of submitit's; those of SLURM alone without ``slurm_``.
     :param cluster: ``"local"`` for processes of this machine, to try it.
     :return: identifiers of the jobs.
     :raises ValueError: if there is no submitit, no cluster, or no such parameter, or the cluster
@@ -61,38 +66,36 @@ def submit(
         raise ValueError(
             "--launcher slurm needs submitit: pip install 'covon_avalanche[cluster]'"
         ) from None
-    settings = _parameters(parameters)
+    settings = dict(map(_parameter, parameters))
+    if cluster != "local":
+        settings.setdefault("name", recipe.name)
     try:
-        executor = submitit.AutoExecutor(folder / "submitit", cluster=cluster or "slurm")
-        name = {} if cluster == "local" else {"name": recipe.name}
-        executor.update_parameters(**{**name, **settings})
+        executor = submitit.AutoExecutor(runs / "submitit", cluster=cluster)
+        executor.update_parameters(**settings)
     except (RuntimeError, NameError, TypeError) as error:
         raise ValueError(f"the cluster does not take this: {error}") from error
-    arguments = (folder.resolve(), dataset_root, dict(options or {}))
-    runs = [ClusterRun(recipe, job, *arguments) for job in jobs]
     try:
         with executor.batch():
-            submitted = [executor.submit(run) for run in runs]
+            jobs = [
+                executor.submit(ClusterRun(recipe, spec, runs.resolve(), options)) for spec in specs
+            ]
     except (RuntimeError, OSError) as error:  # RuntimeError: submitit's FailedSubmissionError
         raise ValueError(f"the runs cannot be submitted: {' '.join(str(error).split())}") from error
-    return [str(job.job_id) for job in submitted]
+    return [str(job.job_id) for job in jobs]
 
 
-def _parameters(settings: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not (equals and key):
-            raise ValueError(f"a parameter must look like KEY=VALUE, got {setting!r}")
-        known = key in _COMMON or key.startswith("slurm_")
-        found[key if known else f"slurm_{key}"] = _value(key, value)
-    return found
+def _parameter(setting: str) -> tuple[str, int | float | str]:
+    key, equals, text = setting.partition("=")
+    if not (equals and key):
+        raise ValueError(f"a parameter must look like KEY=VALUE, got {setting!r}")
+    known = key in _COMMON or key.startswith("slurm_")
+    return (key if known else f"slurm_{key}"), _value(key, text)
 
 
 def _value(key: str, text: str) -> int | float | str:
     if text.isdecimal() and text == str(int(text)):  # account=0042 is a text
         return int(text)
-    if key != "mem_gb":  # the only one of them that has fractions: version=2.10 is a text
+    if key != "mem_gb":  # the only one with fractions: version=2.10 is a text
         return text
     try:
         return float(text)

@@ -16,10 +16,12 @@ from pydantic import (
 )
 
 from covon_avalanche import domain_orders
-from covon_avalanche.experiment.strategy_settings import Settings
+from covon_avalanche.experiment.registry.base import Table
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-class PermutedStream(Settings):
+class PermutedStream(Table):
     """Permuted pixels: ``PermutedDigits`` or ``PermutedMNIST``."""
 
     name: Literal["PermutedDigits", "PermutedMNIST"]
@@ -28,8 +30,8 @@ class PermutedStream(Settings):
     """Pixel orders, which come back in turn; by default as many as experiences."""
     permute_first: bool = False
     """Whether the first domain is permuted, too, instead of natural."""
-    validation_size: NonNegativeInt = 0
-    """Training images that are always held out, to choose hyperparameters with."""
+    validation_size: NonNegativeInt | Fraction = 0
+    """Training images, or their fraction, always held out, to choose hyperparameters with."""
 
 
 Domains = Annotated[list[str], Field(min_length=1)]
@@ -37,11 +39,11 @@ Domains = Annotated[list[str], Field(min_length=1)]
 names them; their field comes after those that choose the order, which are validated first."""
 
 
-class _ImageStream(Settings):
+class _ImageStream(Table):
     image_size: PositiveInt = 224
     """Height and width of what the network sees."""
-    validation_size: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Fraction of the training images that is always held out."""
+    validation_size: Fraction | PositiveInt = 0.0
+    """Fraction of the training images, or their number, always held out."""
     limit: PositiveInt | None = None
     """Most images per class and domain."""
     cache_size: PositiveInt | None = None
@@ -125,17 +127,22 @@ class FolderStream(_ImageStream):
 
 _AnyStream = PermutedStream | ImageStream | CDDBStream | CORe50Stream | FolderStream
 Stream = Annotated[_AnyStream, Field(discriminator="name")]
-STREAMS: tuple[type[Settings], ...] = get_args(_AnyStream)
+STREAMS: dict[str, type[Table]] = {
+    name: cls
+    for cls in get_args(_AnyStream)
+    for name in get_args(cls.model_fields["name"].annotation)
+}
+"""The class of each stream."""
 
 
-class Perceptron(Settings):
+class Perceptron(Table):
     """A multilayer perceptron with ReLU, the same width in all hidden layers."""
 
     hidden_size: PositiveInt
     hidden_layers: PositiveInt
 
 
-class Backbone(Settings):
+class Backbone(Table):
     """A network of ``covon_avalanche.backbones``, with a new last layer."""
 
     backbone: str

@@ -1,4 +1,4 @@
-"""What happens in training, epoch by epoch."""
+"""Loss, accuracy and speed of training, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from covon_avalanche.experiment.result import Epoch
 class EpochLog(SupervisedPlugin):
     """Loss, accuracy and speed of each epoch, and the seconds of each experience.
 
-    :param notify: called after each epoch with it and the number of epochs of the experience.
+    :param on_epoch: called after each epoch.
     """
 
-    not_stored = frozenset({"notify", "_since"})
+    not_stored = frozenset({"on_epoch", "_since"})
 
-    def __init__(self, notify: Callable[[Epoch, int], None] = lambda epoch, epochs: None) -> None:
+    def __init__(self, on_epoch: Callable[[Epoch], None] = lambda epoch: None) -> None:
         super().__init__()
-        self.notify = notify
+        self.on_epoch = on_epoch
         self.epochs: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         """Of training, by experience; time lost in interruptions is not counted."""
@@ -79,8 +79,8 @@ class EpochLog(SupervisedPlugin):
             )
         self.epochs.append(epoch.model_dump())
         self._begin()
-        self.notify(epoch, strategy.train_epochs)
-        self._since = time.perf_counter()  # telling is no training
+        self.on_epoch(epoch)
+        self._since = time.perf_counter()  # the call does not count as training
 
     def after_training(self, strategy: Any, **kwargs: Any) -> None:
         """Stop the clock."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 _PACKAGES = ("covon_avalanche", "torch", "avalanche-lib", "scikit-learn", "numpy")
 
 
+@cache
 def versions() -> dict[str, str]:
     """Of Python and the packages that decide a result."""
     return {"python": platform.python_version(), **{p: version(p) for p in _PACKAGES}}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     Discriminator,
     Field,
     NonNegativeInt,
@@ -22,13 +21,7 @@ from pydantic import (
 )
 
 from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream
-from covon_avalanche.experiment.strategy_settings import (
-    KINDS,
-    CoVON,
-    Settings,
-    Strategy,
-    TaskSettings,
-)
+from covon_avalanche.experiment.registry import KINDS, Strategy, Table, TaskSettings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -40,7 +33,7 @@ StrategyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+*-]*$")]
 """Also the name of a folder."""
 
 
-class Range(Settings):
+class Range(Table):
     """Numbers to choose from, on a logarithmic scale by default."""
 
     low: float
@@ -56,7 +49,7 @@ class Range(Settings):
         return self
 
 
-class Choices(Settings):
+class Choices(Table):
     """Values to choose from."""
 
     choices: Annotated[list[Any], Field(min_length=1)]
@@ -74,7 +67,7 @@ Space = Annotated[
 ]
 
 
-class Recipe(Settings):
+class Recipe(Table):
     """One comparison."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
@@ -198,6 +191,15 @@ def _first_key(data: dict[str, Any], dotted: str) -> str:
     return max(known, key=len, default=dotted.partition(".")[0])
 
 
+_CHOICES: dict[str, tuple[int, Mapping[str, Any]]] = {
+    "strategies": (2, KINDS),
+    "stream": (1, STREAMS),
+    "model": (1, MODELS),
+    "search": (3, SPACES),
+}
+"""Where pydantic puts the name of the class that it has chosen, and the classes by that name."""
+
+
 def _sentence(error: ValidationError) -> str:
     """The most telling of the errors: misspelt keys first, they explain missing ones."""
     order = {"extra_forbidden": 0, "missing": 2}
@@ -209,35 +211,21 @@ def _sentence(error: ValidationError) -> str:
             "digits and _ . + * -"
         )
     model: Any = Recipe
-    if parts[0] == "strategies" and len(parts) > 2:
-        model = _by_choice("kind", KINDS)[parts[2]]
-        del parts[2]  # pydantic repeats the kind there
+    position, classes = _CHOICES.get(parts[0], (len(parts), {}))
+    if len(parts) > position:
+        model = classes[parts.pop(position)]
         if parts[2:3] == ["schedule"]:
             model = TaskSettings
-    elif parts[0] == "stream" and len(parts) > 1:
-        model = _by_choice("name", STREAMS)[parts[1]]
-        del parts[1]  # and the name
-    elif parts[0] == "search" and len(parts) > 3:
-        model = SPACES[parts[3]]
-        del parts[3]  # and the tag
-    elif parts[0] == "model" and len(parts) > 1:
-        model = MODELS[parts[1]]
-        del parts[1]  # and the tag
     key = ".".join(parts)
     if first["type"] == "extra_forbidden":
         return f"{key}: unknown key; known are {', '.join(model.model_fields)}"
     if first["type"] == "union_tag_not_found":
-        choice, models = ("name", STREAMS) if parts[0] == "stream" else ("kind", KINDS)
-        return f"{key}.{choice}: is missing; known are {', '.join(_by_choice(choice, models))}"
+        discriminator = "name" if parts[0] == "stream" else "kind"
+        return f"{key}.{discriminator}: is missing; known are {', '.join(classes)}"
     if first["type"] == "missing":
         return f"{key}: is missing"
     what = key if isinstance(first["input"], dict) else f"{key} = {first['input']!r}"
     return f"{what}: {first['msg'].removeprefix('Value error, ')}"
-
-
-def _by_choice(key: str, models: tuple[type[BaseModel], ...]) -> dict[str, type[BaseModel]]:
-    """Models by each value that their discriminating field may have."""
-    return {value: m for m in models for value in get_args(m.model_fields[key].annotation)}
 
 
 def _folder() -> Path:
@@ -258,7 +246,7 @@ def choose(
     :raises RecipeError: naming what is unknown or cannot be read.
     """
     update: dict[str, object] = {}
-    chosen = recipe.strategies
+    chosen: dict[str, Any] = recipe.strategies
     if strategies is not None:
         names = list(dict.fromkeys(name.strip() for name in strategies.split(",")))
         unknown = [name for name in names if name not in recipe.strategies]
@@ -273,16 +261,8 @@ def choose(
         update["seeds"] = parse_seeds(seeds)
     if epochs is not None:
         update["epochs"] = epochs
-        chosen = {name: _as_long_as_others(strategy) for name, strategy in chosen.items()}
+        chosen = {name: own.without_own_epochs() for name, own in chosen.items()}
     return recipe.model_copy(update={**update, "strategies": chosen})
-
-
-def _as_long_as_others(strategy: Strategy) -> Strategy:
-    """Without a schedule's own epochs."""
-    if not isinstance(strategy, CoVON):
-        return strategy
-    tasks = [task.model_copy(update={"epochs": None}) for task in strategy.schedule]
-    return strategy.model_copy(update={"schedule": tasks})
 
 
 def parse_seeds(text: str) -> list[int]:

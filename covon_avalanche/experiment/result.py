@@ -81,7 +81,7 @@ class Result(BaseModel):
     """Wall-clock seconds of training, per domain."""
     parameters: int
     parameters_worth: float
-    """Tensors kept between steps, in units of the weights, see ``KeptTensors``."""
+    """Tensors kept between steps, in units of the weights, see ``MemoryFootprint``."""
     peak_memory: int | None = None
     """Bytes of the process, or of the accelerator where there is one."""
     continued: int = 0

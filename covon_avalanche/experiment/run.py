@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from avalanche.logging import BaseLogger
 
 from covon_avalanche.evaluation.calibration import mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
-from covon_avalanche.evaluation.memory import KeptTensors
-from covon_avalanche.experiment.build import build_benchmark, build_model
+from covon_avalanche.evaluation.memory import MemoryFootprint
+from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.data_fingerprint import data_fingerprint
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
@@ -31,126 +30,221 @@ from covon_avalanche.experiment.machine import (
     reset_peak_memory,
     versions,
 )
-from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.registry import Joint
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, Result
-from covon_avalanche.experiment.resumable import Checkpoints
-from covon_avalanche.experiment.run_folder import RunFolder, run_hash, settings_of
-from covon_avalanche.experiment.state import StateError, Surroundings
-from covon_avalanche.experiment.strategy_settings import Joint
+from covon_avalanche.experiment.resumable import Checkpointer
+from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash, settings_of
+from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.state import ExternalObjects, StateError
 from covon_avalanche.experiment.training_loggers import training_loggers
 from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 
-Loggers = tuple[Sequence[BaseLogger], Sequence[Any]]
+OnDomain = Callable[[int, float], None]
 _log = logging.getLogger(__name__)
-_PAUSE = 1.0  # seconds between two times that the epochs are written
+_WRITE_EVERY = 1.0  # seconds between two times that short epochs are written
 
 
 def run_in_folder(
-    recipe: Recipe,
-    strategy_name: str,
-    seed: int,
-    runs: Path,
-    *,
-    dataset_root: str | os.PathLike[str] | None = None,
-    progress: Callable[[int, float], None] = lambda experience, accuracy: None,
-    watch: Callable[[Epoch, int], None] = lambda epoch, epochs: None,
-    tensorboard: bool = False,
-    wandb: str | None = None,
-    **checkpoints: Any,
+    recipe: Recipe, strategy: str, seed: int, runs: Path, options: RunOptions = RunOptions()
 ) -> Result:
-    """Run, or go on from where an interrupted run was, or give the result of a finished one.
+    """Run, resume an interrupted run, or return the result of a finished one.
 
     :param runs: the run gets a folder below, see :class:`RunFolder`.
-    :param tensorboard: log for TensorBoard in the run's folder.
-    :param wandb: log to this project of W&B.
-    :param checkpoints: ``seconds`` and ``share`` of :class:`Checkpoints`.
-
-    See :func:`run_strategy` for the others.
+    :raises ValueError: if another process works on this run; otherwise as :func:`run_strategy`.
     """
-    folder = RunFolder(runs, recipe, strategy_name, seed)
+    folder = RunFolder(runs, recipe, strategy, seed)
     with folder.opened():
         stored = folder.result()
         if stored is not None:
-            named = folder.under_names_of_today(stored)
-            if named != stored:
-                named.save(folder.result_file)
-            return named
+            return folder.renamed(stored)
         about = {"versions": versions(), "machine": machine(recipe.device)}
         starts = folder.write_start({"seed": seed, **about})
-        with training_loggers(
-            folder.path,
-            tensorboard=tensorboard,
-            wandb=wandb,
-            name=f"{recipe.name}, {strategy_name}, seed {seed}",
-            settings=folder.settings,
-        ) as loggers:
-            result = run_strategy(
-                recipe,
-                strategy_name,
-                seed,
-                dataset_root=dataset_root,
-                progress=progress,
-                watch=watch,
-                folder=folder,
-                loggers=loggers,
-                checkpoints=checkpoints,
-            )
+        title = f"{recipe.name}, {strategy}, seed {seed}"
+        with training_loggers(folder.path, options, title, folder.settings) as loggers:
+            run = _Run(recipe, strategy, seed, options, folder=folder, loggers=loggers)
+            result = run.finish()
         result.continued = starts - 1
-        result.save(folder.result_file)
-        for file in folder.checkpoints.glob("*"):
-            file.unlink()
+        folder.write_result(result)
         return result
 
 
 def run_strategy(
     recipe: Recipe,
-    strategy_name: str,
+    strategy: str,
     seed: int,
+    options: RunOptions = RunOptions(),
     *,
     stream: EvaluatedOn = "test",
-    validation_size: float | None = None,
-    dataset_root: str | os.PathLike[str] | None = None,
-    progress: Callable[[int, float], None] = lambda experience, accuracy: None,
-    watch: Callable[[Epoch, int], None] = lambda epoch, epochs: None,
-    folder: RunFolder | None = None,
-    loggers: Loggers = ((), ()),
-    checkpoints: Mapping[str, float] | None = None,
+    on_domain: OnDomain = lambda domains, accuracy: None,
 ) -> Result:
-    """Train through the stream, evaluating on all domains after each.
+    """Train through the stream, evaluating on all domains after each. Writes no files.
 
     :param seed: of permutations, initial weights, data order and noise. The same seed gives
         the same result on the same machine with the same number of threads.
-    :param stream: what to evaluate on.
-    :param validation_size: images to keep away from training for the ``valid`` stream, instead
-        of the recipe's.
-    :param dataset_root: where image data lies; see the streams.
-    :param progress: called with the number of domains learned and the mean accuracy on them.
-    :param watch: called after each epoch, with the number of epochs of the experience.
-    :param folder: where checkpoints go, and from where an interrupted run goes on.
-    :param loggers: of Avalanche, and metrics for them.
-    :param checkpoints: ``seconds`` and ``share`` of :class:`Checkpoints`.
+    :param stream: what to evaluate on; ``valid`` needs the recipe's ``stream.validation_size``.
+    :param on_domain: called with the number of domains learned and the mean accuracy on them.
     :raises ValueError: if data and recipe do not fit, or the device is not there, naming the value.
     :raises FloatingPointError: if the training diverges.
     """
-    _check_device(recipe.device)
-    while True:
-        free_memory()
-        benchmark = build_benchmark(
-            recipe, seed=seed, validation_size=validation_size, dataset_root=dataset_root
+    return _Run(recipe, strategy, seed, options, stream, on_domain).finish()
+
+
+@dataclass
+class _Run:
+    recipe: Recipe
+    name: str
+    seed: int
+    options: RunOptions
+    stream: EvaluatedOn = "test"
+    on_domain: OnDomain = lambda domains, accuracy: None
+    folder: RunFolder | None = None
+    loggers: tuple[Sequence[BaseLogger], Sequence[Any]] = ((), ())
+
+    def finish(self) -> Result:
+        """Build everything, restore the last checkpoint if there is one, and do the rest."""
+        _check_device(self.recipe.device)
+        while True:
+            free_memory()
+            self._build()
+            try:
+                self._train()
+            except StateError as error:
+                # The half-restored run is discarded; its checkpoint has been put aside already.
+                _log.warning("%s; the checkpoint before it is used", error)
+            else:
+                return self._result()
+
+    def _build(self) -> None:
+        """All objects, from the recipe and the seed."""
+        recipe, root = self.recipe, self.options.dataset_root
+        self.settings = recipe.strategies[self.name]
+        self.benchmark = build_benchmark(recipe, seed=self.seed, dataset_root=root)
+        _check(recipe, self.benchmark, self.stream)
+        if self.folder is not None:
+            self.folder.check_data(data_fingerprint(recipe, self.benchmark, root))
+        random.seed(self.seed)
+        np.random.seed(self.seed % 2**32)
+        torch.manual_seed(self.seed)
+        self.model = build_model(recipe.model, self.benchmark, root)
+        self.metrics = DomainMetrics(self.stream)
+        self.log = EpochLog(self._epoch_done)
+        self._written_at = 0.0
+        loggers, logged_metrics = self.loggers
+        evaluator = Evaluator(self.metrics, *logged_metrics, loggers=list(loggers))
+        self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
+        self.diagnostics: list[dict[str, float]] = []
+
+    def _train(self) -> None:
+        """Train on the experiences that are missing, and evaluate after each."""
+        reset_peak_memory(self.recipe.device)
+        checkpointer = None if self.folder is None else self._checkpointer(self.folder)
+        first = 0 if checkpointer is None else checkpointer.resume()
+        joint = isinstance(self.settings, Joint)
+        experiences = [self.benchmark.train_stream] if joint else self.benchmark.train_stream
+        workers = {"num_workers": self.recipe.workers}
+        for experience in list(experiences)[first:]:
+            self.strategy.train(experience, **workers)
+            self._note_diagnostics()
+            self.strategy.eval(self.benchmark.streams[self.stream], **workers)
+            self.on_domain(self._domains, self._accuracy or 0.0)
+            self._write_status()
+            if checkpointer is not None:
+                checkpointer.end_experience()
+
+    def _checkpointer(self, folder: RunFolder) -> Checkpointer:
+        checkpointer = Checkpointer(
+            folder.checkpoint_folder,
+            folder.hash,
+            {"model": self.model, "strategy": self.strategy, "diagnostics": self.diagnostics},
+            ExternalObjects(self.benchmark.streams),
+            seconds=self.options.checkpoint_seconds,
+            share=self.options.checkpoint_share,
+            on_store=self.log.leave_out,
         )
-        _check(recipe, benchmark, stream)
-        run = _Run(
-            recipe, strategy_name, seed, stream, benchmark, dataset_root, watch, folder, loggers
+        self.strategy.checkpointer = checkpointer
+        return checkpointer
+
+    @property
+    def _domains(self) -> int:
+        return len(self.metrics.matrix.rows)
+
+    @property
+    def _accuracy(self) -> float | None:
+        """Mean over the domains learned."""
+        return self.metrics.matrix.curve()[-1] if self._domains else None
+
+    def _epoch_done(self, epoch: Epoch) -> None:
+        """Write all epochs again, because those after a checkpoint are repeated. The last epoch
+        of a domain is written at once, short ones before it together."""
+        last = epoch.epoch + 1 == self.strategy.train_epochs
+        if self.folder is not None and (last or time.monotonic() > self._written_at + _WRITE_EVERY):
+            self.folder.write_epochs(self.log.epochs)
+            self._write_status()
+            self._written_at = time.monotonic()
+
+    def _write_status(self) -> None:
+        if self.folder is None:
+            return
+        status = Status(
+            domains=self._domains,
+            of_domains=1 if isinstance(self.settings, Joint) else self.recipe.stream.n_experiences,
+            accuracy=self._accuracy,
+            epoch=Epoch(**self.log.epochs[-1]) if self.log.epochs else None,
+            of_epochs=self.strategy.train_epochs,
         )
-        if folder is not None:
-            folder.check_data(data_fingerprint(recipe, benchmark, dataset_root))
-        try:
-            return run.finish(progress, checkpoints or {})
-        except StateError as error:
-            # A run that is half restored is thrown away; its checkpoint is gone already.
-            _log.warning("%s; the checkpoint before it is used", error)
+        self.folder.write_status(status)
+
+    def _note_diagnostics(self) -> None:
+        """Keep and log those of the experience just trained, where there are any."""
+        for plugin in self.strategy.plugins:
+            if isinstance(plugin, CoVONPlugin) and plugin.diagnostics:
+                found = plugin.diagnostics["all"]._asdict()
+                self.diagnostics.append(found)
+                numbers = ", ".join(f"{key} {value:.3g}" for key, value in found.items())
+                _log.info("domain %d: %s", len(self.diagnostics), numbers)
+
+    def _result(self) -> Result:
+        matrix = self.metrics.matrix
+        memory = next(p for p in self.strategy.plugins if isinstance(p, MemoryFootprint))
+        return Result(
+            run_hash=run_hash(self.recipe, self.name, self.seed),
+            recipe=self.recipe.name,
+            strategy=self.name,
+            seed=self.seed,
+            stream=self.stream,
+            settings=settings_of(self.recipe, self.name),
+            accuracy=matrix.rows,
+            counts=matrix.counts,
+            held_out=matrix.held_out,
+            average_accuracy=matrix.average_accuracy(),
+            weighted_accuracy=matrix.weighted_accuracy(),
+            bwt=matrix.bwt(),
+            calibration=asdict(mean_calibration(self.metrics.calibration[-1])),
+            reliability=self.metrics.reliability,
+            sampled=self._sampled(),
+            epochs=[Epoch(**epoch) for epoch in self.log.epochs],
+            train_seconds=self.log.seconds,
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            parameters_worth=memory.ratio,
+            peak_memory=peak_memory(self.recipe.device),
+            diagnostics=self.diagnostics,
+            versions=versions(),
+            machine=machine(self.recipe.device),
+        )
+
+    def _sampled(self) -> dict[str, float]:
+        """The last evaluation again, predicting with posterior samples."""
+        plugin = next((p for p in self.strategy.plugins if isinstance(p, PosteriorPlugin)), None)
+        if plugin is None or self.recipe.posterior_samples == 0:
+            return {}
+        metrics = DomainMetrics(self.stream)
+        plugin.eval_samples = self.recipe.posterior_samples
+        self.strategy.evaluator.metrics = [metrics]
+        self.strategy.eval(self.benchmark.streams[self.stream], num_workers=self.recipe.workers)
+        accuracy = metrics.matrix.average_accuracy()
+        return {"average_accuracy": accuracy, **asdict(mean_calibration(metrics.calibration[-1]))}
 
 
 def _check_device(name: str) -> None:
@@ -182,131 +276,3 @@ def _check(recipe: Recipe, benchmark: CLScenario, stream: str) -> None:
                 f"train_mb_size = {recipe.train_mb_size} is more than the {images} training "
                 f"images of domain {experience.current_experience + 1}"
             )
-
-
-class _Run:
-    """The objects of a run, built from the recipe and the seed."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        name: str,
-        seed: int,
-        stream: EvaluatedOn,
-        benchmark: CLScenario,
-        dataset_root: str | os.PathLike[str] | None,
-        watch: Callable[[Epoch, int], None],
-        folder: RunFolder | None,
-        loggers: Loggers,
-    ) -> None:
-        self.recipe, self.name, self.seed, self.stream = recipe, name, seed, stream
-        self.settings = recipe.strategies[name]
-        self.benchmark, self.watch, self.folder = benchmark, watch, folder
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
-        self.model = build_model(recipe.model, benchmark, dataset_root)
-        self.metrics = DomainMetrics(stream)
-        self.log = EpochLog(self._tell)
-        self._write_again = 0.0
-        evaluator = Evaluator(self.metrics, *loggers[1], loggers=list(loggers[0]))
-        self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
-        self.diagnostics: list[dict[str, float]] = []
-
-    def _tell(self, epoch: Epoch, epochs: int) -> None:
-        """Write all epochs anew: those after the checkpoint that a run goes on from come again.
-        The last of a domain at once; before it short ones together."""
-        now = time.monotonic()
-        if self.folder is not None and (epoch.epoch + 1 == epochs or now > self._write_again):
-            self.folder.write_epochs(self.log.epochs)
-            self._write_again = now + _PAUSE
-        self.watch(epoch, epochs)
-
-    def finish(
-        self, progress: Callable[[int, float], None], options: Mapping[str, float]
-    ) -> Result:
-        """Train and evaluate what is missing."""
-        reset_peak_memory(self.recipe.device)
-        joint = isinstance(self.settings, Joint)
-        experiences = [self.benchmark.train_stream] if joint else self.benchmark.train_stream
-        checkpoints = None if self.folder is None else self._checkpoints(self.folder, options)
-        matrix = self.metrics.matrix
-        first = 0 if checkpoints is None else checkpoints.resume()
-        workers = {"num_workers": self.recipe.workers}
-        for experience in list(experiences)[first:]:
-            self.strategy.train(experience, **workers)
-            self._note_diagnostics()
-            self.strategy.eval(self.benchmark.streams[self.stream], **workers)
-            progress(len(matrix.rows), matrix.curve()[-1] or 0.0)
-            if checkpoints is not None:
-                checkpoints.end_experience()
-        return self._result()
-
-    def _note_diagnostics(self) -> None:
-        """Those of the experience just trained, where there are any: in result and log."""
-        for plugin in self.strategy.plugins:
-            if isinstance(plugin, CoVONPlugin) and plugin.diagnostics:
-                found = plugin.diagnostics["all"]._asdict()
-                self.diagnostics.append(found)
-                numbers = ", ".join(f"{key} {value:.3g}" for key, value in found.items())
-                _log.info("domain %d: %s", len(self.diagnostics), numbers)
-
-    def _checkpoints(self, folder: RunFolder, options: Mapping[str, float]) -> Checkpoints:
-        root = {
-            "model": self.model,
-            "strategy": self.strategy,
-            "diagnostics": self.diagnostics,
-        }
-        surroundings = Surroundings(self.benchmark.streams)
-        checkpoints = Checkpoints(
-            folder.checkpoints,
-            folder.hash,
-            root,
-            surroundings,
-            stored=self.log.leave_out,
-            **options,
-        )
-        self.strategy.checkpoints = checkpoints
-        return checkpoints
-
-    def _result(self) -> Result:
-        matrix = self.metrics.matrix
-        calibration = asdict(mean_calibration(self.metrics.calibration[-1]))
-        kept = next(p for p in self.strategy.plugins if isinstance(p, KeptTensors))
-        return Result(
-            run_hash=run_hash(self.recipe, self.name, self.seed),
-            recipe=self.recipe.name,
-            strategy=self.name,
-            seed=self.seed,
-            stream=self.stream,
-            settings=settings_of(self.recipe, self.name),
-            accuracy=matrix.rows,
-            counts=matrix.counts,
-            held_out=matrix.held_out,
-            average_accuracy=matrix.average_accuracy(),
-            weighted_accuracy=matrix.weighted_accuracy(),
-            bwt=matrix.bwt(),
-            calibration=calibration,
-            reliability=self.metrics.reliability,
-            sampled=self._sampled(),
-            epochs=[Epoch(**epoch) for epoch in self.log.epochs],
-            train_seconds=self.log.seconds,
-            parameters=sum(p.numel() for p in self.model.parameters()),
-            parameters_worth=kept.parameters_worth,
-            peak_memory=peak_memory(self.recipe.device),
-            diagnostics=self.diagnostics,
-            versions=versions(),
-            machine=machine(self.recipe.device),
-        )
-
-    def _sampled(self) -> dict[str, float]:
-        """The last evaluation once more, predicting with posterior samples."""
-        plugin = next((p for p in self.strategy.plugins if isinstance(p, PosteriorPlugin)), None)
-        if plugin is None or self.recipe.posterior_samples == 0:
-            return {}
-        metrics = DomainMetrics(self.stream)
-        plugin.eval_samples = self.recipe.posterior_samples
-        self.strategy.evaluator.metrics = [metrics]
-        self.strategy.eval(self.benchmark.streams[self.stream], num_workers=self.recipe.workers)
-        accuracy = metrics.matrix.average_accuracy()
-        return {"average_accuracy": accuracy, **asdict(mean_calibration(metrics.calibration[-1]))}

@@ -1,9 +1,11 @@
-"""The folder of a run: named by what decides its result, used by one process at a time."""
+"""The folder of a run: named by what decides its result, used by one process at a time.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import warnings
@@ -13,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.result import Result, ResultError
+from covon_avalanche.experiment.result import Epoch, Result, ResultError
 
 _log = logging.getLogger(__name__)
+_LOCK_TIMEOUT = 0.5  # seconds; ``is_running`` holds the lock for a moment
 
 
 def settings_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
@@ -31,8 +34,8 @@ def settings_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
 
 
 def settings_today(stored: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a stored result as :func:`settings_of` gives them: with the defaults of what
-    has become known since. Those that are not valid (any more) stay as they are."""
+    """Settings of a stored result in the current schema, with the defaults of newer settings.
+    Settings that are not valid (any more) are returned unchanged."""
     one = {"seeds": [0], "strategies": {"it": stored["strategy"]}}
     whole = {key: value for key, value in stored.items() if key != "strategy"}
     try:
@@ -42,7 +45,7 @@ def settings_today(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def decisive(settings: dict[str, Any]) -> dict[str, Any]:
-    """Those that decide a result: no names."""
+    """The settings that decide a result: no names."""
     return {key: value for key, value in settings.items() if key not in ("name", "title")}
 
 
@@ -53,93 +56,157 @@ def run_hash(recipe: Recipe, strategy: str, seed: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-class RunFolder:
+class Status(BaseModel):
+    """How far an unfinished run is, or why it failed: ``status.json``."""
+
+    domains: int = 0
+    """Learned so far."""
+    of_domains: int = 1
+    accuracy: float | None = None
+    """Mean over the domains learned."""
+    epoch: Epoch | None = None
+    """The latest."""
+    of_epochs: int = 1
+    error: str | None = None
+    """Why the run failed."""
+
+    @property
+    def share(self) -> float:
+        """Fraction of all epochs that is done."""
+        done = float(self.domains)
+        if self.epoch is not None:
+            within = (self.epoch.epoch + 1) / max(1, self.of_epochs)
+            done = max(done, self.epoch.experience + within)
+        return min(1.0, done / self.of_domains)
+
+    def __str__(self) -> str:
+        if self.epoch is None:
+            return ""
+        return (
+            f"domain {self.epoch.experience + 1}/{self.of_domains}, "
+            f"epoch {self.epoch.epoch + 1}/{self.of_epochs}, loss {self.epoch.loss:.3f}, "
+            f"accuracy {100 * self.epoch.accuracy:.1f} %, "
+            f"{self.epoch.images / max(1e-9, self.epoch.seconds):,.0f} images/s"
+        )
+
+
+def error_sentence(error: BaseException) -> tuple[str, bool]:
+    """What an error says, and whether the user's input caused it."""
+    bad_input = isinstance(error, ValueError | OSError)
+    name = "" if bad_input else f"{type(error).__name__}: "
+    return name + (" ".join(str(error).split()) or "no reason given"), bad_input
+
+
+class StoredRun:
+    """The files of a run, to read them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.result_file = path / "result.json"
+        self.log_file = path / "log.txt"
+        self.status_file = path / "status.json"
+
+    def status(self) -> Status | None:
+        """How far an unfinished run is; ``None`` before its first epoch and after its end."""
+        try:
+            return Status.model_validate_json(self.status_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def is_running(self) -> bool:
+        """Whether a process works on it."""
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return True
+        lock.release()
+        return False
+
+
+class RunFolder(StoredRun):
     """``RUNS/STRATEGY/seed-SEED-HASH`` with
 
     ``run.json``: settings, versions and machine; ``data.json``: of images, what they were;
-    ``log.txt``; ``metrics.jsonl``: one line per epoch; ``checkpoints``, emptied at the end;
-    ``result.json``: there when the run is finished.
+    ``log.txt``: the package's messages, and the traceback of what stopped the run;
+    ``metrics.jsonl``: one line per epoch; ``status.json`` and ``checkpoints``, while it is not
+    finished; ``result.json``, when it is.
     """
 
     def __init__(self, runs: Path, recipe: Recipe, strategy: str, seed: int) -> None:
         self.hash = run_hash(recipe, strategy, seed)
-        self.recipe = recipe.name
-        self.path = runs / strategy / f"seed-{seed}-{self.hash}"
+        super().__init__(runs / strategy / f"seed-{seed}-{self.hash}")
+        self.checkpoint_folder = self.path / "checkpoints"
         self.settings = settings_of(recipe, strategy)
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where to go on from."""
-        return self.path / "checkpoints"
-
-    @property
-    def result_file(self) -> Path:
-        """The result."""
-        return self.path / "result.json"
-
-    @property
-    def log_file(self) -> Path:
-        """The package's messages, and the traceback of what stopped the run."""
-        return self.path / "log.txt"
-
-    def result(self) -> Result | None:
-        """The result of a finished run. A file that is not one is put aside and made anew.
-
-        :raises ResultError: if it cannot be read or put aside, or is of a newer version.
-        """
-        try:
-            return Result.load(self.result_file)
-        except ResultError as error:
-            if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
-                return None  # not finished
-            if not error.damaged:
-                raise
-            _log.warning("%s; it is run again", error)
-        self._put_aside()
-        return None
-
-    def under_names_of_today(self, result: Result) -> Result:
-        """Names do not decide the folder: those that the result has may be older."""
-        names = {key: self.settings[key] for key in ("name", "title")}
-        return result.model_copy(
-            update={"recipe": self.recipe, "settings": result.settings | names}
-        )
-
-    def _put_aside(self) -> None:
-        """Under a name that none before it has."""
-        names = (self.result_file.with_suffix(f".damaged-{n}") for n in itertools.count(1))
-        aside = next(name for name in names if not name.exists())
-        try:
-            self.result_file.replace(aside)
-        except OSError as error:
-            raise ResultError(
-                f"{self.result_file} is no result and cannot be put aside: {error.strerror}"
-            ) from error
+        self.names = {key: self.settings[key] for key in ("name", "title")}
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the folder, keep others out, and write the package's messages to ``log.txt``,
-        warnings too.
+        """Make the folder, keep other processes out, and log messages, warnings and the error
+        that ends the run.
 
         :raises ValueError: if another process works in it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock")
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=_LOCK_TIMEOUT)
         except Timeout:
             raise ValueError(f"another process works on {self.path}") from None
         try:
+            self.remove_partial_files()
             with _logged(self.log_file):
                 yield
+        except (Exception, SystemExit) as error:
+            self.write_failure(error_sentence(error)[0])
+            raise
         finally:
             lock.release()
+
+    def remove_partial_files(self) -> None:
+        """Remove what a killed process was writing."""
+        for part in self.path.rglob(".*.part"):
+            part.unlink(missing_ok=True)
+
+    def result(self) -> Result | None:
+        """The result of a finished run. A damaged file is renamed, and the run is not finished.
+
+        :raises ResultError: if it cannot be read or renamed, or is of a newer version.
+        """
+        try:
+            return Result.load(self.result_file)
+        except ResultError as error:
+            if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+                return None
+            if not error.damaged:
+                raise
+            _log.warning("%s; it is run again", error)
+        try:
+            self.result_file.replace(self.result_file.with_suffix(".damaged"))
+        except OSError as error:
+            raise ResultError(
+                f"{self.result_file} is no result and cannot be put aside: {error.strerror}"
+            ) from error
+        return None
+
+    def is_named_as(self, result: Result) -> bool:
+        """Whether a stored result has the recipe's current name and title."""
+        return result.recipe == self.names["name"] and self.names.items() <= result.settings.items()
+
+    def renamed(self, result: Result) -> Result:
+        """The stored result under the current names, which do not decide the folder."""
+        if not self.is_named_as(result):
+            changes = {"recipe": self.names["name"], "settings": result.settings | self.names}
+            result = result.model_copy(update=changes)
+            result.save(self.result_file)
+        return result
 
     def write_start(self, about: dict[str, Any]) -> int:
         """Write ``run.json``.
 
         :return: how often the run was started, this time included.
         """
+        self.status_file.unlink(missing_ok=True)
         file = self.path / "run.json"
         try:
             starts = 1 + int(json.loads(file.read_text(encoding="utf-8"))["starts"])
@@ -149,15 +216,35 @@ class RunFolder:
         write_atomically(file, json.dumps(about, indent=1) + "\n")
         return starts
 
+    def write_epochs(self, epochs: list[dict[str, Any]]) -> None:
+        """``metrics.jsonl``."""
+        lines = "".join(json.dumps(epoch) + "\n" for epoch in epochs)
+        write_atomically(self.path / "metrics.jsonl", lines)
+
+    def write_status(self, status: Status) -> None:
+        """``status.json``."""
+        write_atomically(self.status_file, status.model_dump_json() + "\n")
+
+    def write_failure(self, error: str) -> None:
+        """Keep in ``status.json`` why the run failed."""
+        with suppress(OSError):
+            self.write_status((self.status() or Status()).model_copy(update={"error": error}))
+
+    def write_result(self, result: Result) -> None:
+        """``result.json``; the run is finished."""
+        result.save(self.result_file)
+        for file in [*self.checkpoint_folder.glob("*"), self.status_file]:
+            file.unlink(missing_ok=True)
+
     def check_data(self, data: dict[str, str]) -> None:
-        """Write ``data.json``, if there is nothing to go on from; else compare with it.
+        """Write ``data.json``, or compare with it if there is a checkpoint.
 
         :param data: see :func:`data_fingerprint`.
         :raises ValueError: if the data have changed since the run was begun.
         """
         file = self.path / "data.json"
         before = data
-        if any(self.checkpoints.glob("*.json")):
+        if any(self.checkpoint_folder.glob("*.json")):
             with suppress(OSError, ValueError):
                 before = dict(json.loads(file.read_text(encoding="utf-8")))
         for name in [*before, *data]:
@@ -169,11 +256,6 @@ class RunFolder:
                 )
         if data:
             write_atomically(file, json.dumps(data, indent=1) + "\n")
-
-    def write_epochs(self, epochs: list[dict[str, Any]]) -> None:
-        """``metrics.jsonl``."""
-        lines = "".join(json.dumps(epoch) + "\n" for epoch in epochs)
-        write_atomically(self.path / "metrics.jsonl", lines)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Avalanche's own loggers, on request."""
+"""Avalanche's loggers for TensorBoard and Weights & Biases, on request."""
 
 from __future__ import annotations
 
@@ -12,38 +12,44 @@ from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.logging import BaseLogger, TensorboardLogger, WandBLogger
 
 from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.experiment.run_options import RunOptions
 
 
 @contextmanager
 def training_loggers(
-    folder: Path, *, tensorboard: bool, wandb: str | None, name: str, settings: dict[str, Any]
+    folder: Path, options: RunOptions, title: str, settings: dict[str, Any]
 ) -> Iterator[tuple[list[BaseLogger], list[Any]]]:
-    """Loggers of a run and the metrics that they show; W&B's run ends as this one does.
+    """The loggers that the options ask for, and the metrics that they log.
 
     :param folder: of the run; TensorBoard's files and W&B's go below.
-    :param wandb: a project of W&B, in which a run that goes on is one run.
+    :param title: of the run in W&B, where a resumed run is one run.
     :raises ValueError: if W&B is not installed.
     """
-    metrics = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
     loggers: list[BaseLogger] = []
     with ExitStack() as at_end:
-        if tensorboard:
+        if options.tensorboard:
             loggers.append(TensorboardLogger(folder / "tensorboard"))
-        if wandb is not None:
-            run = {"dir": str(folder), "id": _wandb_id(folder), "resume": "allow"}
-            loggers.append(at_end.enter_context(_wandb_logger(wandb, name, settings, run)))
+        if options.wandb is not None:
+            logger = _wandb_logger(options.wandb, folder, title, settings)
+            loggers.append(at_end.enter_context(logger))
+        metrics = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
         yield loggers, metrics if loggers else []
 
 
 @contextmanager
 def _wandb_logger(
-    project: str, name: str, settings: dict[str, Any], run: dict[str, Any]
+    project: str, folder: Path, title: str, settings: dict[str, Any]
 ) -> Iterator[BaseLogger]:
     try:
         import wandb
     except ImportError:
         raise ValueError("--wandb needs wandb: pip install wandb") from None
-    logger = _Wandb(project_name=project, run_name=name, config=settings, params=run)
+    id_file = folder / "wandb-id.txt"
+    if not id_file.exists():
+        write_atomically(id_file, f"{secrets.token_hex(8)}\n")
+    run_id = id_file.read_text(encoding="utf-8").strip()
+    params = {"dir": str(folder), "id": run_id, "resume": "allow"}
+    logger = _Wandb(project_name=project, run_name=title, config=settings, params=params)
     try:
         yield logger
     except BaseException:
@@ -56,18 +62,10 @@ class _Wandb(WandBLogger):
     """Avalanche's logger without its charts, which newer W&B no longer has."""
 
     def after_training_exp(self, strategy: Any, metric_values: Any, **kwargs: Any) -> None:
-        self.exp_count = strategy.clock.train_exp_counter  # also of a run that goes on
+        self.exp_count = strategy.clock.train_exp_counter  # also of a resumed run
         super().after_training_exp(strategy, metric_values, **kwargs)
 
     def log_single_metric(self, name: str, value: Any, x_plot: int) -> None:
         self.step = x_plot
         if isinstance(value, (int, float)):
             self.wandb.log({name: value}, step=x_plot)
-
-
-def _wandb_id(folder: Path) -> str:
-    """W&B's name of a run, the same each time the run goes on."""
-    file = folder / "wandb-id.txt"
-    if not file.exists():
-        write_atomically(file, f"{secrets.token_hex(8)}\n")
-    return file.read_text(encoding="utf-8").strip()

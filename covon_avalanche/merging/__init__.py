@@ -1,4 +1,23 @@
-"""Slow steps: how the weights of a new task are merged with those of the earlier ones.
+"""Merge rules: how the weights of a new task are merged with those of the earlier tasks.
 
-Works with any optimizer; never imports Avalanche.
+Every rule works with any optimizer, through :func:`merge_into`. Nothing here imports Avalanche.
 """
+
+from covon_avalanche.merging.averaging import EMA, Average
+from covon_avalanche.merging.batch_norm import update_batch_norm
+from covon_avalanche.merging.eq8 import Eq8
+from covon_avalanche.merging.fisher import FisherMerge
+from covon_avalanche.merging.regmean import RegMean
+from covon_avalanche.merging.rule import MergeRule, Task, merge_into
+
+__all__ = [
+    "EMA",
+    "Average",
+    "Eq8",
+    "FisherMerge",
+    "MergeRule",
+    "RegMean",
+    "Task",
+    "merge_into",
+    "update_batch_norm",
+]

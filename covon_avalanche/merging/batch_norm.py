@@ -1,4 +1,4 @@
-"""Running statistics of batch norm, where a merge has moved the weights away from them."""
+"""Running statistics of batch norm, re-estimated after a merge has changed the weights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def trained_batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> None:
-    """Estimate the running statistics anew, at the weights as they are.
+    """Re-estimate the running statistics at the present weights.
 
-    They become the plain average over the batches, as by ``torch.optim.swa_utils.update_bn``,
-    but dropout is off, and layers that stay in eval mode or get no batch keep theirs.
+    They become the plain average over the batches, as in ``torch.optim.swa_utils.update_bn``,
+    but dropout is off, and layers that stay in eval mode or receive no batch keep their
+    statistics.
 
-    :param batches: ``(input, target, *more)``, for ``model(input, *more)``; shuffled, because a
-        variance is that within a batch.
+    :param batches: ``(input, target, *more)``, for ``model(input, *more)``; shuffled, because
+        variances are computed within a batch.
     """
     norms = trained_batch_norms(model)
     momenta = [norm.momentum for norm in norms]
@@ -39,7 +40,7 @@ def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> 
             for norm in norms:
                 norm.train()
                 norm.reset_running_stats()
-                norm.momentum = None  # torch's name for a plain average
+                norm.momentum = None  # torch's setting for a plain average
             for x, _, *more in batches:
                 model(x, *more)
         finally:

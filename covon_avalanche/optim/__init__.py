@@ -1,10 +1,10 @@
 """Torch optimizers that hold a diagonal Gaussian posterior over the weights.
 
-This room never imports Avalanche: torch, safetensors, numpy and, if installed, numba.
+Imports torch, safetensors, numpy and, if installed, numba; never Avalanche.
 """
 
 from covon_avalanche.optim.bayes_by_backprop import BayesByBackprop
-from covon_avalanche.optim.covon import CoVON
+from covon_avalanche.optim.covon import ALGORITHM_1, CoVON
 from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
 
-__all__ = ["BayesByBackprop", "CoVON", "PosteriorOptimizer"]
+__all__ = ["ALGORITHM_1", "BayesByBackprop", "CoVON", "PosteriorOptimizer"]

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.optim.checks import check_betas, check_positive
-from covon_avalanche.optim.kernels.formulas import adam_step
-from covon_avalanche.optim.places import Group, State
-from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
+from covon_avalanche.optim.interrupts import defer_interrupt
+from covon_avalanche.optim.posterior_optimizer import Group, PosteriorOptimizer, State
 from covon_avalanche.posterior.gaussian import DiagGaussian
 
 
@@ -41,13 +40,13 @@ class BayesByBackprop(PosteriorOptimizer):
         Variational Continual Learning with Weight Consolidation", 2024, Eq. 6); only where
         :meth:`consolidate` was given an importance.
     :param mc_samples: posterior samples per step.
-    :param prior: a prior instead, by parameter name, such as the posterior of an earlier day; the
-        weights stay what they are: load its mean into the model to go on from there.
-    :param generator: source of the noise; see :class:`CoVON`.
+    :param prior: a prior instead, by parameter name, such as the posterior of an earlier run; the
+        weights stay as they are: load its mean into the model to continue from it.
+    :param generator: gives the seed of the noise; see :class:`CoVON`.
     :raises ValueError: naming the value and the rule.
 
-    State per parameter: ``log_std`` for good; ``step`` and Adam's four moments within a
-    task; ``prior_mean`` and ``prior_precision`` from the first consolidation on, and
+    State per parameter: ``log_std``, kept from task to task; ``step`` and Adam's four moments
+    within a task; ``prior_mean`` and ``prior_precision`` from the first consolidation on, and
     ``importance`` where one was given.
     """
 
@@ -100,6 +99,15 @@ class BayesByBackprop(PosteriorOptimizer):
                 start[key] = torch.zeros_like(p)
         return start
 
+    def _state_needs(self, group: Group) -> dict[str, set[str]]:
+        moments = {"exp_avg", "exp_avg_sq", "log_std_exp_avg", "log_std_exp_avg_sq"}
+        return {
+            "step": {"log_std"} | (moments if group["inner"] == "adam" else set()),
+            "prior_mean": {"prior_precision"},
+            "prior_precision": {"prior_mean"},
+            "importance": {"prior_mean"},
+        }
+
     def _initial_log_std(self, p: Tensor, group: Group) -> Tensor:
         prior_precision = self.state.get(p, {}).get("prior_precision")
         if prior_precision is not None:
@@ -148,7 +156,6 @@ class BayesByBackprop(PosteriorOptimizer):
         new["log_std"] = state["log_std"] - group["lr"] * direction
         return mean, new
 
-    @torch.no_grad()
     def consolidate(self, *, importance: Mapping[Tensor, Tensor] | None = None) -> None:
         """The task's posterior becomes the prior of the next (Algorithm 4), and the moments
         of the inner update begin anew. Parameters without a step keep their prior.
@@ -156,18 +163,36 @@ class BayesByBackprop(PosteriorOptimizer):
         :param importance: curvature per example of the task by parameter, for EVCL; those of
             all tasks add up.
         """
-        if self._inside:
+        if self._in_place:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
-        for _, p, *_ in self._places():
-            state = self.state.get(p, {})
-            if "step" in state:
-                kept = {k: state[k] for k in ("log_std", "importance") if k in state}
-                if importance is not None and p in importance:
-                    kept["importance"] = kept.get("importance", 0.0) + importance[p]
-                self.state[p] = {
-                    **kept,
-                    "prior_mean": p.detach().clone(),
-                    "prior_precision": torch.exp(-2 * state["log_std"]),
-                }
-        self._copies = {}
-        self.discard_samples()
+        with defer_interrupt(), torch.no_grad():
+            for _, p, *_ in self._named_params():
+                state = self.state.get(p, {})
+                if "step" in state:
+                    kept = {k: state[k] for k in ("log_std", "importance") if k in state}
+                    if importance is not None and p in importance:
+                        kept["importance"] = kept.get("importance", 0.0) + importance[p]
+                    self.state[p] = {
+                        **kept,
+                        "prior_mean": p.detach().clone(),
+                        "prior_precision": torch.exp(-2 * state["log_std"]),
+                    }
+            self._buffers = {}
+            self.discard_samples()
+
+
+def adam_step(
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: int,
+    *,
+    betas: tuple[float, float],
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adam's direction and its new moments (Kingma and Ba 2015, Algorithm 1)."""
+    beta1, beta2 = betas
+    exp_avg = exp_avg.lerp(grad, 1 - beta1)
+    exp_avg_sq = exp_avg_sq.lerp(grad.square(), 1 - beta2)
+    denominator = (exp_avg_sq / (1 - beta2**step)).sqrt() + eps
+    return exp_avg / (1 - beta1**step) / denominator, exp_avg, exp_avg_sq

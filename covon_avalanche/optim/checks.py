@@ -1,9 +1,9 @@
-"""Guards: what is refused before anything is changed, and the sentence that says why."""
+"""Checks made before anything is changed, and the sentence of each error."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -12,17 +12,29 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+_LARGEST = 3.4e38  # of float32, in which the weights are
+LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate may overflow float32
+LARGEST_ESTIMATE = 1e15  # beyond it the square of a Hessian estimate may
+
 
 def check_positive(name: str, value: float, *, zero: bool = False) -> None:
-    """Raise a ``ValueError`` unless the value is > 0 (or >= 0) and finite."""
+    """Raise a ``ValueError`` unless the value is > 0 (or >= 0) and finite in float32."""
     if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
         raise ValueError(f"{name} must be {'>=' if zero else '>'} 0 and finite, got {value}")
+    if value > _LARGEST:
+        raise ValueError(f"{name} must be at most {_LARGEST} (the range of float32), got {value}")
 
 
 def check_whole(name: str, value: Any, least: int = 1) -> None:
-    """Raise a ``ValueError`` unless the value is a whole number that is large enough."""
+    """Raise a ``ValueError`` unless the value is an integer that is large enough."""
     if not isinstance(value, Integral) or int(value) < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value}")
+        raise ValueError(f"{name} must be an integer >= {least}, got {value}")
+
+
+def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
+    """Raise a ``ValueError`` unless the value is one of the known ones."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
 def check_betas(betas: Any, *, second_may_be_none: bool = False) -> None:
@@ -37,12 +49,11 @@ def check_betas(betas: Any, *, second_may_be_none: bool = False) -> None:
 
 
 def check_parameter(p: Tensor, name: str) -> None:
-    """Refuse parameters that are pieces of a tensor (DTensor), whose processes would draw the same
-    noise for each, and those whose dtype would swallow it."""
+    """Refuse DTensors, whose shards would all draw the same noise, and half precision."""
     if type(p) is not Parameter and hasattr(p, "device_mesh"):
         raise ValueError(
-            f"{name!r} is a DTensor: parameters that are shared out among processes (by "
-            "fully_shard) cannot be sampled yet. Use DistributedDataParallel"
+            f"{name!r} is a DTensor: parameters sharded by fully_shard are not supported yet; use "
+            "DistributedDataParallel"
         )
     if p.dtype not in (torch.float32, torch.float64):
         raise ValueError(
@@ -52,23 +63,16 @@ def check_parameter(p: Tensor, name: str) -> None:
         )
 
 
-def check_generator(generator: torch.Generator | None) -> None:
-    """Refuse to draw different noise in each of several processes."""
-    if _several_processes() and generator is None:
+def check_generator(seeded: bool) -> None:
+    """Refuse to draw different noise in each of several processes.
+
+    :param seeded: whether the user gave a generator, or the noise has its seed already.
+    """
+    if not seeded and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ValueError(
-            "in distributed training every rank must draw the same noise: pass "
-            "generator=torch.Generator(device).manual_seed(seed), seeded alike on all ranks"
+            "DDP averages gradients first, so all ranks need identical noise: pass "
+            "generator=torch.Generator(device).manual_seed(seed) with the same seed on all ranks"
         )
-
-
-def check_one_process(what: str) -> None:
-    """Refuse what would see the examples of one process only."""
-    if _several_processes():
-        raise ValueError(f"{what} does not work in distributed training: use 'gradsq'")
-
-
-def _several_processes() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def check_precisions(lowest: list[tuple[str, Tensor]]) -> None:
@@ -76,17 +80,12 @@ def check_precisions(lowest: list[tuple[str, Tensor]]) -> None:
 
     :param lowest: names with their smallest precision, scalar tensors.
     """
-    if not lowest:
-        return
-    device = lowest[0][1].device
-    values = torch.stack([low.to(device) for _, low in lowest])
-    if (values > 0).all():
-        return
-    name, low = next((name, low) for name, low in lowest if not low > 0)
-    raise ValueError(
-        f"the posterior precision of {name!r} must be > 0, smallest is {low.item():.3g}: "
-        "ess, hess_init or weight_decay is too small, or was changed inside a task"
-    )
+    for name, low in lowest:
+        if not low > 0:
+            raise ValueError(
+                f"the posterior precision of {name!r} must be > 0, smallest is {low.item():.3g}: "
+                "ess, hess_init or weight_decay is too small, or was changed within a task"
+            )
 
 
 def check_mean(name: str, mean: Tensor, p: Tensor) -> None:
@@ -99,20 +98,40 @@ def check_mean(name: str, mean: Tensor, p: Tensor) -> None:
         raise ValueError(f"the mean given for {name!r} is not finite")
 
 
+def check_state(
+    name: str, p: Tensor, state: Mapping[str, Any], needs: Mapping[str, set[str]]
+) -> None:
+    """Check a parameter's state that was loaded.
+
+    :param needs: for an entry, the others that must be there with it.
+    :raises ValueError: naming the parameter and what is wrong.
+    """
+    missing = set().union(*(needs.get(key, set()) for key in state)) - state.keys()
+    if missing:
+        raise ValueError(f"the state of {name!r} has no {' and no '.join(sorted(missing))}")
+    for key, value in state.items():
+        if key == "step":
+            check_whole(f"step of {name!r}", value, least=0)
+            continue
+        if not isinstance(value, Tensor) or value.shape != p.shape:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"{key} of {name!r} must be a tensor of shape {tuple(p.shape)}, got {shape}"
+            )
+        if not torch.isfinite(value).all():
+            raise ValueError(f"{key} of {name!r} is not finite")
+        if key == "prior_precision" and not (value > 0).all():
+            raise ValueError(f"prior_precision of {name!r} must be > 0")
+
+
 def check_finite(tensors: list[tuple[str, str, Tensor]], *, step: int) -> None:
-    """Refuse a step that is not finite; one synchronisation for all tensors.
+    """Refuse a step that is not finite.
 
     :param tensors: parameter name, what the tensor is (``"gradient"`` or what is new), tensor.
     :param step: of this task, for the message.
     :raises FloatingPointError: naming parameter, step and likely cause.
     """
-    if not tensors:
-        return
-    device = tensors[0][2].device
-    norms = torch.stack([torch.linalg.vector_norm(t).to(device) for *_, t in tensors])
-    if torch.isfinite(norms).all():
-        return
-    for name, what, tensor in tensors:  # a norm may overflow where no entry does
+    for name, what, tensor in tensors:
         if not torch.isfinite(tensor).all():
             cause = (
                 "the loss is not finite, or it overflowed (lower lr, or set clip_radius)"
@@ -125,10 +144,53 @@ def check_finite(tensors: list[tuple[str, str, Tensor]], *, step: int) -> None:
             )
 
 
-def all_below(tensors: list[Tensor], limit: float) -> bool:
-    """Whether all norms are below a limit; one synchronisation for all tensors."""
-    if not tensors:
-        return True
-    device = tensors[0].device
-    norms = torch.stack([torch.linalg.vector_norm(t).to(device) for t in tensors])
-    return bool((norms < limit).all())
+def largest_gradient(squared: bool, batch_size: float) -> float:
+    """The norm of a gradient from which a step in float32 may overflow."""
+    if not squared:
+        return LARGEST_GRADIENT
+    return min(LARGEST_GRADIENT, math.sqrt(LARGEST_ESTIMATE / batch_size))
+
+
+class DeferredCheck:
+    """Checks gradients on an accelerator without waiting for it.
+
+    A step that must not happen is skipped on the device; the error is raised by the first call
+    that finds the answer on the host.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[list[str], int, Tensor, Any]] = []
+
+    def add(self, names: list[str], grads: list[Tensor], limit: float, step: int) -> Tensor:
+        """Look at the gradients of a step.
+
+        :return: on their device, a scalar: whether all are finite and their norms below a limit.
+        """
+        good = torch.stack(torch._foreach_norm(grads)) < limit  # not where one is NaN
+        event = torch.Event(grads[0].device)
+        answer = good.to("cpu", non_blocking=True)
+        event.record()
+        self._pending.append((names, step, answer, event))
+        return good.all()
+
+    def raise_if_bad(self, *, wait: bool) -> None:
+        """Raise for a step that was skipped.
+
+        :param wait: for the device, if it has not finished all steps.
+        :raises FloatingPointError: naming parameter and step.
+        """
+        while self._pending:
+            names, step, answer, event = self._pending[0]
+            if wait:
+                event.synchronize()
+            elif not event.query():
+                return
+            self._pending.pop(0)
+            if not answer.all():
+                self._pending.clear()
+                bad = next(n for n, good in zip(names, answer.tolist(), strict=True) if not good)
+                raise FloatingPointError(
+                    f"the gradient of {bad!r} is not finite or too large in step {step} of this "
+                    "task; that step was skipped. Likely cause: the loss is not finite, or it "
+                    "overflowed (lower lr, or set clip_radius)."
+                )

@@ -4,61 +4,99 @@ Paper: "Fast and Slow Variational Continual Learning", Algorithm 1. The fast ste
 (Shen et al., "Variational Learning is Effective for Large Deep Networks", ICML 2024,
 Algorithm 1) with the previous tasks' posterior as its prior. Written from the papers;
 no code of the authors' repository or of ivon-opt was used. MIT licence.
+
+:func:`fast_step` is the algorithm. ``cpu_kernel`` and ``multi_tensor`` compute the same faster.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from itertools import compress
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from covon_avalanche.optim.buffers import (
-    PRIOR_MEAN_SLOT,
-    PRIOR_PRECISION_SLOT,
-    SecondCopy,
-    empty_beside,
-    free_slots,
-    laid_like,
-    second_copy,
-    settle,
-)
 from covon_avalanche.optim.checks import (
-    all_below,
+    DeferredCheck,
     check_betas,
+    check_choice,
     check_mean,
-    check_one_process,
     check_positive,
     check_precisions,
 )
-from covon_avalanche.optim.consolidation import Consolidation, check_merge, merge_into_prior
-from covon_avalanche.optim.curvature import (
-    GRADIENT_TIMES_NOISE,
-    Curvature,
-    HessApprox,
-    squared_example_gradients,
-    squared_gradient,
-)
 from covon_avalanche.optim.diagnostics import Diagnostics, add, diagnose
-from covon_avalanche.optim.hessian_average import beta2_at
-from covon_avalanche.optim.job_cache import JobCache
-from covon_avalanche.optim.kernels import Implementation, KernelsByDevice
-from covon_avalanche.optim.kernels.formulas import covon_hess, covon_mean
-from covon_avalanche.optim.kernels.job import LARGEST_ESTIMATE, Holds, Job
-from covon_avalanche.optim.places import Group, Place, State
-from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
-from covon_avalanche.optim.samples import SampleRecord
-from covon_avalanche.posterior.gaussian import DiagGaussian, check_gamma
+from covon_avalanche.optim.hessian import HessApprox, beta2_at
+from covon_avalanche.optim.implementations import (
+    Implementation,
+    Rates,
+    StepArgs,
+    draw_samples,
+    gradients_are_safe,
+    step,
+)
+from covon_avalanche.optim.interrupts import defer_interrupt
+from covon_avalanche.optim.layout import SampleBuffer, align_state_, bump_versions, match_layout
+from covon_avalanche.optim.posterior_optimizer import Group, NamedParam, PosteriorOptimizer, State
+from covon_avalanche.optim.samples import SampleAccumulator
+from covon_avalanche.posterior.gaussian import (
+    DiagGaussian,
+    check_gamma,
+    check_gaussian,
+    merge_tensors,
+)
 
-_MANY_STEPS = 100  # before them nobody expects a learned precision
+Consolidation = Literal["merge", "ema", "replace", "none"]
+
+ALGORITHM_1: dict[str, Any] = dict(hess_approx="reparam", betas=(0.9, 0.9999), gamma_precision=None)
+"""The paper's choices where the defaults differ: ``CoVON(params, ess=N, **ALGORITHM_1)``.
+Algorithm 1 as printed has no ``clip_radius``, the paper's experiments have one; for none add
+``clip_radius=float("inf")``."""
+
+_MANY_STEPS = 100  # before them a precision is not expected to be learned
 _SHARE_TO_WARN = 0.9  # of hess still near hess_init
-_GAMMA_PRECISION = 2.0  # where no estimate is negative; chosen in docs/permuted-mnist.md
-_ASSUMED_BATCH_SIZE = 128  # where nobody tells; docs/permuted-mnist.md has what an error costs
+_GAMMA_PRECISION = 2.0  # for estimates that are never negative; chosen in docs/permuted-mnist.md
 
-_CHOICES = {"hess_approx": get_args(HessApprox), "consolidation": get_args(Consolidation)}
+
+def fast_step(
+    mean: Tensor,
+    statistic: Tensor,
+    grad: Tensor,
+    momentum: Tensor,
+    hess: Tensor,
+    prior_mean: Tensor | float,
+    prior_precision: Tensor | float,
+    i: int,
+    *,
+    ess: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    debias: bool,
+    clip_radius: float,
+    hess_approx: HessApprox,
+    batch_size: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Iteration ``i`` of Algorithm 1's inner loop for one parameter tensor, after the gradient.
+
+    :param statistic: average over the posterior samples of ``grad * (theta - mean)``, or, for
+        ``"gradsq"``, of ``grad²``; theta was drawn with the variance of line 4.
+    :param grad: average gradient of the mini-batch loss over the samples (line 5), loss/weight.
+    :return: new mean, momentum and hess. All tensors have the shape of the parameter.
+    """
+    delta = prior_precision / ess
+    if hess_approx == "gradsq":
+        hess_hat = batch_size * statistic
+    else:
+        hess_hat = statistic * (ess * hess + prior_precision)  # line 6; 1/sigma² of line 4
+    momentum = torch.lerp(momentum, grad, 1 - beta1)  # line 7
+    momentum_hat = momentum / (1 - beta1**i) if debias else momentum
+    # line 8; the retraction of its last term keeps hess + delta positive (Lin et al., 2020)
+    change = (1 - beta2) * (hess_hat - hess)
+    hess = hess + change + 0.5 * change.square() / (hess + delta)
+    newton = (momentum_hat + delta * (mean - prior_mean)) / (hess + delta)
+    mean = mean - lr * newton.clamp(-clip_radius, clip_radius)  # line 9
+    return mean, momentum, hess
 
 
 class CoVON(PosteriorOptimizer):
@@ -71,60 +109,58 @@ class CoVON(PosteriorOptimizer):
         names (``model.named_parameters()``) posteriors and errors carry them.
     :param lr: learning rate of the Newton step (dimensionless; not that of Adam).
     :param ess: effective sample size lambda, in examples; the number of training examples
-        of the task is the Bayesian choice. Larger means less noise; larger than in the tasks
-        before, a weaker memory of them.
+        of the task is the Bayesian choice. Larger means less noise, and, if larger than in
+        earlier tasks, a weaker memory of them.
     :param hess_init: Hessian per example (loss/weight²) at the start of each task.
     :param betas: averaging coefficients of gradient and Hessian. ``None`` for the latter: an
         average whose window grows with the task, ``50 + t / 10`` steps after ``t`` of them, see
-        ``optim/hessian_average.py``; a number is Algorithm 1's.
+        ``optim/hessian.py``; a number is Algorithm 1's.
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
         ``s0 = ess * weight_decay``. New parameters of later tasks start with it too.
     :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1, for the precision too, is CoVON-NoM,
         plain VCL. Above 1, an over-relaxation, is allowed with a warning.
     :param gamma_precision: the coefficient for the precision that a task adds to the prior.
         ``None``: ``gamma``, Eq. 8. A number: that; the mean is then normalised by its own weights
-        (see ``gaussian.merge``). Above 1 it keeps more of the past than Bayes' rule, and the
+        (see ``posterior.merge``). Above 1 it keeps more of the past than Bayes' rule, and the
         merged posterior is narrower; it needs a Hessian estimate that is never negative
-        (``"gradsq"``, ``"per_example"``). ``"auto"``: 2 with these, else ``None``.
+        (``"gradsq"``). ``"auto"``: 2 with that, else ``None``.
     :param clip_radius: largest change of a weight in a step, in units of ``lr``;
-        ``float("inf")`` for none. Where the Hessian estimate is still noisy, Newton steps
-        without a limit diverge.
-    :param debias: correct the zero start of the gradient average.
+        ``float("inf")`` for none. While the Hessian estimate is dominated by noise, unlimited
+        Newton steps diverge.
+    :param debias: correct the gradient average for its start at zero.
     :param mc_samples: posterior samples per step.
     :param prior_mean: centre of the first prior: ``"zero"`` (the paper's), or ``"init"``,
         the starting weights, which is what fine-tuning a pretrained network needs.
-    :param prior: a prior instead, by parameter name, such as the posterior of an earlier day;
-        parameters it lacks get the first prior. The weights stay what they are: load its mean
-        into the model to go on from there. Move the model to its device before.
-    :param generator: source of the noise; by default one that is seeded by torch's global
-        one at the first sample. With several processes it is required, seeded alike
-        everywhere: gradients are averaged before they meet the noise.
-    :param hess_approx: what estimates the curvature: ``"reparam"``, the paper's, from the
-        gradient and the noise; ``"gradsq"``, the squared gradient times ``batch_size``;
-        ``"per_example"``, exact squares of per-example gradients, for which
-        :func:`covon_avalanche.posterior.fisher.track_example_squares` must watch the model;
-        ``"auto"``, ``"gradsq"``, which may guess its ``batch_size``. See ``optim/curvature.py`` for
-        derivations and noise. The same in all groups.
+    :param prior: a prior instead, by parameter name, such as the posterior of an earlier run;
+        parameters it lacks get the first prior. The weights stay as they are: load its mean
+        into the model to continue from it. Move the model to its device before.
+    :param hess_approx: the estimate of the Hessian's diagonal: ``"gradsq"``, the squared gradient
+        times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. See
+        ``optim/hessian.py`` for derivations and noise. The same in all groups.
     :param batch_size: examples behind a step's gradient (over all processes), for
-        ``"gradsq"``; in Avalanche the plugin sets it in each step. That of the first group
-        counts. ``None`` with ``"auto"``: 128, with a warning; a wrong size is a wrong ``ess`` of
-        the data, by the same factor.
-    :param consolidation: what the end of a task does: ``"merge"``, Eq. 8, precision-aware;
+        ``"gradsq"``; with Avalanche :class:`CoVONPlugin` sets it in each step. Only the first
+        group's value is used.
+    :param consolidation: what the end of a task does: ``"merge"``, Eq. 8, precision-weighted;
         ``"ema"``, the same precision, but means averaged without it,
         ``(1 - gamma) m0 + gamma m``; ``"replace"``, no slow state: what the task alone adds to
         the first prior becomes the prior (negative entries of the Hessian count as 0);
-        ``"none"``, plain IVON, which goes on. The last three are the ablations of the paper's
+        ``"none"``, plain IVON, which continues. The last three are the ablations of the paper's
         Figure 2b.
-    :param implementation: how the arithmetic is run: ``"compiled"`` in one pass over memory
-        (CPU, by numba), ``"triton"`` in one launch (CUDA), ``"eager"`` by torch operations on
-        blocks that fit a CPU's cache, ``"foreach"`` by torch operations on large blocks.
-        ``"auto"`` takes the fastest there is. On a CPU with numba all draw the same samples;
-        those of ``"triton"`` differ.
+    :param generator: gives the seed of the noise at the first sample; by default torch's global
+        generator does. With several processes it is required, with the same seed on all ranks.
+    :param implementation: ``"foreach"``, torch's multi-tensor operations; ``"compiled"``, numba on
+        CPUs and ``torch.compile`` on accelerators; ``"reference"``, :func:`fast_step`
+        parameter by parameter. ``"auto"``: ``"compiled"`` on CPUs with numba, else
+        ``"foreach"``. Float64 weights and tensor subclasses always use ``"foreach"`` on a CPU. On
+        one device all draw the same samples.
     :raises ValueError: naming the value and the rule.
 
     State per parameter: ``momentum``, ``hess``, ``step`` within a task; ``prior_mean`` and
     ``prior_precision`` from the first consolidation on, or from the start with ``prior``. Until
     then the prior's precision is a number, and so is its mean, except with ``"init"``.
+
+    A CPU checks all gradients before a step changes anything. An accelerator skips a step with
+    bad gradients without waiting; a later step, ``consolidate()`` or ``state_dict()`` raises.
     """
 
     own_setting = "hess_init"
@@ -143,16 +179,18 @@ class CoVON(PosteriorOptimizer):
         clip_radius: float = 0.1,
         debias: bool = True,
         mc_samples: int = 1,
-        prior_mean: str = "zero",
+        prior_mean: Literal["zero", "init"] = "zero",
         prior: DiagGaussian | None = None,
-        hess_approx: HessApprox = "auto",
+        hess_approx: HessApprox = "gradsq",
         batch_size: float | None = None,
         consolidation: Consolidation = "merge",
         generator: torch.Generator | None = None,
         implementation: Implementation = "auto",
     ) -> None:
+        check_choice("implementation", implementation, get_args(Implementation))
+        check_gamma(gamma)  # which may warn
         self.implementation = implementation
-        self._forget_plans()
+        self._deferred = DeferredCheck()
         defaults = dict(
             lr=lr,
             ess=ess,
@@ -176,245 +214,198 @@ class CoVON(PosteriorOptimizer):
         super().check_group(group)
         check_betas(group["betas"], second_may_be_none=True)
         check_positive("hess_init", group["hess_init"])
-        check_gamma(group["gamma"])
+        check_positive("gamma", group["gamma"])
         if group["gamma_precision"] not in (None, "auto"):
             check_positive("gamma_precision", group["gamma_precision"])
         if not group["clip_radius"] > 0:
             raise ValueError(f"clip_radius must be > 0, got {group['clip_radius']}")
-        if group["prior_mean"] not in ("zero", "init"):
-            raise ValueError(f"prior_mean must be 'zero' or 'init', got {group['prior_mean']!r}")
-        for key, known in _CHOICES.items():
-            if group[key] not in known:
-                raise ValueError(f"{key} must be one of {known}, got {group[key]!r}")
-        if group["hess_approx"] != self.param_groups[0]["hess_approx"]:
+        check_choice("prior_mean", group["prior_mean"], ("zero", "init"))
+        check_choice("hess_approx", group["hess_approx"], get_args(HessApprox))
+        check_choice("consolidation", group["consolidation"], get_args(Consolidation))
+        if group["hess_approx"] != self.hess_approx:
             raise ValueError(
                 f"hess_approx must be the same in all groups, got {group['hess_approx']!r} and "
-                f"{self.param_groups[0]['hess_approx']!r}"
+                f"{self.hess_approx!r}"
             )
         if group["batch_size"] is not None:
             check_positive("batch_size", group["batch_size"])
 
     @property
     def hess_approx(self) -> HessApprox:
-        """What estimates the curvature, the same in all groups; never ``"auto"``."""
-        group = self.param_groups[0]
-        if group["hess_approx"] == "auto":
-            return "gradsq"
-        return group["hess_approx"]
-
-    # Curvature -------------------------------------------------------------------------
-
-    def _curvature(self) -> Curvature:
-        match self.hess_approx:
-            case "gradsq":
-                return squared_gradient(self._batch_size)
-            case "per_example":
-                check_one_process("hess_approx='per_example'")
-                return squared_example_gradients(self._name)
-        return GRADIENT_TIMES_NOISE
-
-    def _holds(self, mc_samples: int) -> Holds:
-        """What a step finds in the memory of the samples, see :class:`Job`."""
-        reparam = self.hess_approx == "reparam"
-        if mc_samples == 1 and self.hess_approx != "per_example":  # the kernel makes the estimate
-            return "theta" if reparam else "nothing"
-        return "product" if reparam else "hess"
-
-    @torch.no_grad()
-    def diagnostics(self) -> dict[str, Diagnostics]:
-        """Whether the precision is being learned, by parameter name, and pooled over all under
-        ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
-        and the next ``zero_grad``; empty before the first step."""
-        found = {
-            name: diagnose(p, group, state, self._prior_precision(state, group), self.hess_approx)
-            for name, p, group, _ in self._places()
-            if "hess" in (state := self.state.get(p, {}))
-        }
-        if not found:
-            return {}
-        pooled = {"all": add(list(found.values())), **found}
-        return {name: sums.diagnostics() for name, sums in pooled.items()}
-
-    def _warn_unless_learned(self, trained: list[Place]) -> None:
-        """Say so if a task of some length has left the precision as it began."""
-        steps = max((self.state[place.parameter]["step"] for place in trained), default=0)
-        if steps < _MANY_STEPS:
-            return
-        share = self.diagnostics()["all"].hess_at_start
-        if share > _SHARE_TO_WARN:
-            warnings.warn(
-                f"the posterior has not learned its precision: after {steps} steps {share:.0%} of "
-                "the entries of hess are within 10 % of hess_init, so the prior it becomes is "
-                "nearly isotropic; lower beta2 (None follows the task), choose hess_init nearer to "
-                "the curvature, or see optimizer.diagnostics() before consolidate()",
-                stacklevel=4,
-            )
-
-    def _warn_of_the_assumed_batch_size(self) -> None:
-        group = self.param_groups[0]
-        if group["hess_approx"] == "auto" and group["batch_size"] is None:
-            warnings.warn(
-                f"without batch_size CoVON assumes {_ASSUMED_BATCH_SIZE} examples behind each "
-                "gradient, and a size that is far off costs accuracy: give batch_size=, or "
-                "hess_approx='reparam', which needs none",
-                stacklevel=7,
-            )
-
-    def _name(self, p: Tensor) -> str:
-        return next(name for name, q, *_ in self._places() if q is p)
-
-    def _gamma_precision(self, group: Group) -> float | None:
-        given = group["gamma_precision"]
-        if given != "auto":
-            return given
-        signed = self.hess_approx == "reparam" or group["consolidation"] != "merge"
-        return None if signed else _GAMMA_PRECISION
+        """The estimate of the Hessian, the same in all groups."""
+        approx: HessApprox = self.param_groups[0]["hess_approx"]
+        return approx
 
     def _batch_size(self) -> float:
-        group = self.param_groups[0]
-        size = group["batch_size"]
-        if size is None and group["hess_approx"] == "auto":
-            return _ASSUMED_BATCH_SIZE
-        if size is None:
+        size = self.param_groups[0]["batch_size"]
+        if size is None and self.hess_approx == "gradsq":
             raise ValueError(
-                "hess_approx='gradsq' needs the number of examples behind a gradient: give "
-                "batch_size=, or set it in param_groups before sampled_params()"
+                "hess_approx='gradsq' needs the number of examples behind each gradient: pass "
+                "batch_size=..., or hess_approx='reparam', which needs none"
             )
-        check_positive("batch_size", size)
-        return size
+        return float(size or 1)
+
+    def _new_record(self) -> SampleAccumulator:
+        return SampleAccumulator(self.mc_samples, squared=self.hess_approx == "gradsq")
 
     # State -----------------------------------------------------------------------------
 
     def _start_task(self, p: Tensor, group: Group) -> State:
-        slots = free_slots(p, self.state.get(p, {}))
         start: State = {
             "step": 0,
-            "momentum": empty_beside(p, next(slots)).zero_(),
-            "hess": empty_beside(p, next(slots)).fill_(group["hess_init"]),
+            "momentum": torch.zeros_like(p, requires_grad=False),
+            "hess": torch.full_like(p, group["hess_init"], requires_grad=False),
         }
-        if group["prior_mean"] == "init":  # only counts where no prior is in the state yet
-            start["prior_mean"] = empty_beside(p, next(slots)).copy_(p)
+        if group["prior_mean"] == "init":  # unless a prior is in the state already
+            start["prior_mean"] = p.detach().clone()
         return start
 
     def _first_prior(self, p: Tensor, group: Group) -> State:
-        centre = empty_beside(p, PRIOR_MEAN_SLOT)
-        centre.copy_(p) if group["prior_mean"] == "init" else centre.zero_()
-        precision = empty_beside(p, PRIOR_PRECISION_SLOT)
-        precision.fill_(group["ess"] * group["weight_decay"])
-        return {"prior_mean": centre, "prior_precision": precision}
+        init = group["prior_mean"] == "init"
+        precision = group["ess"] * group["weight_decay"]
+        return {
+            "prior_mean": p.detach().clone() if init else torch.zeros_like(p, requires_grad=False),
+            "prior_precision": torch.full_like(p, precision, requires_grad=False),
+        }
+
+    def _state_needs(self, group: Group) -> dict[str, set[str]]:
+        return {
+            "step": {"momentum", "hess"},
+            "momentum": {"step", "hess"},
+            "hess": {"step", "momentum"},
+            "prior_precision": {"prior_mean"},
+        }
 
     def _prior_precision(self, state: State, group: Group) -> Tensor | float:
         """That of the current task's prior; a number until the first consolidation."""
         return state.get("prior_precision", float(group["ess"]) * group["weight_decay"])
 
-    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float | None:
+    def _hess(self, p: Tensor, group: Group, train: bool) -> Tensor | float | None:
+        """That of the posterior to sample from; between tasks the slow posterior predicts."""
         state = self.state.get(p, {})
         if not train and "hess" not in state:
-            return state.get("prior_precision")  # between tasks the slow posterior predicts
-        prior_precision = self._prior_precision(state, group)
-        return group["ess"] * state.get("hess", group["hess_init"]) + prior_precision
+            return 0.0 if "prior_precision" in state else None
+        return state.get("hess", float(group["hess_init"]))
+
+    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float | None:
+        hess = self._hess(p, group, train)
+        if hess is None:
+            return None
+        return group["ess"] * hess + self._prior_precision(self.state.get(p, {}), group)
 
     # Sampling and the fast step --------------------------------------------------------
 
+    def _place_sample(self, train: bool) -> None:
+        if train:
+            self._batch_size()  # raises where the step would, before the forward pass
+        super()._place_sample(train)
+
     def _draw(
-        self, places: list[Place], copies: dict[Tensor, SecondCopy], train: bool
-    ) -> list[tuple[Tensor, SecondCopy]]:
-        states = [self.state.get(place.parameter, {}) for place in places]
-        if not train:
-            known = [bool(s.keys() & {"hess", "prior_precision"}) for s in states]
-            places, states = list(compress(places, known)), list(compress(states, known))
-        if train and self.hess_approx == "per_example":
-            for place in places:  # of a sample that no step has used
-                vars(place.parameter).pop("example_squares", None)
-        drawn = [(place.parameter, second_copy(copies, place.parameter)) for place in places]
-        # Between tasks the slow posterior predicts.
-        make = self._job if train else self._job_between_tasks
-        jobs = self._draws.get(places, states, [c.content for _, c in drawn], make, train)
-        key = self._noise.key() if jobs else 0
-        for kernel, some in self._kernels.split(jobs):
-            bad = kernel.draw(some, key)
-            check_precisions([(job.name, job.lowest_precision) for job in bad])
+        self, params: list[NamedParam], buffers: dict[Tensor, SampleBuffer], train: bool, key: int
+    ) -> list[tuple[Tensor, SampleBuffer]]:
+        """Algorithm 1, line 4."""
+        if self.implementation == "reference":
+            return super()._draw(params, buffers, train, key)
+        drawn, args = [], []
+        for named in params:
+            state = self.state.get(named.param, {})
+            hess = self._hess(named.param, named.group, train)
+            if hess is not None:
+                buffer = self._buffer(buffers, named.param)
+                drawn.append((named.param, buffer))
+                align_state_(state, named.param, named.name)
+                args.append(self._step_args(named, {"hess": hess, **state}, buffer.content))
+        bad = draw_samples(args, key, self.implementation)
+        if bad:
+            precisions = [
+                (a.name, torch.as_tensor(a.rates.ess * a.hess + a.prior_precision).min())
+                for a in args
+                if a.number in bad
+            ]
+            check_precisions(precisions)
         return drawn
 
-    def _step(self, places: list[Place], record: SampleRecord) -> None:
-        """The fast step, Algorithm 1, lines 6 to 9."""
-        states, samples = [], []
-        holds = self._holds(record.mc_samples)
-        one_pass = holds in ("theta", "nothing")
-        batch_size = self._batch_size() if holds == "nothing" else 1.0
-        for _, p, group, _ in places:
+    def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
+        """Algorithm 1, lines 6 to 9."""
+        self._deferred.raise_if_bad(wait=False)
+        kind: dict[str, Any] = dict(squared=record.squared, mc_samples=record.mc_samples)
+        args, states = [], []
+        for named in params:
+            name, p, group, _ = named
+            assert p.grad is not None
             state = self.state.get(p, {})
             if "step" not in state:
                 state = {**self._start_task(p, group), **state}
+            align_state_(state, p, name)
+            grad = match_layout(p.grad, p, name, "the gradient")
+            sample = record.theta(p) if record.mc_samples == 1 else record.statistic(p)
+            sample = match_layout(sample, p, name, "the sample")
+            args.append(self._step_args(named, state, sample, grad))
             states.append(state)
-            samples.append(record.theta(p) if one_pass else record.statistic(p))
-        if not any(state["step"] for state in states):
-            self._warn_of_the_assumed_batch_size()
-        jobs = self._jobs.get(places, states, samples, self._job)
-        for job, state, place in zip(jobs, states, places, strict=True):
-            job.holds, job.batch_size = holds, batch_size
-            _refresh(job, state, place)
-        parts = self._kernels.split(jobs)
-        safe = (one_pass or all_below(samples, LARGEST_ESTIMATE)) and all(
-            kernel.safe(some) for kernel, some in parts
-        )
-        if safe:
-            next_key = self._noise.peek() if one_pass else None
-            for kernel, some in parts:
-                kernel.step(some, next_key)
-        for job in jobs:
-            job.grad = None  # or it would outlive zero_grad()
-        if record.mc_samples > 1:
-            self._forget_plans()  # and so would the averages
-        if not safe:
-            super()._step(places, record)  # whole tensors, checked before anything is changed
+        if self.implementation == "reference" or not gradients_are_safe(args, **kind):
+            super()._step(params, record)  # fast_step, checked before anything changes
             return
-        for state, place in zip(states, places, strict=True):
-            if not state["step"]:
-                self.state[place.parameter] = state
+        step(args, self.implementation, deferred=self._deferred, **kind)
+        bump_versions(a.mean for a in args)
+        for a, state in zip(args, states, strict=True):
             state["step"] += 1
+            self.state[a.mean] = state
 
-    def _job(self, place: Place, state: State, sample: Tensor) -> Job:
-        return Job(
-            name=place.name,
-            number=place.number,
-            mean=place.parameter.detach(),
-            sample=sample,
-            momentum=state.get("momentum"),
-            hess=state["hess"] if "hess" in state else place.group["hess_init"],
-            prior_mean=state.get("prior_mean", 0.0),
-            prior_precision=self._prior_precision(state, place.group),
-            ess=float(place.group["ess"]),
+    def _step_args(
+        self, named: NamedParam, state: State, sample: Tensor, grad: Tensor | None = None
+    ) -> StepArgs:
+        name, p, group, number = named
+        step = state.get("step", 0) + 1
+        beta1, beta2 = group["betas"]
+        rates = Rates(
+            ess=float(group["ess"]),
+            lr=float(group["lr"]),
+            beta1=beta1,
+            rest2=1 - beta2_at(beta2, step - 1),
+            correction=1 / (1 - beta1**step) if group["debias"] else 1.0,
+            clip_radius=group["clip_radius"],
+            batch_size=float(self.param_groups[0]["batch_size"] or 1),
         )
-
-    def _job_between_tasks(self, place: Place, state: State, sample: Tensor) -> Job:
-        return self._job(place, {"hess": 0.0, **state}, sample)
+        return StepArgs(
+            name,
+            number,
+            p,
+            sample,
+            state["hess"],
+            state.get("prior_mean", 0.0),
+            self._prior_precision(state, group),
+            rates,
+            grad,
+            state.get("momentum"),
+            step,
+        )
 
     def _propose(
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
-        """The fast step as pure functions, for steps that may not be finite."""
-        beta1 = group["betas"][0]
-        beta2 = beta2_at(group["betas"][1], state["step"])
-        step = state["step"] + 1
-        prior_precision = self._prior_precision(state, group)
-        prior_hess = prior_precision / group["ess"]
-        precision = group["ess"] * state["hess"] + prior_precision
-        momentum = torch.lerp(state["momentum"], grad, 1 - beta1)
-        estimate = statistic * precision if self.hess_approx == "reparam" else statistic
-        hess = covon_hess(state["hess"], estimate, prior_hess, beta2)
-        mean = covon_mean(
+        beta1, beta2 = group["betas"]
+        mean, momentum, hess = fast_step(
             p,
-            momentum / (1 - beta1**step) if group["debias"] else momentum,
-            hess,
+            statistic,
+            grad,
+            state["momentum"],
+            state["hess"],
             state.get("prior_mean", 0.0),
-            prior_hess,
+            self._prior_precision(state, group),
+            state["step"] + 1,
+            ess=group["ess"],
             lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2_at(beta2, state["step"]),
+            debias=group["debias"],
             clip_radius=group["clip_radius"],
+            hess_approx=self.hess_approx,
+            batch_size=self._batch_size(),
         )
-        return mean, {"step": step, "momentum": momentum, "hess": hess}
+        return mean, {"step": state["step"] + 1, "momentum": momentum, "hess": hess}
 
-    @torch.no_grad()
+    # The slow step ---------------------------------------------------------------------
+
     def consolidate(
         self,
         *,
@@ -422,7 +413,7 @@ class CoVON(PosteriorOptimizer):
         gamma_precision: float | None = None,
         means: Mapping[Tensor, Tensor] | None = None,
     ) -> None:
-        """The slow step, Eq. 8: merge the task's posterior into its prior.
+        """Merge the task's posterior into its prior (Eq. 8).
 
         The parameters become the merged mean, and the merged Gaussian is the posterior used
         for prediction and the prior of the next task. Parameters that had no step in this
@@ -431,63 +422,105 @@ class CoVON(PosteriorOptimizer):
         :param gamma: instead of the groups' ``gamma``.
         :param gamma_precision: instead of the groups' ``gamma_precision``.
         :param means: merged means instead of Eq. 8's, by parameter and of its shape, such as those
-            of :class:`covon_avalanche.merging.regmean.InputMoments`; the precision is Eq. 8's.
-            Those of parameters that had no step do not count.
-        :raises ValueError: if the merged posterior is no Gaussian, or a mean does not fit or is not
-            finite; nothing is changed then.
+            of a rule in :mod:`covon_avalanche.merging`; the precision is Eq. 8's. Those of
+            parameters that had no step are not used.
+        :raises ValueError: if the merged posterior is not a Gaussian, or a mean does not fit or is
+            not finite; nothing is changed then.
         """
-        if self._inside:
+        if self._in_place:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
+        self._deferred.raise_if_bad(wait=True)
         given = {"gamma": gamma, "gamma_precision": gamma_precision}
         instead = {key: value for key, value in given.items() if value is not None}
         for key, value in instead.items():
             check_gamma(value, key)
         trained = [
-            place
-            for place in self._places()
-            if "hess" in self.state.get(place.parameter, {})
-            and place.group["consolidation"] != "none"
+            named
+            for named in self._named_params()
+            if "hess" in self.state.get(named.param, {}) and named.group["consolidation"] != "none"
         ]
-        for name, p, *_ in trained:
-            settle(name, p, self.state[p])
         self._warn_unless_learned(trained)
-        merges = [
-            (name, p, {**group, "gamma_precision": self._gamma_precision(group), **instead})
-            for name, p, group, _ in trained
-        ]
-        for name, p, settings in merges:  # all, before anything is written
-            check_merge(name, p, settings, self.state[p])
-            if means and p in means:
-                check_mean(name, means[p], p)
-        for _, p, settings in merges:
-            self.state[p] = merge_into_prior(p, settings, self.state[p])
-            if means and p in means:
-                p.copy_(means[p])
-                self.state[p]["prior_mean"].copy_(means[p])
-        self._copies = {}
-        self._forget_plans()
-        self.discard_samples()
+        with defer_interrupt(), torch.no_grad():
+            for name, p, group, _ in trained:  # check all before anything is written
+                align_state_(self.state[p], p, name)
+                check_gaussian(name, *self._merged(p, {**group, **instead}))
+                if means and p in means:
+                    check_mean(name, means[p], p)
+            for _, p, group, _ in trained:
+                mean, precision = self._merged(p, {**group, **instead})
+                p.copy_(means[p] if means and p in means else mean)
+                self.state[p] = {"prior_mean": p.detach().clone(), "prior_precision": precision}
+            self._buffers = {}
+            self.discard_samples()
 
-    # Copies ----------------------------------------------------------------------------
+    def _merged(self, p: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        """Mean and precision after the task."""
+        state, gamma, gamma_precision = self.state[p], group["gamma"], group["gamma_precision"]
+        s0 = self._prior_precision(state, group)
+        if group["consolidation"] == "replace":
+            first = group["ess"] * group["weight_decay"]
+            return p.detach(), group["ess"] * state["hess"].clamp(min=0) + first
+        if gamma_precision == "auto":
+            signed = self.hess_approx == "reparam" or group["consolidation"] != "merge"
+            gamma_precision = None if signed else _GAMMA_PRECISION
+        m0 = state.get("prior_mean", 0.0)
+        precision = group["ess"] * state["hess"] + s0
+        mean, merged = merge_tensors(m0, s0, p.detach(), precision, gamma, gamma_precision)
+        if group["consolidation"] == "ema":
+            mean = m0 + gamma * (p.detach() - m0)
+        return mean, merged
+
+    @torch.no_grad()
+    def diagnostics(self) -> dict[str, Diagnostics]:
+        """Whether the precision is being learned, by parameter name, and pooled over all under
+        ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
+        and the next ``zero_grad``; empty before the first step."""
+        found = {
+            name: diagnose(p, group, state, self._prior_precision(state, group), self.hess_approx)
+            for name, p, group, _ in self._named_params()
+            if "hess" in (state := self.state.get(p, {}))
+        }
+        if not found:
+            return {}
+        pooled = {"all": add(list(found.values())), **found}
+        return {name: sums.diagnostics() for name, sums in pooled.items()}
+
+    def _warn_unless_learned(self, trained: list[NamedParam]) -> None:
+        """Warn if a task of some length has left the precision as it began."""
+        steps = max((self.state[named.param]["step"] for named in trained), default=0)
+        if steps < _MANY_STEPS:
+            return
+        share = self.diagnostics()["all"].hess_at_start
+        if share > _SHARE_TO_WARN:
+            warnings.warn(
+                f"the posterior has not learned its precision: after {steps} steps {share:.0%} of "
+                "the entries of hess are within 10 % of hess_init, so the prior it becomes is "
+                "nearly isotropic; lower beta2 (None adapts to the task), choose hess_init nearer "
+                "to the curvature, or see optimizer.diagnostics() before consolidate()",
+                stacklevel=3,
+            )
+
+    # torch.optim -----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Groups and state, the noise included."""
+        self._deferred.raise_if_bad(wait=True)
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See :meth:`PosteriorOptimizer.load_state_dict`. Estimates that are gone become
+        ``"gradsq"``."""
+        groups = [
+            {**group, "hess_approx": "gradsq"}
+            if group.get("hess_approx") in ("auto", "per_example")
+            else group
+            for group in state_dict["param_groups"]
+        ]
+        super().load_state_dict({**state_dict, "param_groups": groups})
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "implementation": self.implementation}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._forget_plans()
-
-    def _forget_plans(self) -> None:
-        self._jobs, self._draws = JobCache(), JobCache()  # what is drawn may have no gradient
-        self._kernels = KernelsByDevice(self.implementation)
-
-
-def _refresh(job: Job, state: State, place: Place) -> None:
-    """Take over gradient and settings of a step."""
-    p, group = place.parameter, place.group
-    assert p.grad is not None
-    job.grad = laid_like(p.grad, p, job.name, "the gradient")
-    job.beta1, beta2 = group["betas"]
-    job.beta2 = beta2_at(beta2, state["step"])
-    job.lr, job.clip_radius = float(group["lr"]), group["clip_radius"]
-    job.correction = 1 / (1 - job.beta1 ** (state["step"] + 1)) if group["debias"] else 1.0
+        self._deferred = DeferredCheck()

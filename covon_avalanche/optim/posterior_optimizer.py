@@ -4,38 +4,42 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from covon_avalanche.optim import noise
-from covon_avalanche.optim.buffers import (
-    PRIOR_MEAN_SLOT,
-    PRIOR_PRECISION_SLOT,
-    SecondCopy,
-    empty_beside,
-    moved,
-    second_copy,
-    settle,
-)
 from covon_avalanche.optim.checks import (
     check_finite,
     check_generator,
     check_parameter,
     check_positive,
     check_precisions,
+    check_state,
     check_whole,
 )
-from covon_avalanche.optim.curvature import GRADIENT_TIMES_NOISE, Curvature
-from covon_avalanche.optim.noise import NoiseSource
-from covon_avalanche.optim.places import Group, NamedOptimizer, Place, State
-from covon_avalanche.optim.samples import SampleRecord
+from covon_avalanche.optim.interrupts import defer_interrupt
+from covon_avalanche.optim.layout import SampleBuffer, align_state_, bump_versions
+from covon_avalanche.optim.samples import SampleAccumulator
 from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, embed
 
+Group = dict[str, Any]
+State = dict[str, Any]
 
-class PosteriorOptimizer(NamedOptimizer, ABC):
+
+class NamedParam(NamedTuple):
+    """A parameter of an optimizer: its name, its group, and its number over all groups."""
+
+    name: str
+    param: Tensor
+    group: Group
+    number: int
+
+
+class PosteriorOptimizer(Optimizer, ABC):
     """Base of :class:`CoVON` and :class:`BayesByBackprop`.
 
     The parameters themselves are the posterior's mean. One step is::
@@ -52,11 +56,11 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
     - Gradients stay in ``p.grad`` until ``step()``: clipping and unscaling work as with Adam.
     - Frozen parameters are not perturbed; those without a gradient are not moved, and a
       task that never gave them one leaves their posterior alone.
-    - An exception leaves every parameter at the mean and nothing recorded.
-    - The next sample may be drawn ahead: change weights between steps where torch counts it, under
-      ``torch.no_grad()``, not through ``.data``.
+    - An exception leaves every parameter at the mean and nothing recorded. Ctrl-C takes effect
+      before or after ``step``, ``consolidate`` and the change of weights, never within.
     - ``step(closure)`` calls the closure once in each of ``mc_samples`` samples.
-    - Copies and pickles carry the generator and the state, not a sample in flight.
+    - Noise is a function of a seed and the number of the draw, which live in the first group
+      (``noise_seed``, ``noise_draws``): ``state_dict()``, copies and pickles restore it.
     """
 
     own_setting: ClassVar[str]
@@ -70,15 +74,15 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         prior: DiagGaussian | None,
         generator: torch.Generator | None,
     ) -> None:
-        self._noise = NoiseSource(generator)
-        self._copies: dict[Tensor, SecondCopy] = {}  # theta, and the mean while it is in place
-        self._inside: list[tuple[Tensor, SecondCopy]] = []  # exchanged at the moment
-        super().__init__(params, defaults)
-        self.discard_samples()
+        self._generator = generator
+        self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
+        self._in_place: list[tuple[Tensor, SampleBuffer]] = []  # swapped at the moment
+        super().__init__(params, {**defaults, "noise_seed": None, "noise_draws": 0})
+        self._record = self._new_record()
         if prior is not None:
-            self._install_prior(prior)
+            self._set_prior(prior)
 
-    # What an algorithm says ------------------------------------------------------------
+    # What an algorithm defines ---------------------------------------------------------
 
     @abstractmethod
     def _start_task(self, p: Tensor, group: Group) -> State:
@@ -100,9 +104,12 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         """New mean and changed state entries after a step, as new tensors.
 
         :param grad: average gradient over the samples.
-        :param statistic: average of what :meth:`_curvature` says, by default of
-            ``gradient * (theta - mean)``.
+        :param statistic: average of ``gradient * (theta - mean)``, see :class:`SampleAccumulator`.
         """
+
+    @abstractmethod
+    def _state_needs(self, group: Group) -> dict[str, set[str]]:
+        """For an entry of a parameter's state, the others that must be there with it."""
 
     @abstractmethod
     def consolidate(self) -> None:
@@ -111,23 +118,12 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
     # Sampling --------------------------------------------------------------------------
 
     @property
-    def generator(self) -> torch.Generator | None:
-        """Source of the noise: the given one, or one that the global seed has decided, made
-        at the first sample."""
-        return self._noise.generator
-
-    @generator.setter
-    def generator(self, generator: torch.Generator | None) -> None:
-        self._noise = NoiseSource(generator)
-
-    @property
     def mc_samples(self) -> int:
         """Samples per step, the same in all groups."""
         return int(self.param_groups[0]["mc_samples"])
 
-    @contextmanager
-    def sampled_params(self, train: bool = True) -> Iterator[None]:
-        """Replace the parameters by a sample of the posterior inside the context.
+    def sampled_params(self, train: bool = True) -> SampledParams:
+        """Context manager that replaces the parameters by a sample of the posterior.
 
         :param train: record gradients for the next step; ``False`` samples for prediction
             and records nothing.
@@ -135,100 +131,109 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
             stepped nor cleared.
         :raises ValueError: if a precision is not positive, or a dtype cannot hold the noise.
         """
-        if train and self._record.count == 0:
-            self.discard_samples()  # mc_samples may have changed since
-        self._perturb(train)
-        drawn = self._inside
-        finished = False
-        try:
-            yield
-            finished = True
-        finally:
-            self._restore()
-            if train and not finished:
-                self.discard_samples()
-        if train:
-            if self._record.complete:
-                if self._record.still_in_grad():
-                    raise RuntimeError(
-                        f"all mc_samples={self.mc_samples} samples of this step were drawn "
-                        "already: call step(), or zero_grad() to drop them; to accumulate "
-                        "gradients, run all micro-batches inside one sampled_params()"
-                    )
-                self.discard_samples()
-            try:
-                self._record.add([(p, copy.content) for p, copy in drawn])
-            except BaseException:
-                self.discard_samples()  # half of a sample is none
-                raise
+        return SampledParams(self, train)
 
-    @torch.no_grad()
-    def _perturb(self, train: bool) -> None:
-        if self._inside:
+    def discard_samples(self) -> None:
+        """Forget the samples drawn since the last step, and put back the mean if a sample was
+        left in place, which an interrupt may do outside of a ``with`` statement."""
+        self._restore_mean()
+        self._record = self._new_record()
+
+    def _new_record(self) -> SampleAccumulator:
+        return SampleAccumulator(self.mc_samples)
+
+    def _place_sample(self, train: bool) -> None:
+        """Draw a sample and swap it with the mean."""
+        if self._in_place:
             raise RuntimeError(
                 "sampled_params() cannot be nested: a sample is already in place (in Avalanche: "
-                "a strategy needs one posterior plugin, and CoVONStrategy brings its own)"
+                "a strategy needs one posterior plugin, and CoVONStrategy brings its own; after "
+                "an interrupt discard_samples() puts the mean back)"
             )
-        check_generator(self._noise.given)
-        places = []
-        for place in self._places():
-            if place.parameter.requires_grad and place.parameter.numel():
-                check_parameter(place.parameter, place.name)
-                places.append(place)
-        # A sample that waits for its step keeps its buffer; another one gets its own.
+        if train and self._record.count == 0:
+            self._record = self._new_record()  # settings may have changed since
+        params = []
+        for named in self._named_params():
+            if named.param.requires_grad and named.param.numel():
+                check_parameter(named.param, named.name)
+                params.append(named)
+        # A sample that waits for its step keeps its buffer.
         waits = self._record.count > 0 and self.mc_samples == 1
-        drawn = self._draw(places, {} if waits else self._copies, train)
-        try:
-            for p, copy in drawn:
-                copy.exchange(p)
-                self._inside.append((p, copy))
-        except BaseException:
-            self._restore()
-            raise
-        moved(p for p, _ in drawn)
+        buffers = {} if waits else self._buffers
+        with defer_interrupt(), torch.no_grad():
+            drawn = self._draw(params, buffers, train, self._next_key())
+            for p, buffer in drawn:
+                buffer.swap_(p)
+                self._in_place.append((p, buffer))
+            bump_versions(p for p, _ in drawn)
+
+    def _restore_mean(self) -> None:
+        with defer_interrupt(), torch.no_grad():
+            while self._in_place:
+                p, buffer = self._in_place[-1]
+                buffer.swap_(p)
+                bump_versions([p])
+                self._in_place.pop()
+
+    def _record_sample(self, samples: list[tuple[Tensor, Tensor]]) -> None:
+        if self._record.complete:
+            if self._record.still_in_grad():
+                raise RuntimeError(
+                    f"all mc_samples={self.mc_samples} samples of this step were drawn "
+                    "already: call step(), or zero_grad() to drop them; to accumulate "
+                    "gradients, run all micro-batches inside one sampled_params()"
+                )
+            self._record = self._new_record()
+        with defer_interrupt():
+            self._record.add(samples)
 
     def _draw(
-        self, places: list[Place], copies: dict[Tensor, SecondCopy], train: bool
-    ) -> list[tuple[Tensor, SecondCopy]]:
-        """Write samples into second copies: known ones, or new ones that are added."""
+        self, params: list[NamedParam], buffers: dict[Tensor, SampleBuffer], train: bool, key: int
+    ) -> list[tuple[Tensor, SampleBuffer]]:
+        """Write samples into buffers: known ones, or new ones that are added.
+
+        :param key: of the noise.
+        """
         lowest: list[tuple[str, Tensor]] = []
-        drawn: list[tuple[Tensor, SecondCopy]] = []
-        for place in places:
-            p = place.parameter
-            value = self._precision(p, place.group, train)
+        drawn: list[tuple[Tensor, SampleBuffer]] = []
+        for name, p, group, number in params:
+            value = self._precision(p, group, train)
             if value is None:
                 continue
-            if not drawn:
-                key = self._noise.key()
             precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
-            lowest.append((place.name, precision.min()))
-            copy = second_copy(copies, p)
-            noise.fill_normal(copy.content, key, place.number)
-            copy.content.mul_(precision.rsqrt()).add_(p)
-            drawn.append((p, copy))
+            lowest.append((name, precision.min()))
+            buffer = self._buffer(buffers, p)
+            noise.fill_normal_(buffer.content, key, number)
+            buffer.content.mul_(precision.rsqrt()).add_(p)
+            drawn.append((p, buffer))
         check_precisions(lowest)
         return drawn
 
-    @torch.no_grad()
-    def _restore(self) -> None:
-        inside, self._inside = self._inside, []
-        for p, copy in inside:
-            copy.exchange(p)
-        moved(p for p, _ in inside)
+    @staticmethod
+    def _buffer(buffers: dict[Tensor, SampleBuffer], p: Tensor) -> SampleBuffer:
+        buffer = buffers.get(p)
+        if buffer is None or not buffer.fits(p):
+            buffer = buffers[p] = SampleBuffer(p)
+        return buffer
 
-    def discard_samples(self) -> None:
-        """Forget the samples drawn since the last step, as if they had not been."""
-        self._record = SampleRecord(self.mc_samples, self._curvature())
-
-    def _curvature(self) -> Curvature:
-        """The statistic of a sample that steps are made with, beside the gradient."""
-        return GRADIENT_TIMES_NOISE
+    def _next_key(self) -> int:
+        """The key of the next draw. The seed is taken from the generator, or from torch's global
+        one, at the first."""
+        first = self.param_groups[0]
+        seed = first["noise_seed"]
+        check_generator(seeded=seed is not None or self._generator is not None)
+        if seed is None:
+            device = "cpu" if self._generator is None else self._generator.device
+            draw = torch.randint(2**63 - 1, (), generator=self._generator, device=device)
+            seed = first["noise_seed"] = int(draw)
+        first["noise_draws"] += 1
+        return noise.noise_key(seed, first["noise_draws"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; a complete set of samples that no step has used goes, too."""
         super().zero_grad(set_to_none)
         if self._record.complete:
-            self.discard_samples()
+            self._record = self._new_record()
 
     # Stepping --------------------------------------------------------------------------
 
@@ -241,7 +246,7 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         :raises FloatingPointError: if a gradient or the new posterior is not finite; names
             parameter, step and likely cause, and leaves everything as it was.
         """
-        if self._inside:
+        if self._in_place:
             raise RuntimeError("step() must be called outside of sampled_params()")
         loss = None
         if closure is not None:
@@ -257,65 +262,69 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
                 "run forward and backward inside `with optimizer.sampled_params():` first "
                 "(in Avalanche: plugins=[CoVONPlugin()], or VCLPlugin for BayesByBackprop)"
             )
-        record = self._record
-        self.discard_samples()
-        self._apply(record)
+        for group in self.param_groups:  # schedulers may have written them
+            self.check_group(group)
+        record, self._record = self._record, self._new_record()
+        params = self._params_with_gradient(record)
+        with defer_interrupt(), torch.no_grad():
+            self._step(params, record)
         return loss
 
-    @torch.no_grad()
-    def _apply(self, record: SampleRecord) -> None:
-        places = []
-        for place in self._places():
-            p = place.parameter
+    def _params_with_gradient(self, record: SampleAccumulator) -> list[NamedParam]:
+        params = []
+        for named in self._named_params():
+            p = named.param
             if p.grad is None or not p.requires_grad or not p.numel():
                 continue
             if not record.covers(p):
                 raise RuntimeError(
-                    f"{place.name!r} has a gradient that was computed outside of sampled_params()"
+                    f"{named.name!r} has a gradient that was computed outside of sampled_params()"
                 )
             if p.grad.is_sparse:
-                raise ValueError(f"{place.name!r} has a sparse gradient, which is not supported")
-            places.append(place)
-        self._step(places, record)
+                raise ValueError(f"{named.name!r} has a sparse gradient, which is not supported")
+            params.append(named)
+        return params
 
-    def _step(self, places: list[Place], record: SampleRecord) -> None:
+    def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
         """Change the posterior: all of it, or, if anything is not finite, nothing."""
         proposals: list[tuple[Tensor, Tensor, State]] = []
         checks: list[tuple[str, str, Tensor]] = []
-        for name, p, group, _ in places:
+        for name, p, group, _ in params:
             assert p.grad is not None
             old = self.state.get(p, {})
             if "step" not in old:
                 old = {**self._start_task(p, group), **old}
-            settle(name, p, old)
+            align_state_(old, p, name)
             mean, new = self._propose(p, group, old, p.grad, record.statistic(p))
-            state = {**old, **new}
             checks.append((name, "gradient", p.grad))
             checks.append((name, "new mean", mean))
             checks += [(name, f"new {k}", v) for k, v in new.items() if torch.is_tensor(v)]
-            proposals.append((p, mean, state))
-        steps = (state.get("step", 0) for state in self.state.values())
-        check_finite(checks, step=max(steps, default=0) + 1)
+            proposals.append((p, mean, {**old, **new}))
+        check_finite(checks, step=self._steps() + 1)
         for p, mean, state in proposals:
             p.copy_(mean)
-            self.state[p].update(state)
+            self.state[p] = state
+
+    def _steps(self) -> int:
+        """Steps of the current task."""
+        return max((state.get("step", 0) for state in self.state.values()), default=0)
 
     def memory(self) -> dict[str, int]:
         """Bytes in use, by what they hold: ``parameters``, ``gradients``, each state entry,
         and ``samples``, the second copy of the weights that sampling needs."""
         sizes = {"parameters": 0, "gradients": 0}
-        for p in (place.parameter for place in self._places()):
+        for p in (named.param for named in self._named_params()):
             sizes["parameters"] += p.numel() * p.element_size()
             if p.grad is not None:
                 sizes["gradients"] += p.grad.numel() * p.grad.element_size()
             for key, value in self.state.get(p, {}).items():
                 if torch.is_tensor(value):
                     sizes[key] = sizes.get(key, 0) + value.numel() * value.element_size()
-        copies = {**self._copies, **dict(self._inside)}.values()
-        samples = sum(c.content.numel() * c.content.element_size() for c in copies)
+        buffers = {**self._buffers, **dict(self._in_place)}.values()
+        samples = sum(b.content.numel() * b.content.element_size() for b in buffers)
         return {**sizes, "samples": samples + self._record.memory()}
 
-    # The posterior ---------------------------------------------------------------------
+    # Posterior and prior ---------------------------------------------------------------
 
     @torch.no_grad()
     def posterior(
@@ -330,12 +339,12 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         :raises ValueError: for a parameter that is not in the optimizer.
         """
         given = self._names(named_parameters)
-        means, precisions, inside = {}, {}, dict(self._inside)
-        for _, p, group, _ in self._places():
+        means, precisions, in_place = {}, {}, dict(self._in_place)
+        for _, p, group, _ in self._named_params():
             value = self._precision(p, group, train=False)
             if p not in given or value is None:
                 continue
-            mean = inside[p].content if p in inside else p.detach()
+            mean = in_place[p].content if p in in_place else p.detach()
             precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
             means[given[p]] = mean.clone()
             precisions[given[p]] = precision.expand_as(p).clone()
@@ -348,37 +357,37 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         :param named_parameters: see :meth:`posterior`.
         """
         given = self._names(named_parameters)
-        means, precisions, inside = {}, {}, dict(self._inside)
-        for _, p, group, _ in self._places():
+        means, precisions, in_place = {}, {}, dict(self._in_place)
+        for _, p, group, _ in self._named_params():
             if p in given:
-                mean = inside[p].content if p in inside else p
+                mean = in_place[p].content if p in in_place else p
                 state = {**self._first_prior(mean, group), **self.state.get(p, {})}
                 means[given[p]] = state["prior_mean"].clone()
                 precisions[given[p]] = state["prior_precision"].clone()
         return DiagGaussian(means, precisions)
 
-    def _install_prior(self, prior: DiagGaussian) -> None:
+    def _set_prior(self, prior: DiagGaussian) -> None:
         if any("param_names" not in group for group in self.param_groups):
             raise ValueError(
                 "a prior is given by parameter name: construct the optimizer with "
                 "model.named_parameters() instead of model.parameters()"
             )
-        unknown = set(prior.mean) - {name for name, *_ in self._places()}
+        unknown = set(prior.mean) - {named.name for named in self._named_params()}
         if unknown:
             raise ValueError(f"the prior has parameters that are unknown here: {sorted(unknown)}")
-        for name, p, *_ in self._places():
+        for name, p, *_ in self._named_params():
             if name not in prior.mean:
                 continue
-            if prior.mean[name].shape != p.shape:
+            mean, precision = prior.mean[name], prior.precision[name]
+            if mean.shape != p.shape:
                 raise ValueError(
                     f"the prior of {name!r} must have shape {tuple(p.shape)}, "
-                    f"got {tuple(prior.mean[name].shape)}"
+                    f"got {tuple(mean.shape)}"
                 )
-            mean, precision = prior.mean[name], prior.precision[name]
             check_gaussian(name, mean, precision)
             self.state[p] = {
-                "prior_mean": empty_beside(p, PRIOR_MEAN_SLOT).copy_(mean),
-                "prior_precision": empty_beside(p, PRIOR_PRECISION_SLOT).copy_(precision),
+                "prior_mean": torch.empty_like(p, requires_grad=False).copy_(mean),
+                "prior_precision": torch.empty_like(p, requires_grad=False).copy_(precision),
             }
 
     @torch.no_grad()
@@ -392,21 +401,42 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         :raises ValueError: if the saved tensors do not fit into the parameter, or it is not
             in the optimizer.
         """
-        groups = [g for _, p, g, _ in self._places() if p is parameter]
+        groups = [named.group for named in self._named_params() if named.param is parameter]
         if not groups:
             raise ValueError(
                 f"a parameter of shape {tuple(parameter.shape)} is not in the optimizer"
             )
-        group = groups[0]
-        fresh = {**self._start_task(parameter, group), **self._first_prior(parameter, group)}
-        nothing = torch.zeros_like(parameter)
-        state = {
-            k: embed(v, fresh.get(k, nothing)) if torch.is_tensor(v) else v
-            for k, v in saved.items()
+        fresh = {
+            **self._start_task(parameter, groups[0]),
+            **self._first_prior(parameter, groups[0]),
         }
-        self.state[parameter] = state
+        zeros = torch.zeros_like(parameter)
+        self.state[parameter] = {
+            k: embed(v, fresh.get(k, zeros)) if torch.is_tensor(v) else v for k, v in saved.items()
+        }
 
-    # torch.optim plumbing --------------------------------------------------------------
+    # torch.optim -----------------------------------------------------------------------
+
+    def _named_params(self) -> Iterator[NamedParam]:
+        """All parameters, with the names the optimizer was constructed with
+        (``model.named_parameters()``), else ``"group.index"``."""
+        number = 0
+        for i, group in enumerate(self.param_groups):
+            names = group.get("param_names", ())
+            named = len(names) == len(group["params"])
+            for j, p in enumerate(group["params"]):
+                yield NamedParam(names[j] if named else f"{i}.{j}", p, group, number)
+                number += 1
+
+    def _names(self, named_parameters: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
+        names = {p: name for name, p, *_ in self._named_params()}
+        if named_parameters is None:
+            return names
+        given = {p: name for name, p in named_parameters}
+        unknown = sorted(n for p, n in given.items() if p not in names)
+        if unknown:
+            raise ValueError(f"these parameters are not in the optimizer: {unknown}")
+        return given
 
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
@@ -419,14 +449,14 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
                     f"and {self.mc_samples}"
                 )
             seen: set[Tensor] = set()
-            for name, p, owner, _ in self._places():
+            for name, p, owner, _ in self._named_params():
                 if owner is group:
                     check_parameter(p, name)
-                    if p in seen:  # a tied weight would be exchanged and stepped twice
+                    if p in seen:  # a tied weight would be swapped and stepped twice
                         raise ValueError(f"{name!r} is in its group a second time")
                     seen.add(p)
         except Exception:
-            self.param_groups.pop()  # refused is as if it had not been added
+            self.param_groups.pop()
             raise
 
     def check_group(self, group: Group) -> None:
@@ -434,31 +464,76 @@ class PosteriorOptimizer(NamedOptimizer, ABC):
         check_positive("lr", group["lr"], zero=True)
         check_positive("ess", group["ess"])
         check_positive("weight_decay", group["weight_decay"], zero=True)
+        check_positive("ess * weight_decay", group["ess"] * group["weight_decay"], zero=True)
         check_whole("mc_samples", group["mc_samples"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore groups and state. The generator is not part of them: restore it with
-        ``optimizer.generator.set_state``, if the noise shall go on as it would have.
+        """Restore groups and state, the noise included.
 
         :raises RuntimeError: inside of ``sampled_params()``.
-        :raises ValueError: for the state of another optimizer.
+        :raises ValueError: for the state of another optimizer, or one that is damaged, naming the
+            parameter; nothing is changed then.
         """
-        if self._inside:
+        if self._in_place:
             raise RuntimeError("load_state_dict() must be called outside of sampled_params()")
         if any(self.own_setting not in group for group in state_dict["param_groups"]):
             raise ValueError(
                 f"this is another optimizer's state: its groups have no {self.own_setting}"
             )
-        super().load_state_dict(state_dict)
-        for group in self.param_groups:  # saved before there was such a setting
-            for key, value in self.defaults.items():
-                group.setdefault(key, value)
-        self.discard_samples()
+        # Checkpoints of earlier versions lack newer settings.
+        groups = [{**self.defaults, **group} for group in state_dict["param_groups"]]
+        before = self.__getstate__()
+        with defer_interrupt():
+            try:
+                super().load_state_dict({**state_dict, "param_groups": groups})
+                for group in self.param_groups:
+                    self.check_group(group)
+                for name, p, group, _ in self._named_params():
+                    check_state(name, p, self.state.get(p, {}), self._state_needs(group))
+            except BaseException:
+                self.__setstate__(before)
+                raise
+            self.discard_samples()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_noise": self._noise}
+        return {**super().__getstate__(), "_generator": self._generator}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._copies, self._inside = {}, []
-        self.discard_samples()
+        self._buffers, self._in_place = {}, []
+        self._record = self._new_record()
+
+
+class SampledParams:
+    """Context manager, see :meth:`PosteriorOptimizer.sampled_params`."""
+
+    def __init__(self, optimizer: PosteriorOptimizer, train: bool) -> None:
+        self._optimizer, self._train = optimizer, train
+
+    def __enter__(self) -> None:
+        optimizer = self._optimizer
+        nested = bool(optimizer._in_place)
+        try:
+            optimizer._place_sample(self._train)
+            self._samples = list(optimizer._in_place)
+        except BaseException:
+            if not nested:
+                optimizer._restore_mean()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        optimizer = self._optimizer
+        recorded = False
+        try:
+            optimizer._restore_mean()
+            if self._train and kind is None:
+                optimizer._record_sample([(p, buffer.content) for p, buffer in self._samples])
+            recorded = kind is None
+        finally:
+            if self._train and not recorded:
+                optimizer.discard_samples()  # half of a sample is none

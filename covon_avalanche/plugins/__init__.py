@@ -1,10 +1,11 @@
-"""Avalanche plugins: they say when; ``covon_avalanche.optim`` and ``gaussian`` say what."""
+"""Avalanche plugins: they decide when; ``optim``, ``merging`` and ``posterior`` decide what."""
 
 from covon_avalanche.plugins.ada_reg import AdaRegPlugin
 from covon_avalanche.plugins.covon import CoVONPlugin
 from covon_avalanche.plugins.evcl import EVCLPlugin
 from covon_avalanche.plugins.ewc_star import EWCStarPlugin
 from covon_avalanche.plugins.icarl import ICaRLPlugin
+from covon_avalanche.plugins.merge import MergePlugin
 from covon_avalanche.plugins.plateau import LossPlateau
 from covon_avalanche.plugins.si import SIPlugin
 from covon_avalanche.plugins.td_vcl import TDVCLPlugin
@@ -17,6 +18,7 @@ __all__ = [
     "EWCStarPlugin",
     "ICaRLPlugin",
     "LossPlateau",
+    "MergePlugin",
     "SIPlugin",
     "TDVCLPlugin",
     "VCLPlugin",

@@ -7,20 +7,20 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Adam, AdamW, NAdam, RAdam
 
-from covon_avalanche.plugins.anchored import AnchoredPlugin
+from covon_avalanche.plugins.quadratic_anchor import QuadraticAnchorPlugin
 
 _ADAM_FAMILY = (Adam, AdamW, NAdam, RAdam)
 
 
-class AdaRegPlugin(AnchoredPlugin):
-    """AdamW-Regularized (Algorithm 2): the second moment of Adam is the importance.
+class AdaRegPlugin(QuadraticAnchorPlugin):
+    """AdamW-Regularized (Algorithm 2): Adam's second moment is the importance.
 
     Needs an optimizer of the Adam family, whose bias-corrected average of squared
-    gradients at the end of a task, times ``ess``, adds to the precision. Adam's state starts
-    anew in each task. Literally (``strength=1``) it hardly regularises: squared gradients
-    of mini-batches are small, and ``ess`` cancels; values around 1e5 to 1e6 are useful. The
-    printed algorithm squares the gradient average; like Adam this squares the gradient.
-    Task identities are not used.
+    gradients at the end of a task, times ``ess``, adds to the precision. Adam's state is reset
+    at the start of each task. With ``strength=1``, as published, the regularisation is very weak,
+    because squared gradients of mini-batches are small and ``ess`` cancels; values around 1e5
+    to 1e6 are useful. The printed algorithm squares the average of gradients; like Adam, this
+    averages squared gradients. Task identities are not used.
     """
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.plugins.schedule import Schedule
-from covon_avalanche.plugins.task_batches import task_batches
+from covon_avalanche.plugins.task_loader import task_loader
 from covon_avalanche.plugins.vcl import VCLPlugin
 from covon_avalanche.posterior.fisher import squared_example_gradients
 
@@ -16,11 +16,11 @@ class EVCLPlugin(VCLPlugin):
     ``BayesByBackprop`` optimizer.
 
     Batra and Clark, "EVCL: Elastic Variational Continual Learning with Weight Consolidation"
-    (2024): beside the KL divergence, ``strength / 2 * sum(F ((m - m')² + (std - std')²))``
-    with the Fisher information F of all past tasks, from an exact pass over each task's data
-    at the posterior mean, and the previous posterior. The penalty is beside the loss per
-    example. (In the authors' released code it is never back-propagated, and F is zero.) Task
-    identities are used for multi-head models only.
+    (2024): adds to the KL divergence ``strength / 2 * sum(F ((m - m')² + (std - std')²))``,
+    where N(m', std'²) is the previous posterior and F the Fisher information summed over past
+    tasks, computed exactly in a pass over each task's data at the posterior mean. The penalty
+    is on the scale of the loss per example. (In the authors' released code it is never
+    back-propagated, and F is zero.) Task identities are used for multi-head models only.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class EVCLPlugin(VCLPlugin):
         eval_samples: int = 0,
     ) -> None:
         """
-        :param strength: of the penalty.
+        :param strength: weight of the penalty.
         :param fisher_mb_size: examples per batch of the Fisher pass.
 
         See :class:`PosteriorPlugin` for the others.
@@ -44,13 +44,13 @@ class EVCLPlugin(VCLPlugin):
         self.fisher_mb_size = fisher_mb_size
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Tell the optimizer the strength."""
+        """Pass the strength to the optimizer."""
         super().before_training_exp(strategy, **kwargs)
         for group in strategy.optimizer.param_groups:
             group["importance_strength"] = self.strength
 
     def _consolidate(self, strategy: Any) -> None:
-        batches = task_batches(strategy, self.fisher_mb_size)
+        batches = task_loader(strategy, self.fisher_mb_size)
         fisher = squared_example_gradients(strategy.model, batches, strategy._criterion)
         parameters = dict(strategy.model.named_parameters())
         importance = {parameters[name]: value for name, value in fisher.items()}

@@ -1,4 +1,4 @@
-"""iCaRL in an Avalanche strategy, for streams where classes come again."""
+"""iCaRL in an Avalanche strategy, for streams whose classes recur."""
 
 from __future__ import annotations
 
@@ -14,46 +14,48 @@ from torch import Tensor, nn
 
 from covon_avalanche.optim.checks import check_whole
 from covon_avalanche.plugins.boundaries import TaskBoundaries, require_boundaries, task_data
-from covon_avalanche.plugins.penultimate import penultimate_features
-from covon_avalanche.plugins.task_batches import batches_of
+from covon_avalanche.plugins.features import penultimate_features
+from covon_avalanche.plugins.task_loader import dataset_loader
 from covon_avalanche.posterior.fisher import in_mode
 
-_FARTHEST = 4.0  # squared distance between opposite points of the unit sphere
+_FARTHEST = 4.0  # largest squared distance between points of the unit sphere
 
 
 class ICaRLPlugin(SupervisedPlugin):
     """iCaRL for domain-incremental streams.
 
     Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning" (2017): exemplars
-    are chosen by herding and trained on beside the data of the next task; each output is a
-    sigmoid that learns the labels and what the network said before the task; predictions
-    come from the nearest mean of exemplars. **This method uses replay.**
+    are chosen by herding and added to the data of the next task; each output is a sigmoid that
+    learns the labels and the network's outputs before the task (distillation); predictions
+    are by the nearest mean of exemplars. **This method uses replay.**
 
     Avalanche's ``ICaRL`` has a loss that, in its own words, "doesn't work if classes observed in
-    previous experiences might be observed again". Here all classes may: the paper's sums over
+    previous experiences might be observed again". Here they may: the paper's sums over
     new and over old classes run over all outputs, the memory is shared equally by the classes
-    of each task, and a class has one mean of its exemplars of all tasks.
+    of each task, and a class has one mean over its exemplars of all tasks.
 
-    After the first task ``strategy.eval`` gives, for each class, minus the squared distance
-    between its mean and the features (normalised, of the last layer's input), and -4, the
-    farthest there is, for classes that have not been seen. In training the output is the
-    network's. So losses and calibration in evaluations are those of distances, no logits;
-    evaluations inside ``train`` use the means of the last finished task. The strategy's criterion
-    is not used in training: give the plugin to the strategy after a :class:`CoVONPlugin` or
-    :class:`VCLPlugin`, and before those that add to the loss (so not with TD-VCL).
+    After the first task the output in ``strategy.eval`` is, for each class, minus the squared
+    distance between its mean and the features (the last layer's input, normalised), and -4, the
+    largest possible distance, for classes not seen yet. Losses and calibration of evaluations
+    are therefore those of distances instead of logits; evaluations inside ``train`` use the means
+    of the last finished task. In training the output is the network's.
+
+    In training the strategy's criterion is not used: give the plugin to the strategy after a
+    :class:`CoVONPlugin` or :class:`VCLPlugin`, and before plugins that add to the loss (so it
+    does not work with TD-VCL).
     """
 
     def __init__(self, mem_size: int) -> None:
         """
-        :param mem_size: exemplars in all, but at least one of each class of each task.
+        :param mem_size: total number of exemplars, but at least one per class and task.
         """
         super().__init__()
         check_whole("mem_size", mem_size)
         self.mem_size = mem_size
         self.exemplars: list[Any] = []
-        """A dataset for each task, the first choices of all classes first."""
+        """One dataset per task, with the first choices of all classes first."""
         self.class_means: dict[int, Tensor] = {}
-        """By class, a vector of length 1."""
+        """By class, a vector of norm 1."""
         self._ranks: list[list[int]] = []
         self._old_model: nn.Module | None = None
         self._boundaries = TaskBoundaries()
@@ -64,12 +66,12 @@ class ICaRLPlugin(SupervisedPlugin):
         self._boundaries.begins(strategy.experience)
 
     def after_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
-        """Train on the exemplars, too."""
+        """Add the exemplars to the training data."""
         if self.exemplars:
             strategy.adapted_dataset = concat_datasets([strategy.adapted_dataset, *self.exemplars])
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
-        """iCaRL's loss in the place of the criterion's."""
+        """Replace the loss by iCaRL's."""
         outputs = strategy.mb_output
         labels = F.one_hot(strategy.mb_y, outputs.shape[1]).to(outputs)
         strategy.loss = F.binary_cross_entropy_with_logits(outputs, labels)
@@ -80,16 +82,16 @@ class ICaRLPlugin(SupervisedPlugin):
             strategy.loss += F.binary_cross_entropy_with_logits(known, old.sigmoid())
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """At the end of a task: choose exemplars, keep the network, and take the means."""
+        """At the end of a task: choose exemplars, copy the network, and compute the class means."""
         if not self._boundaries.ends(strategy.experience):
             return
         self._choose(strategy)
-        self._take_means(strategy)
+        self._compute_means(strategy)
         self._old_model = copy.deepcopy(strategy.model).requires_grad_(False).eval()
         self._old_model.zero_grad()
 
     def _choose(self, strategy: Any) -> None:
-        """Exemplars of the task, and fewer of those before it."""
+        """Choose exemplars of this task, and drop some of earlier tasks."""
         data = task_data(strategy.experience)
         features, targets = self._features(data, strategy)
         seen = sum(ranks.count(0) for ranks in self._ranks)
@@ -107,7 +109,7 @@ class ICaRLPlugin(SupervisedPlugin):
         self._ranks.append([rank for rank, _ in chosen])
         self.exemplars.append(data.train().subset([index for _, index in chosen]))
 
-    def _take_means(self, strategy: Any) -> None:
+    def _compute_means(self, strategy: Any) -> None:
         parts = [self._features(data, strategy) for data in self.exemplars]
         features, targets = (torch.cat(column) for column in zip(*parts, strict=True))
         self.class_means = {
@@ -116,16 +118,16 @@ class ICaRLPlugin(SupervisedPlugin):
         }
 
     def _features(self, data: Any, strategy: Any) -> tuple[Tensor, Tensor]:
-        """Normalised features, as in an evaluation, and labels."""
+        """Normalised features in eval mode, and labels."""
         model, labels = strategy.model, []
         with in_mode(model, train=False), torch.no_grad(), penultimate_features(model) as features:
-            for x, y, *task in batches_of(data.eval(), strategy, strategy.eval_mb_size):
+            for x, y, *task in dataset_loader(data.eval(), strategy, strategy.eval_mb_size):
                 model(x, *task)
                 labels.append(y)
         return F.normalize(torch.cat(features)), torch.cat(labels)
 
     def after_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Predict by the nearest mean."""
+        """Predict by the nearest class mean."""
         if not self.class_means:
             return
         with penultimate_features(strategy.model) as features:
@@ -138,13 +140,13 @@ class ICaRLPlugin(SupervisedPlugin):
 
 
 def herd(features: Tensor, count: int) -> Tensor:
-    """Choose examples whose mean comes near to the mean of all (the paper's Algorithm 4).
+    """Choose examples whose mean is close to the mean of all (the paper's Algorithm 4).
 
-    One after another, each as good as can be, so that the first few are a choice, too.
+    Greedily, one after another, so that the first few are themselves a good choice.
 
     :param features: of shape (examples, width).
-    :param count: how many; all examples if there are fewer.
-    :return: their indices, the first choice first.
+    :param count: number of examples to choose; all if there are fewer.
+    :return: indices of the chosen examples, the first choice first.
     """
     goal, total = features.mean(0), torch.zeros_like(features[0])
     chosen: list[int] = []

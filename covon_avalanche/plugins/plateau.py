@@ -1,4 +1,4 @@
-"""When a task is learned, told from the training loss alone."""
+"""Detecting from the training loss that a task is learned."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from covon_avalanche.optim.checks import check_whole
 
 
 class LossPlateau:
-    """Detects that a task is learned: the loss no longer falls.
+    """Detects that a task is learned: the loss no longer decreases.
 
-    Compares the mean loss of the last ``window`` steps with that of the ``window`` before.
-    After it has said yes, it stays silent until the loss has risen again, so that a long
-    task is not merged twice (after Aljundi et al., "Task-Free Continual Learning", 2019).
+    Compares the mean loss of the last ``window`` steps with that of the ``window`` steps before.
+    A plateau is reported once; the next is reported only after the loss has risen in between, so
+    that a long task is not merged twice (after Aljundi et al., "Task-Free Continual Learning",
+    2019).
 
     :param window: steps to average over.
     :param tolerance: smallest relative change of the mean that still counts as learning.
-    :param rise: relative rise above the plateau that means "a new task"; a plateau below
+    :param rise: relative rise above the plateau that starts a new task; a plateau below
         0.1 counts as 0.1 here.
     """
 
@@ -31,7 +32,7 @@ class LossPlateau:
         self._plateau: float | None = None
 
     def update(self, loss: float) -> bool:
-        """Take one step's loss; ``True`` if a plateau begins here."""
+        """Record the loss of a step; ``True`` if a plateau begins here."""
         self._losses.append(loss)
         if len(self._losses) < 2 * self.window:
             return False

@@ -1,4 +1,4 @@
-"""When posterior optimizers sample, step and consolidate inside an Avalanche strategy."""
+"""Sampling, stepping and consolidating with a posterior optimizer in an Avalanche strategy."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from covon_avalanche.plugins.schedule import (
 class PosteriorPlugin(SupervisedPlugin):
     """Base of :class:`CoVONPlugin` and :class:`VCLPlugin`.
 
-    Samples the weights before each forward pass, puts the mean back before the update, and
-    consolidates after each experience. Give it to the strategy *before* other plugins: then
+    Samples the weights before each forward pass, restores the mean before the update, and
+    consolidates after each experience. Give it to the strategy *before* other plugins, so that
     they see the consolidated weights at the end of an experience.
 
-    It also carries the posterior over what Avalanche does to optimizers: the state is wiped
-    at the first ``train``, and a growing classifier's parameters are replaced by new ones.
+    It also preserves the posterior when Avalanche resets the optimizer: at the first ``train``
+    the optimizer's state is cleared, and when a classifier grows its parameters are replaced.
 
     An exception in the middle of a step leaves the weights at a sample until the next
-    ``train`` or ``eval``, or until you call :meth:`abandon_sample`; the ready strategies do
-    that by themselves.
+    ``train`` or ``eval``, or until you call :meth:`abandon_sample`; the strategies in
+    ``covon_avalanche.strategies`` call it themselves.
 
     With ``eval_every=1`` the last evaluation inside ``train`` comes before the merge; call
     ``strategy.eval`` afterwards to evaluate the merged weights.
@@ -48,9 +48,9 @@ class PosteriorPlugin(SupervisedPlugin):
     def __init__(self, *, schedule: Schedule | None = None, eval_samples: int = 0) -> None:
         """
         :param schedule: per-experience hyperparameters.
-        :param eval_samples: predict in ``strategy.eval`` with the mean over this many
-            posterior samples (of probabilities; the output becomes log-probabilities).
-            0 predicts with the mean weights.
+        :param eval_samples: predict in ``strategy.eval`` with class probabilities averaged
+            over this many posterior samples (the output becomes log-probabilities). 0 predicts
+            with the mean weights.
         """
         super().__init__()
         check_schedule(schedule, self.scheduled)
@@ -63,13 +63,13 @@ class PosteriorPlugin(SupervisedPlugin):
 
     @property
     def task_free(self) -> bool:
-        """Whether something else than the end of an experience decides when to consolidate."""
+        """Whether something other than the end of a task decides when to consolidate."""
         return False
 
     # Training --------------------------------------------------------------------------
 
     def before_training(self, strategy: Any, **kwargs: Any) -> None:
-        """Check that optimizer and strategy fit."""
+        """Check that optimizer and strategy fit together."""
         self.abandon_sample()
         optimizer = strategy.optimizer
         if not isinstance(optimizer, self.optimizer_class):
@@ -81,9 +81,9 @@ class PosteriorPlugin(SupervisedPlugin):
         owner = next(c for c in type(strategy).__mro__ if "training_epoch" in vars(c))
         if optimizer.mc_samples > 1 and owner is not SGDUpdate:
             raise ValueError(
-                f"mc_samples={optimizer.mc_samples} repeats forward and backward in "
-                f"Avalanche's own training loop, but {owner.__name__} has its own: use "
-                "mc_samples=1 there"
+                f"mc_samples={optimizer.mc_samples} repeats the forward and backward passes of "
+                f"Avalanche's training loop, but {owner.__name__} has its own loop: use "
+                "mc_samples=1"
             )
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
@@ -91,22 +91,22 @@ class PosteriorPlugin(SupervisedPlugin):
         self._save_states(strategy)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Give wiped or grown parameters their state again; apply the schedule."""
+        """Restore the state of cleared or grown parameters; apply the schedule."""
         if not self.task_free:
             require_boundaries(strategy.experience)
         begins = self._boundaries.begins(strategy.experience)
-        if begins:  # first: the prior of new rows depends on the task's settings
+        if begins:  # first, because the prior of new rows depends on the task's settings
             self._set(strategy, self._settings(strategy))
         self._restore_states(strategy)
         if begins:
             self._start_task(strategy)
 
     def _settings(self, strategy: Any) -> Mapping[str, Any]:
-        """What the task's hyperparameters become."""
+        """Hyperparameters of the task that begins."""
         return values_for(self.schedule, task_index(strategy), self.scheduled)
 
     def _start_task(self, strategy: Any) -> None:
-        """What else a task begins with, when all parameters have their state."""
+        """Hook at the start of a task, when all parameters have their state."""
 
     def _save_states(self, strategy: Any) -> None:
         known = strategy.optimized_param_id or dict(strategy.model.named_parameters())
@@ -120,11 +120,11 @@ class PosteriorPlugin(SupervisedPlugin):
             if name in self._saved and not optimizer.state.get(p):
                 optimizer.restore_state(p, self._saved[name])
         self._saved = {}
-        for group in optimizer.param_groups:  # Avalanche changes the parameters, not the names
+        for group in optimizer.param_groups:  # Avalanche replaces the parameters, not their names
             if "param_names" in group and all(p in names for p in group["params"]):
                 group["param_names"] = [names[p] for p in group["params"]]
 
-    def _set(self, strategy: Any, values: Any) -> None:
+    def _set(self, strategy: Any, values: Mapping[str, Any]) -> None:
         own = {key: value for key, value in values.items() if key not in SHARED}
         for group in strategy.optimizer.param_groups:
             strategy.optimizer.check_group({**group, **own})
@@ -137,7 +137,7 @@ class PosteriorPlugin(SupervisedPlugin):
         self._open_sample(strategy.optimizer, train=True)
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
-        """Put the mean back, and run the other samples of this step."""
+        """Restore the mean, and run the other samples of this step."""
         self._close_sample()
         for _ in range(strategy.optimizer.mc_samples - 1):
             strategy.loss = strategy._make_empty_loss()
@@ -161,15 +161,15 @@ class PosteriorPlugin(SupervisedPlugin):
     # Prediction ------------------------------------------------------------------------
 
     def before_eval(self, strategy: Any, **kwargs: Any) -> None:
-        """Never evaluate a sample that an interrupted training left in place."""
+        """Restore the mean if interrupted training left a sample in place."""
         self.abandon_sample()
         if strategy.optimized_param_id is None and isinstance(
             strategy.optimizer, self.optimizer_class
-        ):  # as the first training does, before the model grows
+        ):  # as the first ``train`` does, before the model grows
             self._remake_optimizer(strategy)
 
     def before_eval_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Tell the optimizer of a model that grew in an evaluation."""
+        """Give the optimizer the parameters of a model that grew in an evaluation."""
         known = strategy.optimized_param_id
         if known and any(known.get(n) is not p for n, p in strategy.model.named_parameters()):
             self._remake_optimizer(strategy)
@@ -180,7 +180,7 @@ class PosteriorPlugin(SupervisedPlugin):
         self._restore_states(strategy)
 
     def before_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Replace the weights by a sample, if asked for."""
+        """Replace the weights by a sample, with ``eval_samples``."""
         if self.eval_samples:
             self._open_sample(strategy.optimizer, train=False)
 
@@ -195,7 +195,7 @@ class PosteriorPlugin(SupervisedPlugin):
                 outputs.append(strategy.forward())
         strategy.mb_output = log_mean_probabilities(outputs)
 
-    # A sample in flight ----------------------------------------------------------------
+    # The sample in place ---------------------------------------------------------------
 
     def _open_sample(self, optimizer: PosteriorOptimizer, train: bool) -> None:
         sample = optimizer.sampled_params(train=train)
@@ -208,7 +208,7 @@ class PosteriorPlugin(SupervisedPlugin):
             sample.__exit__(None, None, None)
 
     def abandon_sample(self) -> None:
-        """Put the mean back after an interruption; what the sample gave is dropped."""
+        """Restore the mean after an interruption; gradients at the sample are not recorded."""
         sample, self._sample = self._sample, None
         if sample is not None:
             sample.__exit__(RuntimeError, RuntimeError("the training was interrupted"), None)

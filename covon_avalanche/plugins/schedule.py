@@ -11,11 +11,11 @@ from covon_avalanche.optim.checks import check_positive, check_whole
 
 Values = Mapping[str, float]
 #: A list of settings by position, a mapping by experience index, or a callable of the index.
-#: What an experience does not set stays as it was in the one before.
+#: A value that an experience does not set stays as in the experience before.
 Schedule = Sequence[Values] | Mapping[int, Values] | Callable[[int], Values]
 
 
-SHARED = frozenset({"lr", "epochs"})  # what a schedule may set with any optimizer
+SHARED = frozenset({"lr", "epochs"})  # may be scheduled with any optimizer
 
 
 def check_schedule(schedule: Schedule | None, allowed: Iterable[str]) -> None:
@@ -28,7 +28,7 @@ def check_schedule(schedule: Schedule | None, allowed: Iterable[str]) -> None:
 
 
 def values_for(schedule: Schedule | None, experience: int, allowed: Iterable[str]) -> Values:
-    """The settings of one experience, empty where the schedule says nothing.
+    """The settings of one experience, empty if the schedule has none.
 
     :param experience: its index in training order, from 0.
     :raises ValueError: naming an unknown key and the known ones.
@@ -46,9 +46,9 @@ def values_for(schedule: Schedule | None, experience: int, allowed: Iterable[str
 
 
 def apply_shared(strategy: Any, values: Values) -> None:
-    """Set the learning rate and the number of epochs, where they are given.
+    """Set the learning rate and the number of epochs, if given.
 
-    :raises ValueError: naming value and rule; then nothing is set.
+    :raises ValueError: naming value and rule, before anything is set.
     """
     if "lr" in values:
         check_positive("lr", values["lr"], zero=True)
@@ -60,11 +60,11 @@ def apply_shared(strategy: Any, values: Values) -> None:
 
 
 def set_lr(strategy: Any, lr: float) -> None:
-    """Set the learning rate of all groups so that LR schedulers start from it, too.
+    """Set the learning rate of all groups, and of LR schedulers, which start from it.
 
-    A torch scheduler computes from the ``base_lrs`` it saw at construction, and Avalanche's
+    A torch scheduler scales the ``base_lrs`` it was constructed with, and Avalanche's
     ``LRSchedulerPlugin`` resets the groups to them after each experience. As after that
-    reset, a scheduler's factor counts from its first step on, not before.
+    reset, a scheduler's factor applies from its first step on.
     """
     for group in strategy.optimizer.param_groups:
         group["lr"] = lr

@@ -1,4 +1,4 @@
-"""Synaptic Intelligence that also works where weights are on the CPU."""
+"""Synaptic Intelligence that also works with weights on the CPU."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from avalanche.training.plugins import SynapticIntelligencePlugin
 class SIPlugin(SynapticIntelligencePlugin):
     """Avalanche's Synaptic Intelligence (Zenke et al., 2017; Maltoni and Lomonaco, 2019).
 
-    Avalanche 0.6 keeps "old" weights as ``param.detach().cpu().flatten()``, which on a CPU is
-    the parameter's own memory: no weight ever seems to move, and the penalty stays zero. This
-    copies them. Task identities are not used.
+    Avalanche 0.6 stores the old weights as ``param.detach().cpu().flatten()``, which on a CPU
+    shares the parameter's memory: no weight ever seems to move, and the penalty stays zero. This
+    plugin copies them. Task identities are not used.
     """
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Keep the weights the penalty pulls to."""
+        """Copy the reference weights of the penalty."""
         super().before_training_exp(strategy, **kwargs)
-        _own(self.ewc_data[0])
+        _copy_values(self.ewc_data[0])
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        """Keep the weights before the step."""
+        """Copy the weights before the step."""
         super().before_training_iteration(strategy, **kwargs)
-        _own(self.syn_data["old_theta"])
+        _copy_values(self.syn_data["old_theta"])
 
 
-def _own(values: Mapping[str, Any]) -> None:
+def _copy_values(values: Mapping[str, Any]) -> None:
     for value in values.values():
         value.data = value.data.clone()

@@ -20,14 +20,14 @@ class TDVCLPlugin(VCLPlugin):
     """VCL against several past posteriors, with replay; needs a ``BayesByBackprop`` optimizer.
 
     Melo et al., "Temporal-Difference Variational Continual Learning" (2024). The posterior is
-    fitted to a weighted mean of k-step targets, k = 1 to n: the target k is the prior of k
+    fitted to a weighted mean of k-step targets, k = 1 to n: target k is the prior of k
     tasks ago with the data of the last k tasks. With weights ``w_k`` that sum to one the
     objective is ``sum_i v_i log p(D_{t-i}) - sum_k w_k KL(q || q_{t-k})`` with ``v_i = sum_{k>i}
     w_k``. Past data are a few stored examples per task: **this method uses replay**.
 
-    The sum of divergences equals one divergence to the pooled posterior (``gaussian.pool``), so
-    a step costs what VCL's does, beside the replay; memory is n posteriors. A model that grows
-    begins a new history.
+    The weighted sum of divergences equals one divergence to the pooled posterior
+    (``gaussian.pool``), so that, replay aside, a step costs the same as VCL's. Memory is n
+    posteriors. When the model grows, the history starts again.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class TDVCLPlugin(VCLPlugin):
         :param n_steps: past posteriors to use; 1 without replay is VCL.
         :param decay: weights are proportional to ``decay ** k``: 1 is the n-step form,
             below 1 TD(lambda) with this lambda.
-        :param replay_tasks: past tasks whose examples are kept; at most ``n_steps - 1`` count.
-        :param replay_examples: kept of each, drawn at random, as the training transform gave
-            them once.
-        :param replay_mb_size: drawn of each in a step.
+        :param replay_tasks: number of past tasks to store examples of, at most ``n_steps - 1``.
+        :param replay_examples: examples stored per task, drawn at random, after one application
+            of the training transform.
+        :param replay_mb_size: stored examples per task in a step.
 
         See :class:`PosteriorPlugin` for the others.
         """
@@ -64,14 +64,14 @@ class TDVCLPlugin(VCLPlugin):
         self.replay_examples = replay_examples
         self.replay_mb_size = replay_mb_size
         self.posteriors: deque[DiagGaussian] = deque(maxlen=n_steps)
-        """Latest last; the first prior counts as one."""
+        """Past posteriors, latest last; the first prior counts as one."""
         self._memory: deque[tuple[int, Tensor, Tensor, Tensor]] = deque(
             maxlen=min(replay_tasks, n_steps - 1)
         )
-        self._examples = 0  # of the task
+        self._examples = 0  # of the current task
 
     def weights(self) -> list[float]:
-        """``w_k`` for the posteriors there are, latest first."""
+        """``w_k`` of the past posteriors, latest first."""
         powers = [self.decay**k for k in range(max(1, len(self.posteriors)))]
         return [power / sum(powers) for power in powers]
 
@@ -80,20 +80,20 @@ class TDVCLPlugin(VCLPlugin):
         self._examples = len(task_data(strategy.experience))
         optimizer, named = strategy.optimizer, dict(strategy.model.named_parameters())
         shapes = {name: p.shape for name, p in named.items()}
-        fitting = [q for q in self.posteriors if _shapes(q) == shapes]
-        self.posteriors = deque(fitting, self.n_steps)
-        if not fitting:  # the first task, or the model has grown
+        same_model = [q for q in self.posteriors if _shapes(q) == shapes]
+        self.posteriors = deque(same_model, self.n_steps)
+        if not same_model:  # the first task, or the model has grown
             self.posteriors.append(optimizer.prior(named.items()))
         if len(self.posteriors) == 1:
             return
         pooled = pool(list(reversed(self.posteriors)), self.weights())
         for name, p in named.items():
-            if optimizer.state.get(p):  # what no task has trained keeps its first prior
+            if optimizer.state.get(p):  # untrained parameters keep the first prior
                 optimizer.state[p]["prior_mean"] = pooled.mean[name].to(p)
                 optimizer.state[p]["prior_precision"] = pooled.precision[name].to(p)
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
-        """Add the loss on stored examples of past tasks, at the sample in place."""
+        """Add the loss on stored examples of past tasks, at the current weight sample."""
         weights = self.weights()
         for i, (examples, x, y, task) in enumerate(reversed(self._memory), start=1):
             rows = torch.randint(len(y), (min(self.replay_mb_size, len(y)),))
@@ -103,7 +103,7 @@ class TDVCLPlugin(VCLPlugin):
 
     def _consolidate(self, strategy: Any) -> None:
         super()._consolidate(strategy)
-        # Now the posterior; unlike posterior(), with the parameters that no task has trained.
+        # The consolidated posterior, unlike posterior() over untrained parameters, too.
         self.posteriors.append(strategy.optimizer.prior(strategy.model.named_parameters()))
         if self.replay_examples and self._memory.maxlen:
             data = task_data(strategy.experience)

@@ -1,9 +1,8 @@
 """Diagonal Fisher information of a classifier, from squared gradients.
 
-The two passes over data use its labels (the empirical Fisher, Eq. 9 of the paper) and
-return one tensor per parameter that requires a gradient, in loss²/weight² per example;
-``track_example_squares`` takes squares during training, for CoVON. A batch is ``(input,
-target, *more)``; the model is called as ``model(input, *more)``.
+Both functions use the data's labels (the empirical Fisher, Eq. 9 of the paper) and return one
+tensor per parameter that requires a gradient, in loss²/weight² per example. A batch is
+``(input, target, *more)``; the model is called as ``model(input, *more)``.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ def squared_example_gradients(
 ) -> dict[str, Tensor]:
     """Squared per-example gradients, averaged over the examples: the exact empirical Fisher.
 
-    Where all parameters belong to ``Linear`` and ``Conv2d`` layers, each called once in a
-    forward pass with one row an example, from their inputs and output gradients in one
-    backward pass a batch; otherwise by ``torch.func``.
+    Computed from inputs and output gradients in one backward pass a batch where all parameters
+    belong to ``Linear`` and ``Conv2d`` layers, each called once in a forward pass with one row
+    per example; otherwise by ``torch.func``.
 
     :param criterion: loss, averaged over the batch; one example's must not depend on others.
     :param train_mode: run the model as in training instead of in eval mode. Layers that mix
@@ -84,83 +83,6 @@ def squared_example_gradients(
     return _average(sums, examples)
 
 
-class ExampleSquares:
-    """Hooks on a model that leave squared per-example gradients on its parameters.
-
-    After a backward pass of a loss averaged over the batch, each trained parameter of a
-    ``Linear`` or ``Conv2d`` layer that took part has ``parameter.example_squares``, of its
-    shape, in loss²/weight²: the mean over the examples of the squares of their own gradients.
-    Further backward passes go into the mean until the attribute is deleted (CoVON deletes it
-    with each step). Scaling the loss, for accumulation for instance, scales the squares
-    twice; a layer must be called once in a forward pass, with one row an example.
-    """
-
-    not_stored = frozenset({"_seen", "_rows", "_handles"})  # those of the model in this process
-
-    def __init__(self, model: nn.Module) -> None:
-        self._seen: dict[int, int] = {}  # examples in a parameter's mean, by its id
-        self._rows: dict[nn.Module, int] = {}  # those of the layers called in this forward pass
-        self._handles = [
-            model.register_forward_pre_hook(lambda module, inputs: self._rows.clear()),
-            *(
-                layer.register_forward_hook(self._after_forward)
-                for layer in model.modules()
-                if any(p.requires_grad for p in layer.parameters(recurse=False))
-            ),
-        ]
-
-    def remove(self) -> None:
-        """Stop watching the model."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    def _after_forward(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if not (torch.is_grad_enabled() and output.requires_grad):
-            return
-        a = inputs[0].detach()
-        if layer in self._rows or any(rows != len(a) for rows in self._rows.values()):
-            raise ValueError(
-                f"squares of per-example gradients need each layer to be called once, with one "
-                f"row an example; {layer} was called twice, or with {len(a)} rows where others "
-                f"had {sorted(set(self._rows.values()))}"
-            )
-        self._rows[layer] = len(a)
-        output.register_hook(lambda g: self._after_backward(layer, a, g))
-
-    @torch.no_grad()
-    def _after_backward(self, layer: nn.Module, a: Tensor, g: Tensor) -> None:
-        n = len(a)
-        found = {p: torch.zeros_like(p) for p in layer.parameters(recurse=False) if p.requires_grad}
-        _add_layer(layer, a, g, *(found.get(getattr(layer, k)) for k in ("weight", "bias")))
-        for p, squares in found.items():
-            mean = squares.mul_(n)  # of n² / n: the loss is a mean
-            before = getattr(p, "example_squares", None)
-            seen = 0 if before is None else self._seen[id(p)]
-            self._seen[id(p)] = seen + n
-            p.example_squares = (  # type: ignore[attr-defined]
-                mean if before is None else before.lerp_(mean, n / (seen + n))
-            )
-
-
-def track_example_squares(model: nn.Module) -> ExampleSquares:
-    """Let every backward pass leave squared per-example gradients on the model's parameters,
-    see :class:`ExampleSquares`; for ``CoVON(..., hess_approx="per_example")``.
-
-    :return: the hooks, with ``remove()``.
-    :raises ValueError: naming layers with trained parameters that are neither plain
-        ``Linear`` nor ``Conv2d``, or share them.
-    """
-    odd = _layers_without_hooks(model)
-    if odd:
-        raise ValueError(
-            "squares of per-example gradients are known for parameters of plain Linear and "
-            f"Conv2d layers that do not share them, not for those of {odd}; "
-            "hess_approx='gradsq' works for any"
-        )
-    return ExampleSquares(model)
-
-
 def _average(sums: dict[str, Tensor], examples: int) -> dict[str, Tensor]:
     if examples == 0:
         raise ValueError("the Fisher needs at least one example, got none")
@@ -169,7 +91,7 @@ def _average(sums: dict[str, Tensor], examples: int) -> dict[str, Tensor]:
 
 @contextmanager
 def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
-    """Eval or train mode inside, with gradients; each module's own flag again outside."""
+    """Eval or train mode inside, with gradients; each module's own flag is restored outside."""
     flags = {module: module.training for module in model.modules()}
     try:
         model.train(train)
@@ -184,32 +106,25 @@ def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
 
 
 def _supports_hooks(model: nn.Module) -> bool:
-    """Whether every trained parameter is the own one of a plain Linear or Conv2d layer."""
-    return not _layers_without_hooks(model)
-
-
-def _layers_without_hooks(model: nn.Module) -> list[str]:
-    """Names of layers that have other trained parameters than that, with their types."""
-    odd = []
+    """Whether every trained parameter belongs to one plain Linear or Conv2d layer alone."""
     owners: set[Tensor] = set()
-    for name, module in model.named_modules():
+    for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if not parameter.requires_grad:
                 continue
             conv = type(module) is nn.Conv2d and (
                 module.padding_mode == "zeros" and not isinstance(module.padding, str)
             )
-            known = conv or type(module) is nn.Linear
-            if not known or parameter in owners:
-                odd.append(f"{name or 'the model'} ({type(module).__name__})")
+            if not (conv or type(module) is nn.Linear) or parameter in owners:
+                return False
             owners.add(parameter)
-    return list(dict.fromkeys(odd))
+    return True
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One use of a layer: its input, and where in the graph its output arose (an in-place
-    activation may have changed the output tensor itself since)."""
+    """One call of a layer: its input, and the graph edge of its output (an in-place activation may
+    have changed the output tensor itself since)."""
 
     name: str
     layer: nn.Module
@@ -244,7 +159,7 @@ def _add_by_hooks(
     finally:
         for handle in handles:
             handle.remove()
-    # Each layer once, one row an example: else the hooks do not see whole gradients.
+    # Otherwise the hooks do not see whole per-example gradients.
     names = {call.name for call in calls}
     plain = len(names) == len(calls) and all(_rows_are_examples(call, len(y)) for call in calls)
     idle = [layer for name, layer in layers.items() if name not in names]
@@ -260,7 +175,7 @@ def _add_by_hooks(
 
 
 def _take_no_part(loss: Tensor, layers: Sequence[nn.Module]) -> bool:
-    """Whether layers that were not called, such as other tasks' heads, have no gradient either."""
+    """Whether layers that were not called, such as other tasks' heads, have no gradient."""
     own = [p for layer in layers for p in layer.parameters(recurse=False) if p.requires_grad]
     if not own:
         return True
@@ -269,7 +184,7 @@ def _take_no_part(loss: Tensor, layers: Sequence[nn.Module]) -> bool:
 
 
 def _rows_are_examples(call: _Call, examples: int) -> bool:
-    """Whether the first dimension of the layer's input is the batch, without any doubt."""
+    """Whether the first dimension of the layer's input is unambiguously the batch."""
     shape = call.input.shape
     doubtful = isinstance(call.layer, nn.Linear) and len(shape) > 2 and shape[1] == examples
     return len(shape) > 1 and shape[0] == examples and not doubtful
@@ -279,8 +194,8 @@ def _rows_are_examples(call: _Call, examples: int) -> bool:
 def _add_layer(
     module: nn.Module, a: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> None:
-    """Add one layer's squared per-example gradients, from its input and output gradient, which
-    autocast may have made of other types than its weights."""
+    """Add one layer's squared per-example gradients, from its input and output gradient, whose
+    dtypes may differ from the weights' under autocast."""
     dtype = next(module.parameters(recurse=False)).dtype
     a, g = a.to(dtype), g.to(dtype)
     if isinstance(module, nn.Conv2d) and not isinstance(module.padding, str):
@@ -292,8 +207,8 @@ def _add_layer(
             padding=module.padding,
             stride=module.stride,
         )
-        a = a.unflatten(1, (groups, -1)).transpose(2, 3)  # n, groups, places, in
-        g = g.flatten(2).unflatten(1, (groups, -1)).transpose(2, 3)  # n, groups, places, out
+        a = a.unflatten(1, (groups, -1)).transpose(2, 3)  # n, groups, positions, in
+        g = g.flatten(2).unflatten(1, (groups, -1)).transpose(2, 3)  # n, groups, positions, out
     else:
         a = a.reshape(len(a), 1, -1, a.shape[-1])
         g = g.reshape(len(g), 1, -1, g.shape[-1])
@@ -301,7 +216,7 @@ def _add_layer(
         bias += g.sum(2).square().sum(0).view_as(bias)
     if weight is None:
         return
-    if a.shape[2] == 1:  # one place: the square of an outer product is that of the squares
+    if a.shape[2] == 1:  # the square of an outer product is the product of squares
         product = torch.einsum("ngpo,ngpi->goi", g.square(), a.square())
         weight += product.reshape(weight.shape)
         return

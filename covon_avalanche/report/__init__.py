@@ -1,6 +1,15 @@
-"""The report of an experiment: one page, tables and figures. Nothing here imports torch."""
+"""Results as a DataFrame; reports with tables and figures. Nothing here imports torch."""
 
-from covon_avalanche.report.section import Section, sections_of
-from covon_avalanche.report.write import write_report
+from covon_avalanche.report.page import write_report
+from covon_avalanche.report.results import accuracy_matrix, load_results, results_frame
+from covon_avalanche.report.summary import Comparison, comparisons, strategy_summary
 
-__all__ = ["Section", "sections_of", "write_report"]
+__all__ = [
+    "Comparison",
+    "accuracy_matrix",
+    "comparisons",
+    "load_results",
+    "results_frame",
+    "strategy_summary",
+    "write_report",
+]

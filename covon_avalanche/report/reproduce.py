@@ -1,4 +1,4 @@
-"""The commands that measure the same again, and what they were measured with."""
+"""The commands that repeat the runs of a report."""
 
 from __future__ import annotations
 
@@ -6,81 +6,62 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from covon_avalanche.experiment.recipe import RecipeError, load_recipe, shipped_recipes
 from covon_avalanche.experiment.recipe_text import toml_value
-from covon_avalanche.experiment.result import Result
-from covon_avalanche.experiment.run_folder import decisive, settings_of, settings_today
-from covon_avalanche.report.leaves import common_leaves, leaves
-from covon_avalanche.report.standing import Standing
+from covon_avalanche.experiment.run_folder import decisive, settings_of
+from covon_avalanche.report.results import flatten
 
 
-def command(standing: Standing, among: Sequence[Standing] = ()) -> str:
-    """The ``covon run`` of a row: of the recipe that comes with the package, with what was set
-    otherwise; or else of a file.
+def command(runs: pd.DataFrame, others: Sequence[pd.Series] = ()) -> str:
+    """The ``covon run`` that repeats the runs of a strategy.
 
-    :param among: the rows of the report; the same strategy of the same file is told apart by
-        what they set otherwise.
+    It names the shipped recipe with the settings that were changed, or else a file.
+
+    :param others: first runs of the other strategies of the report; settings in which those of
+        the same strategy and file differ are named.
     """
-    run = standing.runs[0]
-    recipe, changes = run.recipe, _changes(run)
+    run = runs.iloc[0]
+    recipe, changes = run["recipe"], _changes(run)
     if changes is None:
-        recipe, changes = f"{run.recipe}.toml", _apart(run, [other.runs[0] for other in among])
-    words = ["covon", "run", recipe, "--strategies", run.strategy]
-    words += ["--seeds", ",".join(map(str, standing.seeds))]
-    for change in changes:
-        words += ["--set", change]
-    return shlex.join(words)
+        recipe = f"{run['recipe']}.toml"
+        same = [
+            o for o in others if (o["recipe"], o["strategy"]) == (run["recipe"], run["strategy"])
+        ]
+        changes = _differing(run, [_recipe_keys(other) for other in same])
+    seeds = ",".join(map(str, runs["seed"]))
+    words = ["covon", "run", recipe, "--strategies", run["strategy"], "--seeds", seeds]
+    return shlex.join(words + [word for change in changes for word in ("--set", change)])
 
 
-def _changes(run: Result) -> list[str] | None:
-    """``KEY=VALUE`` of what the run set otherwise than the shipped recipe of its name; ``None``
-    where there is no such recipe, or these cannot make the run of it."""
-    if run.recipe not in shipped_recipes():
+def _changes(run: pd.Series) -> list[str] | None:
+    """``KEY=VALUE`` for each setting that differs from the shipped recipe of that name; ``None``
+    if there is none, or these do not lead to the run's settings."""
+    if run["recipe"] not in shipped_recipes():
         return None
-    wanted = decisive(settings_today(run.settings))
-    shipped = leaves(load_recipe(run.recipe).model_dump(mode="json", exclude_none=True))
-    changes = _set(run, [shipped])
+    shipped = load_recipe(run["recipe"]).model_dump(mode="json", exclude_none=True)
+    changes = _differing(run, [flatten(shipped)])
     try:
-        again = load_recipe(run.recipe, changes)
+        recipe = load_recipe(run["recipe"], changes)
     except RecipeError:
         return None
-    made = run.strategy in again.strategies and decisive(settings_of(again, run.strategy)) == wanted
-    return changes if made else None
+    if run["strategy"] not in recipe.strategies:
+        return None
+    again = decisive(settings_of(recipe, run["strategy"]))
+    return changes if again == decisive(run["settings"]) else None
 
 
-def _apart(run: Result, others: Sequence[Result]) -> list[str]:
-    """``KEY=VALUE`` of what the run set otherwise than others of the same strategy and file."""
-    name = (run.recipe, run.strategy)
-    return _set(run, [_keys(other) for other in others if (other.recipe, other.strategy) == name])
-
-
-def _set(run: Result, others: Sequence[Mapping[str, Any]]) -> list[str]:
+def _differing(run: pd.Series, others: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         f"{key}={toml_value(value)}"
-        for key, value in _keys(run).items()
+        for key, value in _recipe_keys(run).items()
         if any(other.get(key) != value for other in others)
     ]
 
 
-def _keys(run: Result) -> dict[str, Any]:
-    """What decides the run, by the keys that it has in its recipe."""
-    settings = decisive(settings_today(run.settings))
-    return common_leaves(settings) | leaves({"strategies": {run.strategy: settings["strategy"]}})
-
-
-def versions(runs: Sequence[Result]) -> list[tuple[str, str]]:
-    """Names and versions, with slashes where runs differ."""
-    return _merged([run.versions for run in runs])
-
-
-def machine(runs: Sequence[Result]) -> list[tuple[str, str]]:
-    """What it ran on, with slashes where runs differ."""
-    return _merged([run.machine for run in runs])
-
-
-def _merged(each: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    names = dict.fromkeys(name for one in each for name in one)
-    return [
-        (name, " / ".join(dict.fromkeys(str(one[name]) for one in each if name in one)))
-        for name in names
-    ]
+def _recipe_keys(run: pd.Series) -> dict[str, Any]:
+    """The settings that decide the run, by their keys in the recipe."""
+    settings = decisive(run["settings"])
+    own = {"strategies": {run["strategy"]: settings.pop("strategy")}}
+    return flatten(settings) | flatten(own)

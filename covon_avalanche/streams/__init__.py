@@ -1,4 +1,4 @@
-"""Domain-incremental benchmarks: one head, task label 0 everywhere."""
+"""Domain-incremental benchmarks: one head for all classes, task label 0 everywhere."""
 
 from covon_avalanche.streams.cddb import CDDB
 from covon_avalanche.streams.core50 import CORe50

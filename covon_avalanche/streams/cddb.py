@@ -1,4 +1,4 @@
-"""CDDB: real against generated images, generator after generator.
+"""CDDB: detect generated images, one generator after another.
 
 Li et al., "A Continual Deepfake Detection Benchmark" (WACV 2023).
 """
@@ -13,18 +13,16 @@ from typing import Literal
 
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
+from typing_extensions import Unpack
 
 from covon_avalanche.domain_orders import TRACKS
-from covon_avalanche.streams.images import (
-    choose_domains,
-    image_benchmark,
-    image_files,
-)
-from covon_avalanche.streams.sources import ImageFiles
+from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
+from covon_avalanche.streams.image_datasets import ImageFiles
+from covon_avalanche.streams.image_files import image_files
 from covon_avalanche.streams.transforms import Transform
 
 CLASSES = ("real", "fake")
-#: Training and evaluation images of the hard track, as PINA counts them in all.
+#: Training and test images of the hard track, as counted in PINA's code.
 HARD_COUNTS = (16_068, 5_353)
 _LABELS = {"0_real": 0, "1_fake": 1}
 
@@ -34,24 +32,19 @@ def CDDB(
     track: Literal["hard", "easy", "long"] = "hard",
     dataset_root: str | os.PathLike[str] | None = None,
     domains: Sequence[str] | None = None,
-    validation_size: float = 0,
-    limit: int | None = None,
-    seed: int = 0,
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    cache_size: int = 256,
-    skip_broken: bool = False,
+    **options: Unpack[ImageOptions],
 ) -> CLScenario:
-    """CDDB: class 0 is real, 1 is fake; each domain is one source of fakes.
+    """CDDB: class 0 is real, class 1 is fake; each domain is one generator.
 
-    Images are found at any depth below ``DOMAIN/{train,val}``; the nearest folder named
-    ``0_real`` or ``1_fake`` is the label. As everywhere in the literature, ``val`` is what is
-    tested on. Task identities are not used.
+    Images may be at any depth below ``DOMAIN/{train,val}``; the nearest parent folder named
+    ``0_real`` or ``1_fake`` is the label. The test images are those of ``val``, as everywhere in
+    the literature. Task identities are not used.
 
     :param track: ``"hard"`` (5 domains), ``"easy"`` (7) or ``"long"`` (12).
     :param dataset_root: by default ``CDDB`` in Avalanche's data folder.
-    :param domains: some of the track's domains, in the order to learn them.
+    :param domains: some of the track's domains, in the order in which they are learned.
 
     See :func:`image_benchmark` for the other parameters.
     """
@@ -71,14 +64,9 @@ def CDDB(
         train,
         test,
         CLASSES,
-        validation_size=validation_size,
-        limit=limit,
-        seed=seed,
         train_transform=train_transform,
         eval_transform=eval_transform,
-        cache=cache,
-        cache_size=cache_size,
-        skip_broken=skip_broken,
+        **options,
     )
 
 

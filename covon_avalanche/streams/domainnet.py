@@ -1,9 +1,9 @@
 """DomainNet: 345 classes in six domains, about 587,000 images.
 
-Peng et al., "Moment Matching for Multi-Source Domain Adaptation" (ICCV 2019); the cleaned
-version. Class ids always come from the official table (``domainnet_classes.txt``), because
-painting has no training image of *t-shirt* and no test image of *syringe*: counting folders
-would shift the labels.
+Peng et al., "Moment Matching for Multi-Source Domain Adaptation" (ICCV 2019), cleaned version.
+Class ids always come from the official table (``domainnet_classes.txt``): painting has no
+training image of *t-shirt* and no test image of *syringe*, so that ids derived from the folders
+would be shifted, differently in training and test.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
+from typing_extensions import Unpack
 
 from covon_avalanche.domain_orders import DOMAINNET
-from covon_avalanche.streams.images import (
-    choose_domains,
-    class_folders,
-    image_benchmark,
-    listed_files,
-)
-from covon_avalanche.streams.sources import ImageFiles
+from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
+from covon_avalanche.streams.image_datasets import ImageFiles
+from covon_avalanche.streams.image_files import class_folders, listed_files
 from covon_avalanche.streams.transforms import Transform
 
 #: Training and test images of each domain.
@@ -48,24 +45,18 @@ def DomainNet(
     *,
     dataset_root: str | os.PathLike[str] | None = None,
     domains: Sequence[str] | None = None,
-    validation_size: float = 0,
-    limit: int | None = None,
-    seed: int = 0,
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    cache_size: int = 256,
-    skip_broken: bool = False,
+    **options: Unpack[ImageOptions],
 ) -> CLScenario:
-    """DomainNet, clipart -> infograph -> painting -> quickdraw -> real -> sketch.
+    """DomainNet: clipart, infograph, painting, quickdraw, real, sketch.
 
     Two layouts are recognised: the official one, ``DOMAIN/CLASS/*.jpg`` with the lists
-    ``DOMAIN_train.txt`` and ``DOMAIN_test.txt`` in the root, and folders
-    ``DOMAIN/{train,test}/CLASS/*.jpg``. Where the counts are not those of the cleaned
-    version, a warning says so. Task identities are not used.
+    ``DOMAIN_train.txt`` and ``DOMAIN_test.txt`` in the root, and ``DOMAIN/{train,test}/CLASS/*``.
+    Counts other than those of the cleaned version raise a warning. Task identities are not used.
 
     :param dataset_root: by default ``domainnet`` in Avalanche's data folder.
-    :param domains: some of the domains, in the order to learn them.
+    :param domains: some of the domains, in the order in which they are learned.
 
     See :func:`image_benchmark` for the other parameters.
     """
@@ -85,14 +76,9 @@ def DomainNet(
         {name: train for name, (train, _) in parts.items()},
         {name: test for name, (_, test) in parts.items()},
         classes,
-        validation_size=validation_size,
-        limit=limit,
-        seed=seed,
         train_transform=train_transform,
         eval_transform=eval_transform,
-        cache=cache,
-        cache_size=cache_size,
-        skip_broken=skip_broken,
+        **options,
     )
 
 

@@ -1,29 +1,22 @@
-"""Anyone's own images as a domain-incremental benchmark."""
+"""Your own images as a domain-incremental benchmark."""
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Sequence
 from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
+from typing_extensions import Unpack
 
-from covon_avalanche.streams.images import (
-    choose_domains,
-    class_folders,
-    hidden,
-    image_benchmark,
-    split_by_name,
-)
-from covon_avalanche.streams.manifest import as_written, classes_of
-from covon_avalanche.streams.sources import ImageFiles
+from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
+from covon_avalanche.streams.image_datasets import ImageFiles
+from covon_avalanche.streams.image_files import class_folders, split_by_name, subfolders
+from covon_avalanche.streams.manifest import read_table
 from covon_avalanche.streams.transforms import Transform
 
-_COLUMNS = ("file", "domain", "label", "split")
-_TESTED = ("test", "val", "valid")
-_Split = tuple[()] | tuple[str, str]
+_TEST_FOLDERS = ("test", "val", "valid")
+_TrainAndTest = tuple[ImageFiles, ImageFiles]
 
 
 def DomainFolders(
@@ -31,146 +24,102 @@ def DomainFolders(
     *,
     classes: Sequence[str] | None = None,
     domains: Sequence[str] | None = None,
-    validation_size: float = 0,
-    limit: int | None = None,
-    seed: int = 0,
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    cache_size: int = 256,
-    skip_broken: bool = False,
+    **options: Unpack[ImageOptions],
 ) -> CLScenario:
-    """A benchmark from folders or a table; a domain may lack some of the classes.
+    """A benchmark from folders or a CSV table; a domain may lack some of the classes.
 
-    :param dataset_root: a folder with ``DOMAIN/CLASS/*`` (one fifth of each class is for tests,
-        chosen by file name) or ``DOMAIN/{train,test}/CLASS/*``, where ``val`` or ``valid`` may
-        stand for ``test``, and is not used beside it; or a CSV file with the columns
-        ``file`` (relative to it), ``domain``, ``label`` and ``split`` (train or test), such as
-        ``covon data verify --manifest`` writes; lines before the columns that begin with ``#`` do
-        not count.
-    :param classes: names by class id; by default those of the manifest, or those found in any
-        domain, sorted. A class that is called like a split, such as ``train``, must be among them.
-    :param domains: some of the domains, in the order to learn them; by default all, sorted (in
-        a CSV file, in order of appearance). The ``cache`` may lie among them.
+    Three layouts are recognised:
+
+    - ``DOMAIN/CLASS/*``: one fifth of each class is for testing, chosen by file name.
+    - ``DOMAIN/{train,test}/CLASS/*``: ``val`` or ``valid`` may replace ``test``, and is ignored
+      next to it.
+    - a CSV file with the columns ``file`` (relative to the table), ``domain``, ``label`` and
+      ``split`` (train or test), as written by ``covon data verify --manifest``. A domain may be
+      for training or testing only.
+
+    :param dataset_root: the folder of the domains, or the CSV file.
+    :param classes: names by class id; by default those of the manifest, or all that are found in
+        any domain, sorted. List the classes if one has the name of a split, such as ``train``.
+    :param domains: some of the domains, in the order in which they are learned; by default all,
+        sorted (in a CSV file, in order of appearance). The ``cache`` may be in the same folder.
 
     See :func:`image_benchmark` for the other parameters.
     """
     root = Path(dataset_root)
-    from_table = root.suffix == ".csv"  # where a domain may be for training or tests alone
-    if from_table:
-        stored, rows = _table(root)
-        if classes is None:
-            classes = sorted({row["label"] for row in rows}) if stored is None else stored
-        names = list(classes)
+    if root.suffix == ".csv":
+        listed, rows = read_table(root)
+        names = list(classes or listed or sorted({row["label"] for row in rows}))
         known = list(dict.fromkeys(row["domain"] for row in rows))
         wanted = choose_domains(domains, known, str(root))
         parts = {name: _from_rows(root, rows, name, names) for name in wanted}
+        train = {name: images for name, (images, _) in parts.items() if images}
+        test = {name: images for name, (_, images) in parts.items() if images}
     else:
         if not root.is_dir():
             raise ValueError(f"there is no folder {root}")
-        known = [name for name in _folders(root) if not _is_same(root / name, cache)]
+        cache = options.get("cache")
+        hidden = None if cache is None else Path(cache).resolve()
+        known = [name for name in subfolders(root) if (root / name).resolve() != hidden]
         wanted = choose_domains(domains, known, str(root))
-        splits = {name: _split_of(root / name, classes or ()) for name in known}
-        names = _class_names(root, splits) if classes is None else list(classes)
+        splits = {name: _split_folders(root / name, classes or ()) for name in known}
+        names = sorted(_all_classes(root, splits)) if classes is None else list(classes)
         parts = {name: _from_folders(root, name, splits[name], names) for name in wanted}
+        train = {name: images for name, (images, _) in parts.items()}
+        test = {name: images for name, (_, images) in parts.items()}
     return image_benchmark(
-        {name: train for name, (train, _) in parts.items() if train or not from_table},
-        {name: test for name, (_, test) in parts.items() if test or not from_table},
+        train,
+        test,
         names,
-        validation_size=validation_size,
-        limit=limit,
-        seed=seed,
         train_transform=train_transform,
         eval_transform=eval_transform,
-        cache=cache,
-        cache_size=cache_size,
-        skip_broken=skip_broken,
+        **options,
     )
 
 
-def _folders(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not hidden(p.name))
+def _split_folders(domain: Path, classes: Sequence[str]) -> list[str]:
+    """Names of a domain's training and test folder; empty if it has class folders.
 
-
-def _is_same(folder: Path, other: str | os.PathLike[str] | None) -> bool:
-    return other is not None and folder.resolve() == Path(other).resolve()
-
-
-def _split_of(folder: Path, classes: Sequence[str]) -> _Split:
-    """Names of a domain's folders to train and to test on; none if it has classes at once.
-
-    :raises ValueError: where it could be read as both.
+    :raises ValueError: for a mixture of both, or other ambiguities.
     """
-    found = set(_folders(folder))
-    parts = found & {"train", *_TESTED}
+    found = set(subfolders(domain))
+    parts = found & {"train", *_TEST_FOLDERS}
     if not parts or found <= set(classes):
-        return ()
-    tested = [name for name in _TESTED if name in parts]
-    clear = "test" in parts or len(tested) == 1
+        return []
+    test = [name for name in _TEST_FOLDERS if name in parts]
+    clear = "test" in parts or len(test) == 1
     if not (clear and "train" in parts and parts == found):
         raise ValueError(
-            f"{folder} has the folders {sorted(found)}: expected train with test, val or valid and "
+            f"{domain} has the folders {sorted(found)}: expected train with test, val or valid and "
             "nothing else, or classes alone, those called like a split named in `classes`"
         )
-    return "train", tested[0]
+    return ["train", test[0]]
 
 
-def _class_names(root: Path, splits: Mapping[str, _Split]) -> list[str]:
-    names: set[str] = set()
-    for domain, split in splits.items():
-        for folder in split or (".",):
-            names.update(_folders(root / domain / folder))
-    return sorted(names)
+def _all_classes(root: Path, splits: dict[str, list[str]]) -> set[str]:
+    folders = [root / domain / part for domain, parts in splits.items() for part in parts or ["."]]
+    return {name for folder in folders for name in subfolders(folder)}
 
 
-def _from_folders(
-    root: Path, domain: str, split: _Split, classes: Sequence[str]
-) -> tuple[ImageFiles, ImageFiles]:
+def _from_folders(root: Path, domain: str, split: list[str], classes: list[str]) -> _TrainAndTest:
     if not split:
         return split_by_name(class_folders(root / domain, classes), root)
     train, test = (class_folders(root / domain / part, classes) for part in split)
     return train, test
 
 
-def _table(file: Path) -> tuple[list[str] | None, list[dict[str, str]]]:
-    """Names by class id, if the table tells them, and its rows."""
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as handle:  # as Excel writes it, too
-            lines = list(handle)
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not text in UTF-8: {error}") from error
-    return classes_of(file, lines), list(_rows(file, lines))
-
-
-def _rows(file: Path, lines: Sequence[str]) -> Iterator[dict[str, str]]:
-    comments = len(list(takewhile(lambda line: as_written(line).startswith("#"), lines)))
-    reader = csv.DictReader(lines[comments:])
-    columns = reader.fieldnames or ()
-    missing = [c for c in _COLUMNS if c not in columns]
-    if missing:
-        raise ValueError(f"{file} lacks the columns {missing}")
-    for row in reader:
-        place = f"{file}, line {comments + reader.line_num}"
-        if None in row or None in row.values():  # what is too much, and what is not there
-            raise ValueError(f"{place}: expected {len(columns)} values: {', '.join(columns)}")
-        if row["split"] not in ("train", "test"):
-            raise ValueError(f"{place}: split must be train or test, got {row['split']!r}")
-        yield row
-
-
 def _from_rows(
-    file: Path, rows: Sequence[dict[str, str]], domain: str, classes: Sequence[str]
-) -> tuple[ImageFiles, ImageFiles]:
+    file: Path, rows: list[dict[str, str]], domain: str, classes: list[str]
+) -> _TrainAndTest:
     ids = {name: i for i, name in enumerate(classes)}
     unknown = sorted({row["label"] for row in rows} - ids.keys())
     if unknown:
         raise ValueError(f"{file} has labels that are no classes: {unknown}")
 
-    def some(split: str) -> ImageFiles:
+    def images(split: str) -> ImageFiles:
         chosen = [row for row in rows if row["domain"] == domain and row["split"] == split]
         files = [file.parent / row["file"] for row in chosen]
         return ImageFiles(files, [ids[row["label"]] for row in chosen])
 
-    return some("train"), some("test")
+    return images("train"), images("test")

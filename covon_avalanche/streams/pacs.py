@@ -12,20 +12,16 @@ from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
+from typing_extensions import Unpack
 
 from covon_avalanche import domain_orders
-from covon_avalanche.streams.images import (
-    choose_domains,
-    class_folders,
-    image_benchmark,
-    listed_files,
-    split_by_name,
-)
-from covon_avalanche.streams.sources import ImageFiles
+from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
+from covon_avalanche.streams.image_datasets import ImageFiles
+from covon_avalanche.streams.image_files import class_folders, listed_files, split_by_name
 from covon_avalanche.streams.transforms import Transform
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-#: Images of each domain, to train and to test on together.
+#: Training and test images of each domain together.
 COUNTS = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
 _LISTS = ("train_kfold", "crossval_kfold")  # of the official release; class ids from 1
 
@@ -34,26 +30,21 @@ def PACS(
     *,
     dataset_root: str | os.PathLike[str] | None = None,
     domains: Sequence[str] | None = None,
-    validation_size: float = 0,
-    limit: int | None = None,
-    seed: int = 0,
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    cache_size: int = 256,
-    skip_broken: bool = False,
+    **options: Unpack[ImageOptions],
 ) -> CLScenario:
     """PACS: 9,991 images of seven classes in four domains.
 
-    With the official lists (``DOMAIN_train_kfold.txt`` and ``DOMAIN_crossval_kfold.txt``) in
-    the root or in its folder ``splits``, they say what trains and what tests; without, one
-    fifth of each class is for tests, chosen by file name. Where the counts are not those of the
-    whole data set, a warning says so. Task identities are not used.
+    The split follows the official lists (``DOMAIN_train_kfold.txt``,
+    ``DOMAIN_crossval_kfold.txt``) if they are in the root or its folder ``splits``; otherwise one
+    fifth of each class is for testing, chosen by file name. Incomplete data raise a warning. Task
+    identities are not used.
 
-    :param dataset_root: the folder that has ``photo/dog/*.jpg`` and so on; by default ``PACS``
-        in Avalanche's data folder.
-    :param domains: some of ``photo``, ``art_painting``, ``cartoon``, ``sketch``, in the order to
-        learn them; by default this one.
+    :param dataset_root: the folder with ``photo/dog/*.jpg`` and so on; by default ``PACS`` in
+        Avalanche's data folder.
+    :param domains: some of ``photo``, ``art_painting``, ``cartoon``, ``sketch``, in the order in
+        which they are learned; by default all, in this order.
 
     See :func:`image_benchmark` for the other parameters.
     """
@@ -70,14 +61,9 @@ def PACS(
         {name: train for name, (train, _) in parts.items()},
         {name: test for name, (_, test) in parts.items()},
         CLASSES,
-        validation_size=validation_size,
-        limit=limit,
-        seed=seed,
         train_transform=train_transform,
         eval_transform=eval_transform,
-        cache=cache,
-        cache_size=cache_size,
-        skip_broken=skip_broken,
+        **options,
     )
 
 
@@ -89,8 +75,8 @@ def _train_and_test(root: Path, name: str) -> tuple[ImageFiles, ImageFiles]:
                 listed_files(root, train, CLASSES, first_id=1),
                 listed_files(root, test, CLASSES, first_id=1),
             )
-    files = class_folders(root / name, CLASSES)
+    images = class_folders(root / name, CLASSES)
     for label, class_name in enumerate(CLASSES):
-        if label not in files.labels:
+        if label not in images.labels:
             raise ValueError(f"{root / name} has no images of the class {class_name!r}")
-    return split_by_name(files, root)
+    return split_by_name(images, root)

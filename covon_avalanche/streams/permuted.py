@@ -1,7 +1,7 @@
 """Permuted pixels: the same images in every experience, each time in another pixel order.
 
-Domain-incremental: one head, task label 0 everywhere. The first experience is by default not
-permuted (Goodfellow et al., "An Empirical Investigation of Catastrophic Forgetting", 2013).
+By default the first experience is not permuted (Goodfellow et al., "An Empirical Investigation of
+Catastrophic Forgetting in Gradient-Based Neural Networks", 2013).
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from pathlib import Path
 
 import torch
 from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
+from avalanche.benchmarks.datasets import default_dataset_location
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
-from avalanche.benchmarks.utils import (
-    AvalancheDataset,
-    _make_taskaware_classification_dataset,
-)
+from avalanche.benchmarks.utils import AvalancheDataset, _make_taskaware_classification_dataset
 from filelock import FileLock
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -27,15 +25,15 @@ Transform = Callable[[Tensor], Tensor]
 
 
 class PermutedImages(Dataset):
-    """Images seen in one pixel order; all orders share the same bytes.
+    """Images in one pixel order; all orders share the same bytes.
 
-    A row is the image, a float tensor of shape (1, height, width), and its label, an int.
+    An item is a float tensor of shape (1, height, width) and its class id.
 
     :param images: uint8 of shape (n, height, width).
     :param targets: int64 of shape (n,).
-    :param order: int64 of shape (height * width,): where each pixel comes from.
-    :param scale: value that counts as 1.
-    :param normalisation: mean and standard deviation, to be taken out of the scaled pixels.
+    :param order: int64 of shape (height * width,): the source of each pixel.
+    :param scale: largest pixel value, which becomes 1.
+    :param normalisation: mean and standard deviation of the scaled pixels, to standardise them.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class PermutedImages(Dataset):
         return x[0], int(y[0])
 
     def tensor_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images, float32 of shape (b, 1, height, width), and labels of these indices."""
+        """Images, float32 of shape (batch, 1, height, width), and class ids at these indices."""
         pixels = self.images.index_select(0, indices).flatten(1)
         pixels = pixels.gather(1, self.order.expand(len(indices), -1))
         images = pixels.float().mul_(self._factor).add_(self._shift)
@@ -75,21 +73,21 @@ def PermutedDigits(
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
 ) -> CLScenario:
-    """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; nothing to download.
+    """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; nothing is downloaded.
 
-    1,437 images train and 360 test, a stratified split that is always the same. Task
+    1,437 images are for training and 360 for testing, in a fixed stratified split. Task
     identities are not used: every experience has task label 0 and all ten classes.
 
-    :param n_experiences: how many; each has a pixel order of its own, the first by default the
-        natural one.
-    :param n_permutations: how many pixel orders instead, the natural one included; they come
-        back in turn.
-    :param seed: of the permutations and of the validation split.
+    :param n_experiences: number of experiences, each with its own pixel order; the first has
+        the natural order.
+    :param n_permutations: number of distinct pixel orders, the natural one included, which
+        recur in turn; by default ``n_experiences``.
+    :param seed: of the permutations and the validation split.
     :param permute_first: permute the first experience, too.
-    :param validation_size: images (or their fraction) of each training experience to put
-        into a third stream, ``benchmark.streams["valid"]``; 0 for none.
+    :param validation_size: images (or their fraction) of each training experience for a third
+        stream, ``benchmark.streams["valid"]``; 0 for none.
     :param train_transform: applied to a permuted image (a float tensor of shape (1, 8, 8) in
-        [0, 1]) in training; by default the images are standardised.
+        [0, 1]) in training; by default images are standardised.
     :param eval_transform: the same for validation and test.
     :return: a benchmark with ``n_classes = 10``.
     """
@@ -102,7 +100,7 @@ def PermutedDigits(
     train, test = train_test_split(
         range(len(images)), test_size=360, random_state=0, stratify=digits.target
     )
-    return _permuted(
+    return _benchmark(
         (images[train], targets[train]),
         (images[test], targets[test]),
         scale=16,
@@ -128,21 +126,18 @@ def PermutedMNIST(
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
 ) -> CLScenario:
-    """MNIST: 60,000 images to train, 10,000 to test, 28 x 28 pixels.
+    """MNIST: 60,000 training and 10,000 test images of 28 x 28 pixels.
 
-    The images are held once, as bytes, and permuted and standardised batch by batch.
+    The images are stored once, as bytes, and permuted and standardised batch by batch.
 
-    :param dataset_root: the folder that has, or shall have, ``MNIST/raw`` (the layout of
-        torchvision); by default ``mnist`` in Avalanche's data folder. Missing files are
-        downloaded.
+    :param dataset_root: the folder of ``MNIST/raw`` in torchvision's layout; by default
+        ``mnist`` in Avalanche's data folder. Missing files are downloaded.
 
     See :func:`PermutedDigits` for the other parameters; images have shape (1, 28, 28).
     """
-    from avalanche.benchmarks.datasets import default_dataset_location
-
     root = default_dataset_location("mnist") if dataset_root is None else dataset_root
     train, test = ((data.data, data.targets) for data in _mnist(Path(root)))
-    return _permuted(
+    return _benchmark(
         train,
         test,
         scale=255,
@@ -158,16 +153,16 @@ def PermutedMNIST(
 
 
 def _mnist(root: Path) -> list[MNIST]:
-    """Training and test data, downloaded if need be; other processes wait for the one that does."""
+    """Training and test data; one process downloads missing files, the others wait."""
     try:
         return [MNIST(root, train=part) for part in (True, False)]
-    except (RuntimeError, ValueError):  # not there, or about to be
+    except (RuntimeError, ValueError):  # missing, or just being downloaded
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / ".MNIST.lock"):
             return [MNIST(root, train=part, download=True) for part in (True, False)]
 
 
-def _permuted(
+def _benchmark(
     train: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
     *,
@@ -189,52 +184,51 @@ def _permuted(
             f"n_permutations must be from 1 to n_experiences = {n_experiences}, got {distinct}"
         )
     images, targets = train
-    n_valid = _validation_images(validation_size, len(targets))
+    n_valid = validation_size
+    if isinstance(validation_size, float):
+        n_valid = round(validation_size * len(targets))
+    if not 0 <= n_valid < len(targets):
+        raise ValueError(
+            f"validation_size must be a fraction in [0, 1) or a number of images below "
+            f"{len(targets)}, got {validation_size}"
+        )
     generator = torch.Generator().manual_seed(seed)
-    pixels = images[0].numel()
-    orders = [torch.arange(pixels)]
-    orders += [torch.randperm(pixels, generator=generator) for _ in range(distinct - 1)]
+    n_pixels = images[0].numel()
+    orders = [torch.arange(n_pixels)]
+    orders += [torch.randperm(n_pixels, generator=generator) for _ in range(distinct - 1)]
     shuffled = torch.randperm(len(targets), generator=generator)
     if permute_first:
-        orders[0] = torch.randperm(pixels, generator=generator)
-    orders = [orders[i % distinct] for i in range(n_experiences)]
+        orders[0] = torch.randperm(n_pixels, generator=generator)
 
-    kept, held_out = shuffled[n_valid:].sort().values, shuffled[:n_valid].sort().values
-    parts = {"train": (images[kept], targets[kept]), "test": test}
+    kept, held_out = shuffled[int(n_valid) :].sort().values, shuffled[: int(n_valid)].sort().values
+    streams = {"train": (images[kept], targets[kept]), "test": test}
     if n_valid:
-        parts["valid"] = (images[held_out], targets[held_out])
-
-    standardise = Normalize(*([value] for value in normalisation))
+        streams["valid"] = (images[held_out], targets[held_out])
+    groups = None
+    if train_transform or eval_transform:  # otherwise PermutedImages standardises, faster
+        standardise = Normalize(*([value] for value in normalisation))
+        normalisation = (0.0, 1.0)
+        groups = {
+            "train": (train_transform or standardise, None),
+            "eval": (eval_transform or standardise, None),
+        }
 
     def dataset(stream: str, order: Tensor) -> AvalancheDataset:
-        data: Dataset
-        groups = None
-        if train_transform is None and eval_transform is None:
-            data = PermutedImages(*parts[stream], order, scale, normalisation)
-        else:
-            data = PermutedImages(*parts[stream], order, scale)
-            groups = {
-                "train": (train_transform or standardise, None),
-                "eval": (eval_transform or standardise, None),
-            }
-        wrapped = _make_taskaware_classification_dataset(
-            data, task_labels=0, transform_groups=groups, targets=parts[stream][1].tolist()
+        images, targets = streams[stream]
+        data = _make_taskaware_classification_dataset(
+            PermutedImages(images, targets, order, scale, normalisation),
+            task_labels=0,
+            transform_groups=groups,
+            targets=targets.tolist(),
         )
-        return wrapped if stream == "train" else wrapped.eval()
+        return data if stream == "train" else data.eval()
 
     benchmark = benchmark_from_datasets(
-        **{stream: [dataset(stream, order) for order in orders] for stream in parts}
+        **{
+            stream: [dataset(stream, orders[i % distinct]) for i in range(n_experiences)]
+            for stream in streams
+        }
     )
     benchmark = with_task_labels(with_classes_timeline(benchmark))
     benchmark.n_classes = 10
     return benchmark
-
-
-def _validation_images(size: int | float, available: int) -> int:
-    images = round(size * available) if isinstance(size, float) else size
-    if not 0 <= images < available:
-        raise ValueError(
-            f"validation_size must be a fraction in [0, 1) or a number of images below "
-            f"{available}, got {size}"
-        )
-    return images

@@ -158,7 +158,7 @@ def test_a_tokenizer_that_needs_another_package_says_which(small, monkeypatch):
         raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
 
     monkeypatch.setattr(open_clip, "get_tokenizer", of_siglip)
-    with pytest.raises(ImportError, match=r"words of tiny-clip need .*pip install transformers"):
+    with pytest.raises(ImportError, match=r"tokenizer of tiny-clip needs .*install trans"):
         create_backbone(name, 4, weights=folder / "clip.safetensors", class_names=NAMES)
 
 

@@ -13,7 +13,8 @@ from data_server import serve
 from miniature import pacs, paint
 from typer.testing import CliRunner
 
-from covon_avalanche import cli, cli_data
+from covon_avalanche import cli
+from covon_avalanche.cli import data as cli_data
 from covon_avalanche.datasets.catalogue import DataSet, RemoteFile
 from covon_avalanche.datasets.download import download
 from covon_avalanche.domain_orders import TRACKS

@@ -1,16 +1,13 @@
-"""Downloads from a local server that breaks off, lies and sends hostile archives."""
+"""Downloads from a local server that breaks off and reports errors."""
 
 import hashlib
 import shutil
-import stat
-import zipfile
 
 import pytest
 from data_server import serve
 
-from covon_avalanche.datasets.catalogue import CATALOGUE, RemoteFile
+from covon_avalanche.datasets.catalogue import RemoteFile
 from covon_avalanche.datasets.download import DataError, download
-from covon_avalanche.datasets.unpack import unpack
 
 DATA = bytes(range(256)) * 8000  # about 2 MB
 
@@ -55,7 +52,7 @@ def test_a_broken_connection_goes_on_from_where_it_broke(server, tmp_path):
 def test_the_next_call_goes_on_where_the_last_one_gave_up(server, tmp_path):
     address, files = server
     files.break_after = [500_000, 0]
-    with pytest.raises(DataError, match=r"data.bin: the connection failed 2 times .*goes on"):
+    with pytest.raises(DataError, match=r"data.bin: the connection failed 2 times ..*to resume"):
         download(remote(address), tmp_path, attempts=2, pause=0.01)
     assert names(tmp_path) == [".data.bin.part"]
     download(remote(address), tmp_path)
@@ -109,7 +106,7 @@ def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
 
 def test_a_wrong_size_and_a_wrong_older_file_are_said(server, tmp_path):
     address, _ = server
-    with pytest.raises(DataError, match="larger than the 10 bytes"):
+    with pytest.raises(DataError, match=r"has \d+ bytes instead of 10"):
         download(remote(address, size=10), tmp_path)
     (tmp_path / "data.bin").write_bytes(b"old")
     with pytest.raises(DataError, match=r"has 3 bytes instead of .*: remove it"):
@@ -128,95 +125,3 @@ def test_refusals_are_one_sentence(server, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(ValueError, match=r"needs 0.3 GB of free disk, has 0.0"):
         download(remote(address), tmp_path)
-
-
-def archive(path, members):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-        for member, content in members.items():
-            packed.writestr(member, content)
-    return path
-
-
-def test_what_a_killed_process_left_is_removed(tmp_path):
-    file = archive(tmp_path / "a.zip", {"clipart/axe/1.jpg": b"x"})
-    half = tmp_path / "out" / ".unpacking-abc" / "clipart"
-    half.mkdir(parents=True)
-    (half / "1.jpg").write_bytes(b"half of it")
-    unpack(file, tmp_path / "out")
-    assert names(tmp_path / "out") == ["clipart"]
-
-
-def test_an_archive_is_unpacked_over_older_files(tmp_path):
-    file = archive(tmp_path / "a.zip", {"clipart/axe/1.jpg": b"new", "clipart/bat/2.jpg": b"x"})
-    target = tmp_path / "out"
-    (target / "clipart/axe").mkdir(parents=True)
-    (target / "clipart/axe/1.jpg").write_bytes(b"old")
-    (target / "clipart/axe/mine.jpg").write_bytes(b"kept")
-    unpack(file, target)
-    found = {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*") if p.is_file()}
-    assert found == {
-        "clipart/axe/1.jpg": b"new",
-        "clipart/axe/mine.jpg": b"kept",
-        "clipart/bat/2.jpg": b"x",
-    }
-
-
-def link(name):
-    member = zipfile.ZipInfo(name)
-    member.external_attr = (stat.S_IFLNK | 0o777) << 16
-    return member
-
-
-@pytest.mark.parametrize(
-    ("members", "message"),
-    [
-        ({".": b"x"}, "'.' is no name of a file"),
-        ({"a/1.jpg": b"x", "a//1.jpg": b"y"}, "'a//1.jpg' is there twice"),
-        ({zipfile.ZipInfo("good.jpg"): b"y"}, "'good.jpg' is there twice"),
-        ({"../out.txt": b"x"}, "outside of the folder"),
-        ({"/etc/out.txt": b"x"}, "outside of the folder"),
-        ({"a/../../out.txt": b"x"}, "outside of the folder"),
-        ({"a\\..\\out.txt": b"x"}, "outside of the folder"),
-        ({link("a/link"): b"/etc"}, "is a link or device"),
-        ({"bomb": bytes(50_000_000)}, "which is too much"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_hostile_archives_are_refused_whole(tmp_path, members, message):
-    file = archive(tmp_path / "hostile.zip", {"good.jpg": b"x", **members})
-    with pytest.raises(DataError, match=message):
-        unpack(file, tmp_path / "out")
-    assert names(tmp_path) == ["hostile.zip", "out"]
-    assert names(tmp_path / "out") == []
-
-
-def test_encrypted_archives_are_refused_whole(tmp_path):
-    file = archive(tmp_path / "secret.zip", {"good.jpg": b"x", "secret.jpg": b"x"})
-    data = bytearray(file.read_bytes())
-    data[data.rindex(b"PK\x01\x02") + 8] |= 0x1  # the flags of the last member
-    file.write_bytes(data)
-    with pytest.raises(DataError, match=r"'secret\.jpg' is encrypted"):
-        unpack(file, tmp_path / "out")
-    assert names(tmp_path / "out") == []
-
-
-def test_damaged_archives_leave_nothing(tmp_path):
-    file = archive(tmp_path / "a.zip", {f"{i}.jpg": bytes(range(256)) * 40 for i in range(20)})
-    data = bytearray(file.read_bytes())
-    data[len(data) // 3] ^= 0xFF
-    file.write_bytes(bytes(data))
-    with pytest.raises(DataError, match=r"a.zip is damaged"):
-        unpack(file, tmp_path / "out")
-    (tmp_path / "text.zip").write_text("no zip")
-    with pytest.raises(DataError, match=r"text.zip is damaged"):
-        unpack(tmp_path / "text.zip", tmp_path / "out")
-    assert names(tmp_path / "out") == []
-
-
-def test_the_catalogue_is_complete_where_it_can_be():
-    domainnet = CATALOGUE["DomainNet"].files
-    assert len(domainnet) == 18
-    assert len({file.md5 for file in domainnet}) == 18
-    assert all(file.size and len(file.md5) == 32 for file in domainnet)
-    for dataset in CATALOGUE.values():
-        assert dataset.files or "unpack it so that" in dataset.note

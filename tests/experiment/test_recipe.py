@@ -1,11 +1,7 @@
 """Recipes: the shipped ones, and clear errors for bad ones."""
 
 import pytest
-import torch
-from avalanche.training.plugins import EvaluationPlugin
 
-from covon_avalanche.experiment.epoch_log import EpochLog
-from covon_avalanche.experiment.methods import build_strategy
 from covon_avalanche.experiment.recipe import (
     RecipeError,
     choose,
@@ -14,7 +10,6 @@ from covon_avalanche.experiment.recipe import (
     validate,
 )
 from covon_avalanche.experiment.recipe_text import recipe_text
-from covon_avalanche.experiment.strategy_settings import CoVON
 
 GOOD = """
 name = "tiny"
@@ -112,6 +107,18 @@ def test_a_users_file(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ("lr = 1e-3", "lr = inf", r"strategies\.finetune\.lr = inf: "),
+        ("lr = 1e-3", 'lr = "fast"', r"strategies\.finetune\.lr = 'fast': "),
+        ("lr = 1e-3", "lr = 1e-3\nmomentum = 0.9", r"momentum = 0\.9: needs optimizer = \"sgd\""),
+        ("lr = 0.1", "lr = 0.1\ness_per_example = 1.0", "mine: give ess or ess_per_example"),
+        ("lr = 0.1", "lr = 0.1\nschedule = [{}]", r"\.schedule = .*: replaces later_hess_init"),
+        ("epochs = 1", "epochs = 1.5", r"epochs = 1\.5: "),
+        ("epochs = 1", 'epochs = 1\ndevice = "tpu"', "device = 'tpu': "),
+        ("epochs = 1", 'epochs = 1\nprecision = "float8"', "precision = 'float8': "),
+        ("factor = 0.5", "factor = 2.0", r"final_lr_factor = 2\.0: "),
+        ("seeds = [0]", "seeds = [-1]", r"seeds\.0 = -1: "),
+        ("[strategies.mine]", '[strategies."../x"]', r"'\.\./x' is no name for a strategy"),
+        ("[strategies.mine]", "[strategy.mine]", "strategy: unknown key"),
         ("lr = 0.1", "lrr = 0.1", r"strategies\.mine\.lrr: unknown key; known are .*clip_radius"),
         ("gamma = 0.8", "", r"strategies\.mine\.gamma: is missing"),
         ("gamma = 0.8", "gamma = -1.0", r"strategies\.mine\.gamma = -1\.0: .*greater than 0"),
@@ -188,15 +195,3 @@ def test_unknown_names_list_the_known_ones_and_missing_files_are_said():
         load_recipe("permuted")
     with pytest.raises(RecipeError, match="cannot be read: No such file"):
         load_recipe("nowhere/recipe.toml")
-
-
-def test_a_recipe_may_leave_the_averages_to_covon():
-    settings = CoVON(kind="covon", lr=0.1, ess=10, hess_init=0.1, gamma=0.9, clip_radius=1.0)
-    assert (settings.beta2, settings.gamma_precision) == (None, None)
-    settings = settings.model_copy(update={"gamma_precision": "auto"})
-    recipe = load_recipe("permuted-digits")
-    model = torch.nn.Linear(2, 2)
-    strategy = build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
-    group = strategy.optimizer.param_groups[0]
-    assert group["betas"] == (0.9, None)
-    assert group["gamma_precision"] == "auto"

@@ -1,9 +1,5 @@
 """Searches: resumable, on validation images only, with a budget that counts."""
 
-import os
-import signal
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,20 +8,12 @@ import pytest
 from optuna.storages.journal import JournalFileSymlinkLock
 from optuna.trial import TrialState
 from small_recipes import STRATEGIES, small_recipe
-from terminal import in_a_terminal
-from typer.testing import CliRunner
 
-from covon_avalanche import cli_search
-from covon_avalanche.cli import app
 from covon_avalanche.experiment import run
 from covon_avalanche.experiment.recipe import Range, Recipe, RecipeError, load_recipe
-from covon_avalanche.experiment.recipe_text import recipe_text
-from covon_avalanche.experiment.searching import (
+from covon_avalanche.experiment.search import (
     BelowMedian,
-    _sampler,
-    best_settings,
-    open_study,
-    search_strategy,
+    Search,
     space_of,
     with_settings,
 )
@@ -35,7 +23,7 @@ STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
 
 def recipe_of(*names, **changes) -> Recipe:
     strategies = {name: STRATEGIES[name] for name in names}
-    return small_recipe(strategies, epochs=1, stream=STREAM, **changes)
+    return small_recipe(strategies, **({"epochs": 1, "stream": STREAM} | changes))
 
 
 @pytest.fixture
@@ -59,32 +47,29 @@ def stop_runs(monkeypatch, error):
 
 
 def test_trials_are_kept_and_only_the_missing_are_made(tmp_path):
-    recipe, journal, lines = recipe_of("finetune"), tmp_path / "trials.journal", []
-    options = dict(seed=1000, notify=lines.append)
-    study = open_study(journal, recipe, "finetune", 1000)
-    search_strategy(recipe, "finetune", journal, trials=2, **options)
-    first = study.get_trials()
+    lines, search = [], Search(recipe_of("finetune"), "finetune", tmp_path / "journal", 1000)
+    search.run(2, notify=lines.append)
+    first = search.study().get_trials()
     assert len(first) == len(lines) == 2
     assert first[0].params == {"lr": 0.01}  # the recipe's own settings come first
-    search_strategy(recipe, "finetune", journal, trials=3, **options)
-    again = study.get_trials()
+    search.run(3, notify=lines.append)
+    again = search.study().get_trials()
     assert [t.params for t in again[:2]] == [t.params for t in first]
     assert len(again) == len(lines) == 3
-    settings, value = best_settings(journal, recipe, "finetune", 3, seed=1000)
+    settings, value = search.best(3)
     assert value == max(t.value for t in again if t.state.name == "COMPLETE")
     assert settings in [t.params for t in again]
-    first, _ = best_settings(journal, recipe, "finetune", 1, seed=1000)
-    assert first == {"lr": 0.01}  # what was made beyond the budget does not count
+    assert search.best(1)[0] == {"lr": 0.01}  # what was made beyond the budget does not count
 
 
 def test_processes_that_search_together_draw_different_settings(tmp_path, runs):
-    recipe, journal = recipe_of("finetune"), tmp_path / "j"
-    study = open_study(journal, recipe, "finetune", 7)
+    search = Search(recipe_of("finetune"), "finetune", tmp_path / "j", 7)
+    study = search.study()
     others = [study.ask() for _ in range(3)]  # other processes began at the same moment
-    search_strategy(recipe, "finetune", journal, trials=3, seed=7)
+    search.run(3)
     drawn = []
     for trial in others:
-        study.sampler = _sampler(study, trial.number, 7, {"lr": 0.01}, last=False)
+        study.sampler = search.sampler(study, trial.number, last=False)
         drawn.append(trial.suggest_float("lr", 1e-3, 1e-1, log=True))
     *first, last = [settings.lr for settings in runs]
     assert drawn[0] == 0.01  # the recipe's own
@@ -94,11 +79,11 @@ def test_processes_that_search_together_draw_different_settings(tmp_path, runs):
 
 def test_a_search_alone_is_reproducible_and_interruptions_do_not_change_it(tmp_path, runs):
     recipe = recipe_of("finetune")
-    search_strategy(recipe, "finetune", tmp_path / "whole", trials=8, seed=7)
+    Search(recipe, "finetune", tmp_path / "whole", 7).run(8)
     whole = [settings.lr for settings in runs]
     runs.clear()
     for trials in (3, 8):
-        search_strategy(recipe, "finetune", tmp_path / "parts", trials=trials, seed=7)
+        Search(recipe, "finetune", tmp_path / "parts", 7).run(trials)
     assert [settings.lr for settings in runs] == whole
 
 
@@ -108,23 +93,23 @@ def test_interrupted_and_dead_trials_do_not_count(tmp_path, runs, monkeypatch):
         stop_runs(patch, KeyboardInterrupt())
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
-                search_strategy(recipe, "finetune", journal, trials=2, seed=0)
-    study = open_study(journal, recipe, "finetune", 0)
+                Search(recipe, "finetune", journal, 0).run(2)
+    study = Search(recipe, "finetune", journal, 0).study()
     study.ask()  # its process is killed
-    search_strategy(recipe, "finetune", journal, trials=2, seed=0)
+    Search(recipe, "finetune", journal, 0).run(2)
     states = [trial.state for trial in study.get_trials()]
     expected = [TrialState.FAIL] * 2 + [TrialState.RUNNING] + [TrialState.COMPLETE] * 2
     assert states == expected
     assert [settings.lr for settings in runs].count(0.01) == 1  # the recipe's own after all
-    assert best_settings(journal, recipe, "finetune", 2, seed=0)[1] == 0.52
+    assert Search(recipe, "finetune", journal, 0).best(2)[1] == 0.52
 
 
 def test_the_recipes_own_settings_are_tried_where_the_first_process_was_killed(tmp_path, runs):
     recipe, journal = recipe_of("finetune"), tmp_path / "trials.journal"
-    open_study(journal, recipe, "finetune", 1000).ask()  # and is heard of no more
-    search_strategy(recipe, "finetune", journal, trials=3, seed=1000)
+    Search(recipe, "finetune", journal, 1000).study().ask()  # and is heard of no more
+    Search(recipe, "finetune", journal, 1000).run(3)
     assert [settings.lr == 0.01 for settings in runs] == [False, False, True]
-    search_strategy(recipe, "finetune", journal, trials=4, seed=1000)
+    Search(recipe, "finetune", journal, 1000).run(4)
     assert runs[3].lr != 0.01
 
 
@@ -133,34 +118,33 @@ def test_the_lock_of_a_killed_search_is_broken(tmp_path, runs, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(JournalFileSymlinkLock.__init__, "__defaults__", (1,))  # grace period
     recipe, journal = recipe_of("finetune"), Path("searches/trials.journal")
-    study = open_study(journal, recipe, "finetune", 0)
+    study = Search(recipe, "finetune", journal, 0).study()
     study._storage._backend._lock.acquire()  # and its process is killed
     assert Path("searches/trials.journal.lock").exists()  # else Optuna would wait for ever
-    search_strategy(recipe, "finetune", journal, trials=1, seed=0)
+    Search(recipe, "finetune", journal, 0).run(1)
     assert len(runs) == 1
 
 
 def test_searches_that_differ_do_not_mix(tmp_path, runs):
-    recipe, journal = recipe_of("finetune"), tmp_path / "j"
+    recipe = recipe_of("finetune")
 
-    def made(recipe=recipe, **options):
+    def made(recipe=recipe, seed=0):
         before = len(runs)
-        search_strategy(recipe, "finetune", journal, **{"trials": 1, "seed": 0} | options)
+        Search(recipe, "finetune", tmp_path / "j", seed).run(1)
         return len(runs) - before
 
     assert made() == 1
     assert made() == 0
     assert made(recipe_of("finetune", "covon", name="other", title="Other", seeds=[5])) == 0
-    assert made(validation_size=300) == 0  # the recipe's
     assert made(seed=1) == 1
-    assert made(validation_size=0.2) == 1
+    assert made(recipe_of("finetune", stream={**STREAM, "validation_size": 0.2})) == 1
     assert made(recipe.model_copy(update={"epochs": 2})) == 1
     assert made(with_settings(recipe, "finetune", {"weight_decay": 0.5})) == 1
     space = {"finetune": {"lr": {"low": 0.001, "high": 0.01}}}
     assert made(recipe_of("finetune", search=space)) == 1
-    assert best_settings(journal, recipe, "finetune", 1, seed=0)[1] == 0.51
+    assert Search(recipe, "finetune", tmp_path / "j", 0).best(1)[1] == 0.51
     with pytest.raises(RecipeError, match="no trial of finetune was completed"):
-        best_settings(journal, recipe, "finetune", 1, seed=9)
+        Search(recipe, "finetune", tmp_path / "j", 9).best(1)
 
 
 def test_the_test_stream_is_never_looked_at(tmp_path, monkeypatch):
@@ -174,25 +158,23 @@ def test_the_test_stream_is_never_looked_at(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run, "run_strategy", spy)
     recipe = recipe_of("finetune")
-    search_strategy(recipe, "finetune", tmp_path / "j", trials=1, seed=77)
+    Search(recipe, "finetune", tmp_path / "j", 77).run(1)
     assert seen == [("valid", "valid", [300] * 3, 77)]
 
 
 def test_without_validation_images_there_is_no_search(tmp_path):
-    stream = {"name": "PermutedDigits", "n_experiences": 2}
-    recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, epochs=1, stream=stream)
+    recipe = recipe_of("finetune", stream={"name": "PermutedDigits", "n_experiences": 2})
     with pytest.raises(RecipeError, match="holds out no validation images"):
-        search_strategy(recipe, "finetune", tmp_path / "j", trials=1, seed=0)
-    search_strategy(recipe, "finetune", tmp_path / "j", trials=1, seed=0, validation_size=100)
+        Search(recipe, "finetune", tmp_path / "j", 0)
 
 
 def test_a_diverging_trial_counts_as_nothing_learned(tmp_path):
     recipe = with_settings(recipe_of("finetune"), "finetune", {"lr": 1e30})
-    search_strategy(recipe, "finetune", tmp_path / "j", trials=1, seed=0)
-    (trial,) = open_study(tmp_path / "j", recipe, "finetune", 0).get_trials()
+    Search(recipe, "finetune", tmp_path / "j", 0).run(1)
+    (trial,) = Search(recipe, "finetune", tmp_path / "j", 0).study().get_trials()
     assert trial.value == 0.0
     with pytest.raises(RecipeError, match="all trials of finetune diverged"):
-        best_settings(tmp_path / "j", recipe, "finetune", 1, seed=0)
+        Search(recipe, "finetune", tmp_path / "j", 0).best(1)
 
 
 def test_spaces():
@@ -235,7 +217,7 @@ def test_the_first_trial_has_the_recipes_own_settings_where_the_space_has_them(
     tmp_path, runs, name, key, values, known
 ):
     recipe = recipe_of(name, search={name: {key: values}})
-    search_strategy(recipe, name, tmp_path / "j", trials=3, seed=0)
+    Search(recipe, name, tmp_path / "j", 0).run(3)
     own = getattr(recipe.strategies[name], key)
     drawn = [getattr(settings, key) for settings in runs]
     assert (drawn[0] == own) is known
@@ -257,13 +239,13 @@ def test_the_arguments_of_a_class_of_the_users_are_searched_too(tmp_path, runs):
     }
     common = dict(epochs=1, stream=STREAM)
     recipe = small_recipe({"own": own}, search={"own": space}, **common)
-    search_strategy(recipe, "own", tmp_path / "j", trials=8, seed=0)
+    Search(recipe, "own", tmp_path / "j", 0).run(8)
     first, *others = [settings.arguments for settings in runs]
     assert first == arguments
     assert all(0.1 <= drawn["strength"] <= 1.0 for drawn in others)
     assert all(isinstance(drawn["size"], int) and 2 <= drawn["size"] <= 9 for drawn in others)
     assert {drawn["mode"] for drawn in others} == {"a", "b"}
-    settings, _ = best_settings(tmp_path / "j", recipe, "own", 8, seed=0)
+    settings, _ = Search(recipe, "own", tmp_path / "j", 0).best(8)
     best = with_settings(recipe, "own", settings).strategies["own"]
     assert best == runs[-1]  # they learn better from one to the next
     assert recipe.strategies["own"].arguments == arguments
@@ -294,72 +276,6 @@ def test_the_spaces_of_the_pacs_search_fit_its_strategies():
         for key, values in space_of(recipe, name).items():
             inside = values.low <= own[key] <= values.high if isinstance(values, Range) else True
             assert inside, (name, key)
-
-
-@pytest.mark.parametrize("name", ["permuted-digits", "domainnet", "core50"])
-def test_a_recipe_survives_being_written(tmp_path, name):
-    recipe = load_recipe(name)
-    file = tmp_path / "copy.toml"
-    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
-    assert load_recipe(str(file)) == recipe
-
-
-def test_the_command_writes_a_recipe_of_the_best(tmp_path):
-    recipe, file = recipe_of("finetune", "ewc-star"), tmp_path / "mine.toml"
-    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
-    arguments = ["search", str(file), "--trials", "2", "--out", str(tmp_path / "out")]
-    arguments += ["--seed", "77", "--validation-size", "200"]
-    first = CliRunner().invoke(app, [*arguments, "--strategies", "finetune"])
-    assert first.exit_code == 0, first.output
-    assert list(load_recipe(str(tmp_path / "out" / "best.toml")).strategies) == ["finetune"]
-    assert "ewc-star" not in (tmp_path / "out" / "trials.journal").read_text()
-    done = CliRunner().invoke(app, [*arguments, "--strategies", "ewc-star"])
-    assert done.exit_code == 0, done.output
-    best = load_recipe(str(tmp_path / "out" / "best.toml"))  # what was searched before stays
-    assert list(best.strategies) == ["finetune", "ewc-star"]
-    for name in ("finetune", "ewc-star"):
-        journal = tmp_path / "out" / "trials.journal"
-        settings, value = best_settings(journal, recipe, name, 2, seed=77, validation_size=200)
-        assert f"{name}: validation A_T {100 * value:.2f} %" in done.stdout
-        found = best.strategies[name].model_dump()
-        assert {key: found[key] for key in settings} == settings
-    assert done.stderr == ""
-    assert CliRunner().invoke(app, arguments).exit_code == 0  # nothing is left to do
-
-
-def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
-    def no_pool(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli_search, "ProcessPoolExecutor", no_pool)
-    for seed, lines in (("0", 1), ("1000", 0)):
-        done = CliRunner().invoke(app, ["search", "permuted-digits", "--seed", seed])
-        assert len(done.stderr.splitlines()) == lines
-        assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
-
-
-def test_ctrl_c_ends_a_search_and_marks_its_trials(tmp_path):
-    names = ("finetune", "ewc-star", "covon")
-    recipe = recipe_of(*names).model_copy(update={"epochs": 1000})
-    file, journal = tmp_path / "mine.toml", tmp_path / "trials.journal"
-    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
-    command = [sys.executable, "-m", "covon_avalanche", "search", str(file), "--jobs", "1"]
-    command += ["--out", str(tmp_path), "--seed", "0"]
-    with in_a_terminal(command) as process:
-        deadline = time.monotonic() + 120
-        while b"lr" not in _content(journal) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)
-        output, errors = process.communicate(timeout=120)
-    assert process.returncode == 130, errors
-    assert "Interrupted; the same command goes on from here." in output
-    states = [t.state for name in names for t in open_study(journal, recipe, name, 0).get_trials()]
-    assert states == [TrialState.FAIL]
-
-
-def _content(file: Path) -> bytes:
-    return file.read_bytes() if file.exists() else b""
 
 
 def test_a_trial_is_pruned_where_it_is_below_the_median_now():

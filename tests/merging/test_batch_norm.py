@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 from toys import make_covon, make_strategy, toy_benchmark, toy_model
 
+from covon_avalanche.merging import RegMean, rule
 from covon_avalanche.merging.batch_norm import trained_batch_norms, update_batch_norm
-from covon_avalanche.plugins import covon
-from covon_avalanche.plugins.task_batches import batches_of
+from covon_avalanche.plugins.task_loader import dataset_loader
 
 
 class Frozen(nn.BatchNorm1d):
@@ -87,11 +87,11 @@ def test_an_error_on_the_way_leaves_modes_and_momenta():
     assert (model[1].momentum, model[5].momentum) == (0.1, 0.3)
 
 
-@pytest.mark.parametrize("merge_by_inputs", [False, True])
-def test_after_a_task_they_are_those_of_the_merged_weights(merge_by_inputs):
+@pytest.mark.parametrize("merge", [None, RegMean()], ids=["eq8", "regmean"])
+def test_after_a_task_they_are_those_of_the_merged_weights(merge):
     """Of 48 examples in three batches, which are the averages over all."""
     model = network()
-    strategy = make_strategy("covon", model, merge_by_inputs=merge_by_inputs)
+    strategy = make_strategy("covon", model, merge=merge)
     for experience in list(toy_benchmark().train_stream)[:2]:
         strategy.train(experience)
     (x, *_) = next(iter(DataLoader(experience.dataset.eval(), 48)))
@@ -101,7 +101,7 @@ def test_after_a_task_they_are_those_of_the_merged_weights(merge_by_inputs):
     assert int(model[1].num_batches_tracked) == 3
     again = copy.deepcopy(model)
     data = experience.dataset.eval()
-    update_batch_norm(again, batches_of(data, strategy, 16, shuffled=True))
+    update_batch_norm(again, dataset_loader(data, strategy, 16, shuffled=True))
     for name, value in statistics(again).items():
         torch.testing.assert_close(model.get_buffer(name), value)
 
@@ -121,19 +121,9 @@ def test_batches_are_shuffled_or_a_sorted_task_would_have_small_variances():
     assert ((running - whole).abs() < (running - within).abs()).all()
 
 
-def test_batches_are_whole_and_the_same_each_time():
-    data = toy_benchmark(n=40).train_stream[0].dataset.eval()
-    strategy = make_strategy("covon", toy_model())
-    runs = [[x for x, _ in batches_of(data, strategy, 16, shuffled=True)] for _ in range(2)]
-    assert [len(x) for x in runs[0]] == [16, 16]
-    assert all(map(torch.equal, *runs))
-    (alone,) = batches_of(data, strategy, 64, shuffled=True)
-    assert len(alone[1]) == 40
-
-
 @pytest.mark.parametrize("case", ["without batch norm", "without tasks"])
 def test_no_pass_where_none_is_needed(case, monkeypatch):
-    monkeypatch.setattr(covon, "update_batch_norm", lambda *_: pytest.fail("a pass"))
+    monkeypatch.setattr(rule, "update_batch_norm", lambda *_: pytest.fail("a pass"))
     model = toy_model() if case == "without batch norm" else network()
     options = {} if case == "without batch norm" else {"consolidate_every": 2}
     make_strategy("covon", model, **options).train(toy_benchmark().train_stream[0])

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from covon_avalanche.optim import BayesByBackprop, CoVON
 from covon_avalanche.posterior.gaussian import DiagGaussian
 
-NEWTON = dict(ess=100, hess_init=0.5, betas=(0.9, 0.9))
+NEWTON = dict(ess=100, hess_init=0.5, betas=(0.9, 0.9), batch_size=24)
 OPTIMIZERS = {
     "covon": lambda p, g: CoVON(p, **NEWTON, generator=g),
     "covon, two samples": lambda p, g: CoVON(p, **NEWTON, mc_samples=2, generator=g),

@@ -1,22 +1,23 @@
-"""What Avalanche does to optimizers, and that our plugins live through it."""
+"""What Avalanche does to optimizers, and that the plugins' state survives it."""
 
 import copy
 
 import pytest
 import torch
 from avalanche.models import IncrementalClassifier
-from avalanche.training import Naive
 from avalanche.training.plugins import LRSchedulerPlugin, SupervisedPlugin
 from torch import nn
 from toys import (
     QUIET,
+    ToDouble,
     make_covon,
+    make_naive,
     make_strategy,
     make_vcl,
+    plain_loop,
     same,
     toy_benchmark,
     toy_model,
-    train_step,
     weights,
 )
 
@@ -43,13 +44,7 @@ def test_a_strategy_does_exactly_what_the_plain_loop_does(kind):
 
     plain = toy_model()
     optimizer = MAKE[kind](plain.named_parameters())
-    for experience in benchmark.train_stream:
-        x = torch.stack([row[0] for row in experience.dataset])
-        y = torch.tensor([row[1] for row in experience.dataset])
-        for _ in range(2):
-            for batch in zip(x.split(16), y.split(16), strict=True):
-                train_step(optimizer, plain, batch)
-        optimizer.consolidate()
+    plain_loop(optimizer, plain, benchmark.train_stream)
     assert same(weights(model), weights(plain))
     assert same(
         strategy.optimizer.posterior(model.named_parameters()).precision,
@@ -145,21 +140,10 @@ def test_trap_3_the_model_moves_after_the_optimizer_is_made(kind):
     )
     optimizer = MAKE[kind](model.named_parameters(), prior=prior)
     model.double()
-    benchmark = toy_benchmark(1)
-    data = benchmark.train_stream[0].dataset
-    strategy = posterior_strategy(kind, model, optimizer)
-    strategy.plugins.append(ToDouble())
-    strategy.train(benchmark.train_stream[0])
-    assert len(data) == 48
+    strategy = posterior_strategy(kind, model, optimizer, plugins=[ToDouble()])
+    strategy.train(toy_benchmark(1).train_stream[0])
     for state in optimizer.state.values():
         assert all(v.dtype == torch.float64 for v in state.values() if torch.is_tensor(v))
-
-
-class ToDouble(SupervisedPlugin):
-    """Batches of the model's dtype."""
-
-    def before_forward(self, strategy, **kwargs):
-        strategy.mbatch[0] = strategy.mbatch[0].double()
 
 
 class Head(nn.Module):
@@ -268,13 +252,7 @@ def test_the_plugin_goes_into_any_avalanche_strategy():
         if ready:
             strategy = CoVONStrategy(model=model, optimizer=optimizer, **QUIET)
         else:
-            strategy = Naive(
-                model=model,
-                optimizer=optimizer,
-                criterion=nn.CrossEntropyLoss(),
-                plugins=[CoVONPlugin()],
-                **QUIET,
-            )
+            strategy = make_naive(model, optimizer, CoVONPlugin())
         strategy.train(benchmark.train_stream, shuffle=False)
         runs.append(weights(model))
     assert same(*runs)

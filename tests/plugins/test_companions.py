@@ -6,7 +6,6 @@ import pytest
 import torch
 from avalanche.checkpointing import maybe_load_checkpoint, save_checkpoint
 from avalanche.evaluation.metrics import accuracy_metrics
-from avalanche.training import Naive
 from avalanche.training.plugins import (
     EarlyStoppingPlugin,
     EvaluationPlugin,
@@ -15,22 +14,9 @@ from avalanche.training.plugins import (
     LwFPlugin,
     ReplayPlugin,
 )
-from torch import nn
-from toys import QUIET, STRATEGIES, make_strategy, same, toy_benchmark, toy_model, weights
+from toys import STRATEGIES, make_naive, make_strategy, same, toy_benchmark, toy_model, weights
 
 each = pytest.mark.parametrize("kind", STRATEGIES)
-
-
-def accuracy(strategy, stream) -> float:
-    strategy.model.eval()
-    hits, total = 0, 0
-    for experience in stream:
-        x = torch.stack([row[0] for row in experience.dataset])
-        y = torch.tensor([row[1] for row in experience.dataset])
-        with torch.no_grad():
-            hits += (strategy.model(x).argmax(1) == y).sum().item()
-        total += len(y)
-    return hits / total
 
 
 def settled(kind, strategy) -> bool:
@@ -54,7 +40,7 @@ COMPANIONS = {
 def test_with_another_method_beside(kind, companion):
     benchmark = toy_benchmark()
     alone, beside = (
-        make_strategy(kind, toy_model(), train_epochs=6, plugins=plugins)
+        make_strategy(kind, toy_model(), plugins=plugins)
         for plugins in ([], [COMPANIONS[companion]()])
     )
     for strategy in (alone, beside):
@@ -107,12 +93,7 @@ def test_with_lr_schedulers(kind):
 
 def _checkpoints_work_for_adam() -> bool:
     model = toy_model()
-    strategy = Naive(
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters()),
-        criterion=nn.CrossEntropyLoss(),
-        **QUIET,
-    )
+    strategy = make_naive(model, torch.optim.AdamW(model.parameters()))
     try:
         save_checkpoint(strategy, io.BytesIO())
     except Exception:  # whatever dill raises for this torch

@@ -56,15 +56,6 @@ def test_on_real_images(real_data):
                 check(ours, theirs, images[i][0])
 
 
-def test_many_at_once_are_the_same_bit_by_bit():
-    images = [pixels_of(noise(50 + i, 60, i)) for i in range(5)]
-    for transform in image_transforms(48):
-        torch.manual_seed(0)
-        one_by_one = torch.stack([transform(image) for image in images])
-        torch.manual_seed(0)
-        assert torch.equal(transform.batch(images), one_by_one)
-
-
 def test_the_shorter_side_is_resized_and_bytes_stay_bytes():
     image = pixels_of(noise(90, 60))
     assert resize_shorter(image, 60) is image

@@ -10,7 +10,7 @@ that keep values. The data of the benchmark is named, not stored.
 """
 
 from covon_avalanche.experiment.state.capturing import capture
-from covon_avalanche.experiment.state.common import StateError, Surroundings
+from covon_avalanche.experiment.state.common import ExternalObjects, StateError
 from covon_avalanche.experiment.state.restoring import restore
 
-__all__ = ["StateError", "Surroundings", "capture", "restore"]
+__all__ = ["ExternalObjects", "StateError", "capture", "restore"]

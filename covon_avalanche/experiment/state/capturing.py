@@ -20,16 +20,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from covon_avalanche.experiment.state import generators
 from covon_avalanche.experiment.state.common import (
     FUNCTIONS,
+    ExternalObjects,
     State,
     StateError,
-    Surroundings,
+    generator_state,
     importable,
     passing_attributes,
 )
-from covon_avalanche.optim import PosteriorOptimizer
 
 # Owned by whoever built the strategy; nothing of them changes in training that decides a result.
 _STAY = (
@@ -39,7 +38,7 @@ _STAY = (
 )
 
 
-def capture(root: Any, surroundings: Surroundings) -> tuple[State, dict[str, Tensor]]:
+def capture(root: Any, external: ExternalObjects) -> tuple[State, dict[str, Tensor]]:
     """All that decides how a run goes on.
 
     :param root: a dictionary with ``"model"`` first, then the strategy that trains it, and
@@ -47,14 +46,14 @@ def capture(root: Any, surroundings: Surroundings) -> tuple[State, dict[str, Ten
     :return: JSON-compatible state, and the tensors it refers to.
     :raises StateError: naming the first attribute that cannot be stored.
     """
-    capturing = _Capture(surroundings)
+    capturing = _Capture(external)
     value = capturing.encode(root, "run")
     return {"root": value, "nodes": capturing.nodes}, capturing.tensors
 
 
 class _Capture:
-    def __init__(self, surroundings: Surroundings) -> None:
-        self.surroundings = surroundings
+    def __init__(self, external: ExternalObjects) -> None:
+        self.external = external
         self.nodes: list[State] = []
         self.tensors: dict[str, Tensor] = {}
         self._storages: dict[tuple[int, torch.dtype], str] = {}
@@ -81,8 +80,8 @@ class _Capture:
         return len(self.nodes) - 1
 
     def _node(self, value: Any, path: str) -> State:
-        if id(value) in self.surroundings.names:
-            return {"is": "data", "name": self.surroundings.names[id(value)]}
+        if id(value) in self.external.names:
+            return {"is": "data", "name": self.external.names[id(value)]}
         match value:
             case nn.Module():
                 return self._module(value)
@@ -99,7 +98,8 @@ class _Capture:
             case torch.Generator():
                 return {"is": "generator", **self._view(value.get_state())}
             case np.random.Generator() | np.random.RandomState() | random.Random():
-                return {"is": "other generator", **generators.state_of(value)}
+                own = generator_state(value)
+                return {"is": "other generator", "state": self.encode(own, f"{path}.state")}
             case functools.partial():
                 parts = [value.func, list(value.args), dict(value.keywords)]
                 return {"is": "partial", "parts": [self.encode(part, path) for part in parts]}
@@ -212,8 +212,6 @@ class _Capture:
         ]
         node: State = {"is": "optimizer", "class": importable(type(optimizer))}
         node |= {"groups": groups, "state": state}
-        if isinstance(optimizer, PosteriorOptimizer):
-            node["noise"] = self.encode(optimizer.generator, f"{path}.generator")
         return node
 
 

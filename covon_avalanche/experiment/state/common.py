@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ OF_TORCH = ("zeros", "ones", "empty", "zeros_like", "ones_like")
 # Attributes of a strategy that are made anew before they are used again.
 _PASSING = frozenset(
     ("experience", "dataloader", "adapted_dataset", "mbatch", "mb_output", "loss")
-    + ("current_eval_stream", "_eval_streams", "_fetched_examples", "checkpoints")
+    + ("current_eval_stream", "_eval_streams", "_example_cache", "checkpointer")
 )
 _NONE: frozenset[str] = frozenset()
 
@@ -25,7 +26,7 @@ class StateError(ValueError):
     """A state that cannot be stored, or does not fit the run it should go into."""
 
 
-class Surroundings:
+class ExternalObjects:
     """Objects that the run is given and does not change, by name: the benchmark's data."""
 
     def __init__(self, streams: Mapping[str, Any]) -> None:
@@ -58,6 +59,15 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         return ((str(key), child) for key, child in value.items())
     return iter(vars(value).items())
+
+
+def generator_state(generator: np.random.Generator | np.random.RandomState | random.Random) -> Any:
+    """What it will draw next."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state()
+    return generator.getstate()
 
 
 def passing_attributes(value: Any) -> frozenset[str]:

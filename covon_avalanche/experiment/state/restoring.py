@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from avalanche.benchmarks.utils import transform_groups
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from covon_avalanche.experiment.state import generators
 from covon_avalanche.experiment.state.common import (
     FUNCTIONS,
     OF_TORCH,
+    ExternalObjects,
     State,
     StateError,
-    Surroundings,
     importable,
     passing_attributes,
 )
-from covon_avalanche.optim import PosteriorOptimizer
 
 # Where classes are defined of which a file may ask for an object.
 _TRUSTED = (
@@ -40,7 +40,7 @@ _MISSING: Any = object()
 
 
 def restore(
-    state: State, tensors: Mapping[str, Tensor], root: Any, surroundings: Surroundings
+    state: State, tensors: Mapping[str, Tensor], root: Any, external: ExternalObjects
 ) -> None:
     """Fill a run built anew, in place, with what ``capture`` returned.
 
@@ -48,7 +48,7 @@ def restore(
         the same objects.
     :raises StateError: naming what does not fit. The run may be half filled then.
     """
-    restoring = _Restore(state["nodes"], tensors, surroundings)
+    restoring = _Restore(state["nodes"], tensors, external)
     restoring.decode(state["root"], root, "run")
 
 
@@ -57,9 +57,9 @@ class _Restore:
         self,
         nodes: list[State],
         tensors: Mapping[str, Tensor],
-        surroundings: Surroundings,
+        external: ExternalObjects,
     ) -> None:
-        self.nodes, self.tensors, self.surroundings = nodes, tensors, surroundings
+        self.nodes, self.tensors, self.external = nodes, tensors, external
         self._made: dict[int, Any] = {}
         self._storages: dict[str, Tensor] = {}
         self._claimed: set[int] = set()  # what is there already may stand for one node only
@@ -80,9 +80,9 @@ class _Restore:
     def _make(self, number: int, node: State, there: Any, path: str) -> Any:
         match node["is"]:
             case "data":
-                if node["name"] not in self.surroundings.objects:
+                if node["name"] not in self.external.objects:
                     raise StateError(f"{path}: the benchmark has no {node['name']}")
-                return self.surroundings.objects[node["name"]]
+                return self.external.objects[node["name"]]
             case "the same":
                 if there is _MISSING:
                     raise StateError(f"{path} cannot be restored")
@@ -111,7 +111,7 @@ class _Restore:
                 made.set_state(self._view(node))
                 return made
             case "other generator":
-                return generators.with_state(node, there)
+                return self._generator(node, there, path)
             case "device":
                 return torch.device(node["name"])
             case "dtype":
@@ -147,6 +147,19 @@ class _Restore:
         if name not in _KNOWN_FUNCTIONS:
             raise StateError(f"{path}: a {name} is not made from a file")
         return _KNOWN_FUNCTIONS[name]
+
+    def _generator(self, node: State, there: Any, path: str) -> Any:
+        """One that the new run has, too, in the stored state."""
+        state = self.decode(node["state"], _MISSING, path)
+        if isinstance(there, np.random.Generator):
+            there.bit_generator.state = state
+        elif isinstance(there, np.random.RandomState):
+            there.set_state(state)
+        elif isinstance(there, random.Random):
+            there.setstate(state)
+        else:
+            raise StateError(f"{path}: the new run has no such generator")
+        return there
 
     def _partial(self, node: State, path: str) -> functools.partial:
         """Of known functions only: with other arguments any function of the run is another."""
@@ -278,6 +291,4 @@ class _Restore:
         there.load_state_dict(
             {"state": {i: s for i, s in enumerate(states) if s}, "param_groups": packed}
         )
-        if isinstance(there, PosteriorOptimizer):
-            there.generator = self.decode(node["noise"], there.generator, path)
         return there

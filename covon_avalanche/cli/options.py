@@ -1,0 +1,27 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RecipeName = Annotated[str, typer.Argument(help="A shipped recipe or a .toml file.")]
+Strategies = Annotated[
+    str | None, typer.Option(help="Only these of the recipe's strategies, e.g. covon,ewc-star.")
+]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="Epochs per domain; default: the recipe's.")
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Parallel runs. \\[default: one per core, one on a GPU]"),
+]
+DatasetRoot = Annotated[
+    Path | None, typer.Option(help="Where image data lies or is downloaded to.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="E.g. strategies.covon.lr=0.02; repeatable."),
+]

@@ -1,0 +1,166 @@
+"""``covon search``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.cli.errors import BAD_INPUT, INTERRUPTED, fail, make_folder
+from covon_avalanche.cli.options import (
+    DatasetRoot,
+    Epochs,
+    Jobs,
+    RecipeName,
+    Settings,
+    Strategies,
+)
+from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe
+from covon_avalanche.experiment.run_folder import error_sentence
+from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
+
+
+def search(
+    recipe: RecipeName,
+    strategies: Strategies = None,
+    trials: Annotated[int, typer.Option(min=1, help="For each strategy, in all.")] = 20,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of permutations and weights: none that you will report.")
+    ] = 1000,
+    validation_size: Annotated[
+        float | None,
+        typer.Option(min=0, help="Images, or below 1 a fraction of them, instead of the recipe's."),
+    ] = None,
+    epochs: Epochs = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the trials and the best recipe. \\[default: searches/RECIPE]"),
+    ] = None,
+    jobs: Jobs = None,
+    dataset_root: DatasetRoot = None,
+    settings: Settings = None,
+) -> None:
+    """Choose hyperparameters on validation images, with as many trials for every strategy.
+
+    Trials are kept in FOLDER/trials.journal: the same command resumes after an interruption, and
+    several machines that share the folder work on the same trials. The best settings go
+    to FOLDER/best.toml, a recipe. Ranges are in the recipe's \\[search.STRATEGY] tables, such as
+    lr = { low = 1e-4, high = 1e-1 }; without one, from a tenth to ten times each positive setting
+    on a continuous scale without end (lr, weight_decay, ess, strength and the like).
+    """
+    if find_spec("optuna") is None:
+        fail("covon search needs optuna: pip install 'covon_avalanche[search]'")
+    changes = list(settings or ())
+    try:
+        given = choose(load_recipe(recipe, changes), epochs=epochs)
+        if validation_size is not None:
+            changes.append(f"stream.validation_size={validation_size}")
+        held_out = choose(load_recipe(recipe, changes), epochs=epochs)
+        chosen = choose(held_out, strategies)
+    except RecipeError as error:
+        fail(str(error))
+    if seed in chosen.seeds:
+        typer.echo(
+            f"covon: --seed {seed} is one of the recipe's seeds: settings chosen with it look "
+            "better in its report than they are",
+            err=True,
+        )
+    folder = make_folder(out or Path("searches") / chosen.name)
+    journal = folder / "trials.journal"
+    _run_trials(chosen, journal, trials, seed, RunOptions(dataset_root=dataset_root), jobs)
+    try:
+        best, comments = _best(given, held_out, list(chosen.strategies), journal, trials, seed)
+    except RecipeError as error:
+        fail(str(error))
+    from covon_avalanche.experiment.recipe_text import recipe_text
+
+    try:
+        write_atomically(folder / "best.toml", recipe_text(best, comments))
+    except OSError as error:
+        fail(f"best.toml cannot be written to {folder}: {error.strerror}")
+    typer.echo(f"{folder}/best.toml: covon run {folder}/best.toml")
+
+
+def _run_trials(
+    recipe: Recipe, journal: Path, trials: int, seed: int, options: RunOptions, jobs: int | None
+) -> None:
+    """Search for all strategies in parallel; several processes may work on the same one."""
+    workers = jobs or default_processes(recipe.device)
+    per_strategy = max(1, -(-workers // len(recipe.strategies)))
+    names = [name for name in recipe.strategies for _ in range(per_strategy)]
+    try:
+        with worker_pool(workers, on_terminate=signal.default_int_handler) as pool:
+            futures = [
+                pool.submit(_work, recipe, name, journal, trials, seed, options) for name in names
+            ]
+            for future in as_completed(futures):
+                if (failure := future.result()) is not None:
+                    sentence, bad_input = failure
+                    fail(sentence, BAD_INPUT if bad_input else 1)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted; the same command resumes from here.")
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenProcessPool:
+        fail(
+            "a process was killed, perhaps for lack of memory; the trials in "
+            f"{journal} are kept, and the same command resumes from here",
+            status=1,
+        )
+
+
+def _work(
+    recipe: Recipe, strategy: str, journal: Path, trials: int, seed: int, options: RunOptions
+) -> tuple[str, bool] | None:
+    """In a worker: search; what stopped it, see ``error_sentence``."""
+    try:
+        warnings.filterwarnings("ignore")
+        import optuna
+
+        import covon_avalanche.experiment.run  # noqa: F401 -- SIGTERM may be lost in an import
+        from covon_avalanche.experiment.search import Search
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        Search(recipe, strategy, journal, seed).run(trials, options, notify=_print)
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)  # and takes no other strategy
+    except (Exception, SystemExit) as error:
+        return error_sentence(error)
+    return None
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def _best(
+    recipe: Recipe, held_out: Recipe, searched: list[str], journal: Path, trials: int, seed: int
+) -> tuple[Recipe, dict[str, str]]:
+    """The recipe with the best settings of the strategies searched now and of those searched
+    before, and a comment on each."""
+    import optuna
+
+    from covon_avalanche.experiment.search import Search, with_settings
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    comments = {}
+    for name in recipe.strategies:
+        try:
+            settings, value = Search(held_out, name, journal, seed).best(trials)
+        except RecipeError:
+            if name in searched:
+                raise
+            continue
+        recipe = with_settings(recipe, name, settings)
+        comments[name] = f"validation A_T {100 * value:.2f} %"
+        typer.echo(f"{name}: {comments[name]}")
+    found = {name: recipe.strategies[name] for name in comments}
+    return recipe.model_copy(update={"strategies": found}), comments

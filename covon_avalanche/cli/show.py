@@ -1,0 +1,64 @@
+"""``covon show``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.syntax import Syntax
+from rich.table import Table
+
+from covon_avalanche.cli.errors import fail
+from covon_avalanche.experiment.recipe import RecipeError, load_recipe, recipe_file
+from covon_avalanche.experiment.result import Result, ResultError
+from covon_avalanche.experiment.run_folder import StoredRun
+
+
+def show(
+    recipe: Annotated[
+        str, typer.Argument(help="A shipped recipe, a .toml file, or a folder of runs.")
+    ],
+) -> None:
+    """Print a recipe, or the state of all runs in a folder.
+
+    To begin a recipe of your own: covon show NAME > mine.toml
+    """
+    if Path(recipe).is_dir():
+        _show_runs(Path(recipe))
+        return
+    try:
+        file = recipe_file(recipe)
+        load_recipe(recipe)
+    except RecipeError as error:
+        fail(str(error))
+    text = file.read_text(encoding="utf-8")
+    console = Console()
+    if console.is_terminal:
+        console.print(Syntax(text, "toml", background_color="default"))
+    else:
+        typer.echo(text, nl=False)
+
+
+def _show_runs(folder: Path) -> None:
+    found = sorted(file.parent for file in folder.rglob("run.json"))
+    if not found:
+        fail(f"there are no runs in {folder}")
+    table = Table("strategy", "run", "state", "")
+    for path in found:
+        table.add_row(*map(escape, (path.parent.name, path.name, *_state(StoredRun(path)))))
+    Console().print(table)
+
+
+def _state(run: StoredRun) -> tuple[str, str]:
+    if run.result_file.exists():
+        try:
+            return "finished", f"A_T {100 * Result.load(run.result_file).average_accuracy:.2f} %"
+        except ResultError as error:
+            return "damaged", str(error)
+    status = run.status()
+    if status is not None and status.error is not None:
+        return "failed", status.error
+    return "running" if run.is_running() else "interrupted", str(status or "")

@@ -1,0 +1,160 @@
+"""What all strategies of recipes have in common. Nothing here imports torch before it builds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    ValidationInfo,
+    field_validator,
+)
+
+if TYPE_CHECKING:
+    from avalanche.training.plugins import SupervisedPlugin
+    from avalanche.training.templates import SupervisedTemplate
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from covon_avalanche.merging import MergeRule
+
+
+class Table(BaseModel):
+    """A table of a recipe: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Method:
+    """What makes a strategy, beside the arguments that all Avalanche strategies take."""
+
+    strategy: type[SupervisedTemplate]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    plugins: tuple[SupervisedPlugin, ...] = ()
+
+
+class StrategySettings(Table):
+    """The settings of a strategy, and how to build it with them. One subclass a kind.
+
+    Trains with AdamW; subclasses override :meth:`make_optimizer` for another optimizer, and
+    :meth:`build` for another Avalanche strategy than Naive with the plugins of :meth:`plugins`.
+    """
+
+    kind: str
+    lr: PositiveFloat
+    weight_decay: NonNegativeFloat = 0.0
+
+    ceiling: ClassVar[bool] = False
+    """Whether it sees more than one domain at a time, so that it is no continual learner."""
+    has_probabilities: ClassVar[bool] = True
+    """Whether its outputs are logits. Without them NLL, Brier score and ECE mean nothing."""
+    not_searched: ClassVar[frozenset[str]] = frozenset()
+    """Settings with a natural scale, which are not searched over two decades by default."""
+
+    @property
+    def stores_examples(self) -> bool:
+        """Whether it keeps training examples of earlier domains."""
+        return False
+
+    @property
+    def optimizer_weight_decay(self) -> float:
+        """The optimizer's; 0 where a plugin takes weight decay as the first prior's precision."""
+        return self.weight_decay
+
+    def make_optimizer(self, model: nn.Module) -> Optimizer:
+        """The optimizer of all the model's parameters."""
+        from torch.optim import AdamW
+
+        decay = self.optimizer_weight_decay
+        return AdamW(model.parameters(), lr=self.lr, weight_decay=decay, fused=True)
+
+    def build(self) -> Method:
+        """The Avalanche strategy."""
+        from avalanche.training.supervised import Naive
+
+        return Method(Naive, plugins=tuple(self.plugins()))
+
+    def plugins(self) -> list[SupervisedPlugin]:
+        """What makes Naive the method."""
+        return []
+
+    def without_own_epochs(self) -> StrategySettings:
+        """The same settings with the recipe's number of epochs for all domains."""
+        return self
+
+    def only(self, *names: str) -> dict[str, Any]:
+        """Some of the settings."""
+        return self.model_dump(include=set(names))
+
+
+class WithOptimizer(StrategySettings):
+    """A method that works with any optimizer: AdamW, or SGD with momentum."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Nesterov's, with SGD."""
+
+    @field_validator("momentum")
+    @classmethod
+    def _needs_sgd(cls, momentum: float, info: ValidationInfo) -> float:
+        if momentum > 0 and info.data.get("optimizer") == "adamw":
+            raise ValueError('needs optimizer = "sgd", got "adamw"')
+        return momentum
+
+    def make_optimizer(self, model: nn.Module) -> Optimizer:
+        if self.optimizer == "adamw":
+            return super().make_optimizer(model)
+        from torch.optim import SGD
+
+        return SGD(
+            model.parameters(),
+            lr=self.lr,
+            momentum=self.momentum,
+            nesterov=self.momentum > 0,
+            weight_decay=self.optimizer_weight_decay,
+        )
+
+
+Rule = Literal["regmean", "average", "ema", "fisher"]
+"""Merging rules that work with any optimizer, see :mod:`covon_avalanche.merging`."""
+
+
+class Mergeable(WithOptimizer):
+    """A method whose weights may be merged with the earlier ones after each domain."""
+
+    merge: Rule | Literal["none"] = "none"
+    merge_gamma: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Weight of the new domain, of ``merge = "ema"``."""
+
+    def merge_plugins(self) -> list[SupervisedPlugin]:
+        """The plugin that merges, if any: the first of all, so that others see merged weights."""
+        if self.merge == "none":
+            return []
+        from covon_avalanche.plugins import MergePlugin
+
+        return [MergePlugin(merge_rule(self.merge, self.merge_gamma))]
+
+
+def merge_rule(name: Rule, gamma: float) -> MergeRule:
+    """The rule of this name.
+
+    :param gamma: of ``"ema"``.
+    """
+    from covon_avalanche import merging
+
+    match name:
+        case "regmean":
+            return merging.RegMean()
+        case "average":
+            return merging.Average()
+        case "ema":
+            return merging.EMA(gamma)
+        case "fisher":
+            return merging.FisherMerge()

@@ -1,0 +1,236 @@
+"""CoVON and its relatives: VCL, EVCL, TD-VCL, Ada-Reg, EWC*."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from covon_avalanche.experiment.registry.base import (
+    Method,
+    Rule,
+    StrategySettings,
+    Table,
+    WithOptimizer,
+    merge_rule,
+)
+
+if TYPE_CHECKING:
+    from avalanche.training.plugins import SupervisedPlugin
+    from torch import nn
+    from torch.optim import Optimizer
+
+PAPER = {"hess_approx": "reparam", "beta2": 0.9999, "gamma_precision": None}
+"""Algorithm 1 as published: what ``preset = "paper"`` sets."""
+_OLD_MERGES = {"merge": "eq8", "inputs": "regmean"}  # values of the former key "consolidation"
+
+
+class TaskSettings(Table):
+    """What a domain changes; what it leaves out stays as it was in the one before."""
+
+    lr: PositiveFloat | None = None
+    ess: PositiveFloat | None = None
+    hess_init: PositiveFloat | None = None
+    gamma: Annotated[float, Field(gt=0, le=1)] | None = None
+    gamma_precision: PositiveFloat | None = None
+    epochs: PositiveInt | None = None
+
+
+class CoVON(StrategySettings):
+    """CoVON; ``gamma = 1`` is CoVON-NoM, ``merge = "none"`` plain IVON."""
+
+    kind: Literal["covon"]
+    preset: Annotated[Literal["paper"] | None, Field(exclude=True)] = None
+    """``paper`` is short for the settings in ``PAPER``; it is not stored."""
+    ess: PositiveFloat | None = None
+    ess_per_example: PositiveFloat | None = None
+    """Instead of ``ess``: this times the training examples of each domain."""
+    hess_init: PositiveFloat
+    later_hess_init: PositiveFloat | None = None
+    """``hess_init`` from the second domain on; the same by default."""
+    gamma: Annotated[float, Field(gt=0, le=1)]
+    gamma_precision: PositiveFloat | Literal["auto"] | None = None
+    """``None``: ``gamma``, Eq. 8."""
+    beta2: Annotated[float | None, Field(gt=0, lt=1)] = None
+    """``None``: a window that grows with the task."""
+    clip_radius: PositiveFloat
+    prior_mean: Literal["zero", "init"] = "zero"
+    """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
+    hess_approx: Literal["gradsq", "reparam"] = "gradsq"
+    merge: Rule | Literal["eq8", "replace", "none"] = "eq8"
+    """The slow step: Eq. 8, another rule for the mean (the precision is Eq. 8's), no slow state
+    (``replace``), or none."""
+    mc_samples: PositiveInt = 1
+    schedule: list[TaskSettings] = Field([])
+    """Settings by domain, in order; instead of ``later_hess_init``."""
+
+    not_searched: ClassVar[frozenset[str]] = frozenset({"gamma", "gamma_precision"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upgrade_and_preset(cls, data: Any) -> Any:
+        """Translate keys and values of earlier versions, and expand the preset."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        if data.get("hess_approx") == "auto":
+            data["hess_approx"] = "gradsq"
+        if "consolidation" in data:
+            if "merge" in data:
+                raise ValueError("consolidation is the old name of merge: give merge only")
+            old = data.pop("consolidation")
+            data["merge"] = _OLD_MERGES.get(old, old)
+        if data.get("preset") == "paper":
+            for key, value in PAPER.items():
+                if data.setdefault(key, value) != value:
+                    raise ValueError(
+                        f'preset = "paper" sets {key} = {value!r}, but {data[key]!r} is given'
+                    )
+        return data
+
+    @model_validator(mode="after")
+    def _one_ess(self) -> CoVON:
+        if (self.ess is None) == (self.ess_per_example is None):
+            raise ValueError("give ess or ess_per_example, one of them")
+        return self
+
+    @field_validator("schedule")
+    @classmethod
+    def _instead(cls, schedule: list[TaskSettings], info: ValidationInfo) -> list[TaskSettings]:
+        if schedule and info.data.get("later_hess_init") is not None:
+            raise ValueError("replaces later_hess_init: give one of them")
+        return schedule
+
+    def without_own_epochs(self) -> CoVON:
+        """The same without the schedule's epochs."""
+        tasks = [task.model_copy(update={"epochs": None}) for task in self.schedule]
+        return self.model_copy(update={"schedule": tasks})
+
+    def make_optimizer(self, model: nn.Module) -> Optimizer:
+        from covon_avalanche.optim import CoVON as Optimizer
+
+        own = self.only("lr", "hess_init", "weight_decay", "gamma", "gamma_precision")
+        own |= self.only("clip_radius", "prior_mean", "hess_approx", "mc_samples")
+        consolidation: Any = self.merge if self.merge in ("ema", "replace", "none") else "merge"
+        return Optimizer(
+            model.named_parameters(),
+            ess=self.ess or 1.0,  # with ess_per_example each domain sets it
+            betas=(0.9, self.beta2),
+            consolidation=consolidation,
+            **own,
+        )
+
+    def build(self) -> Method:
+        from covon_avalanche.strategies import CoVONStrategy
+
+        later = self.later_hess_init or self.hess_init
+        schedule = [{"hess_init": self.hess_init}, {"hess_init": later}]
+        if self.schedule:
+            schedule = [task.model_dump(exclude_none=True) for task in self.schedule]
+        arguments: dict[str, Any] = {"schedule": schedule, **self.only("ess_per_example")}
+        if self.merge in ("regmean", "average", "fisher"):  # the optimizer does the others
+            arguments["merge"] = merge_rule(self.merge, self.gamma)
+        return Method(CoVONStrategy, arguments)
+
+
+class Variational(StrategySettings):
+    """Bayes by Backprop with Adam."""
+
+    weight_decay: PositiveFloat
+    ess: PositiveFloat
+    std_init: PositiveFloat
+
+    def make_optimizer(self, model: nn.Module) -> Optimizer:
+        from covon_avalanche.optim import BayesByBackprop
+
+        return BayesByBackprop(
+            model.named_parameters(), **self.only("lr", "ess", "std_init", "weight_decay")
+        )
+
+
+class VCL(Variational):
+    """Mean-field VCL."""
+
+    kind: Literal["vcl"]
+
+    def build(self) -> Method:
+        from covon_avalanche.strategies import VCLStrategy
+
+        return Method(VCLStrategy)
+
+
+class EVCL(Variational):
+    """VCL with an elastic penalty by the Fisher information."""
+
+    kind: Literal["evcl"]
+    strength: NonNegativeFloat
+
+    def plugins(self) -> list[SupervisedPlugin]:
+        from covon_avalanche.plugins import EVCLPlugin
+
+        return [EVCLPlugin(strength=self.strength)]
+
+
+class TDVCL(Variational):
+    """VCL against several past posteriors. Uses replay: 2 x 200 examples by default."""
+
+    kind: Literal["td-vcl"]
+    n_steps: PositiveInt
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """1: the n-step form; below: TD(lambda)."""
+    replay_tasks: NonNegativeInt = 2
+    replay_examples: NonNegativeInt = 200
+    replay_mb_size: PositiveInt = 64
+
+    @property
+    def stores_examples(self) -> bool:
+        """With one step or an empty memory it does not."""
+        return self.n_steps >= 2 and min(self.replay_tasks, self.replay_examples) >= 1
+
+    def plugins(self) -> list[SupervisedPlugin]:
+        from covon_avalanche.plugins import TDVCLPlugin
+
+        names = ("n_steps", "decay", "replay_tasks", "replay_examples", "replay_mb_size")
+        return [TDVCLPlugin(**self.only(*names))]
+
+
+class AdaReg(StrategySettings):
+    """Ada-Reg with AdamW."""
+
+    kind: Literal["ada-reg"]
+    strength: NonNegativeFloat
+
+    @property
+    def optimizer_weight_decay(self) -> float:
+        return 0.0  # it is the first prior's precision
+
+    def build(self) -> Method:
+        from covon_avalanche.strategies import AdaRegStrategy
+
+        return Method(AdaRegStrategy, self.only("strength", "weight_decay"))
+
+
+class EWCStar(WithOptimizer):
+    """EWC*."""
+
+    kind: Literal["ewc-star"]
+    strength: NonNegativeFloat
+    fisher: Literal["exact", "batch"] = "exact"
+
+    @property
+    def optimizer_weight_decay(self) -> float:
+        return 0.0  # it is the first prior's precision
+
+    def build(self) -> Method:
+        from covon_avalanche.strategies import EWCStarStrategy
+
+        return Method(EWCStarStrategy, self.only("strength", "weight_decay", "fisher"))

@@ -1,0 +1,174 @@
+"""The interface of merge rules, and the function that applies one to a model after a task."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from covon_avalanche.merging.batch_norm import trained_batch_norms, update_batch_norm
+from covon_avalanche.optim import CoVON, PosteriorOptimizer
+from covon_avalanche.posterior.gaussian import embed
+
+Batch = Sequence[Tensor]
+Batches = Callable[[], Iterable[Batch]]
+"""Starts a pass over a task's data: ``(input, target, *more)``, for ``model(input, *more)``."""
+
+
+class Task:
+    """A task that has just been trained, as a merge rule sees it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        before: Mapping[str, Tensor],
+        batches: Batches | None = None,
+        *,
+        has_prior: bool = False,
+    ) -> None:
+        """
+        :param model: in :meth:`MergeRule.merge` with the weights that training left, in
+            :meth:`MergeRule.observe` with the merged ones.
+        :param before: weights before the task, by parameter name. Where a parameter has grown
+            since, or is new, its new entries count as unchanged by the task.
+        :param batches: passes over the task's data; may be left out for rules that need none.
+        :param has_prior: whether ``before`` is the mean of a posterior optimizer's prior.
+        """
+        self.model = model
+        self.has_prior = has_prior
+        self._given = before
+        self._batches = batches
+
+    @cached_property
+    def before(self) -> dict[str, Tensor]:
+        """Weights before the task, of every parameter, in its present shape.
+
+        :raises ValueError: if a parameter has shrunk, naming it.
+        """
+        return {
+            name: _in_shape_of(p.detach(), self._given.get(name), name)
+            for name, p in self.model.named_parameters()
+        }
+
+    def trained(self) -> dict[str, Tensor]:
+        """The present weights of the parameters that are not frozen, by name."""
+        return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def batches(self) -> Iterable[Batch]:
+        """Start a pass over the task's data."""
+        if self._batches is None:
+            raise ValueError("this merge rule needs the task's data: pass batches")
+        return self._batches()
+
+
+class MergeRule(ABC):
+    """How the weights of a task are merged with those of the earlier tasks.
+
+    What a rule remembers of the earlier tasks is in plain attributes (dictionaries of tensors by
+    parameter name), so that checkpoints store it.
+    """
+
+    needs_data: ClassVar[bool] = False
+    """Whether :meth:`merge` or :meth:`observe` passes over the task's data."""
+    needs_posterior: ClassVar[bool] = False
+    """Whether the rule only works with a posterior optimizer, which then does the merging."""
+
+    @abstractmethod
+    def merge(self, task: Task) -> dict[str, Tensor]:
+        """Compute merged weights by parameter name, changing neither the model nor the memory
+        of earlier tasks.
+
+        A parameter that is left out keeps the weights of the task or, with a posterior
+        optimizer, is merged by Eq. 8.
+        """
+
+    def observe(self, task: Task) -> None:  # noqa: B027 (a rule without memory needs none)
+        """Update what the rule remembers; called when the merged weights are in place."""
+
+
+def check_rule(rule: MergeRule, optimizer: Optimizer) -> None:
+    """Raise a ``ValueError`` if the rule does not work with this optimizer."""
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, PosteriorOptimizer) and not isinstance(optimizer, CoVON):
+        raise ValueError(
+            f"{kind} uses each posterior as the next prior, without merging: merge rules work with "
+            "CoVON and with optimizers that have no posterior"
+        )
+    if rule.needs_posterior and not isinstance(optimizer, CoVON):
+        raise ValueError(
+            f"{type(rule).__name__} weighs by posterior precisions and needs a CoVON optimizer, "
+            f"got {kind}"
+        )
+
+
+@torch.no_grad()
+def merge_into(
+    model: nn.Module,
+    optimizer: Optimizer,
+    rule: MergeRule,
+    before: Mapping[str, Tensor] | None = None,
+    batches: Batches | None = None,
+    *,
+    batch_norm_batches: Batches | None = None,
+) -> None:
+    """Merge the weights at the end of a task; in a plain PyTorch loop::
+
+        for loader in tasks:
+            before = {name: p.detach().clone() for name, p in model.named_parameters()}
+            train(model, optimizer, loader)
+            merge_into(model, optimizer, rule, before, lambda: loader)
+
+    CoVON receives the merged weights through ``consolidate(means=...)``, so that its precision
+    follows Eq. 8; for any other optimizer they are copied into the parameters.
+
+    :param before: copies of the weights before the task, by parameter name. CoVON needs none:
+        the mean of its prior is used.
+    :param batches: starts a pass over the task's data, for rules with ``needs_data``:
+        ``(input, target, *more)``, for ``model(input, *more)``.
+    :param batch_norm_batches: starts a pass over shuffled data, to re-estimate the running
+        statistics of batch norm after the merge, see :func:`update_batch_norm`.
+    :raises ValueError: if the rule does not work with the optimizer, or an argument is missing.
+    :raises FloatingPointError: if a merged weight is not finite. No weight is changed in either
+        case.
+    """
+    check_rule(rule, optimizer)
+    has_prior = isinstance(optimizer, CoVON)
+    if isinstance(optimizer, CoVON):
+        owned = {p for group in optimizer.param_groups for p in group["params"]}
+        named = [(name, p) for name, p in model.named_parameters() if p in owned]
+        before = {} if rule.needs_posterior else optimizer.prior(named).mean
+    elif before is None:
+        raise ValueError(f"{type(rule).__name__} needs the weights before the task: pass before")
+    task = Task(model, before, batches, has_prior=has_prior)
+    merged = rule.merge(task)
+    parameters = dict(model.named_parameters())
+    for name, value in merged.items():
+        if not torch.isfinite(value).all():
+            raise FloatingPointError(
+                f"the merged weights of {name!r} are not finite: training has diverged; no weight "
+                "was changed"
+            )
+    if isinstance(optimizer, CoVON):
+        optimizer.consolidate(means={parameters[name]: value for name, value in merged.items()})
+    elif merged:  # in one call, so that Ctrl-C leaves all or none of them merged
+        torch._foreach_copy_([parameters[name] for name in merged], list(merged.values()))
+    if batch_norm_batches is not None and trained_batch_norms(model):
+        update_batch_norm(model, batch_norm_batches())
+    rule.observe(task)
+
+
+def _in_shape_of(p: Tensor, before: Tensor | None, name: str) -> Tensor:
+    """The weights before the task, with the present values where there were none."""
+    if before is None:
+        return p.clone()
+    if before.shape == p.shape:
+        return before.to(p)
+    try:
+        return embed(before.to(p), p)
+    except ValueError as error:
+        raise ValueError(f"{name!r} cannot be merged: {error}") from error

@@ -1,0 +1,223 @@
+"""CoVON's arithmetic on CPUs: one pass over memory for all parameters, compiled by numba.
+
+The formulas are those of ``covon.fast_step``. Parameters are the rows of a table of
+addresses; the work is cut into tiles, which torch's threads share for large models with the same
+result. All tensors are float32, on the CPU, and dense, with the strides of their parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from covon_avalanche.optim.cpu_noise import FAST_MATH, GROUP, OPTIONS, PARTS, fill_part
+from covon_avalanche.optim.implementations import StepArgs
+from covon_avalanche.optim.numba_intrinsics import array_at, prefetch, use_512_bit_registers
+
+_PART = GROUP // PARTS
+_TILE = 16 * GROUP  # entries that a thread takes at a time
+_ONE_THREAD = 2**20  # entries below which starting threads takes longer than the work
+
+_MEAN, _SAMPLE, _GRAD, _MOMENTUM, _HESS, _PRIOR_MEAN, _PRIOR_PRECISION, _SIZE, _NUMBER = range(9)
+_ESS, _PRIOR_PRECISION0, _REST1, _REST2, _LR, _CLIP, _CORRECTION, _BATCH_SIZE = range(8)
+
+i32, i64, f32, u64 = np.int32, np.int64, np.float32, np.uint64
+
+
+def draw_samples(rows: Sequence[StepArgs], key: int) -> set[int]:
+    """Write a posterior sample into each row's ``sample`` (Algorithm 1, line 4).
+
+    :return: numbers of the parameters with a precision that is not positive.
+    """
+    bad: set[int] = set()
+    for (_, prior_given), some in _by_prior(rows).items():
+        flags = np.zeros(len(some), np.bool_)
+        _run(_draw(prior_given), some, u64(key), flags)
+        bad |= {row.number for row, flag in zip(some, flags, strict=True) if flag}
+    return bad
+
+
+def step(rows: Sequence[StepArgs], squared: bool) -> None:
+    """Update mean, momentum and hess in place (Algorithm 1, lines 6 to 9)."""
+    for prior, some in _by_prior(rows).items():
+        _run(_step(squared, *prior), some)
+
+
+def _by_prior(rows: Sequence[StepArgs]) -> dict[tuple[bool, bool], list[StepArgs]]:
+    """Rows by whether mean and precision of their prior are tensors."""
+    groups: dict[tuple[bool, bool], list[StepArgs]] = {}
+    for row in rows:
+        kind = isinstance(row.prior_mean, Tensor), isinstance(row.prior_precision, Tensor)
+        groups.setdefault(kind, []).append(row)
+    return groups
+
+
+def _run(kernel: Callable, rows: Sequence[StepArgs], *arguments: object) -> None:
+    """Call a kernel, in several threads where that pays."""
+    table = np.array([_addresses(row) for row in rows], i64)
+    settings = np.array([_settings(row) for row in rows], f32)
+    threads = torch.get_num_threads() if table[:, _SIZE].sum() > _ONE_THREAD else 1
+    if threads == 1:
+        kernel(table, settings, *arguments, 0, 1)
+        return
+    futures = [
+        _pool(threads).submit(kernel, table, settings, *arguments, first, threads)
+        for first in range(threads)
+    ]
+    for future in futures:
+        future.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="covon-step")
+
+
+def _addresses(row: StepArgs) -> tuple[int, ...]:
+    tensors = (row.mean, row.sample, row.grad, row.momentum, row.hess)
+    return (
+        *(0 if t is None else t.data_ptr() for t in tensors),
+        row.prior_mean.data_ptr() if isinstance(row.prior_mean, Tensor) else 0,
+        row.prior_precision.data_ptr() if isinstance(row.prior_precision, Tensor) else 0,
+        row.mean.numel(),
+        row.number,
+    )
+
+
+def _settings(row: StepArgs) -> tuple[float, ...]:
+    prior, r = row.prior_precision, row.rates
+    prior = 0.0 if isinstance(prior, Tensor) else prior
+    clip = min(r.clip_radius, 3e38)
+    return (r.ess, prior, 1 - r.beta1, r.rest2, r.lr, clip, r.correction, r.batch_size)
+
+
+# Kernels. What is given is None or True, so that numba leaves out the other branch. ---------
+
+
+def _compiled(*variant: object) -> Callable[[Callable], Callable]:
+    """``njit`` with a file of compiled code for each variant.
+
+    Numba numbers the files of a function name: two processes that compile different variants
+    at the same time would overwrite each other's.
+    """
+
+    def compile(function: Callable) -> Callable:
+        function.__qualname__ += "".join(f"-{v}" for v in variant)
+        return njit(**OPTIONS)(function)
+
+    return compile
+
+
+@njit(fastmath=FAST_MATH, **{**OPTIONS, "cache": False})  # its callers are cached
+def _draw_group(prior_given, mean, sample, hess, prior, noise, ess, prior0, begin, size):
+    use_512_bit_registers()
+    good = i32(0)
+    for j in range(size):
+        i = u64(begin) + u64(j)
+        precision = ess * hess[i] + (prior0 if prior_given is None else prior[i])
+        good = i32(good + i32(precision > f32(0)))
+        sample[i] = mean[i] + noise[u64(j)] * (f32(1) / np.sqrt(precision))
+    return good
+
+
+@cache
+def _draw(prior: bool) -> Callable:
+    prior_given = prior or None
+
+    @_compiled(prior)
+    def draw(table, settings, key, flags, first, stride):
+        noise = np.empty(GROUP, f32)
+        tile = 0
+        for row in range(len(table)):
+            size, number = table[row, _SIZE], table[row, _NUMBER]
+            mean = array_at(table[row, _MEAN], size)
+            sample = array_at(table[row, _SAMPLE], size)
+            hess = array_at(table[row, _HESS], size)
+            prior = array_at(table[row, _PRIOR_PRECISION], size)
+            ess, prior0 = settings[row, _ESS], settings[row, _PRIOR_PRECISION0]
+            for begin in range(0, size, _TILE):
+                tile += 1
+                if tile % stride != first:
+                    continue
+                for start in range(begin, min(begin + _TILE, size), GROUP):
+                    n = min(GROUP, size - start)
+                    # Noise takes no memory bandwidth: load the tensors' entries meanwhile.
+                    for part in range(PARTS):
+                        fill_part(noise, key, number, start // GROUP, part)
+                        begin_part = start + part * _PART
+                        for i in range(begin_part, min(begin_part + _PART, size), 16):
+                            prefetch(table[row, _MEAN] + 4 * i)
+                            prefetch(table[row, _SAMPLE] + 4 * i)
+                            prefetch(table[row, _HESS] + 4 * i)
+                            prefetch(table[row, _PRIOR_PRECISION] + 4 * i)
+                    good = _draw_group(
+                        prior_given, mean, sample, hess, prior, noise, ess, prior0, start, n
+                    )
+                    if good != n:
+                        flags[row] = True
+
+    return draw
+
+
+@njit(**{**OPTIONS, "cache": False})
+def _step_tile(
+    squared, mean_given, prior_given, mean, sample, grad, momentum, hess, prior_mean, prior,
+    ess, prior0, rest1, rest2, lr, clip, correction, batch_size, begin, end,
+):  # fmt: skip
+    use_512_bit_registers()
+    half, one = f32(0.5), f32(1)
+    per_example = one / ess
+    for j in range(end - begin):
+        i = u64(begin) + u64(j)
+        g, m, h = grad[i], mean[i], hess[i]
+        delta = (prior0 if prior_given is None else prior[i]) * per_example
+        estimate = batch_size * g * g
+        if squared is None:
+            estimate = g * (sample[i] - m) * ess * (h + delta)  # line 6
+        b = momentum[i] + rest1 * (g - momentum[i])  # line 7
+        change = rest2 * (estimate - h)
+        h = h + change + half * change * change / (h + delta)  # line 8
+        pull = delta * (m if mean_given is None else m - prior_mean[i])
+        direction = (b * correction + pull) / (h + delta)
+        mean[i] = m - lr * min(max(direction, -clip), clip)  # line 9
+        momentum[i] = b
+        hess[i] = h
+
+
+@cache
+def _step(squared: bool, prior_mean: bool, prior_precision: bool) -> Callable:
+    squared_given = squared or None
+    mean_given, prior_given = prior_mean or None, prior_precision or None
+
+    @_compiled(squared, prior_mean, prior_precision)
+    def step(table, settings, first, stride):
+        tile = 0
+        for row in range(len(table)):
+            size = table[row, _SIZE]
+            mean = array_at(table[row, _MEAN], size)
+            sample = array_at(table[row, _SAMPLE], size)
+            grad = array_at(table[row, _GRAD], size)
+            momentum = array_at(table[row, _MOMENTUM], size)
+            hess = array_at(table[row, _HESS], size)
+            prior_mean = array_at(table[row, _PRIOR_MEAN], size)
+            prior = array_at(table[row, _PRIOR_PRECISION], size)
+            ess, prior0 = settings[row, _ESS], settings[row, _PRIOR_PRECISION0]
+            rest1, rest2, lr = settings[row, _REST1], settings[row, _REST2], settings[row, _LR]
+            clip, correction = settings[row, _CLIP], settings[row, _CORRECTION]
+            batch_size = settings[row, _BATCH_SIZE]
+            for begin in range(0, size, _TILE):
+                tile += 1
+                if tile % stride == first:
+                    _step_tile(
+                        squared_given, mean_given, prior_given, mean, sample, grad, momentum, hess,
+                        prior_mean, prior, ess, prior0, rest1, rest2, lr, clip, correction,
+                        batch_size, begin, min(begin + _TILE, size),
+                    )  # fmt: skip
+
+    return step

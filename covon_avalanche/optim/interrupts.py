@@ -1,0 +1,39 @@
+"""Ctrl-C between operations, never in the middle of one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class defer_interrupt:
+    """Context manager: a SIGINT that arrives inside takes effect at the end.
+
+    Other threads than the main one never receive signals. Handlers that are not Python functions
+    are left alone.
+    """
+
+    def __enter__(self) -> None:
+        self._pending: tuple[int, FrameType | None] | None = None
+        self._handler: Any = None
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._defer)
+
+    def _defer(self, number: int, frame: FrameType | None) -> None:
+        self._pending = number, frame
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            if self._pending is not None:
+                self._handler(*self._pending)

@@ -1,0 +1,82 @@
+"""Merging at the end of each task, whatever the strategy and the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from avalanche.training.plugins import SupervisedPlugin
+from torch import Tensor
+
+from covon_avalanche.merging.rule import MergeRule, check_rule, merge_into
+from covon_avalanche.optim import PosteriorOptimizer
+from covon_avalanche.plugins.boundaries import TaskBoundaries, require_boundaries
+from covon_avalanche.plugins.posterior import PosteriorPlugin
+from covon_avalanche.plugins.task_loader import task_loader
+
+_MB_SIZE = 64  # of passes over the data: second moments of convolutions unfold whole batches
+
+
+class MergePlugin(SupervisedPlugin):
+    """Merges the weights at the end of each task with a rule of ``covon_avalanche.merging``::
+
+        Naive(model=model, optimizer=AdamW(model.parameters()), plugins=[MergePlugin(RegMean())])
+
+    Works with any strategy and optimizer; with :class:`CoVONPlugin` use its ``merge`` argument
+    instead. Give it to the strategy *before* other plugins, so that they see the merged weights
+    at the end of an experience. Where the model has batch norm, its running statistics are
+    re-estimated after the merge, in one more pass over the task's data. Keeps one copy of the
+    weights during a task. Task identities are used for multi-head models only.
+
+    With ``eval_every=1`` the last evaluation inside ``train`` comes before the merge; call
+    ``strategy.eval`` afterwards to evaluate the merged weights.
+    """
+
+    def __init__(self, rule: MergeRule) -> None:
+        """
+        :param rule: how to merge, and what is remembered of earlier tasks: a new object for each
+            strategy.
+        """
+        super().__init__()
+        self.rule = rule
+        self._before: dict[str, Tensor] = {}  # weights before the task
+        self._boundaries = TaskBoundaries()
+
+    def before_training(self, strategy: Any, **kwargs: Any) -> None:
+        """Check that rule, optimizer and plugins fit together."""
+        for plugin in strategy.plugins:
+            if isinstance(plugin, PosteriorPlugin):
+                raise ValueError(
+                    f"{type(plugin).__name__} and MergePlugin would both merge: without "
+                    "MergePlugin, CoVONPlugin(merge=...) takes the rule"
+                )
+        check_rule(self.rule, strategy.optimizer)
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Copy the weights that the task starts from."""
+        require_boundaries(strategy.experience)
+        if self._boundaries.begins(strategy.experience) and not isinstance(
+            strategy.optimizer, PosteriorOptimizer
+        ):
+            self._before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Merge at the end of a task."""
+        if self._boundaries.ends(strategy.experience):
+            merge_task(strategy, self.rule, self._before)
+            self._before = {}
+
+
+def merge_task(strategy: Any, rule: MergeRule, before: Mapping[str, Tensor] | None = None) -> None:
+    """Merge the strategy's weights at the end of a task, and re-estimate batch norm.
+
+    :param before: weights before the task; not needed with a posterior optimizer.
+    """
+    merge_into(
+        strategy.model,
+        strategy.optimizer,
+        rule,
+        before,
+        lambda: task_loader(strategy, _MB_SIZE),
+        batch_norm_batches=lambda: task_loader(strategy, strategy.train_mb_size, shuffled=True),
+    )

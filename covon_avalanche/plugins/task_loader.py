@@ -1,0 +1,47 @@
+"""Passes over a task's data outside training, for example for the Fisher information."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from avalanche.models import MultiTaskModule
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from covon_avalanche.data_loading import ExampleCache, rows_of
+from covon_avalanche.plugins.boundaries import task_data
+
+
+def task_loader(strategy: Any, mb_size: int, *, shuffled: bool = False) -> Iterator[list[Tensor]]:
+    """Iterate over the current task's data, with the evaluation transform; see
+    :func:`dataset_loader`."""
+    data = task_data(strategy.experience).eval()
+    return dataset_loader(data, strategy, mb_size, shuffled=shuffled)
+
+
+def dataset_loader(
+    data: Any, strategy: Any, mb_size: int, *, shuffled: bool = False
+) -> Iterator[list[Tensor]]:
+    """Iterate over a dataset as ``(x, y)``, with task labels if the model takes them.
+
+    :param shuffled: in random order, the same each time, and without the last batch if it is
+        incomplete (unless it is the only one); by default in the dataset's order.
+    """
+    multi_task = isinstance(strategy.model, MultiTaskModule)
+    order = torch.arange(len(data))
+    if shuffled:
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+        order = order[: max(len(data) // mb_size * mb_size, mb_size)]
+    for batch in _columns(data, order, mb_size):
+        used = [*batch[:2], batch[-1]] if multi_task else batch[:2]
+        yield [value.to(strategy.device) for value in used]
+
+
+def _columns(data: Any, order: Tensor, mb_size: int) -> Iterable[Sequence[Tensor]]:
+    rows = rows_of(data, ExampleCache())
+    if rows is not None:
+        return map(rows.tensor_batch, order.split(mb_size))
+    collate = getattr(data, "collate_fn", None)
+    return DataLoader(data, batch_size=mb_size, sampler=order.tolist(), collate_fn=collate)

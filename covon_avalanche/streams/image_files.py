@@ -1,0 +1,120 @@
+"""Find the labelled image files of a data set: class folders, official lists, splits by name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from covon_avalanche.streams.image_datasets import ImageFiles, Images
+
+#: The suffixes that torchvision's ``ImageFolder`` accepts.
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All images below a folder, sorted by path, without :func:`hidden` files and folders.
+
+    Symbolic links are followed, except to a folder that contains them.
+
+    :raises ValueError: if the folder does not exist.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    return sorted(_walk(folder, []))
+
+
+def _walk(folder: Path, parents: list[Path]) -> Iterator[Path]:
+    parents = [*parents, folder.resolve()]
+    for entry in os.scandir(folder):
+        path = folder / entry.name
+        if hidden(entry.name):
+            continue
+        if entry.is_dir():
+            target = path.resolve()
+            if not any(parent.is_relative_to(target) for parent in parents):
+                yield from _walk(path, parents)
+        elif path.suffix.lower() in SUFFIXES and entry.is_file():
+            yield path
+
+
+def hidden(name: str) -> bool:
+    """Whether a file or folder is to be ignored: ``.name``, or macOS's archive metadata."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Names of the folders in a folder, sorted, without :func:`hidden` ones."""
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not hidden(p.name))
+
+
+def class_folders(folder: Path, classes: Sequence[str]) -> ImageFiles:
+    """The images of ``folder/CLASS/*``, with class ids from a fixed table of names.
+
+    :raises ValueError: for a subfolder that is not a class.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    ids = {name: i for i, name in enumerate(classes)}
+    found = subfolders(folder)
+    unknown = [name for name in found if name not in ids]
+    if unknown:
+        raise ValueError(f"{folder} has folders that are no classes: {unknown}")
+    pairs = [(file, ids[name]) for name in found for file in image_files(folder / name)]
+    return ImageFiles([file for file, _ in pairs], [label for _, label in pairs])
+
+
+def listed_files(
+    root: Path, file: Path, classes: Sequence[str], *, first_id: int = 0
+) -> ImageFiles:
+    """The images of an official list, such as DomainNet's and PACS's.
+
+    Each line has a path and a class id: ``clipart/aircraft_carrier/clipart_001_000005.jpg 0``.
+
+    :param first_id: the lowest class id in the list.
+    :raises ValueError: naming a line whose class id is not that of its class folder.
+    """
+    ids = {name: i for i, name in enumerate(classes)}
+    files, labels = [], []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        path, _, given = line.strip().rpartition(" ")
+        label = ids.get(Path(path).parent.name)
+        if label is None or given != str(label + first_id):
+            raise ValueError(
+                f"{file}, line {number}: expected a path DOMAIN/CLASS/FILE and the official id "
+                f"of that class, got {line!r}"
+            )
+        files.append(root / path)
+        labels.append(label)
+    return ImageFiles(files, labels)
+
+
+def split_by_name(
+    images: ImageFiles, root: Path, test_fraction: float = 0.2
+) -> tuple[ImageFiles, ImageFiles]:
+    """Split a domain without official lists into training and test images.
+
+    The split is the same on every machine: of each class, the images whose path below ``root``
+    has the lowest SHA-256 are for testing.
+    """
+
+    def rank(index: int) -> str:
+        name = images.files[index].relative_to(root).as_posix()
+        return hashlib.sha256(name.encode()).hexdigest()
+
+    test: set[int] = set()
+    for indices in indices_by_class(images).values():
+        test.update(sorted(indices, key=rank)[: round(test_fraction * len(indices))])
+    train = [i for i in range(len(images)) if i not in test]
+    return images.take(train), images.take(sorted(test))
+
+
+def indices_by_class(images: Images) -> dict[int, list[int]]:
+    """The indices of the images of each class id."""
+    indices: dict[int, list[int]] = {}
+    for i, label in enumerate(images.labels):
+        indices.setdefault(label, []).append(i)
+    return indices

@@ -1,0 +1,169 @@
+"""``covon run`` as a user calls it."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+
+import joblib
+import psutil
+import pytest
+from small_recipes import FEW, STRATEGIES, small_recipe
+from terminal import in_a_terminal
+from typer.testing import CliRunner
+
+from covon_avalanche import __version__
+from covon_avalanche.cli import app, run, search
+from covon_avalanche.experiment.recipe import parse_seeds
+from covon_avalanche.experiment.recipe_text import recipe_text
+from covon_avalanche.experiment.result import Result
+
+
+def covon(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    """A run of three strategies that takes a moment; the last one fails."""
+    file = tmp_path / "tiny.toml"
+    strategies = {name: STRATEGIES[name] for name in ("covon", "finetune")}
+    strategies["bad"] = {"kind": "finetune", "lr": 1e30}
+    recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
+    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
+    return ["run", str(file), "--jobs", "1", "--out", str(tmp_path / "out")]
+
+
+def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments, tmp_path):
+    done = covon(*arguments)
+    out = tmp_path / "out"
+    assert done.exit_code == 1, done.output
+    assert "covon, seed 0: A_T" in done.stdout
+    assert "A_T %" in done.stdout
+    (log,) = (out / "bad").rglob("log.txt")
+    assert done.stderr.startswith("covon: bad, seed 0: FloatingPointError: the loss is")
+    assert "in domain 1, epoch 1" in done.stderr
+    assert done.stderr.rstrip().endswith(f"; see {log}")
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in log.read_text(encoding="utf-8")
+    assert (out / "accuracy.png").stat().st_size > 10_000
+    assert "covon" in (out / "table.md").read_text(encoding="utf-8")
+    for strategy in ("covon", "finetune"):
+        (folder,) = (out / strategy).glob("seed-0-*")
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        assert [json.loads(line)["experience"] for line in lines] == [0, 1]
+        text = (folder / "log.txt").read_text(encoding="utf-8")
+        assert text.count("hess_signal_to_noise") == (2 if strategy == "covon" else 0)
+    written = {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
+    assert len(written) == 2
+
+    # The same command again has nothing to do; other names hold for runs that are there, too.
+    arguments += ["--strategies", "covon,finetune"]
+    again = covon(*arguments)
+    assert again.exit_code == 0, again.output
+    assert "covon, seed 0: A_T" in again.stdout
+    assert again.stderr == ""
+    assert written == {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
+    names = ["--set", "name=mine", "--set", "title=A [/b] of [pilot]"]
+    done = covon(*arguments, *names)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("A [/b] of [pilot]") == 2  # at the start and above the table
+    assert len((out / "table.md").read_text(encoding="utf-8").splitlines()) == 4
+    results = [Result.load(path) for path in out.rglob("result.json")]
+    assert {(r.recipe, r.settings["title"]) for r in results} == {("mine", "A [/b] of [pilot]")}
+
+
+def group_members(group: int) -> list[str]:
+    """Commands of the living processes of a process group (zombies do not live)."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+    return found
+
+
+def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
+    command = [sys.executable, "-m", "covon_avalanche", "run", "--out", str(tmp_path)]
+    command += ["--jobs", "2", "--strategies", "finetune,covon", "--seeds", "0-9"]
+    command += ["--set", "stream.n_experiences=2"]
+    with in_a_terminal(command) as process:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.rglob("result.json")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Interrupted; the same command resumes from here." in output
+    assert "Traceback" not in errors
+    results = list(tmp_path.rglob("result.json"))
+    assert 1 <= len(results) < 20
+    assert all(p.read_text().endswith("}\n") for p in results)
+    assert not list(tmp_path.rglob("*.part"))
+    deadline = time.monotonic() + 20
+    while group_members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not group_members(process.pid)
+
+
+def test_ctrl_c_stops_all_recipes(tmp_path, monkeypatch):
+    begun = []
+
+    def interrupted(recipe, *_, **__):
+        begun.append(recipe.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "run_grid", interrupted)
+    done = covon("run", "permuted-digits", "permuted-mnist-hard", "--seeds", "0")
+    assert done.exit_code == 130
+    assert begun == ["permuted-digits"]
+
+
+def test_help_and_version():
+    assert "Compare continual-learning strategies" in covon("run", "--help").stdout
+    assert covon("--version").stdout.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("command", "defaults"),
+    [
+        ("run", ["permuted-digits", "runs/RECIPE", "one per core, one on a GPU"]),
+        ("search", ["searches/RECIPE", "one per core, one on a GPU"]),
+    ],
+)
+def test_help_tells_the_defaults(command, defaults, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = covon(command, "--help").stdout
+    assert all(f"[default: {default}]" in text for default in defaults)
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "expected"), [("cpu", [], 6), ("cuda", [], 1), ("cuda", ["--jobs", "2"], 2)]
+)
+def test_how_many_runs_are_parallel(device, given, expected, tmp_path, monkeypatch):
+    """One per core, but one on a GPU, unless it is said."""
+    asked = []
+
+    def fake(*arguments, processes, **options):
+        asked.append(processes)
+        return []
+
+    def no_pool(workers, *_, **__):
+        asked.append(workers)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 6)
+    monkeypatch.setattr(run, "run_grid", fake)
+    monkeypatch.setattr(search, "worker_pool", no_pool)
+    given = ["--set", f'device="{device}"', "--out", str(tmp_path), *given]
+    covon("run", *given)
+    covon("search", "permuted-digits", *given)
+    assert asked == [expected, expected]
+
+
+def test_seeds_are_lists_and_ranges_without_repeats():
+    assert parse_seeds("0-3") == [0, 1, 2, 3]
+    assert parse_seeds("7, 2-3,2") == [7, 2, 3]

@@ -1,0 +1,105 @@
+"""``covon search`` as a user calls it."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+from small_recipes import STRATEGIES, small_recipe
+from terminal import in_a_terminal
+from typer.testing import CliRunner
+
+from covon_avalanche.cli import app, search
+from covon_avalanche.experiment.recipe import Recipe, load_recipe
+from covon_avalanche.experiment.recipe_text import recipe_text
+from covon_avalanche.experiment.search import Search
+
+STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
+
+
+def recipe_of(*names) -> Recipe:
+    strategies = {name: STRATEGIES[name] for name in names}
+    return small_recipe(strategies, epochs=1, stream=STREAM)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("in_this_process")
+def test_the_command_writes_a_recipe_of_the_best(tmp_path):
+    recipe, file = recipe_of("finetune", "ewc-star"), tmp_path / "mine.toml"
+    stream = recipe.stream.model_copy(update={"validation_size": 200})
+    held_out = recipe.model_copy(update={"stream": stream})
+    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
+    arguments = ["search", str(file), "--trials", "2", "--out", str(tmp_path / "out")]
+    arguments += ["--seed", "77", "--validation-size", "200"]
+    first = CliRunner().invoke(app, [*arguments, "--strategies", "finetune"])
+    assert first.exit_code == 0, first.output
+    assert list(load_recipe(str(tmp_path / "out" / "best.toml")).strategies) == ["finetune"]
+    assert "ewc-star" not in (tmp_path / "out" / "trials.journal").read_text()
+    done = CliRunner().invoke(app, [*arguments, "--strategies", "ewc-star"])
+    assert done.exit_code == 0, done.output
+    best = load_recipe(str(tmp_path / "out" / "best.toml"))  # what was searched before stays
+    assert list(best.strategies) == ["finetune", "ewc-star"]
+    assert best.stream == recipe.stream
+    for name in ("finetune", "ewc-star"):
+        journal = tmp_path / "out" / "trials.journal"
+        settings, value = Search(held_out, name, journal, 77).best(2)
+        assert f"{name}: validation A_T {100 * value:.2f} %" in done.stdout
+        found = best.strategies[name].model_dump()
+        assert {key: found[key] for key in settings} == settings
+    assert done.stderr == ""
+    assert CliRunner().invoke(app, arguments).exit_code == 0  # nothing is left to do
+
+
+def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
+    def no_pool(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(search, "worker_pool", no_pool)
+    for seed, lines in (("0", 1), ("1000", 0)):
+        done = CliRunner().invoke(app, ["search", "permuted-digits", "--seed", seed])
+        assert len(done.stderr.splitlines()) == lines
+        assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
+
+
+def test_ctrl_c_ends_a_search_and_marks_its_trials(tmp_path):
+    names = ("finetune", "ewc-star", "covon")
+    recipe = recipe_of(*names).model_copy(update={"epochs": 1000})
+    file, journal = tmp_path / "mine.toml", tmp_path / "trials.journal"
+    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
+    command = [sys.executable, "-m", "covon_avalanche", "search", str(file), "--jobs", "1"]
+    command += ["--out", str(tmp_path), "--seed", "0"]
+    with in_a_terminal(command) as process:
+        deadline = time.monotonic() + 120
+        while b"lr" not in _content(journal) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "Interrupted; the same command resumes from here." in output
+    states = [
+        t.state for name in names for t in Search(recipe, name, journal, 0).study().get_trials()
+    ]
+    assert states == [TrialState.FAIL]
+
+
+def _content(file: Path) -> bytes:
+    return file.read_bytes() if file.exists() else b""
+
+
+def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dying.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    own = {"kind": "custom", "lr": 0.01, "implementation": "dying:Naive"}
+    file = tmp_path / "mine.toml"
+    file.write_text(recipe_text(small_recipe({"own": own}, stream=STREAM), {}), encoding="utf-8")
+    arguments = ["search", str(file), "--out", str(tmp_path), "--jobs", "1"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1, done.output
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("covon: ")]
+    assert "a process was killed" in line
+    assert "Traceback" not in done.output
+    assert (tmp_path / "trials.journal").is_file()

@@ -1,0 +1,51 @@
+"""``covon show`` and ``covon recipes``."""
+
+from made_up_results import made_up
+from small_recipes import FEW, STRATEGIES, small_recipe
+from typer.testing import CliRunner
+
+from covon_avalanche.cli import app
+from covon_avalanche.experiment.recipe import load_recipe, recipe_file
+from covon_avalanche.experiment.result import Epoch
+from covon_avalanche.experiment.run_folder import RunFolder, Status
+
+EPOCH = Epoch(experience=1, epoch=2, loss=0.25, accuracy=0.5, images=3000, seconds=2.0)
+
+
+def show(argument):
+    done = CliRunner().invoke(app, ["show", str(argument)], env={"COLUMNS": "300"})
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_a_recipe_is_printed_as_it_stands(tmp_path):
+    text = show("permuted-digits")
+    assert text == recipe_file("permuted-digits").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    assert load_recipe(str(tmp_path / "mine.toml")) == load_recipe("permuted-digits")
+    assert "\npermuted-digits: Permuted digits" in CliRunner().invoke(app, ["recipes"]).stdout
+
+
+def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path):
+    recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=FEW)
+    folders = [RunFolder(tmp_path, recipe, "finetune", seed) for seed in range(6)]
+    for folder in folders:
+        folder.path.mkdir(parents=True)
+        folder.write_start({})
+    status = Status(domains=1, of_domains=2, epoch=EPOCH, of_epochs=4)
+    for folder in folders[:3]:
+        folder.write_status(status)
+    folders[1].write_failure("the loss is [nan]")
+    folders[3].write_result(made_up("finetune", 3, [[0.9, 0.1], [0.8, 0.8]]))
+    folders[4].result_file.write_text("{")
+    with folders[0].opened():
+        lines = [line for line in show(tmp_path).splitlines() if "seed-" in line]
+    progress = "domain 2/2, epoch 3/4, loss 0.250, accuracy 50.0 %, 1,500 images/s"
+    states = ["running", "failed", "interrupted", "finished", "damaged", "interrupted"]
+    parts = [progress, "the loss is [nan]", progress, "A_T 80.00 %", "is no result", ""]
+    assert len(lines) == len(states)
+    for folder, line, state, part in zip(folders, lines, states, parts, strict=True):
+        assert "finetune" in line
+        assert folder.path.name in line
+        assert state in line
+        assert part in line

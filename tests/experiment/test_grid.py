@@ -1,0 +1,97 @@
+"""Grids of runs in processes: failures stay alone, and results are those of single runs."""
+
+import pytest
+from small_recipes import FEW, STRATEGIES, small_recipe
+
+from covon_avalanche.experiment.grid import RunSpec, run_grid, specs_of
+from covon_avalanche.experiment.run import run_strategy
+from covon_avalanche.experiment.run_folder import RunFolder
+
+MODULE = """
+import os, pathlib, signal, time
+from avalanche.training.plugins import SupervisedPlugin
+
+class Unpleasant(Exception):
+    def __init__(self, some, of):
+        super().__init__(str(some) + " of " + str(of))
+
+class Raises(SupervisedPlugin):
+    def __init__(self, error):
+        self.error = error
+
+    def before_training(self, *args, **kwargs):
+        raise eval(self.error)
+
+class Dies(SupervisedPlugin):
+    def before_training(self, *args, **kwargs):
+        folder = next(pathlib.Path("runs", "dies").iterdir())
+        (folder / f".mine.{os.getpid()}.part").write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory is short
+"""
+ERRORS = {
+    "own": ("Unpleasant(3, 4)", "Unpleasant: 3 of 4", False),
+    "value": ("ValueError('no such mixture')", "no such mixture", True),
+    "exit": ("SystemExit('enough')", "SystemExit: enough", False),
+    "diverged": (None, "FloatingPointError: the loss is", False),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
+    """Some raise, the process of one dies; two processes."""
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "runs"
+    (tmp_path / "misbehaving.py").write_text(MODULE)
+    runs.mkdir()
+    (runs / ".theirs.1.part").write_text("another process writes this")
+    custom = dict(kind="custom", lr=0.01, implementation="misbehaving:Raises")
+    strategies = {
+        name: {**custom, "arguments": {"error": error}} for name, (error, *_) in ERRORS.items()
+    }
+    strategies["diverged"] = dict(kind="finetune", lr=1e30)
+    strategies["covon"] = STRATEGIES["covon"]
+    strategies["dies"] = {**custom, "implementation": "misbehaving:Dies"}
+    recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
+    *specs, dies = specs_of(recipe)
+    specs += [RunSpec("covon", 1), dies]
+    outcomes, polled = {}, []
+    found = run_grid(
+        recipe,
+        specs,
+        runs,
+        processes=2,
+        on_end=lambda outcome: outcomes.setdefault(outcome.spec, outcome),
+        poll=polled.extend,
+    )
+    assert set(polled) == set(outcomes) == set(specs)
+
+    # Results are those of single runs, and on disk.
+    assert [(r.strategy, r.seed) for r in found] == [("covon", 0), ("covon", 1)]
+    for result in found:
+        spec = RunSpec("covon", result.seed)
+        assert run_strategy(recipe, *spec).outcome() == result.outcome()
+        assert RunFolder(runs, recipe, *spec).result() == result == outcomes[spec].result
+    assert len(list(runs.rglob("result.json"))) == 2
+
+    # What a run raises is said and logged.
+    for name, (_, sentence, bad_input) in ERRORS.items():
+        outcome = outcomes[RunSpec(name, 0)]
+        assert outcome.error.startswith(sentence)
+        assert outcome.bad_input is bad_input
+        assert "Traceback" in outcome.log.read_text(encoding="utf-8")
+        assert RunFolder(runs, recipe, name, 0).status().error == outcome.error
+
+    # A killed process takes only its own run along.
+    outcome = outcomes[RunSpec("dies", 0)]
+    assert "its process died twice" in outcome.error
+    assert RunFolder(runs, recipe, "dies", 0).status().error == outcome.error
+    assert [path.name for path in runs.rglob("*.part")] == [".theirs.1.part"]
+
+    # Finished runs are not repeated, failed ones are.
+    again = []
+    monkeypatch.setattr(
+        "covon_avalanche.experiment.grid._Grid.run",
+        lambda self, waiting, processes: again.extend(waiting) or waiting.clear() or [],
+    )
+    assert run_grid(recipe, [*specs[-3:-1], RunSpec("own", 0)], runs) == found
+    assert again == [RunSpec("own", 0)]

@@ -1,0 +1,363 @@
+"""Interrupted runs resume bit-exactly."""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import time
+from importlib.metadata import version
+
+import pytest
+import torch
+from avalanche.training.supervised import Naive
+from miniature import pacs
+from small_recipes import FEW, OFTEN, STRATEGIES, small_recipe
+from torch import nn
+
+from covon_avalanche.experiment import checkpoint, resumable
+from covon_avalanche.experiment import run as running
+from covon_avalanche.experiment.checkpoint import (
+    Point,
+    load_checkpoint,
+    save_checkpoint,
+    stored_points,
+)
+from covon_avalanche.experiment.result import Epoch
+from covon_avalanche.experiment.resumable import Checkpointer
+from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run_folder import RunFolder, run_hash
+from covon_avalanche.experiment.run_options import RunOptions
+
+EPOCHS_ONLY = RunOptions(checkpoint_seconds=1e9, checkpoint_share=1)
+COVON = {**STRATEGIES["covon"], "later_hess_init": None}
+
+
+class OwnOptimizer(Naive):
+    """Makes it itself."""
+
+    def __init__(self, *, model, optimizer, lr, **kwargs):
+        optimizer = torch.optim.Adagrad(model.parameters(), lr)
+        super().__init__(model=model, optimizer=optimizer, **kwargs)
+
+
+class OwnEpoch(Naive):
+    """Has a loop of its own, with a state in it that nobody else sees."""
+
+    def training_epoch(self, **kwargs):
+        weights, batches = itertools.count(1), self.dataloader
+        for self.mbatch in batches:
+            self._unpack_minibatch()
+            self.optimizer.zero_grad()
+            self.mb_output = self.forward()
+            self.loss = next(weights) * self.criterion()
+            self.backward()
+            self.optimizer_step()
+            self._after_training_iteration(**kwargs)
+
+
+VARIANTS = {
+    "sgd": dict(kind="finetune", lr=0.1, optimizer="sgd", momentum=0.9),
+    "own-optimizer": dict(
+        kind="custom",
+        lr=1.0,
+        implementation=f"{__name__}:OwnOptimizer",
+        arguments={"lr": 0.05},
+    ),
+    "own-epoch": dict(kind="custom", lr=0.01, implementation=f"{__name__}:OwnEpoch"),
+    "regmean": {**COVON, "merge": "regmean"},
+    "two-samples": {**COVON, "mc_samples": 2},
+}
+# Methods that iterate over a memory: from the start of the epoch, of the domain, or of the run.
+STOPS = {"replay": 2, "der": 1, "er-ace": 1, "agem": 0, "own-epoch": 1}
+
+
+class Killed(BaseException):
+    """In place of a signal."""
+
+
+@pytest.fixture
+def killed_at(monkeypatch):
+    """Stop the run right after a checkpoint, the first being 0, or never."""
+    store = Checkpointer._store
+
+    def set_limit(limit):
+        left = itertools.repeat(0) if limit is None else iter(range(limit))
+
+        def counted(self):
+            stored = store(self)
+            if next(left, None) is None:
+                raise Killed
+            return stored
+
+        monkeypatch.setattr(Checkpointer, "_store", counted)
+
+    return set_limit
+
+
+@pytest.fixture
+def resumed(tmp_path, killed_at):
+    """The result of a run that is stopped after these numbers of checkpoints."""
+
+    def run(recipe, *limits, options=OFTEN):
+        (name,) = recipe.strategies
+        for limit in limits:
+            killed_at(limit)
+            with contextlib.suppress(Killed):
+                run_in_folder(recipe, name, 0, tmp_path, options)
+        killed_at(None)
+        return run_in_folder(recipe, name, 0, tmp_path, options)
+
+    return run
+
+
+def recipe_of(name, **changes):
+    """Two domains of two epochs of four batches: 11 checkpoints a domain."""
+    changes = {"epochs": 2, "train_mb_size": 64, "stream": FEW, **changes}
+    changes = {"model": {"hidden_size": 12, "hidden_layers": 1}, **changes}
+    return small_recipe({name: (STRATEGIES | VARIANTS)[name]}, **changes)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The results of runs that nobody stopped."""
+    known = {}
+
+    def run(name):
+        if name not in known:
+            known[name] = run_strategy(recipe_of(name), name, 0).outcome()
+        return known[name]
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [n for n in (*STRATEGIES, *VARIANTS) if n != "covon-nom"])
+def test_a_run_stopped_at_many_points_has_the_result_of_a_whole_one(name, resumed, whole, caplog):
+    result = resumed(recipe_of(name), 0, 5, 8)  # within batches of both domains
+    assert result.outcome() == whole(name)
+    assert result.continued >= STOPS.get(name, 3)
+    assert "before it is used" not in caplog.text  # none was put aside
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_replay_resumes_alike_with_dropout(resumed, monkeypatch):
+    """The memory is reshuffled within an epoch, with a seed from where dropout draws, too."""
+    build = running.build_model
+    monkeypatch.setattr(
+        running, "build_model", lambda *args: nn.Sequential(build(*args), nn.Dropout(0.5))
+    )
+    settings = {**STRATEGIES["replay"], "mem_size": 50}
+    recipe = small_recipe({"replay": settings}, epochs=2, train_mb_size=64, stream=FEW)
+    undisturbed = run_strategy(recipe, "replay", 0)
+    result = resumed(recipe, 11)  # after the first epoch with the memory
+    assert result.continued == 1
+    assert result.outcome() == undisturbed.outcome()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "workers"), [("covon", 0), ("ewc-star", 1)])
+def test_augmented_images_and_channels_last_weights_resume_alike(name, workers, tmp_path, resumed):
+    pacs(tmp_path / "PACS")
+    recipe = recipe_of(
+        name,
+        stream={"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32, "limit": 2},
+        model={"backbone": "squeezenet", "weights": ""},
+        train_mb_size=5,
+        epochs=1,
+        workers=workers,
+    )
+    data = RunOptions(tmp_path, checkpoint_seconds=0, checkpoint_share=1)
+    undisturbed = run_strategy(recipe, name, 0, data)
+    result = resumed(recipe, 0, 4, options=data)  # inside an epoch of each domain
+    assert result.outcome() == undisturbed.outcome()
+    assert result.continued == 2
+
+
+def test_it_resumes_inside_an_epoch_instead_of_starting_again(resumed, caplog):
+    with caplog.at_level(logging.INFO, "covon_avalanche"):
+        resumed(recipe_of("finetune"), 7)
+    assert "resumed at domain 1, epoch 2, batch 4" in caplog.text
+
+
+def test_storing_does_not_count_as_training(tmp_path, monkeypatch):
+    save, slept = resumable.save_checkpoint, []
+
+    def slow(*arguments):
+        time.sleep(0.05)
+        slept.append(0.05)
+        save(*arguments)
+
+    monkeypatch.setattr(resumable, "save_checkpoint", slow)
+    result = run_in_folder(recipe_of("finetune"), "finetune", 0, tmp_path, OFTEN)
+    assert len(slept) == 2 * (2 * 4 + 2 + 1)  # after batches, epochs and domains
+    assert sum(epoch.seconds for epoch in result.epochs) <= sum(result.train_seconds)
+    assert sum(result.train_seconds) < sum(slept) / 2
+
+
+def test_checkpoints_take_no_more_than_their_share(tmp_path, monkeypatch):
+    recipe, stored, store = recipe_of("finetune", epochs=10), [], Checkpointer._store
+
+    def counted(self):
+        stored.append(self._point)
+        return store(self)
+
+    monkeypatch.setattr(Checkpointer, "_store", counted)
+    run_in_folder(recipe, "finetune", 0, tmp_path / "often", RunOptions(checkpoint_share=1))
+    assert len(stored) == 2 * 10 + 2
+    stored.clear()
+    run_in_folder(recipe, "finetune", 0, tmp_path / "seldom", RunOptions(checkpoint_share=1e-9))
+    assert len(stored) == 1 + 2  # the first is free, those between domains are always made
+
+
+@pytest.mark.parametrize("name", ["covon", "joint", "agem"])
+def test_epochs_are_written_as_they_come_and_once(name, tmp_path, resumed, monkeypatch):
+    monkeypatch.setattr(running, "_WRITE_EVERY", 0.0)
+    recipe = recipe_of(name)
+    file = RunFolder(tmp_path, recipe, name, 0).path / "metrics.jsonl"
+    done = running._Run._epoch_done
+
+    def written():
+        lines = file.read_text(encoding="utf-8").splitlines()
+        return [Epoch.model_validate_json(line) for line in lines]
+
+    def looked_at(self, epoch):
+        done(self, epoch)
+        assert written()[-1] == epoch
+        numbers = [(e.experience, e.epoch) for e in written()]
+        assert numbers == sorted(set(numbers))
+
+    monkeypatch.setattr(running._Run, "_epoch_done", looked_at)
+    result = resumed(recipe, 1, 3, options=EPOCHS_ONLY)
+    assert written() == result.epochs
+
+
+@pytest.fixture
+def stopped(tmp_path, killed_at):
+    """The folder of a run that was stopped in the second domain, and its recipe."""
+    recipe = recipe_of("finetune")
+    killed_at(14)
+    with pytest.raises(Killed):
+        run_in_folder(recipe, "finetune", 0, tmp_path, OFTEN)
+    killed_at(None)
+    return RunFolder(tmp_path, recipe, "finetune", 0), recipe
+
+
+@pytest.mark.parametrize("what", ["truncated", "changed", "state", "of another run", "newer"])
+def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_used(
+    what, stopped, tmp_path, whole, caplog
+):
+    folder, recipe = stopped
+    latest, before, *_ = stored_points(folder.checkpoint_folder)
+    spoil(folder.checkpoint_folder, latest, folder.hash, what)
+    with caplog.at_level(logging.INFO, "covon_avalanche"):
+        result = run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert f"{latest}" in caplog.text
+    assert "the one before it is used" in caplog.text
+    assert f"epoch {before.epoch + 1}, batch {before.batch + 1}" in caplog.text
+    assert result.outcome() == whole("finetune")
+
+
+def spoil(folder, point, run, what):
+    file = folder / f"{point}.json"
+    data = file.with_suffix(".safetensors")
+    if what == "truncated":
+        data.write_bytes(data.read_bytes()[:-5])
+    elif what == "changed":
+        content = bytearray(data.read_bytes())
+        content[-1] ^= 1
+        data.write_bytes(content)
+    elif what == "state":
+        file.write_text(file.read_text().replace("train_epochs", "train_epoch_"))
+    elif what == "of another run":
+        state, tensors = load_checkpoint(folder, point, run)
+        save_checkpoint(folder, point, state, tensors, "another")
+    else:
+        body = json.dumps(json.loads(json.loads(file.read_text())["body"]) | {"format": 99})
+        digest = hashlib.sha256(body.encode()).hexdigest()
+        file.write_text(json.dumps({"digest": digest, "body": body}))
+
+
+def test_a_checkpoint_of_another_model_starts_the_run_again(stopped, tmp_path, caplog):
+    folder, recipe = stopped
+    other = recipe_of("finetune", model={"hidden_size": 13, "hidden_layers": 1})
+    theirs = RunFolder(tmp_path, other, "finetune", 0)
+    theirs.checkpoint_folder.mkdir(parents=True)
+    for point in stored_points(folder.checkpoint_folder):
+        known = run_hash(recipe, "finetune", 0)
+        state, tensors = load_checkpoint(folder.checkpoint_folder, point, known)
+        save_checkpoint(theirs.checkpoint_folder, point, state, tensors, theirs.hash)
+    result = run_in_folder(other, "finetune", 0, tmp_path)
+    assert "this is another model" in caplog.text
+    assert result.outcome() == run_strategy(other, "finetune", 0).outcome()
+
+
+def test_a_forged_checkpoint_is_put_aside_and_the_run_starts_anew(stopped, tmp_path, whole, caplog):
+    folder, recipe = stopped
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    for point in stored_points(folder.checkpoint_folder):
+        state, tensors = load_checkpoint(folder.checkpoint_folder, point, folder.hash)
+        nodes = state["nodes"]
+        (schedule,) = [n for n in nodes if n.get("class", "").endswith(":LambdaLR")]
+        first = len(nodes)
+        nodes[schedule["attributes"]["lr_lambdas"]["#"]]["items"] = [{"#": first}]
+        nodes += [
+            {"is": "partial", "parts": [{"#": first + i} for i in (1, 2, 3)]},
+            {"is": "function", "name": "covon_avalanche.datasets.unpack:shutil.rmtree"},
+            {"is": "tuple", "items": [str(victim)]},
+            {"is": "dict", "items": []},
+        ]
+        save_checkpoint(folder.checkpoint_folder, point, state, tensors, folder.hash)
+    result = run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert victim.exists()
+    assert result.outcome() == whole("finetune")
+    assert "rmtree is not made from a file" in caplog.text
+
+
+def test_another_version_starts_the_run_anew_with_one_warning(
+    stopped, tmp_path, whole, caplog, monkeypatch
+):
+    folder, recipe = stopped
+    assert len(stored_points(folder.checkpoint_folder)) > 1
+    monkeypatch.setattr(checkpoint, "_versions", lambda: {"torch": "99.0"})
+    with caplog.at_level(logging.INFO, "covon_avalanche"):
+        result = run_in_folder(recipe, "finetune", 0, tmp_path)
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == resumable.__name__]
+    assert f"was made by covon_avalanche {version('covon_avalanche')}" in warning
+    assert warning.endswith("the run starts anew")
+    assert result.outcome() == whole("finetune")
+
+
+@pytest.mark.parametrize(
+    ("function", "error"), [("restore", AttributeError), ("_set_generator_states", IndexError)]
+)
+def test_whatever_goes_wrong_with_a_checkpoint_puts_it_aside(
+    function, error, stopped, tmp_path, whole, caplog, monkeypatch
+):
+    folder, recipe = stopped
+
+    def fail(error):
+        def failing(*_):
+            raise error("no such thing")
+
+        return failing
+
+    with monkeypatch.context() as patch:  # says nothing about the checkpoint
+        patch.setattr(resumable, function, fail(torch.OutOfMemoryError))
+        with pytest.raises(torch.OutOfMemoryError):
+            run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert stored_points(folder.checkpoint_folder)
+    monkeypatch.setattr(resumable, function, fail(error))
+    result = run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert f"does not fit this run: {error.__name__}: no such thing" in caplog.text
+    assert result.outcome() == whole("finetune")
+
+
+def test_points_are_sorted_as_training_passes_them():
+    assert Point(0, 1, 3) < Point(0, 2) < Point(1) < Point(1, 0, 1)
+    assert [point.is_between for point in (Point(2), Point(2, 1), Point(2, 0, 1))] == [
+        True,
+        False,
+        False,
+    ]

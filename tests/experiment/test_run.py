@@ -1,0 +1,168 @@
+"""Single runs: learning, reproducibility, and what a recipe may ask for."""
+
+import gc
+import json
+import weakref
+
+import pytest
+import torch
+from miniature import pacs
+from small_recipes import FEW, STRATEGIES, small_recipe
+
+from covon_avalanche.experiment import run
+from covon_avalanche.experiment.build import build_benchmark, build_model
+from covon_avalanche.experiment.registry import KINDS
+from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run_folder import RunFolder
+from covon_avalanche.experiment.run_options import RunOptions
+
+
+def recipe_of(name="covon", **changes):
+    changes = {"epochs": 2, "train_mb_size": 64, "stream": FEW} | changes
+    return small_recipe({name: STRATEGIES[name]}, **changes)
+
+
+def test_there_is_a_small_recipe_of_every_kind():
+    assert {settings["kind"] for settings in STRATEGIES.values()} == KINDS.keys()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_learns_and_its_result_is_complete(name):
+    domains = []
+    stream = {"name": "PermutedDigits", "n_experiences": 2}
+    recipe = recipe_of(name, stream=stream, epochs=1, train_mb_size=32)
+    result = run_strategy(recipe, name, 0, on_domain=lambda n, accuracy: domains.append(n))
+    joint = name == "joint"
+    assert max(result.accuracy[-1]) > 0.25  # chance is 0.1
+    assert domains == ([2] if joint else [1, 2])
+    assert [epoch.images for epoch in result.epochs[:1]] == [1437 * (1 + joint)]
+    assert len(result.accuracy) == 2
+    assert (result.bwt is None) == joint
+    assert result.counts == [360, 360]
+    assert all(seconds > 0 for seconds in result.train_seconds)
+    assert result.calibration.keys() == {"nll", "brier", "ece"}
+    assert all(0 <= d["hess_at_start"] <= 1 for d in result.diagnostics)
+    assert len(result.diagnostics) == 2 * (recipe.strategies[name].kind == "covon")
+
+
+@pytest.mark.parametrize("strategy", ["covon", "vcl", "ewc-star"])
+def test_the_same_seed_gives_the_same_result(strategy):
+    recipe = recipe_of(strategy)
+    first, again, other = (run_strategy(recipe, strategy, seed) for seed in (1, 1, 0))
+    assert first.outcome() == again.outcome()
+    assert first.accuracy != other.accuracy
+
+
+def test_results_are_plain_json_with_all_that_decides_them(tmp_path):
+    recipe = recipe_of()
+    result = run_in_folder(recipe, "covon", 1, tmp_path)
+    folder = RunFolder(tmp_path, recipe, "covon", 1)
+    assert folder.result() == result
+    data = json.loads(folder.result_file.read_text())
+    assert data["schema_version"] == 2
+    assert data["settings"]["strategy"]["kind"] == "covon"
+    assert data["peak_memory"] > 50e6
+    assert {"torch", "avalanche-lib", "covon_avalanche", "python"} <= data["versions"].keys()
+    assert data["machine"]["threads"] == 1
+    assert {p.name for p in folder.path.iterdir() if p.is_file()} == {
+        *(".lock", "log.txt", "metrics.jsonl", "result.json", "run.json")
+    }
+    assert not list(folder.path.rglob("*.safetensors"))
+
+
+def test_validation_images_are_always_held_out_and_test_images_not_looked_at():
+    stream = {**FEW, "permute_first": True}
+    part = recipe_of("finetune", stream=stream)
+    whole = recipe_of("finetune", stream={**stream, "validation_size": 0})
+    assert run_strategy(whole, "finetune", 0).epochs[0].images == 1437
+    result = run_strategy(part, "finetune", 0)
+    assert result.epochs[0].images == 200
+    assert result.counts == [360, 360]
+    result = run_strategy(part, "finetune", 0, stream="valid")
+    assert (result.stream, result.counts) == ("valid", [1237, 1237])
+    with pytest.raises(ValueError, match=r"no validation images: stream\.validation_size is 0"):
+        run_strategy(whole, "finetune", 0, stream="valid")
+
+
+def test_a_run_does_not_keep_the_models_of_those_before_it(monkeypatch):
+    models, alive = [], []
+
+    def spied(*arguments):
+        alive.append(sum(model() is not None for model in models))
+        model = build_model(*arguments)
+        models.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(run, "build_model", spied)
+    gc.disable()  # as if it did not come by chance
+    try:
+        for seed in range(3):
+            run_strategy(recipe_of(epochs=1), "covon", seed)
+    finally:
+        gc.enable()
+    assert alive == [0, 0, 0]
+
+
+def test_bfloat16_is_autocast_with_float32_weights():
+    exact = run_strategy(recipe_of(), "covon", 0)
+    rounded = run_strategy(recipe_of(precision="bfloat16"), "covon", 0)
+    assert exact.outcome() != rounded.outcome()
+    assert rounded.average_accuracy == pytest.approx(exact.average_accuracy, abs=0.1)
+    assert rounded.epochs[0].loss == pytest.approx(exact.epochs[0].loss, rel=0.05)
+    dtypes = set()
+
+    def look(module, inputs, output):
+        if isinstance(module, torch.nn.Linear):
+            dtypes.add((output.dtype, module.weight.dtype))
+
+    with torch.nn.modules.module.register_module_forward_hook(look):
+        run_strategy(recipe_of(precision="bfloat16", epochs=1), "covon", 0)
+    assert dtypes == {(torch.bfloat16, torch.float32)}
+
+
+def test_posterior_samples_are_an_evaluation_beside_that_of_the_mean():
+    plain = run_strategy(recipe_of(), "covon", 0)
+    sampled = run_strategy(recipe_of(posterior_samples=8), "covon", 0)
+    assert plain.sampled == {}
+    assert sampled.sampled.keys() == {"average_accuracy", "nll", "brier", "ece"}
+    assert sampled.sampled["nll"] != sampled.calibration["nll"]
+    settled = ("accuracy", "calibration", "epochs", "diagnostics")
+    assert all(plain.outcome()[key] == sampled.outcome()[key] for key in settled)
+    assert run_strategy(recipe_of("ewc-star", posterior_samples=8), "ewc-star", 0).sampled == {}
+
+
+def test_the_first_epoch_by_hand():
+    """One batch an epoch: loss and accuracy of the initial network."""
+    recipe = recipe_of("finetune", train_mb_size=200)
+    result = run_strategy(recipe, "finetune", 0)
+    assert [(e.experience, e.epoch) for e in result.epochs] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all(e.images == 200 and e.seconds > 0 for e in result.epochs)
+    assert sum(e.seconds for e in result.epochs) <= sum(result.train_seconds)
+    benchmark = build_benchmark(recipe, seed=0)
+    torch.manual_seed(0)
+    model = build_model(recipe.model, benchmark)
+    dataset = benchmark.train_stream[0].dataset
+    rows = [dataset[i] for i in range(len(dataset))]
+    x, y = torch.stack([row[0] for row in rows]), torch.tensor([row[1] for row in rows])
+    output = model(x)
+    loss = torch.nn.functional.cross_entropy(output, y)
+    assert result.epochs[0].loss == pytest.approx(loss.item(), rel=1e-5)
+    assert result.epochs[0].accuracy == pytest.approx((output.argmax(1) == y).double().mean())
+
+
+def test_cached_images_lie_below_the_data(tmp_path):
+    pacs(tmp_path / "PACS")
+    stream = {"name": "PACS", "domains": ["photo"], "image_size": 32, "cache_size": 36}
+    model = {"backbone": "squeezenet", "weights": ""}
+    recipe = recipe_of("finetune", stream=stream, model=model, epochs=1, train_mb_size=8)
+    result = run_strategy(recipe, "finetune", 0, RunOptions(dataset_root=tmp_path))
+    assert list((tmp_path / "cache").iterdir())
+    assert result.counts == [14]
+
+
+def test_a_device_that_this_machine_lacks_is_said_before_the_data_are_read(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr(run, "build_benchmark", None)
+    with pytest.raises(ValueError, match='device = "cuda": this machine has 0 cuda devices'):
+        run_strategy(recipe_of(device="cuda"), "covon", 0)

@@ -1,0 +1,68 @@
+"""Worker processes: how many, and how they end."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import joblib
+import pytest
+
+from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"
+
+
+def test_one_process_per_core_and_one_on_an_accelerator(monkeypatch):
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 6)
+    assert [default_processes(device) for device in ("cpu", "cuda", "cuda:1")] == [6, 1, 1]
+
+
+def test_workers_are_terminated_at_once_after_an_exception():
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), worker_pool(1) as pool:
+        future = pool.submit(time.sleep, 600)
+        while not future.running():
+            time.sleep(0.05)
+        (worker,) = pool._processes.values()
+        raise KeyboardInterrupt
+    assert not worker.is_alive()
+    assert time.monotonic() - start < 60
+
+
+def test_a_killed_grid_loses_nothing_and_ends_with_the_same_results():
+    """The short form of the script, which also exits with 1 when anything differs."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(SCRIPT), "--short"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "'kills': 3" in done.stdout
+    assert "'lost': 0, 'differing': 0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "begun"), [("run", "metrics.jsonl"), ("search", "trials.journal")]
+)
+def test_workers_end_when_only_the_command_is_killed(command, begun, tmp_path):
+    arguments = [command, "permuted-digits", "--strategies", "finetune", "--epochs", "9999"]
+    covon = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "covon_avalanche", *arguments]
+        + ["--set", "stream.validation_size=200", "--jobs", "1", "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        while not list(tmp_path.rglob(begun)):
+            assert covon.poll() is None
+            time.sleep(0.1)
+        covon.kill()
+        covon.communicate(timeout=30)  # its output ends when the last that may write is gone
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(covon.pid, signal.SIGKILL)

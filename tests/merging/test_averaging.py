@@ -1,0 +1,125 @@
+"""Averages over tasks: closed forms, growing classifiers, and CoVON."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from toys import make_covon, same, toy_model, train_step, weights
+
+from covon_avalanche.merging import EMA, Average, Task, merge_into
+
+
+def sgd_for(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train_to(model, rule, values):
+    """One task that leaves these weights, and the merge."""
+    before = weights(model)
+    with torch.no_grad():
+        for name, value in values.items():
+            model.get_parameter(name).copy_(value)
+    merge_into(model, sgd_for(model), rule, before)
+
+
+def random_tasks(n):
+    torch.manual_seed(0)
+    return [{k: torch.randn_like(p) for k, p in weights(toy_model()).items()} for _ in range(n)]
+
+
+def test_the_average_of_three_tasks_is_their_mean():
+    model, rule, tasks = toy_model(), Average(), random_tasks(3)
+    for task in tasks:
+        train_to(model, rule, task)
+    for name, p in model.named_parameters():
+        mean = torch.stack([task[name] for task in tasks]).mean(0)
+        torch.testing.assert_close(p.detach(), mean)
+
+
+def test_ema_of_three_tasks_has_its_closed_form():
+    """The first task is kept as it is: initial weights are no task's."""
+    model, rule, (one, two, three) = toy_model(), EMA(0.3), random_tasks(3)
+    for task in (one, two, three):
+        train_to(model, rule, task)
+    for name, p in model.named_parameters():
+        expected = 0.7**2 * one[name] + 0.7 * 0.3 * two[name] + 0.3 * three[name]
+        torch.testing.assert_close(p.detach(), expected)
+
+
+@pytest.mark.parametrize(("rule", "second"), [(Average(), 1 / 2), (EMA(0.25), 0.25)])
+def test_each_row_counts_the_tasks_that_have_trained_it(rule, second):
+    """A classifier with two classes, then four; the last task trains neither class 0 nor
+    the frozen bias."""
+    model = nn.Linear(1, 2)
+    train_to(model, rule, {"weight": torch.tensor([[1.0], [2.0]]), "bias": torch.ones(2)})
+    model = nn.Linear(1, 4)
+    nn.init.zeros_(model.bias)
+    with torch.no_grad():
+        model.weight[:2] = torch.tensor([[1.0], [2.0]])
+    train_to(model, rule, {"weight": torch.tensor([[2.0], [3.0], [5.0], [6.0]])})
+    merged = torch.tensor([[1 + second], [2 + second], [5.0], [6.0]])
+    torch.testing.assert_close(model.weight.detach(), merged)
+    model.bias.requires_grad_(False)
+    bias = model.bias.clone()
+    new = model.weight + torch.tensor([[0.0], [0.0], [1.0], [1.0]])
+    train_to(model, rule, {"weight": new, "bias": bias + 1})
+    merged += torch.tensor([[0.0], [0.0], [second], [second]])
+    torch.testing.assert_close(model.weight.detach(), merged)
+    assert torch.equal(model.bias, bias + 1)
+
+
+def test_scalars_and_empty_parameters_are_averaged_too():
+    model = nn.Module()
+    model.scale, model.empty = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(0, 3))
+    rule = Average()
+    for value in (1.0, 4.0):
+        train_to(model, rule, {"scale": torch.tensor(value)})
+    assert model.scale.item() == 2.5
+
+
+def test_ema_with_covon_is_the_ablation_of_eq_8_bit_by_bit(linear, batch):
+    """Three tasks; means and precisions."""
+    other, rule = copy.deepcopy(linear), EMA(0.7)
+    ours = make_covon(linear.named_parameters(), gamma=0.7)
+    theirs = make_covon(other.named_parameters(), gamma=0.7, consolidation="ema")
+    for _ in range(3):
+        for model, optimizer in ((linear, ours), (other, theirs)):
+            for _ in range(2):
+                train_step(optimizer, model, batch)
+        merge_into(linear, ours, rule)
+        theirs.consolidate()
+        assert same(weights(linear), weights(other))
+        assert same(ours.posterior().precision, theirs.posterior().precision)
+
+
+def test_the_average_with_covon_does_not_count_the_prior(linear, batch):
+    optimizer, rule, fast = make_covon(linear.named_parameters()), Average(), []
+    for _ in range(2):
+        train_step(optimizer, linear, batch)
+        fast.append(weights(linear))
+        merge_into(linear, optimizer, rule)
+    for name, p in linear.named_parameters():
+        torch.testing.assert_close(p.detach(), (fast[0][name] + fast[1][name]) / 2)
+
+
+def test_memory_is_constant_in_the_number_of_tasks():
+    model, rule = toy_model(), Average()
+    sizes = []
+    for task in random_tasks(3):
+        train_to(model, rule, task)
+        sizes.append({name: counts.numel() for name, counts in rule.tasks.items()})
+    assert sizes[0] == sizes[1] == sizes[2] == {n: len(p) for n, p in model.named_parameters()}
+
+
+def test_a_bad_gamma_is_named():
+    with pytest.raises(ValueError, match=r"gamma must be > 0 and finite, got 0\.0"):
+        EMA(0.0)
+
+
+def test_merge_changes_neither_model_nor_memory():
+    model, rule = toy_model(), Average()
+    before = weights(model)
+    rule.merge(Task(model, {n: torch.zeros_like(p) for n, p in before.items()}))
+    assert same(weights(model), before)
+    assert rule.tasks == {}

@@ -1,0 +1,67 @@
+"""The CPU kernel: threads, and memory beyond the end of a tensor."""
+
+import numpy as np
+import pytest
+import torch
+from step_args import make_args
+
+from covon_avalanche.optim import cpu_kernel
+
+
+@pytest.fixture
+def threads():
+    """Restores the number of torch's threads."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_the_number_of_threads_changes_nothing(threads):
+    results = []
+    for n in (1, 3):
+        threads(n)
+        args = make_args(torch.float32, "tensors", sizes=(cpu_kernel._ONE_THREAD + 77, 300))
+        args[1].hess[7] = -1.0
+        assert cpu_kernel.draw_samples(args, 11) == {1}
+        args[1].hess[7] = args[1].sample[7] = 1.0
+        cpu_kernel.step(args, squared=False)
+        results.append([torch.cat([a.mean, a.hess, a.momentum, a.sample]) for a in args])
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("prior", ["tensors", "numbers"])
+@pytest.mark.parametrize("size", [1, 1000, 1024, 16 * 1024 + 1])
+def test_nothing_beyond_the_tensors_is_written_or_read(prior, size):
+    """Each lies in the middle of NaN, 16-entry aligned on neither side."""
+    args = make_args(torch.float32, prior, sizes=(size,))
+    whole, inside = [], {}
+    for field, value in args[0]._asdict().items():
+        if isinstance(value, torch.Tensor):
+            whole.append(torch.full((size + 6,), torch.nan))
+            inside[field] = whole[-1][3:-3].copy_(value)
+    guarded = [args[0]._replace(**inside)]
+    for rows in (args, guarded):
+        assert cpu_kernel.draw_samples(rows, 5) == set()
+        cpu_kernel.step(rows, squared=False)
+        cpu_kernel.step(rows, squared=True)
+    assert all(w[:3].isnan().all() and w[-3:].isnan().all() for w in whole)
+    for field in ("mean", "momentum", "hess", "sample"):
+        assert torch.equal(getattr(args[0], field), inside[field])
+
+
+def test_kernels_are_loaded_from_files_of_their_own():
+    """Compiling again would cost each process seconds; and processes that write to one index of
+    numba's at the same time would mix up its files."""
+    args = make_args(torch.float32, "numbers", sizes=(3,))
+    draw, step = cpu_kernel._draw, cpu_kernel._step
+    cpu_kernel.draw_samples(args, 1)
+    cpu_kernel.step(args, squared=True)
+    table = np.array([cpu_kernel._addresses(args[0])])
+    settings = np.array([cpu_kernel._settings(args[0])], np.float32)
+    again = step.__wrapped__(True, False, False)  # as another process makes it
+    again(table, settings, 0, 1)
+    assert sum(again.stats.cache_hits.values()) == 1
+    assert not again.stats.cache_misses
+    both = (False, True)
+    kernels = [draw(a) for a in both] + [step(a, b, c) for a in both for b in both for c in both]
+    assert len({k._cache._impl.filename_base for k in kernels}) == len(kernels)

@@ -1,0 +1,160 @@
+"""Ctrl-C takes effect between operations: in the block of code, and in whole runs."""
+
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+from toy_optimizers import make_covon, make_vcl
+
+from covon_avalanche.optim.interrupts import defer_interrupt
+
+
+def interrupt():
+    signal.raise_signal(signal.SIGINT)
+
+
+class TestDeferring:
+    def test_it_takes_effect_at_the_end_of_the_outermost_block(self):
+        done = []
+        with pytest.raises(KeyboardInterrupt), defer_interrupt():
+            with defer_interrupt():
+                interrupt()
+                done.append("inner")
+            done.append("outer")
+        assert done == ["inner", "outer"]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def test_the_handler_is_called_once_and_put_back(self):
+        calls = []
+
+        def handler(number, frame):
+            calls.append(number)
+
+        before = signal.signal(signal.SIGINT, handler)
+        try:
+            with defer_interrupt():
+                interrupt()
+                interrupt()
+                assert not calls
+            assert calls == [signal.SIGINT]
+            assert signal.getsignal(signal.SIGINT) is handler
+            interrupt()
+            assert len(calls) == 2
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def test_an_error_inside_stays_the_cause(self):
+        with pytest.raises(KeyboardInterrupt) as caught, defer_interrupt():
+            interrupt()
+            raise ValueError("inside")
+        assert isinstance(caught.value.__context__, ValueError)
+        with pytest.raises(ValueError, match="inside"), defer_interrupt():
+            raise ValueError("inside")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+    def test_what_is_no_function_is_left_alone(self, handler):
+        before = signal.signal(signal.SIGINT, handler)
+        try:
+            with defer_interrupt():
+                assert signal.getsignal(signal.SIGINT) == handler
+                if handler == signal.SIG_IGN:
+                    interrupt()
+            assert signal.getsignal(signal.SIGINT) == handler
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def test_other_threads_do_not_touch_handlers(self):
+        seen = []
+
+        def work():
+            with defer_interrupt():
+                seen.append(signal.getsignal(signal.SIGINT))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert seen == [signal.default_int_handler]
+
+
+def step(optimizer, parameters, batch):
+    for _ in range(optimizer.mc_samples):
+        with optimizer.sampled_params():
+            optimizer.zero_grad()
+            (torch.cat([p.flatten() for p in parameters]) - batch).square().sum().backward()
+    optimizer.step()
+
+
+def run(optimizer, parameters, batches, snapshot=lambda: None):
+    """Two tasks; a snapshot after each operation that changes something."""
+    snapshot()
+    for task in range(2):
+        for batch in batches[2 * task : 2 * task + 2]:
+            step(optimizer, parameters, batch)
+            snapshot()
+        optimizer.consolidate()
+        snapshot()
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "times"),
+    [
+        (make_covon, {"implementation": "compiled"}, 100),
+        (make_covon, {"implementation": "foreach", "mc_samples": 2}, 40),
+        (make_covon, {"implementation": "reference"}, 40),
+        (make_vcl, {}, 40),
+    ],
+)
+def test_a_run_interrupted_at_any_moment_is_between_operations(make, options, times):
+    """Weights and state are those of an uninterrupted run at one of its snapshots, bit by bit."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3,), (2, 2), ()] * 33 + [(4,)]
+    starts = [torch.randn(shape, generator=generator) for shape in shapes]
+    size = sum(s.numel() for s in starts)
+    batches = torch.randn(4, size, generator=generator)
+
+    def fresh():
+        parameters = [nn.Parameter(start.clone()) for start in starts]
+        return make(parameters, **options), parameters
+
+    def content(optimizer, parameters):
+        tensors = [p.detach() for p in parameters]
+        for p in parameters:
+            state = optimizer.state.get(p, {})
+            tensors += [torch.as_tensor(state[k], dtype=torch.float32) for k in sorted(state)]
+        return torch.cat([t.flatten() for t in tensors]).numpy().tobytes()
+
+    optimizer, parameters = fresh()
+    run(optimizer, parameters, batches)  # compiles
+    optimizer, parameters = fresh()
+    known, begin = [], time.perf_counter()
+    run(optimizer, parameters, batches, lambda: known.append(content(optimizer, parameters)))
+    duration = time.perf_counter() - begin
+    assert len(set(known)) == len(known) == 7
+
+    rng, reached = random.Random(0), set()
+    before = signal.signal(signal.SIGALRM, lambda number, frame: interrupt())
+    try:
+        for _ in range(times):
+            optimizer, parameters = fresh()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, duration))
+                run(optimizer, parameters, batches)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                pass
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            assert torch.is_grad_enabled()
+            optimizer.discard_samples()
+            reached.add(known.index(content(optimizer, parameters)))
+            step(optimizer, parameters, batches[0])  # training continues
+            assert all(p.isfinite().all() for p in parameters)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        torch.set_grad_enabled(True)
+    assert len(reached) >= 4  # the moments were spread over the run

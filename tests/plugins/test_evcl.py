@@ -1,0 +1,109 @@
+"""EVCL against autograd and against VCL."""
+
+import pytest
+import torch
+from avalanche.training.plugins import SupervisedPlugin
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+from toys import columns, given_noise, make_naive, make_vcl, same, toy_benchmark, toy_model, weights
+
+from covon_avalanche import EVCLPlugin, VCLPlugin
+from covon_avalanche.optim import BayesByBackprop
+from covon_avalanche.posterior.fisher import squared_example_gradients
+
+
+class Watch(SupervisedPlugin):
+    """Calls a function at the beginning of each experience, and once in its first step."""
+
+    def __init__(self, at_start=None, at_loss=None):
+        super().__init__()
+        self.at_start, self.at_loss = at_start, at_loss
+
+    def before_training_epoch(self, strategy, **kwargs):
+        if self.at_start is not None and strategy.clock.train_exp_epochs == 0:
+            self.at_start(strategy)
+
+    def before_backward(self, strategy, **kwargs):
+        if self.at_loss is not None:
+            self.at_loss(strategy)
+
+
+def train(plugin, others=(), n_experiences=3, frozen=()):
+    torch.manual_seed(5)
+    model = toy_model()
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    strategy = make_naive(model, make_vcl(model.named_parameters()), plugin, *others)
+    torch.manual_seed(5)
+    for experience in toy_benchmark(n_experiences).train_stream:
+        strategy.train(experience)
+    return strategy
+
+
+def test_evcl_steps_follow_autograd():
+    """KL and elastic penalty by torch.distributions and autograd, two tasks after the first."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3, bias=False).double()
+    optimizer = BayesByBackprop(
+        model.parameters(),
+        ess=40.0,
+        lr=0.05,
+        std_init=0.2,
+        weight_decay=0.1,
+        inner="sgd",
+        importance_strength=3.0,
+    )
+    mean = model.weight.detach().clone().requires_grad_()
+    log_std = torch.full_like(mean, 0.2).log().detach().requires_grad_()
+    prior = Normal(torch.zeros_like(mean), torch.full_like(mean, (40.0 * 0.1) ** -0.5))
+    total = torch.zeros_like(mean)
+    for _ in range(3):
+        x, y = torch.randn(30, 5).double(), torch.randint(3, (30,))
+        for _ in range(10):
+            noise = torch.randn_like(mean)
+            with given_noise([noise]), optimizer.sampled_params():
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            loss = nn.functional.cross_entropy(x @ (mean + log_std.exp() * noise).T, y)
+            loss = loss + kl_divergence(Normal(mean, log_std.exp()), prior).sum() / 40
+            apart = (mean - prior.loc).square() + (log_std.exp() - prior.scale).square()
+            loss = loss + 1.5 * (total * apart).sum()
+            gradients = torch.autograd.grad(loss, [mean, log_std])
+            with torch.no_grad():
+                for value, gradient in zip((mean, log_std), gradients, strict=True):
+                    value -= 0.05 * gradient
+        torch.testing.assert_close(model.weight, mean, rtol=1e-8, atol=1e-10)
+        importance = torch.rand(3, 5).double()
+        optimizer.consolidate(importance={model.weight: importance})
+        total = total + importance
+        prior = Normal(mean.detach().clone(), log_std.detach().exp())
+
+
+def test_the_evcl_plugin_adds_up_exact_fishers_at_each_mean():
+    seen = []
+
+    def fisher_by_itself(strategy):
+        if strategy.clock.train_exp_counter > 0:
+            before = benchmark.train_stream[strategy.clock.train_exp_counter - 1]
+            seen.append(squared_example_gradients(strategy.model, [columns(before)]))
+
+    benchmark = toy_benchmark()
+    strategy = train(EVCLPlugin(strength=2.0), [Watch(at_start=fisher_by_itself)])
+    seen.append(squared_example_gradients(strategy.model, [columns(benchmark.train_stream[2])]))
+    assert len(seen) == 3
+    for name, p in strategy.model.named_parameters():
+        torch.testing.assert_close(
+            strategy.optimizer.state[p]["importance"], sum(f[name] for f in seen)
+        )
+
+
+def test_evcl_without_strength_is_vcl():
+    runs = [weights(train(plugin).model) for plugin in (EVCLPlugin(strength=0.0), VCLPlugin())]
+    assert same(*runs)
+    assert not same(runs[0], weights(train(EVCLPlugin(strength=5.0)).model))
+
+
+def test_a_bad_batch_size_of_the_fisher_pass_is_named_before_training():
+    with pytest.raises(ValueError, match="fisher_mb_size must be an integer >= 1, got 0"):
+        EVCLPlugin(fisher_mb_size=0)

@@ -1,0 +1,114 @@
+"""TD-VCL against VCL, and against the weighted sum of divergences."""
+
+import pytest
+import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.training.plugins import SupervisedPlugin
+from test_evcl import Watch, train
+from toys import make_naive, make_vcl, same, toy_benchmark, toy_model, weights
+
+from covon_avalanche import TDVCLPlugin, VCLPlugin
+from covon_avalanche.posterior.gaussian import kl, pool
+
+
+def test_weights_of_the_targets():
+    plugin = TDVCLPlugin(n_steps=4, decay=0.5)
+    plugin.posteriors.extend(range(9))
+    assert plugin.weights() == pytest.approx([8 / 15, 4 / 15, 2 / 15, 1 / 15])
+    plugin.decay = 1.0
+    assert plugin.weights() == pytest.approx([0.25] * 4)
+
+
+def test_one_step_without_replay_is_vcl():
+    one = train(TDVCLPlugin(n_steps=1))
+    assert same(weights(one.model), weights(train(VCLPlugin()).model))
+
+
+def test_the_prior_of_a_task_stands_for_the_weighted_sum_of_divergences():
+    """Gradients of KL to the prior in use, and of the sum over the past posteriors."""
+    plugin = TDVCLPlugin(n_steps=3, decay=0.7, replay_examples=0)
+    history, gradients = [], []
+
+    def compare(strategy):
+        optimizer, named = strategy.optimizer, dict(strategy.model.named_parameters())
+        current = optimizer.posterior if history else optimizer.prior
+        history.insert(0, current(named.items()))
+        used = history[:3]
+        powers = [0.7**k for k in range(len(used))]
+        q = pool(history[:1], [1.3])  # some Gaussian
+        q = type(q)({n: (m + 0.1).requires_grad_() for n, m in q.mean.items()}, dict(q.precision))
+        total = sum(w / sum(powers) * kl(q, p) for w, p in zip(powers, used, strict=True))
+        ours = kl(q, optimizer.prior(named.items()))
+        for name in named:
+            mean = q.mean[name]
+            pair = [torch.autograd.grad(k, mean, retain_graph=True)[0] for k in (total, ours)]
+            gradients.append(pair)
+
+    train(plugin, [Watch(at_start=compare)], n_experiences=4)
+    assert len(history) == 4
+    for expected, got in gradients:
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_frozen_layer_leaves_the_history_of_the_others():
+    plugin = TDVCLPlugin(n_steps=3, decay=0.5, replay_examples=0)
+    optimizer = train(plugin, n_experiences=2, frozen=["0.weight"]).optimizer
+    assert plugin.weights() == [4 / 7, 2 / 7, 1 / 7]
+    first, _, last = plugin.posteriors
+    assert not torch.equal(first.mean["0.bias"], last.mean["0.bias"])
+    assert torch.equal(first.mean["0.weight"], last.mean["0.weight"])
+    assert "0.weight" not in optimizer.posterior().mean
+
+
+def test_the_replayed_loss_has_the_weights_of_the_targets():
+    """With all stored examples in each step, the loss is known. The stored ones of a task stand
+    for all that it had."""
+    checked = []
+    stream = toy_benchmark(4, 96).train_stream
+    datasets = [e.dataset.subset(range(n)) for e, n in zip(stream, (96, 48, 64, 24), strict=True)]
+    plugin = TDVCLPlugin(
+        n_steps=3, decay=0.5, replay_tasks=2, replay_examples=20, replay_mb_size=20
+    )
+
+    def check(strategy):
+        if strategy.clock.train_iterations % 6 or not plugin._memory:
+            return
+        weight = plugin.weights()
+        criterion = strategy._criterion
+        expected = criterion(strategy.mb_output, strategy.mb_y)
+        torch.set_rng_state(state["now"])
+        sizes = [len(data) for data in datasets[: strategy.clock.train_exp_counter + 1]][::-1]
+        for i, (_, x, y, _) in enumerate(reversed(plugin._memory), start=1):
+            rows = torch.randint(20, (20,))
+            loss = criterion(strategy.model(x[rows]), y[rows])
+            expected = expected + sum(weight[i:]) * sizes[i] / sizes[0] * loss
+        torch.testing.assert_close(strategy.loss.squeeze(), expected)
+        checked.append(len(plugin._memory))
+
+    state = {}
+
+    class Before(SupervisedPlugin):
+        def before_backward(self, strategy, **kwargs):
+            state["now"] = torch.get_rng_state()
+
+    model = toy_model()
+    strategy = make_naive(
+        model, make_vcl(model.named_parameters()), Before(), plugin, Watch(at_loss=check)
+    )
+    for experience in benchmark_from_datasets(train=datasets).train_stream:
+        strategy.train(experience)
+    assert set(checked) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_steps": 0}, "n_steps must be an integer >= 1, got 0"),
+        ({"replay_mb_size": 1.5}, "replay_mb_size must be an integer >= 1, got 1.5"),
+        ({"decay": 0.0}, r"decay must be in \(0, 1\], got 0.0"),
+        ({"replay_tasks": -1}, "replay_tasks must be an integer >= 0, got -1"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        TDVCLPlugin(**options)

@@ -1,0 +1,99 @@
+"""Tables in Markdown, LaTeX, CSV and for the terminal."""
+
+import io
+import math
+import re
+
+import pandas as pd
+from made_up_results import made_up, made_up_comparison
+from rich.console import Console
+
+from covon_avalanche.report import comparisons, results_frame
+from covon_avalanche.report.tables import (
+    MISSING,
+    SHORT,
+    latex,
+    markdown,
+    markdown_table,
+    results_csv,
+    summary_csv,
+    terminal_table,
+)
+
+
+def cells(line):
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def test_markdown():
+    lines = markdown(comparisons(results_frame(made_up_comparison()))).splitlines()
+    heads = ["strategy", "A_T %", "p", "by image %", "BWT %", "forgetting %"]
+    assert cells(lines[0])[:6] == heads
+    assert cells(lines[2])[:4] == ["joint (ceiling)", "95.00 ± 0.00", MISSING, "95.00 ± 0.00"]
+    assert cells(lines[3])[:4] == ["**covon**", "**77.50 ± 2.50**", "best", "76.25 ± 3.75"]
+    assert cells(lines[4])[:2] == ["buffer (replay)", "75.00 ± 2.50"]
+    assert len({len(cells(line)) for line in lines[:6]}) == 1
+
+
+def test_the_short_table():
+    runs = [
+        made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]]),
+        made_up("naive", 0, [[0.9, 0.1], [0.3, 0.9]], kind="finetune", seconds=100.0),
+        made_up("covon", 1, [[0.9, 0.1], [0.9, 0.9]], seconds=3.0),
+        made_up("joint", 0, [None, [0.95, 0.95]], kind="joint"),
+    ]
+    (comparison,) = comparisons(results_frame(runs))
+    lines = markdown_table(comparison, SHORT).splitlines()
+    assert cells(lines[0]) == ["strategy", *SHORT]
+    assert cells(lines[3]) == ["**covon**", "**85.00 ± 7.07**", "-5.00 ± 7.07", "5.0", "5.0", "2"]
+    assert cells(lines[4]) == ["naive", "60.00", "-60.00", "200", "5.0", "1"]
+    extra = pd.DataFrame({"paper": "about 90"}, index=comparison.summary.index)
+    lines = markdown_table(comparison, ("BWT %",), extra).splitlines()
+    assert cells(lines[0]) == ["strategy", "BWT %", "paper"]
+    assert cells(lines[3]) == ["**covon**", "-5.00 ± 7.07", "about 90"]  # only A_T is bold
+    console = Console(file=io.StringIO(), width=90)
+    console.print(terminal_table(comparison))
+    assert "joint (ceiling)" in console.file.getvalue()
+    assert "85.00 ± 7.07" in console.file.getvalue()
+
+
+def test_latex():
+    runs = [*made_up_comparison(), made_up("a_b & c%\\", 0, [[0.5, 0.5]] * 2)]
+    text = latex(comparisons(results_frame(runs)))
+    columns = len(re.search(r"\\begin\{tabular\}\{(lr*)\}", text).group(1))
+    rows = [line for line in text.splitlines() if line.endswith(r" \\")]
+    assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {columns}
+    assert [text.count(f"\\{rule}rule") for rule in ("top", "mid", "bottom")] == [1, 1, 1]
+    assert r"strategy & $A_T$ (\%) &" in text
+    best = r"\textbf{covon} & \boldmath $77.50 \pm 2.50$ & best & $76.25 \pm 3.75$"
+    assert best in text
+    assert "$-15.00 \\pm 5.00$" in text  # a minus sign, not a hyphen
+    assert r"a\_b \& c\%\textbackslash" in text
+
+
+def test_csv():
+    found = comparisons(results_frame(made_up_comparison()))
+    table = pd.read_csv(io.StringIO(summary_csv(found)), index_col="strategy")
+    pd.testing.assert_frame_equal(table, found[0].summary, check_dtype=False, check_names=False)
+    table = pd.read_csv(io.StringIO(results_csv(found)))
+    index = ["strategy", "seed", "domains_learned", "domain"]
+    accuracy = table.set_index(index)[["accuracy", "images"]]
+    assert {
+        key: tuple(row) for key, row in zip(accuracy.index, accuracy.to_numpy(), strict=True)
+    } == {
+        (run.strategy, run.seed, t, i): (a, run.counts[i - 1])
+        for run in made_up_comparison()
+        for t, row in enumerate(run.accuracy, 1)
+        for i, a in enumerate(row or [], 1)
+    }
+    assert list(table.columns[:3]) == ["recipe", "stream", "evaluated"]
+
+
+def test_a_run_that_diverged_is_shown_and_sorted_last():
+    nan = math.nan
+    runs = [made_up("astray", 0, [[0.9, 0.1], [nan, nan]]), *made_up_comparison()[:3]]
+    lines = markdown(comparisons(results_frame(runs))).splitlines()
+    assert [cells(line)[0] for line in lines[2:6]] == [
+        "**covon**", "buffer (replay)", "naive", "astray",
+    ]  # fmt: skip
+    assert cells(lines[5])[1] == "nan"

@@ -1,0 +1,89 @@
+"""``StepArgs`` with random content, and what ``fast_step`` makes of them in float64."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from covon_avalanche.optim.checks import DeferredCheck
+from covon_avalanche.optim.covon import fast_step
+from covon_avalanche.optim.implementations import Rates, StepArgs, step
+
+SIZES = (1, 7, 1023, 1024, 1025, 16 * 1024 - 1, 16 * 1024, 2 * 16 * 1024 + 5)
+"""Around the CPU kernel's groups and tiles."""
+
+RATES = Rates(
+    ess=60.0, lr=0.1, beta1=0.9, rest2=0.01, correction=1.3, clip_radius=0.5, batch_size=17.0
+)
+
+
+def make_args(dtype, prior, *, sizes=SIZES, rates=RATES) -> list[StepArgs]:
+    """One parameter a size.
+
+    :param prior: ``"tensors"``, ``"numbers"`` or ``"centre"`` (a tensor for the mean only).
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(n):
+        return torch.randn(n, dtype=dtype, generator=generator)
+
+    def positive(n):
+        return torch.rand(n, dtype=dtype, generator=generator) + 0.1
+
+    return [
+        StepArgs(
+            name=f"p{i}",
+            number=i,
+            mean=normal(n),
+            sample=normal(n),
+            hess=positive(n),
+            prior_mean=0.0 if prior == "numbers" else normal(n),
+            prior_precision=positive(n) if prior == "tensors" else 0.4,
+            rates=rates,
+            grad=normal(n),
+            momentum=normal(n),
+            step=5,
+        )
+        for i, n in enumerate(sizes)
+    ]
+
+
+def expected(args: StepArgs, *, squared: bool, mc_samples: int) -> tuple[Tensor, ...]:
+    """Mean, momentum and hess after a step."""
+    wide = args._asdict()
+    wide = {k: v.double() if isinstance(v, Tensor) else v for k, v in wide.items()}
+    statistic, rates = wide["sample"], args.rates
+    if mc_samples == 1:
+        g = wide["grad"]
+        statistic = g**2 if squared else g * (statistic - wide["mean"])
+    mean, momentum, hess = fast_step(
+        wide["mean"],
+        statistic,
+        wide["grad"],
+        wide["momentum"],
+        wide["hess"],
+        wide["prior_mean"],
+        wide["prior_precision"],
+        # the i with which the correction is the given one
+        math.log(1 - 1 / rates.correction) / math.log(rates.beta1) if rates.beta1 else 1,
+        ess=rates.ess,
+        lr=rates.lr,
+        beta1=rates.beta1,
+        beta2=1 - rates.rest2,
+        debias=True,
+        clip_radius=rates.clip_radius,
+        hess_approx="gradsq" if squared else "reparam",
+        batch_size=rates.batch_size,
+    )
+    return mean, momentum, hess
+
+
+def largest_error(args, implementation, **kind) -> float:
+    """Of a step: the largest error, relative to the largest entry of each tensor."""
+    answers = [expected(a, **kind) for a in args]
+    step(args, implementation, deferred=DeferredCheck(), **kind)
+    return max(
+        ((got.double() - want).abs().max() / want.abs().max()).item()
+        for a, answer in zip(args, answers, strict=True)
+        for got, want in zip((a.mean, a.momentum, a.hess), answer, strict=True)
+    )

@@ -1,0 +1,93 @@
+"""Data sets of tensors and of images, and loaders for them, for tests of data loading."""
+
+import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.scenarios.task_aware import with_task_labels
+from avalanche.benchmarks.utils import (
+    AvalancheDataset,
+    _make_taskaware_classification_dataset,
+    _make_taskaware_tensor_classification_dataset,
+)
+from avalanche.benchmarks.utils.transform_groups import TransformGroups
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.supervised import Naive
+from torch import nn
+from torch.utils.data import Dataset
+
+from covon_avalanche import TensorBatches
+from covon_avalanche.streams import PermutedDigits
+
+
+class Pictures(Dataset):
+    """What a folder of images is: rows one by one, with a transform of its own."""
+
+    deterministic = True
+
+    def __init__(self, n=50, transform=None):
+        self.x = torch.randint(256, (n, 3, 4, 4), dtype=torch.uint8)
+        self.targets = torch.randint(3, (n,)).tolist()
+        self.transform = transform
+        self.fetched = 0
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        self.fetched += 1
+        x = self.x[index]
+        return (x if self.transform is None else self.transform(x)), self.targets[index]
+
+
+class Scale:
+    """A transform of one's own."""
+
+    deterministic = True
+
+    def __call__(self, x):
+        return x.float() / 255
+
+
+def digits():
+    return PermutedDigits(2, validation_size=100).train_stream[1].dataset
+
+
+def tensors(n=50, transform=None):
+    x, y = torch.randn(n, 6), torch.randint(3, (n,))
+    return _make_taskaware_tensor_classification_dataset(
+        x, y, task_labels=0, transform_groups={"train": (transform, None), "eval": (None, None)}
+    )
+
+
+def pictures(transform=None):
+    data = Pictures(transform=transform)
+    return _make_taskaware_classification_dataset(data, task_labels=0, targets=data.targets)
+
+
+def never_seen_to_change(x, seen=[0]):  # noqa: B006
+    """As a rare augmentation with a generator of its own: the probes do not notice it."""
+    seen[0] += 1
+    return x + 100 if seen[0] % 40 == 0 else x
+
+
+def wrapped(data, transform=None):
+    groups = TransformGroups({"train": (transform, None), "eval": (None, None)})
+    return AvalancheDataset([data], transform_groups=groups if transform else None)
+
+
+class FastNaive(TensorBatches, Naive):
+    pass
+
+
+def loader(kind, data, *, train=True, **options):
+    model = nn.Linear(1, 1)
+    made = kind(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_mb_size=8,
+        evaluator=EvaluationPlugin(),
+    )
+    made.experience = with_task_labels(benchmark_from_datasets(train=[data])).train_stream[0]
+    made.adapted_dataset = data
+    made.eval_mb_size = 8
+    (made.make_train_dataloader if train else made.make_eval_dataloader)(**options)
+    return made.dataloader

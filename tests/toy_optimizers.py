@@ -1,0 +1,82 @@
+"""Posterior optimizers with settings for small tests, and the noise they are given."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch import nn
+
+from covon_avalanche.optim import BayesByBackprop, CoVON
+
+
+def make_covon(parameters, seed: int = 0, **changes) -> CoVON:
+    """A CoVON with settings under which a few steps move everything visibly."""
+    options = dict(ess=100.0, lr=0.1, hess_init=0.5, weight_decay=0.01, gamma=0.7)
+    options |= dict(clip_radius=float("inf"), hess_approx="reparam", betas=(0.9, 0.998))
+    generator = torch.Generator().manual_seed(seed)
+    return CoVON(parameters, **{**options, "generator": generator, **changes})
+
+
+def train_step(optimizer, model, batch) -> float:
+    """One step of any posterior optimizer on a batch."""
+    x, y = batch
+    for _ in range(optimizer.mc_samples):
+        with optimizer.sampled_params():
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def make_vcl(parameters, seed: int = 0, **changes) -> BayesByBackprop:
+    """The same for BayesByBackprop."""
+    options = dict(ess=100.0, lr=0.01, std_init=0.1, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(seed)
+    return BayesByBackprop(parameters, **{**options, "generator": generator, **changes})
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of the parameters."""
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Whether two dicts of tensors are equal, bit by bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+class Antithetic:
+    """Draws +e and -e with e = +-1 for ``mc_samples=2``, so that averages over the pair are
+    exact expectations for quadratic losses. To be mixed into an optimizer class."""
+
+    def _draw(self, *arguments):
+        negated = self._record.count % 2 == 1
+        if not negated:
+            self._signs = []
+
+        def fill(out, key, number):
+            if negated:
+                return out.copy_(-self._signs.pop(0))
+            source = torch.Generator().manual_seed((key + number) % 2**63)
+            out.copy_(torch.randint(2, out.shape, generator=source).to(out) * 2 - 1)
+            self._signs.append(out.clone())
+            return out
+
+        with mock.patch("covon_avalanche.optim.noise.fill_normal_", fill):
+            return super()._draw(*arguments)
+
+
+@contextmanager
+def given_noise(tensors):
+    """Use these tensors as noise, in turn, then ones; ``cpu_kernel`` draws its own."""
+    left = iter(tensors)
+
+    def fill(out, key, number):
+        given = next(left, None)
+        return out.fill_(1) if given is None else out.copy_(given.reshape(out.shape))
+
+    with mock.patch("covon_avalanche.optim.noise.fill_normal_", fill):
+        yield
