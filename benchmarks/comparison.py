@@ -213,28 +213,28 @@ def ship_recipe(searched: Path, name: str, **replaced: str) -> None:
 
 def stored_trials(path: Path) -> pd.DataFrame:
     """The trials of a search: ``study``, ``number``, ``state``, ``value`` (A_T on validation
-    images, or NaN) and the settings.
+    images; NaN unless complete) and the settings.
 
     :param path: a journal of ``covon search``, or a ``search-STRATEGY.json`` of the scripts that
         searched ``permuted-digits`` and ``permuted-mnist-hard`` in version 0.1.
     """
     if path.suffix == ".json":
         stored = json.loads(path.read_text(encoding="utf-8"))
-        about = {"study": stored["strategy"], "state": "complete"}
         rows = [
-            {**about, "number": n, "value": t["value"], **t["settings"]}
-            | ({"state": t["state"]} if "state" in t else {})
-            for n, t in enumerate(stored["trials"])
+            {"study": stored["strategy"], "number": number, "state": trial.get("state", "complete")}
+            | {"value": trial["value"], **trial["settings"]}
+            for number, trial in enumerate(stored["trials"])
         ]
-        return pd.DataFrame(rows)
-    import optuna
-    from optuna.storages.journal import JournalFileBackend
+    else:
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
 
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path.resolve())))
-    rows = [
-        {"study": study.study_name, "number": trial.number, "state": trial.state.name.lower()}
-        | {"value": trial.value, **trial.params}
-        for study in optuna.get_all_study_summaries(storage)
-        for trial in optuna.load_study(study_name=study.study_name, storage=storage).trials
-    ]
-    return pd.DataFrame(rows)
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(path.resolve())))
+        rows = [
+            {"study": name, "number": trial.number, "state": trial.state.name.lower()}
+            | {"value": trial.value, **trial.params}
+            for name in optuna.get_all_study_names(storage)
+            for trial in optuna.load_study(study_name=name, storage=storage).trials
+        ]
+    trials = pd.DataFrame(rows)
+    return trials.assign(value=trials["value"].where(trials["state"] == "complete"))

@@ -2,10 +2,9 @@
 
     python benchmarks/implementations.py     # about 10 minutes
 
-CoVON with the settings of the recipe ``permuted-digits``, but a constant learning rate and one
-``hess_init``. On a CPU all implementations draw the same noise and differ in the order of
-additions. Results go to ``benchmarks/results/speed/accuracy.json``, the table to
-``docs/speed.md``.
+The ``covon`` of the recipe ``permuted-digits``. On a CPU all implementations draw the same noise
+and differ in the order of additions. Results go to ``benchmarks/results/speed/accuracy.json``,
+the table to ``docs/speed.md``.
 """
 
 from __future__ import annotations
@@ -17,41 +16,23 @@ from avalanche.training.plugins import EvaluationPlugin
 from comparison import RESULTS, write_measurement
 from speed_table import write_tables
 
-from covon_avalanche import CoVON, CoVONStrategy
 from covon_avalanche.evaluation import DomainMetrics
-from covon_avalanche.experiment.build import build_benchmark, build_model
-from covon_avalanche.experiment.recipe import load_recipe
+from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
+from covon_avalanche.experiment.epoch_log import EpochLog
+from covon_avalanche.experiment.recipe import Recipe, load_recipe
 
 IMPLEMENTATIONS = ("compiled", "foreach", "reference")
 SEEDS = range(30)
 
 
-def average_accuracy(implementation: str, seed: int, epochs: int | None = None) -> float:
-    """A_T on the test images.
-
-    :param epochs: per domain, instead of the recipe's.
-    """
-    recipe = load_recipe("permuted-digits")
-    settings = recipe.strategies["covon"]
+def average_accuracy(recipe: Recipe, implementation: str, seed: int) -> float:
+    """A_T on the test images."""
     benchmark = build_benchmark(recipe, seed=seed)
     torch.manual_seed(seed)
-    model = build_model(recipe.model, benchmark)
-    optimizer = CoVON(
-        model.named_parameters(),
-        **settings.only("lr", "ess", "weight_decay", "hess_init", "hess_approx", "gamma"),
-        betas=(0.9, settings.beta2),
-        clip_radius=settings.clip_radius,
-        implementation=implementation,
-    )
-    metrics = DomainMetrics()
-    strategy = CoVONStrategy(
-        model=model,
-        optimizer=optimizer,
-        train_mb_size=recipe.train_mb_size,
-        train_epochs=epochs or recipe.epochs,
-        eval_mb_size=recipe.eval_mb_size,
-        evaluator=EvaluationPlugin(metrics, loggers=[]),
-    )
+    model, metrics = build_model(recipe.model, benchmark), DomainMetrics()
+    evaluator = EvaluationPlugin(metrics, loggers=[])
+    strategy = build_strategy(recipe.strategies["covon"], recipe, model, evaluator, EpochLog())
+    strategy.optimizer.implementation = implementation
     for experience in benchmark.train_stream:
         strategy.train(experience)
     strategy.eval(benchmark.test_stream)
@@ -62,8 +43,9 @@ def main() -> None:
     """Measure and report."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    recipe = load_recipe("permuted-digits")
     rows = [
-        {"case": f"CoVON {name}", "a_t": [average_accuracy(name, seed) for seed in SEEDS]}
+        {"case": f"CoVON {name}", "a_t": [average_accuracy(recipe, name, seed) for seed in SEEDS]}
         for name in IMPLEMENTATIONS
     ]
     write_measurement(RESULTS / "speed/accuracy.json", rows, script="benchmarks/implementations.py")

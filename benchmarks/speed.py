@@ -33,7 +33,6 @@ import covon_avalanche
 
 RESULTS = Path(__file__).parent / "results" / "speed"
 HERE = Path(covon_avalanche.__file__).parents[1]
-BASELINE = {"fisher": "training epoch", "epoch": "loop over tensors"}
 AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "NUMBA_CPU_NAME": "haswell",
@@ -64,14 +63,11 @@ def requests(part: str, short: bool) -> list[Request]:
         return [{"model": model, "optimizers": named} for model in models]
     if part == "epoch":
         return [{"examples": 6_000 if short else 60_000}]
-    if part == "run":
-        return [{"arguments": ["--seeds", "0", *(["--epochs", "1"] if short else [])]}]
-    models = ["MLP 784-100-100-10", "SqueezeNet 1.1, 96 px"]
-    return [{"model": model} for model in (models[:1] if short else models)]
+    return [{"arguments": ["--seeds", "0", *(["--epochs", "1"] if short else [])]}]
 
 
-PARTS = ("step", "noise", "train", "epoch", "run", "fisher")
-SHORT = ("step", "train", "epoch", "fisher")
+PARTS = ("step", "noise", "train", "epoch", "run")
+SHORT = ("step", "train", "epoch")
 
 
 class Worker:
@@ -130,7 +126,7 @@ def measure_group(
             value = workers[code].ask(case=name, repeats=repeats[name])
             timed.append({"round": number, "case": name, "code": code, "seconds": value})
     rounds = pd.DataFrame(timed).pivot(index="round", columns=["code", "case"], values="seconds")
-    after, baseline = rounds["after"], BASELINE.get(part, names[0])
+    after, baseline = rounds["after"], names[0]
     found = pd.DataFrame({"seconds": after.median()})
     found["ratio"] = after.div(after[baseline], axis=0).median()
     if "before" in workers:

@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import covon_avalanche
 from covon_avalanche import CoVON
@@ -244,43 +244,12 @@ def run(arguments: list[str]) -> Cases:
     return {"covon run permuted-digits": command}
 
 
-def fisher(model: str) -> Cases:
-    """Fisher information, against an epoch of training on the same batches."""
-    from torchvision.models import squeezenet1_1
-
-    try:
-        from covon_avalanche.posterior import fisher as module
-    except ImportError:  # version 0.1
-        from covon_avalanche import fisher as module  # type: ignore[no-redef]
-
-    torch.manual_seed(0)
-    if model == "MLP 784-100-100-10":
-        network, x = _mlp(), torch.randn(20_000, 784).split(256)
-    else:
-        network, x = squeezenet1_1(num_classes=10), torch.randn(256, 3, 96, 96).split(32)
-    batches: list[tuple[Tensor, Tensor]] = [(part, torch.randint(10, (len(part),))) for part in x]
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-5, fused=True)
-
-    def training_epoch() -> None:
-        for inputs, labels in batches:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(network(inputs), labels).backward()
-            optimizer.step()
-
-    return {
-        "training epoch": training_epoch,
-        "exact Fisher": lambda: module.squared_example_gradients(network, batches),
-        "batch Fisher": lambda: module.squared_batch_gradients(network, batches),
-    }
-
-
 PARTS: dict[str, Callable[..., Cases]] = {
     "step": step,
     "noise": noise,
     "train": train,
     "epoch": epoch,
     "run": run,
-    "fisher": fisher,
 }
 
 

@@ -1,8 +1,6 @@
 """Finding results, and what differs between two."""
 
-import importlib
 import math
-from pathlib import Path
 
 import pytest
 from made_up_results import made_up
@@ -10,9 +8,7 @@ from typer.testing import CliRunner
 
 from covon_avalanche import accuracy_matrix, load_results
 from covon_avalanche.cli import app
-from covon_avalanche.experiment.recipe import choose, load_recipe
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import settings_of
 from covon_avalanche.report.results import read_results, results_frame
 
 
@@ -136,30 +132,3 @@ def test_results_of_the_first_schema_can_be_read(tmp_path):
     old = new.model_copy(update={"schema_version": 1}).model_dump_json(exclude=later)
     (tmp_path / "r.json").write_text(old)
     assert Result.load(tmp_path / "r.json").average_accuracy == new.average_accuracy
-
-
-@pytest.mark.parametrize(
-    ("changes", "missing"),
-    [
-        ([], []),
-        (['title="another"'], []),
-        (["epochs=3"], ["finetune", "covon"]),
-        (["strategies.covon.lr=0.5"], ["covon"]),
-    ],
-)
-def test_comparisons_measure_what_they_have_of_other_settings_again(
-    changes, missing, tmp_path, monkeypatch
-):
-    """Stored results of a recipe lack what has become known since and has its default."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    comparison = importlib.import_module("comparison")
-    recipe, runs, jobs = load_recipe("permuted-digits"), [], []
-    for name in ("finetune", "covon"):
-        settings = settings_of(recipe, name)
-        del settings["device"], settings["workers"]
-        runs.append(made_up(name, 0, [[0.5]]).model_copy(update={"settings": settings}))
-    (tmp_path / "stored.jsonl").write_text("".join(r.model_dump_json() + "\n" for r in runs))
-    monkeypatch.setattr(comparison, "run_grid", lambda recipe, found, *_, **__: jobs.extend(found))
-    today = choose(load_recipe("permuted-digits", changes), "finetune,covon")
-    comparison.run_missing(today, [0], tmp_path / "stored.jsonl")
-    assert [job.strategy for job in jobs] == missing

@@ -1,0 +1,151 @@
+"""Running what is missing, storing it, and tables in pages."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from made_up_results import made_up
+
+from covon_avalanche.experiment.recipe import choose, load_recipe
+from covon_avalanche.experiment.run_folder import settings_of
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def comparison(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import comparison
+
+    @contextmanager
+    def pool(processes):
+        with ThreadPoolExecutor(processes) as threads:
+            yield threads
+
+    monkeypatch.setattr(comparison, "worker_pool", pool)
+    return comparison
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ([], []),
+        (['title="another"'], []),
+        (["epochs=3"], ["finetune", "covon"]),
+        (["strategies.covon.lr=0.5"], ["covon"]),
+    ],
+)
+def test_results_with_other_settings_are_measured_again(
+    changes, missing, tmp_path, monkeypatch, comparison
+):
+    """Stored results lack settings that are newer than they are and have their defaults."""
+    recipe, runs, specs = load_recipe("permuted-digits"), [], []
+    for name in ("finetune", "covon"):
+        settings = settings_of(recipe, name)
+        del settings["device"], settings["workers"]
+        runs.append(made_up(name, 0, [[0.5]]).model_copy(update={"settings": settings}))
+    (tmp_path / "stored.jsonl").write_text("".join(r.model_dump_json() + "\n" for r in runs))
+    monkeypatch.setattr(comparison, "run_grid", lambda recipe, found, *_, **__: specs.extend(found))
+    today = choose(load_recipe("permuted-digits", changes), "finetune,covon")
+    comparison.run_recipe(today, [0], tmp_path / "stored.jsonl")
+    assert [spec.strategy for spec in specs] == missing
+
+
+def test_a_result_is_stored_without_its_epochs_in_the_recipes_order(
+    tmp_path, monkeypatch, comparison
+):
+    def run_grid(recipe, specs, *_, on_end, **__):
+        for spec in reversed(specs):
+            on_end(comparison.Outcome(spec, made_up(*spec, [[0.5]])))
+        on_end(comparison.Outcome(specs[0], error="diverged"))
+
+    monkeypatch.setattr(comparison, "run_grid", run_grid)
+    recipe = choose(load_recipe("permuted-digits"), "finetune,covon")
+    comparison.run_recipe(recipe, [0, 1], tmp_path / "stored.jsonl")
+    stored = comparison.read_cases(tmp_path / "stored.jsonl")
+    assert [(row["strategy"], row["seed"]) for row in stored] == [
+        ("finetune", 0),
+        ("finetune", 1),
+        ("covon", 0),
+        ("covon", 1),
+    ]
+    assert all(row["epochs"] == [] for row in stored)
+
+
+def test_only_missing_cases_are_measured_and_stored_with_where(tmp_path, comparison):
+    file, measured = tmp_path / "cases.jsonl", []
+    file.write_text(json.dumps({"name": "a", "lr": 1, "value": 0}) + "\n")
+
+    def measure(case, factor):
+        measured.append(case["name"])
+        return {"value": factor * case["lr"]}
+
+    cases = [{"name": "a", "lr": 2}, {"name": "b", "lr": 3}]
+    for _ in range(2):
+        comparison.run_cases(cases, ["name"], measure, file, 10, processes=1)
+    assert measured == ["b"]
+    old, new = comparison.read_cases(file)
+    assert old["value"] == 0
+    assert new["value"] == 30
+    assert new["machine"]["cores"] > 0
+    assert "torch" in new["versions"]
+
+
+def test_a_part_of_a_page_is_replaced_between_its_markers(tmp_path, comparison):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- results: x -->\nold\n<!-- end of results -->\nb\n")
+    comparison.replace_part(page, "x", "new\n")
+    assert page.read_text() == "a\n<!-- results: x -->\n\nnew\n\n<!-- end of results -->\nb\n"
+    with pytest.raises(ValueError, match="has no <!-- results: y -->"):
+        comparison.replace_part(page, "y", "new")
+
+
+def test_tables(comparison):
+    table = pd.DataFrame({"name": ["a"], "value": ["1.50"]})
+    assert comparison.markdown(table).splitlines()[-1] == "| a      |    1.50 |"
+    assert comparison.mean_and_std(pd.Series([1.0, 3.0])) == "2.00 ± 1.41"
+    assert comparison.mean_and_std(pd.Series([1.0])) == "1.00"
+
+
+@pytest.mark.parametrize(
+    ("file", "trials", "best"),
+    [
+        ("permuted-digits/search-covon.json", 60, 0.8992),
+        ("permuted-mnist-hard/search-covon.json", 8, 0.9472),
+        ("pacs/trials.journal", 81, 0.8443),
+    ],
+)
+def test_stored_trials_can_be_read(file, trials, best, comparison):
+    found = comparison.stored_trials(comparison.RESULTS / file)
+    assert len(found) == trials
+    assert found["value"].max() == pytest.approx(best, abs=1e-4)
+    winner = found.loc[found["value"].idxmax()]
+    assert winner["state"] == "complete"
+    assert winner["lr"] > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["permuted-digits/results", "permuted-mnist-hard/results", "pacs/forward", "pacs/reverse"],
+)
+def test_stored_results_are_of_one_comparison(name, comparison):
+    found = comparison.compared(comparison.RESULTS / f"{name}.jsonl")
+    assert found.best in ("covon", "covon-gradsq", "covon-inputs")
+    assert found.runs["average_accuracy"].between(0, 1).all()
+    assert comparison.origin(found.runs).startswith("Mean ± standard deviation over")
+
+
+def test_a_searched_recipe_is_shipped_with_replaced_lines(tmp_path, monkeypatch, comparison):
+    monkeypatch.setattr(comparison, "ROOT", tmp_path)
+    (tmp_path / "covon_avalanche/experiment/recipes").mkdir(parents=True)
+    searched = tmp_path / "results"
+    searched.mkdir()
+    best = (comparison.RESULTS / "pacs/best.toml").read_text()
+    (searched / "best.toml").write_text(best)
+    comparison.ship_recipe(searched, "shipped", weights='"default"')
+    recipe = load_recipe(str(tmp_path / "covon_avalanche/experiment/recipes/shipped.toml"))
+    assert recipe.model.weights == "default"
+    assert recipe.strategies["covon-inputs"].merge == "regmean"
