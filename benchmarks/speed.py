@@ -105,7 +105,7 @@ def measure_group(
     """Time the cases of a group in turns.
 
     :param workers: ``after`` and, if there are two versions, ``before``.
-    :param seconds: about how long a case is timed.
+    :param seconds: about how long a case is timed, on average.
     :return: a row per case: ``seconds`` and ``ratio`` (to the first case); with two versions
         ``before_seconds``, ``before_ratio``, and ``change``, which is after / before.
     """
@@ -114,14 +114,14 @@ def measure_group(
     }
     names = [name for name in built["after"] if all(name in known for known in built.values())]
     jobs = [(name, code) for name in names for code in workers]
-    repeats, slowest = dict.fromkeys(names, 1), math.inf if part == "run" else 0.0
+    repeats, once = dict.fromkeys(names, 1), {}
     for name, code in jobs if part != "run" else []:
         workers[code].ask(case=name, repeats=1)  # compiles
-        once = workers[code].ask(case=name, repeats=1)
-        repeats[name] = max(repeats[name], round(BLOCK / once))
-        slowest = max(slowest, once * repeats[name])
+        once[name, code] = workers[code].ask(case=name, repeats=1)
+        repeats[name] = max(repeats[name], round(BLOCK / once[name, code]))
+    round_seconds = sum(repeats[name] * value for (name, _), value in once.items()) or math.inf
     timed = []
-    for number in range(min(31, max(3, round(seconds / slowest)))):
+    for number in range(min(31, max(3, round(seconds * len(jobs) / round_seconds)))):
         for name, code in jobs if number % 2 else reversed(jobs):
             value = workers[code].ask(case=name, repeats=repeats[name])
             timed.append({"round": number, "case": name, "code": code, "seconds": value})
@@ -145,13 +145,13 @@ def measure_group(
 
 
 def measure(
-    workers: dict[str, Worker], part: str, threads: list[int], short: bool
+    workers: dict[str, Worker], part: str, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """All groups of a part; of a case that several groups have, the first."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for count in threads if part == "step" else threads[:1]:
-        for group in requests(part, short):
-            for row in measure_group(workers, part, count, group, 1.0 if short else 8.0):
+    for threads in options.threads if part == "step" else options.threads[:1]:
+        for group in requests(part, options.short):
+            for row in measure_group(workers, part, threads, group, options.seconds):
                 key = (row["model"], row["threads"], row["case"])
                 if key not in rows:
                     rows[key] = row
@@ -163,12 +163,14 @@ def main() -> None:
     """Measure, store, write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="small cases; stores nothing")
+    parser.add_argument("--seconds", type=float, help="per case; default 8, with --short 1")
     parser.add_argument("--only", choices=PARTS, nargs="+", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--threads", type=int, nargs="+", default=[1], help="of steps; default 1")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="of an older version")
     parser.add_argument("--isa", choices=["avx2"], help="emulate a processor with AVX2 only")
     parser.add_argument("--table", action="store_true", help="write docs/speed.md, measure nothing")
     options = parser.parse_args()
+    options.seconds = options.seconds or (1.0 if options.short else 8.0)
     if not options.table:
         measure_all(options)
     if not options.short:
@@ -186,7 +188,7 @@ def measure_all(options: argparse.Namespace) -> None:
         workers = {code: Worker(path, environment) for code, path in checkouts.items()}
         for part in options.only or (SHORT if options.short else PARTS):
             start = time.perf_counter()
-            rows = measure(workers, part, options.threads, options.short)
+            rows = measure(workers, part, options)
             print(f"{part}: {time.perf_counter() - start:.0f} s", flush=True)
             if options.short:
                 continue
