@@ -60,34 +60,41 @@ METHODS: dict[str, tuple[Any, Callable[[Params], Any]]] = {
 }
 
 
-class Start(SupervisedPlugin):
-    """The first plugin: starts the clock of an iteration, and of what follows the epochs."""
+class Clock(SupervisedPlugin):
+    """Times iterations, and what follows the last epoch; the first plugin of a strategy.
 
-    def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        """Start."""
-        self.iteration = time.perf_counter()
+    Its ``stop`` is the last one.
+    """
 
-    def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        """Start; the last epoch's is the one that counts."""
-        self.end = time.perf_counter()
-
-
-class Stop(SupervisedPlugin):
-    """The last plugin: stops the clocks."""
-
-    def __init__(self, start: Start) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.start = start
+        self.stop = Stop(self)
         self.iterations: list[float] = []
         self.ends: list[float] = []
 
+    def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        """Start."""
+        self.since = time.perf_counter()
+
+    def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        """Start; the last epoch's is the one that counts."""
+        self.since = time.perf_counter()
+
+
+class Stop(SupervisedPlugin):
+    """Stops a clock after all plugins between."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        """Stop."""
-        self.iterations.append(time.perf_counter() - self.start.iteration)
+        """Note an iteration."""
+        self.clock.iterations.append(time.perf_counter() - self.clock.since)
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Stop."""
-        self.ends.append(time.perf_counter() - self.start.end)
+        """Note the end of a task."""
+        self.clock.ends.append(time.perf_counter() - self.clock.since)
 
 
 def run_tasks(
@@ -96,8 +103,7 @@ def run_tasks(
     """Train through the tasks."""
     kind, make_optimizer = METHODS[name]
     data = [_make_taskaware_tensor_classification_dataset(x, y, task_labels=0) for x, y in tasks]
-    start, memory = Start(), MemoryFootprint()
-    stop = Stop(start)
+    clock, memory = Clock(), MemoryFootprint()
     own = [EWCPlugin(ewc_lambda=1.0)] if name == "EWC (Avalanche)" else []
     strategy = kind(
         model=model,
@@ -105,16 +111,17 @@ def run_tasks(
         criterion=nn.CrossEntropyLoss(),
         train_mb_size=mb_size,
         train_epochs=epochs,
-        plugins=[start, *own, memory, stop],
+        plugins=[clock, *own, memory, clock.stop],
         evaluator=EvaluationPlugin(),
     )
     row: Row = {"case": name, "batch": mb_size, "batch_seconds": [], "memory": []}
     for experience in with_task_labels(benchmark_from_datasets(train=data)).train_stream:
-        first = len(stop.iterations)
+        first = len(clock.iterations)
         strategy.train(experience)
-        row["batch_seconds"].append(statistics.median(stop.iterations[first + 1 :]))
+        row["batch_seconds"].append(statistics.median(clock.iterations[first + 1 :]))
         row["memory"].append(memory.ratio)
-    return {**row, "end_seconds": stop.ends}
+    print(row, flush=True)
+    return {**row, "end_seconds": clock.ends}
 
 
 def growth(tasks: int = 10, examples: int = 4_000) -> list[Row]:
@@ -126,7 +133,6 @@ def growth(tasks: int = 10, examples: int = 4_000) -> list[Row]:
         torch.manual_seed(0)
         layers = [nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU()]
         rows.append(run_tasks(name, nn.Sequential(*layers, nn.Linear(100, 10)), data, 4, 256))
-        print(rows[-1], flush=True)
     return rows
 
 
@@ -140,7 +146,6 @@ def vit() -> list[Row]:
     rows = []
     for name in ("finetune", "EWC (Avalanche)", "EWC*", "Ada-Reg", "CoVON"):
         rows.append(run_tasks(name, vit_b_16(num_classes=345), data, 1, 8))
-        print(rows[-1], flush=True)
     return rows
 
 
