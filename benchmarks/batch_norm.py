@@ -1,46 +1,40 @@
-"""What batch norm's running statistics are worth after a merge: permuted digits and MNIST.
+"""What re-estimating batch norm's running statistics after a merge is worth: digits and MNIST.
 
     python benchmarks/batch_norm.py --dataset-root DATA
 
 An MLP with two hidden layers of 100 units, with batch norm, learns five permutations with the
-package's defaults, ``ess`` the number of images: of the digits 20 epochs each, ten seeds, of MNIST
-three epochs, three seeds. Once the plugin estimates the statistics anew after each merge, as it
-does; once they stay as training has left them. Rows go to ``benchmarks/results/batch-norm.json`` as
-they come; what is there is not run again. DATA has ``MNIST/raw``.
+package's defaults and ``ess`` the number of images: of the digits for 20 epochs each, ten seeds; of
+MNIST for three epochs, three seeds. Once the plugin re-estimates the statistics after each merge
+(``"statistics anew"``), as it does; once they stay as training has left them. Rows go to
+``benchmarks/results/batch-norm.jsonl``; ``README.md`` quotes them.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import product
-from statistics import mean, stdev
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from unittest import mock
 
+import pandas as pd
 import torch
 from avalanche.training.plugins import EvaluationPlugin
-from avalanche.training.supervised import Naive
-from comparison import ROOT
+from comparison import RESULTS, Case, arguments, markdown, mean_and_std, read_cases, run_cases
 from torch import nn
 
-from covon_avalanche import CoVON, CoVONPlugin, TensorBatches
-from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche import CoVON, CoVONStrategy
 from covon_avalanche.evaluation import DomainMetrics
-from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.merging import rule
 from covon_avalanche.streams import PermutedDigits, PermutedMNIST
 
-FILE = ROOT / "benchmarks/results/batch-norm.json"
+FILE = RESULTS / "batch-norm.jsonl"
 METHODS: dict[str, dict[str, Any]] = {"covon": {}, "covon, gamma 0.5": {"gamma": 0.5}}
+KEY = ("stream", "method", "statistics anew")
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """A stream, and how it is learned."""
 
     stream: Callable[..., Any]
@@ -64,17 +58,17 @@ def network(pixels: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(100, 10))
 
 
-def average_accuracy(setting: Setting, method: str, seed: int, options: dict[str, Any]) -> float:
+def average_accuracy(setting: Setting, method: str, seed: int, root: Path | None) -> float:
     """A_T on the test images."""
+    options = {} if root is None else {"dataset_root": root}
     benchmark = setting.stream(n_experiences=5, seed=seed, **options)
     torch.manual_seed(seed)
     model, metrics = network(setting.pixels), DomainMetrics()
     ess = len(benchmark.train_stream[0].dataset)
-    strategy = FastNaive(
+    strategy = CoVONStrategy(
         model=model,
         optimizer=CoVON(model.named_parameters(), ess=ess, **METHODS[method]),
         criterion=nn.CrossEntropyLoss(),
-        plugins=[CoVONPlugin()],
         train_mb_size=setting.mb_size,
         train_epochs=setting.epochs,
         eval_mb_size=256,
@@ -86,33 +80,27 @@ def average_accuracy(setting: Setting, method: str, seed: int, options: dict[str
     return metrics.matrix.average_accuracy()
 
 
-class FastNaive(TensorBatches, Naive):
-    """Fetches its batches from tensors."""
+def measure(case: Case, root: Path) -> Case:
+    """A_T in percent, by seed."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    setting = SETTINGS[case["stream"]]
+    given = root if "MNIST" in case["stream"] else None
+    layers = rule.trained_batch_norms if case["statistics anew"] else lambda model: []
+    with mock.patch.object(rule, "trained_batch_norms", layers):
+        seeds = range(setting.seeds)
+        values = [average_accuracy(setting, case["method"], seed, given) for seed in seeds]
+    return {"a_t": [100 * value for value in values]}
 
 
 def main() -> None:
-    """Measure what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dataset-root", help="has MNIST/raw")
-    root = parser.parse_args().dataset_root
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    rows = json.loads(FILE.read_text())["rows"] if FILE.exists() else []
-    for (stream, setting), method, anew in product(SETTINGS.items(), METHODS, (True, False)):
-        row = {"stream": stream, "method": method, "statistics anew": anew}
-        if any(row.items() <= known.items() for known in rows):
-            continue
-        options = {"dataset_root": root} if "MNIST" in stream else {}
-        kept = mock.patch.object(rule, "trained_batch_norms", return_value=[])
-        with nullcontext() if anew else kept:
-            values = [
-                100 * average_accuracy(setting, method, seed, options)
-                for seed in range(setting.seeds)
-            ]
-        rows.append({**row, "a_t": values})
-        print(row, f"{mean(values):.2f} ± {stdev(values):.2f}", flush=True)
-        found = {"rows": rows, "machine": machine(), "versions": versions()}
-        write_atomically(FILE, json.dumps(found, indent=1) + "\n")
+    """Run and print."""
+    given = arguments(__doc__)
+    if not given.report:
+        cases = [dict(zip(KEY, c, strict=True)) for c in product(SETTINGS, METHODS, (True, False))]
+        run_cases(cases, KEY, measure, FILE, given.dataset_root, processes=given.jobs)
+    table = pd.DataFrame(read_cases(FILE))[[*KEY, "a_t"]]
+    print(markdown(table.assign(a_t=[mean_and_std(pd.Series(v)) for v in table["a_t"]]), left=3))
 
 
 if __name__ == "__main__":

@@ -1,91 +1,184 @@
-"""What the comparisons share: results stored as they come, and pages with generated parts."""
+"""Run what is missing of a comparison, store results as they come, and write tables into pages.
+
+Results are lines of a ``.jsonl`` file, one per run or case; :func:`write_measurement` stores
+timings, which are always measured together, as one ``.json`` file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import argparse
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import as_completed
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import torch
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid
+from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import decisive, settings_of, settings_today
 from covon_avalanche.experiment.run_options import RunOptions
-from covon_avalanche.experiment.worker_pool import default_processes
+from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
 from covon_avalanche.report import Comparison, comparisons, load_results
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
+Case = dict[str, Any]
 
 
-def stored_results(file: Path) -> list[Result]:
-    """What has been measured so far, one result a line."""
-    if not file.exists():
-        return []
-    return [Result.model_validate_json(line) for line in file.read_text().splitlines()]
+def arguments(doc: str, *positional: str) -> argparse.Namespace:
+    """The command line of a script whose results are stored.
+
+    :param positional: names of the parts that it can run; all by default.
+    """
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    if positional:
+        parser.add_argument("parts", nargs="*", choices=[[], *positional], metavar="PART")
+    parser.add_argument("--report", action="store_true", help="from stored results only")
+    parser.add_argument("--dataset-root", type=Path, help="the folder with MNIST, PACS, weights")
+    parser.add_argument("--jobs", type=int, help="parallel runs; one per core by default")
+    parser.add_argument(
+        "--write-recipe", action="store_true", help="make the best settings the shipped recipe"
+    )
+    return parser.parse_args()
 
 
-def run_missing(
+# Running -----------------------------------------------------------------------------------
+
+
+def run_recipe(
     recipe: Recipe,
     seeds: Iterable[int],
     file: Path,
-    dataset_root: str | None = None,
+    dataset_root: Path | None = None,
     processes: int | None = None,
 ) -> None:
-    """Measure what is missing, seed by seed, storing each result as it comes.
+    """Run what is missing of a recipe, and store each result when it is there.
 
-    A stored result of other settings than the recipe's, names aside, is measured again. Runs that
-    are interrupted go on from their folders in ``runs``.
+    A stored result with other settings than the recipe's is replaced. Interrupted runs are
+    resumed from their folders in ``runs``.
+
+    :param file: ``.jsonl``; see :func:`~covon_avalanche.load_results`.
     """
     wanted = {name: decisive(settings_of(recipe, name)) for name in recipe.strategies}
-    have = {
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    stored = {
         (r.strategy, r.seed): r
-        for r in stored_results(file)
+        for r in map(Result.model_validate_json, lines)
         if decisive(settings_today(r.settings)) == wanted.get(r.strategy)
     }
-    jobs = [RunSpec(s, seed) for seed in seeds for s in wanted if (s, seed) not in have]
-    order = {name: i for i, name in enumerate(wanted)}
+    order = list(wanted)
 
-    def store(event: Outcome) -> None:
-        if event.error is not None:
-            print(f"{event.spec}: {event.error}", flush=True)
-        if event.result is None:
+    def store(outcome: Outcome) -> None:
+        if outcome.result is None:
+            print(f"{outcome.spec}: {outcome.error}", flush=True)
             return
-        # What each epoch did stays in the run's folder: it is nine tenths of a result.
-        have[event.spec.strategy, event.spec.seed] = event.result.model_copy(update={"epochs": []})
-        keys = sorted(have, key=lambda k: (order[k[0]], k[1]))
-        write_atomically(file, "".join(have[key].model_dump_json() + "\n" for key in keys))
-        print(f"{event.spec}: {100 * event.result.average_accuracy:.2f} %", flush=True)
+        # The epochs stay in the run's folder: they are nine tenths of a result.
+        stored[outcome.spec] = outcome.result.model_copy(update={"epochs": []})
+        keys = sorted(stored, key=lambda key: (order.index(key[0]), key[1]))
+        write_atomically(file, "".join(stored[key].model_dump_json() + "\n" for key in keys))
+        print(f"{outcome.spec}: {100 * outcome.result.average_accuracy:.2f} %", flush=True)
 
     run_grid(
         recipe,
-        jobs,
+        [RunSpec(name, seed) for seed in seeds for name in wanted if (name, seed) not in stored],
         ROOT / "runs" / recipe.name,
-        RunOptions(dataset_root=None if dataset_root is None else Path(dataset_root)),
+        RunOptions(dataset_root=dataset_root),
         processes=processes or default_processes(recipe.device),
         on_end=store,
     )
 
 
+def read_cases(file: Path) -> list[Case]:
+    """The stored lines, as dictionaries."""
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def run_cases(
+    cases: Iterable[Case],
+    key: Sequence[str],
+    measure: Callable[..., Case],
+    file: Path,
+    *arguments: Any,
+    processes: int | None = None,
+) -> None:
+    """Measure the cases that are missing, and store each when it is there.
+
+    :param key: which entries of a case tell whether it is stored.
+    :param measure: called in another process with the case and ``arguments``; what it returns is
+        stored with the case, the versions and the machine.
+    """
+    rows = read_cases(file)
+    known = [[row[name] for name in key] for row in rows]
+    missing = [case for case in cases if [case[name] for name in key] not in known]
+    with worker_pool(processes or default_processes("cpu")) as pool:
+        futures = {pool.submit(_measure, measure, case, *arguments): case for case in missing}
+        for future in as_completed(futures):
+            rows.append(futures[future] | future.result())
+            write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
+            print({name: rows[-1][name] for name in key}, flush=True)
+
+
+def _measure(measure: Callable[..., Case], case: Case, *arguments: Any) -> Case:
+    return {**measure(case, *arguments), "versions": versions(), "machine": machine()}
+
+
+def tensors_of(dataset: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """All images and labels of a dataset."""
+    rows = [dataset[i] for i in range(len(dataset))]
+    return torch.stack([row[0] for row in rows]), torch.tensor([int(row[1]) for row in rows])
+
+
+def write_measurement(file: Path, rows: Any, **about: Any) -> None:
+    """Store rows that were measured together, with versions, machine and what else is given."""
+    found = {**about, "versions": versions(), "machine": machine(), "rows": rows}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, json.dumps(found, indent=1) + "\n")
+    print(f"stored in {file}")
+
+
+# Tables ------------------------------------------------------------------------------------
+
+
 def compared(file: Path) -> Comparison:
-    """Stored results of one recipe."""
+    """The stored results of a recipe."""
     (comparison,) = comparisons(load_results(file))
     return comparison
 
 
 def origin(runs: pd.DataFrame) -> str:
-    """How many seeds, which versions, what machine."""
+    """The number of seeds, the versions and the machines."""
     machines = runs["machine"].map(lambda m: f"{m['cores']} cores ({m['processor']})")
     names = runs.groupby(machines)["strategy"].unique()
     most, *others = names.map(len).sort_values(ascending=False, kind="stable").index
     rest = "".join(f"; {', '.join(names[machine])}: {machine}" for machine in others)
-    versions = runs["versions"].iloc[0]
+    found = runs["versions"].iloc[0]
     return (
-        f"Mean ± standard deviation over {runs['seed'].nunique()} seeds; torch "
-        f"{versions['torch']}, avalanche-lib {versions['avalanche-lib']}, one thread a run, "
-        f"{most}{rest}."
+        f"Mean ± standard deviation over {runs['seed'].nunique()} seeds; torch {found['torch']}, "
+        f"avalanche-lib {found['avalanche-lib']}, one thread per run, {most}{rest}."
     )
+
+
+def markdown(table: pd.DataFrame, left: int = 1) -> str:
+    """A table in Markdown, without its index.
+
+    :param left: so many columns are aligned to the left, the others to the right.
+    """
+    alignment = ["left"] * left + ["right"] * (len(table.columns) - left)
+    return str(table.to_markdown(index=False, disable_numparse=True, colalign=alignment))
+
+
+def mean_and_std(values: pd.Series, digits: int = 2) -> str:
+    """``mean ± standard deviation``, or the value itself if it is the only one."""
+    mean = f"{values.mean():.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {values.std():.{digits}f}"
 
 
 def replace_part(page: Path, script: str, text: str) -> None:
@@ -95,4 +188,53 @@ def replace_part(page: Path, script: str, text: str) -> None:
     _, closed, after = rest.partition(end)
     if not (found and closed):
         raise ValueError(f"{page} has no {start.strip()} ... {end.strip()}")
-    write_atomically(page, f"{before}{start}\n{text}\n{end}{after}")
+    write_atomically(page, f"{before}{start}\n{text.strip()}\n\n{end}{after}")
+
+
+# Searches ----------------------------------------------------------------------------------
+
+
+def ship_recipe(searched: Path, name: str, **replaced: str) -> None:
+    """Make the best settings of ``covon search`` a shipped recipe.
+
+    :param searched: the folder with ``best.toml``.
+    :param replaced: lines to replace, by key: ``weights='"default"'``.
+    """
+    lines = [
+        f"# The best settings of covon search; all trials are in {searched.relative_to(ROOT)}.",
+        "# Written by a script in benchmarks; do not edit.",
+    ]
+    for line in (searched / "best.toml").read_text(encoding="utf-8").splitlines():
+        key = line.partition(" = ")[0]
+        lines.append(f"{key} = {replaced[key]}" if key in replaced else line)
+    recipes = ROOT / "covon_avalanche/experiment/recipes"
+    write_atomically(recipes / f"{name}.toml", "\n".join(lines) + "\n")
+
+
+def stored_trials(path: Path) -> pd.DataFrame:
+    """The trials of a search: ``study``, ``number``, ``state``, ``value`` (A_T on validation
+    images, or NaN) and the settings.
+
+    :param path: a journal of ``covon search``, or a ``search-STRATEGY.json`` of the scripts that
+        searched ``permuted-digits`` and ``permuted-mnist-hard`` in version 0.1.
+    """
+    if path.suffix == ".json":
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        about = {"study": stored["strategy"], "state": "complete"}
+        rows = [
+            {**about, "number": n, "value": t["value"], **t["settings"]}
+            | ({"state": t["state"]} if "state" in t else {})
+            for n, t in enumerate(stored["trials"])
+        ]
+        return pd.DataFrame(rows)
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path.resolve())))
+    rows = [
+        {"study": study.study_name, "number": trial.number, "state": trial.state.name.lower()}
+        | {"value": trial.value, **trial.params}
+        for study in optuna.get_all_study_summaries(storage)
+        for trial in optuna.load_study(study_name=study.study_name, storage=storage).trials
+    ]
+    return pd.DataFrame(rows)

@@ -1,18 +1,17 @@
-"""Kill a grid of runs again and again, and see that nothing is lost and nothing differs.
+"""Kill a grid of runs again and again; check that nothing is lost and no result differs.
 
-    python benchmarks/kills.py             50 kills, some minutes; writes results/kills.json
-    python benchmarks/kills.py --short     3 kills, writes nothing
+    python benchmarks/kills.py             # 50 kills, some minutes; results/kills.json
+    python benchmarks/kills.py --short     # 3 kills; stores nothing
 
-``covon run`` gets SIGKILL with all its processes at random moments, and the same command is
+``covon run`` and all its processes get SIGKILL at random moments, and the same command is
 given again. When a grid is finished, one with other seeds begins. At the end each result is
-compared with that of a run that nobody disturbed: bit by bit, all but the times.
+compared with that of an undisturbed run: all but the times must be equal bit by bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import signal
@@ -22,11 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.experiment.machine import machine, versions
-from covon_avalanche.report.results import read_results
+from covon_avalanche.experiment.result import Result
 
-STORED = Path(__file__).parent / "results" / "kills.json"
 STRATEGIES = ("ewc-star", "vcl", "covon")
 
 
@@ -43,23 +39,21 @@ def command(folder: Path, seed: int, epochs: int) -> list[str]:
 
 
 def results_below(folder: Path) -> dict[Path, str]:
-    """Finished results as they stand on disk."""
-    return {path: path.read_text(encoding="utf-8") for path in folder.rglob("result.json")}
+    """The text of finished results, by path below the folder."""
+    files = sorted(folder.rglob("result.json"))
+    return {path.relative_to(folder): path.read_text(encoding="utf-8") for path in files}
 
 
 def disturb(folder: Path, seed: int, epochs: int, chance: random.Random) -> bool:
-    """Start the grid and kill it some moments after it has begun to work.
+    """Start the grid and kill it within four seconds after it has begun to work.
 
     :return: whether it was finished before.
     """
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
+    before = _times(folder)
     process = subprocess.Popen(
         command(folder, seed, epochs), stdout=subprocess.DEVNULL, start_new_session=True
     )
-    while process.poll() is None:
-        now = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json") if path.exists()}
-        if now != before:
-            break
+    while process.poll() is None and _times(folder) == before:
         time.sleep(0.05)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=chance.uniform(0, 4))
@@ -70,12 +64,21 @@ def disturb(folder: Path, seed: int, epochs: int, chance: random.Random) -> bool
     return finished
 
 
+def _times(folder: Path) -> dict[Path, int]:
+    """When the JSON files below were written; those that vanish meanwhile are left out."""
+    found = {}
+    for path in folder.rglob("*.json"):
+        with contextlib.suppress(FileNotFoundError):
+            found[path] = path.stat().st_mtime_ns
+    return found
+
+
 def measure(kills: int, epochs: int, folder: Path, chance: random.Random) -> dict[str, int]:
     """Kill, finish, compare."""
     found = {"kills": 0, "results": 0, "interrupted runs": 0, "lost": 0, "differing": 0}
     seed = 0
     while found["kills"] < kills:
-        grid = folder / f"grid-{seed}"
+        grid, undisturbed = folder / f"grid-{seed}", folder / f"undisturbed-{seed}"
         finished = False
         while found["kills"] < kills and not finished:
             before = results_below(grid)
@@ -84,13 +87,16 @@ def measure(kills: int, epochs: int, folder: Path, chance: random.Random) -> dic
             after = results_below(grid)
             found["lost"] += sum(after.get(path) != text for path, text in before.items())
             print(f"{found['kills']} kills, {len(after)} results of this grid", flush=True)
-        subprocess.run(command(grid, seed, epochs), check=True, stdout=subprocess.DEVNULL)
-        whole = folder / f"undisturbed-{seed}"
-        subprocess.run(command(whole, seed, epochs), check=True, stdout=subprocess.DEVNULL)
-        for mine, theirs in zip(read_results([grid]), read_results([whole]), strict=True):
+        for path in (grid, undisturbed):
+            subprocess.run(command(path, seed, epochs), check=True, stdout=subprocess.DEVNULL)
+        ours, theirs = results_below(grid), results_below(undisturbed)
+        found["lost"] += len(theirs.keys() - ours.keys())
+        for path in theirs.keys() & ours.keys():
+            mine = Result.model_validate_json(ours[path])
             found["results"] += 1
             found["interrupted runs"] += mine.continued > 0
-            found["differing"] += mine.outcome() != theirs.outcome()
+            other = Result.model_validate_json(theirs[path])
+            found["differing"] += mine.outcome() != other.outcome()
         seed += 2
     return found
 
@@ -99,15 +105,16 @@ def main() -> None:
     """Measure, and fail if anything was lost or differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true")
-    arguments = parser.parse_args()
+    short = parser.parse_args().short
+    kills, epochs = (3, 4) if short else (50, 30)
     with tempfile.TemporaryDirectory() as folder:
-        kills, epochs = (3, 4) if arguments.short else (50, 30)
         found = measure(kills, epochs, Path(folder), random.Random(0))
     print(found)
-    if not arguments.short:
+    if not short:
+        from comparison import RESULTS, write_measurement
+
         about = {"script": "benchmarks/kills.py", "epochs": epochs, "strategies": STRATEGIES}
-        about |= {"found": found, "versions": versions(), "machine": machine()}
-        write_atomically(STORED, json.dumps(about, indent=1) + "\n")
+        write_measurement(RESULTS / "kills.json", found, **about)
     if found["lost"] or found["differing"]:
         sys.exit(1)
 

@@ -1,27 +1,21 @@
 """How often CoVON's Hessian estimate is negative, and how close its precision comes to zero.
 
-    python benchmarks/negative_hessian.py     writes benchmarks/results/negative-hessian.json
+    python benchmarks/negative_hessian.py     # half a minute; results/negative-hessian.json
 
-The ``permuted-digits`` recipe's CoVON, seed 0, looked at after every step.
+The ``permuted-digits`` recipe's CoVON, seed 0, after every step.
 """
 
 from __future__ import annotations
 
-import json
-import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from comparison import RESULTS, write_measurement
 
-from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.epoch_log import EpochLog
-from covon_avalanche.experiment.recipe import load_recipe
-
-FILE = Path(__file__).parent / "results" / "negative-hessian.json"
+from covon_avalanche.experiment.recipe import choose, load_recipe
 
 
 class Watch(SupervisedPlugin):
@@ -43,16 +37,18 @@ class Watch(SupervisedPlugin):
                 self.smallest = min(self.smallest, relative.min().item())
 
 
-def main() -> None:
-    """Train once."""
+def measure(epochs: int | None = None) -> list[dict[str, float]]:
+    """Train once.
+
+    :param epochs: per domain, instead of the recipe's.
+    """
     torch.set_num_threads(1)
-    recipe = load_recipe("permuted-digits")
+    recipe = choose(load_recipe("permuted-digits"), epochs=epochs)
     benchmark = build_benchmark(recipe, seed=0)
     torch.manual_seed(0)
     model = build_model(recipe.model, benchmark)
-    strategy = build_strategy(
-        recipe.strategies["covon"], recipe, model, EvaluationPlugin(DomainMetrics()), EpochLog()
-    )
+    settings = recipe.strategies["covon"]
+    strategy = build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
     rows = []
     for experience in benchmark.train_stream:
         watch = Watch()
@@ -66,10 +62,11 @@ def main() -> None:
                 "smallest_precision_per_example_over_hess_init": watch.smallest,
             }
         )
-        print(rows[-1])
-    result = {"domains": rows, "torch": torch.__version__, "machine": platform.platform()}
-    write_atomically(FILE, json.dumps(result, indent=1) + "\n")
+        print(rows[-1], flush=True)
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    write_measurement(
+        RESULTS / "negative-hessian.json", measure(), script="benchmarks/negative_hessian.py"
+    )

@@ -1,11 +1,11 @@
-"""Is the compiled kernels' noise good? Bits through dieharder, normals against the normal.
+"""Is the CPU noise good? Its bits through dieharder, its normals against the normal distribution.
 
-    python benchmarks/noise_battery.py     # a few minutes; dieharder from the system's packages
+    python benchmarks/noise_battery.py     # 10 minutes; dieharder from the system's packages
 
-Three streams of bits, because a step draws along all three: consecutive places of a tensor,
-the same places of consecutive tensors, and the same places under the keys of consecutive
-steps. The shorter statistics that every change must pass are tests/optim/test_noise.py.
-Results: ``benchmarks/results/noise.json``.
+Three streams of bits, because steps draw along all three: consecutive words of a parameter, the
+same words of consecutive parameters, and the same words under the keys of consecutive draws. The
+shorter statistics that every change must pass are in ``tests/optim/test_noise.py``. Results go to
+``benchmarks/results/noise.json``, which ``README.md`` quotes.
 """
 
 from __future__ import annotations
@@ -14,49 +14,67 @@ import json
 import shutil
 import subprocess
 from collections import Counter
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from covon_avalanche.optim.kernels.threefry import GROUP, fill_group, threefry2x32
+from comparison import RESULTS, write_measurement
 from numba import njit
 from scipy import stats
 
-from covon_avalanche.optim.noise import NoiseSource
+from covon_avalanche.optim.cpu_noise import GROUP, _mix64, _pair, fill_group
+from covon_avalanche.optim.noise import fill_normal_, noise_key
+from covon_avalanche.optim.numba_intrinsics import hash32
 
-TARGET = Path(__file__).parent / "results" / "noise.json"
 # birthdays, ranks, bitstream, counts of ones, parking lot, spheres, runs, STS, RGB distances,
 # lagged sums, KS, byte distribution, DCT, monobit
 TESTS = (0, 2, 3, 8, 9, 10, 11, 12, 15, 100, 101, 102, 201, 203, 204, 205, 206, 209)
-_CHUNK = 2**16
+_WORDS = GROUP // 2  # of a group: a word makes two normals
+_GROUPS = 256  # that are written at a time
+_FEW = 4  # words of a group, of those streams that go along parameters or draws
+
+
+u32, u64 = np.uint32, np.uint64
 
 
 @njit
-def _by_place(out, start, keys):
-    for i in range(len(out) // 2):
-        at = start + i
-        words = threefry2x32(np.uint32(7), np.uint32(9), np.uint32(at), np.uint32(at >> 32))
-        out[2 * i], out[2 * i + 1] = words
+def _bits(out, keys, numbers, groups):
+    """The first words of groups, a row for each."""
+    for row in range(len(out)):
+        number, group = u64(numbers[row]), u64(groups[row])
+        state = _mix64(u64(keys[row] + _mix64(u64((number << u64(32)) + group + u64(1)))))
+        start, increment = u32(state), u32(u32(state >> u64(32)) | u32(1))
+        for j in range(out.shape[1]):
+            out[row, j] = hash32(start, increment, j)
 
 
 @njit
-def _by_tensor(out, start, keys):
-    for i in range(len(out) // 2):
-        at = start + i
-        words = threefry2x32(np.uint32(7), np.uint32(9), np.uint32(at % 64), np.uint32(at // 64))
-        out[2 * i], out[2 * i + 1] = words
+def _bits_differ(key, number, group):
+    """Whether the words are not those that the package makes its normals from."""
+    noise, words = np.empty(GROUP, np.float32), np.empty((1, _WORDS), np.uint32)
+    fill_group(noise, key, number, group)
+    _bits(words, np.array([key]), np.array([number]), np.array([group]))
+    worst = 0.0
+    for j in range(_WORDS):
+        first, second = _pair(words[0, j])
+        worst = max(worst, abs(first - noise[j]), abs(second - noise[j + _WORDS]))
+    return worst > 1e-5
 
 
-@njit
-def _by_step(out, start, keys):
-    for i in range(len(out) // 2):
-        key = keys[i // 64]
-        low, high = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32)
-        words = threefry2x32(low, high, np.uint32(i % 64), np.uint32(0))
-        out[2 * i], out[2 * i + 1] = words
-
-
-STREAMS = {"places": _by_place, "tensors": _by_tensor, "steps": _by_step}
+def chunk(stream: str, seed: int, start: int) -> np.ndarray:
+    """The words of a stream from some group, parameter or draw on."""
+    index = np.arange(start, start + _GROUPS)
+    same = np.zeros(_GROUPS, np.int64)
+    if stream == "draws":
+        keys = np.array([noise_key(seed, int(draw)) for draw in index], np.uint64)
+    else:
+        keys = np.full(_GROUPS, noise_key(seed, 0), np.uint64)
+    out = np.empty((_GROUPS, _WORDS if stream == "words" else _FEW), np.uint32)
+    numbers, groups = {"words": (same, index), "parameters": (index, same), "draws": (same, same)}[
+        stream
+    ]
+    _bits(out, keys, numbers, groups)
+    return out
 
 
 def dieharder(stream: str, test: int) -> list[tuple[str, float, str]]:
@@ -64,22 +82,16 @@ def dieharder(stream: str, test: int) -> list[tuple[str, float, str]]:
     command = ["dieharder", "-g", "200", "-d", str(test), "-D", "test_name", "-D", "pvalues"]
     command += ["-D", "assessment", "-c", "|"]
     if test == 201:
-        command += ["-n", "3"]  # in three dimensions; its default of none means nothing
-    source = NoiseSource(torch.Generator().manual_seed(test))
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
+        command += ["-n", "3"]  # dimensions, which have no default
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        words, start = np.empty(_CHUNK, np.uint32), 0
-        keys = np.zeros(_CHUNK // 128, np.int64)
+        start = 0
         try:
             while process.poll() is None:
-                if stream == "steps":
-                    keys[:] = [source.key() for _ in keys]
-                STREAMS[stream](words, start, keys)
-                start += _CHUNK // 2
-                process.stdin.write(words.tobytes())
+                process.stdin.write(chunk(stream, test, start).tobytes())
+                start += _GROUPS
         except BrokenPipeError:
             pass
         lines = process.stdout.read().decode().splitlines()
@@ -87,24 +99,15 @@ def dieharder(stream: str, test: int) -> list[tuple[str, float, str]]:
     return [(r[0], float(r[1]), r[2]) for r in rows if len(r) >= 3 and r[2].isupper()]
 
 
-@njit
-def _normals(key, groups):
-    out = np.empty((groups, GROUP), np.float32)
-    for group in range(groups):
-        fill_group(out[group], np.uint32(key), np.uint32(1), np.uint32(0), group)
-    return out
-
-
 def normals(n: int = 10**8) -> dict[str, float]:
-    """Distance to the normal distribution, moments in standard errors, and the tails."""
-    z = _normals(3, n // GROUP).ravel().astype(np.float64)
-    n = len(z)
+    """Moments in standard errors, correlations, tails, and distances to the distribution."""
+    z = fill_normal_(torch.empty(n), noise_key(3, 0), 1).numpy().astype(np.float64)
     result: dict[str, float] = {"entries": n}
     for power in (1, 2, 3, 4, 6, 8):
         moment = float(stats.norm.moment(power))
         error = ((stats.norm.moment(2 * power) - moment**2) / n) ** 0.5
         result[f"moment {power}, standard errors"] = float(((z**power).mean() - moment) / error)
-    for lag in (1, 2, 16, GROUP // 4, GROUP):
+    for lag in (1, 2, 16, GROUP // 2, GROUP):
         correlation = (z[:-lag] * z[lag:]).mean()
         result[f"correlation at {lag}, standard errors"] = float(correlation * n**0.5)
     for limit in (4.0, 4.5, 5.0, 5.5):
@@ -119,16 +122,17 @@ def normals(n: int = 10**8) -> dict[str, float]:
 
 
 def main() -> None:
-    found: dict[str, object] = {"normals": normals()}
+    """Measure what can be measured here."""
+    if _bits_differ(u64(noise_key(3, 0)), 1, 2):
+        raise RuntimeError("cpu_noise has other words now: adapt _bits")
+    found: dict[str, Any] = {"normals": normals()}
     print(json.dumps(found, indent=1), flush=True)
-    if shutil.which("dieharder"):
-        for stream in STREAMS:
-            rows = [row for test in TESTS for row in dieharder(stream, test)]
-            verdicts = Counter(verdict for *_, verdict in rows)
-            found[stream] = {"verdicts": verdicts, "p-values": [row[:2] for row in rows]}
-            print(stream, verdicts, flush=True)
-            TARGET.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    TARGET.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for stream in ("words", "parameters", "draws") if shutil.which("dieharder") else ():
+        rows = [row for test in TESTS for row in dieharder(stream, test)]
+        verdicts = Counter(verdict for *_, verdict in rows)
+        found[stream] = {"verdicts": verdicts, "p-values": [row[:2] for row in rows]}
+        print(stream, verdicts, flush=True)
+    write_measurement(RESULTS / "noise.json", found, script="benchmarks/noise_battery.py")
 
 
 if __name__ == "__main__":

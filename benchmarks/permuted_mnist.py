@@ -3,17 +3,25 @@
     python benchmarks/permuted_mnist.py --dataset-root DATA   run what is missing, then report
     python benchmarks/permuted_mnist.py --report              from stored results only
 
-Results go to ``benchmarks/results/permuted-mnist-hard/results.jsonl`` as they come (one result a
-line), tables into ``docs/permuted-mnist.md`` between its markers, pictures to
-``docs/permuted-mnist.png`` and ``docs/permuted-mnist-STRATEGY.png``.
+Results go to ``benchmarks/results/permuted-mnist-hard/results.jsonl``, tables to
+``docs/permuted-mnist.md`` and ``README.md``, figures to ``docs/permuted-mnist.png`` and
+``docs/permuted-mnist-STRATEGY.png``.
 """
 
 from __future__ import annotations
 
-import argparse
-
 import pandas as pd
-from comparison import ROOT, compared, origin, replace_part, run_missing
+from comparison import (
+    RESULTS,
+    ROOT,
+    arguments,
+    compared,
+    markdown,
+    origin,
+    replace_part,
+    run_recipe,
+    ship_recipe,
+)
 
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.report import Comparison
@@ -21,7 +29,7 @@ from covon_avalanche.report.figures import save_curves, save_matrix
 from covon_avalanche.report.tables import METRICS, SHORT, markdown_table
 
 NAME = "benchmarks/permuted_mnist.py"
-STORED = ROOT / "benchmarks/results/permuted-mnist-hard/results.jsonl"
+STORED = RESULTS / "permuted-mnist-hard/results.jsonl"
 MATRICES = ("finetune", "ewc-star", "covon", "covon-gradsq")
 ABLATION = {
     "ivon": "fast, without a prior",
@@ -42,19 +50,19 @@ PAPER = {
 }
 
 
+def paper(strategies: pd.Index) -> list[str]:
+    """The paper's A_T."""
+    return [PAPER.get(name, "-") for name in strategies]
+
+
 def main_table(comparison: Comparison) -> str:
-    """All strategies, the best in bold, with the paper's number and how much of the way from
-    fine-tuning to joint training it goes."""
+    """All strategies, with the paper's A_T and the share of the gap between fine-tuning and joint
+    training that each closes."""
     accuracy = comparison.summary["average_accuracy_mean"]
     low, high = accuracy["finetune"], accuracy["joint"]
     gap = 100 * (accuracy - low) / (high - low)
     extra = {"gap closed %": gap.map("{:.0f}".format), "paper": paper(accuracy.index)}
     return markdown_table(comparison, SHORT, pd.DataFrame(extra, index=accuracy.index))
-
-
-def paper(strategies: pd.Index) -> list[str]:
-    """The paper's A_T."""
-    return [PAPER.get(name, "-") for name in strategies]
 
 
 def ablation_table(comparison: Comparison) -> str:
@@ -66,36 +74,31 @@ def ablation_table(comparison: Comparison) -> str:
         "A_T %": [METRICS[0].text(row) for _, row in summary.iterrows()],
         "paper": paper(summary.index),
     }
-    alignment = ("left", "left", "right", "right")
-    table = pd.DataFrame(columns)
-    return table.to_markdown(index=False, disable_numparse=True, colalign=alignment) + "\n"
+    return markdown(pd.DataFrame(columns), left=2)
 
 
 def write_report() -> None:
-    """Tables and pictures from stored results."""
+    """Tables and figures."""
     comparison = compared(STORED)
     save_curves(comparison, ROOT / "docs/permuted-mnist.png")
     for strategy in comparison.summary.index.intersection(MATRICES):
         save_matrix(comparison, strategy, ROOT / f"docs/permuted-mnist-{strategy}.png")
     page = ROOT / "docs/permuted-mnist.md"
-    table = f"{main_table(comparison)}\n{origin(comparison.runs)}\n"
+    table = f"{main_table(comparison)}\n{origin(comparison.runs)}"
     replace_part(page, NAME, table)
     replace_part(page, f"{NAME}, Figure 2b", ablation_table(comparison))
     replace_part(ROOT / "README.md", NAME, table)
 
 
 def main() -> None:
-    """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--report", action="store_true")
-    parser.add_argument("--dataset-root", help="the folder that has MNIST/raw")
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    parser.add_argument("--jobs", type=int, help="runs at a time; one per core by default")
-    arguments = parser.parse_args()
-    if not arguments.report:
-        recipe = load_recipe("permuted-mnist-hard")
-        seeds = range(arguments.seeds)
-        run_missing(recipe, seeds, STORED, arguments.dataset_root, arguments.jobs)
+    """Run and report."""
+    given = arguments(__doc__)
+    recipe = load_recipe("permuted-mnist-hard")
+    if given.write_recipe:
+        ship_recipe(STORED.parent, recipe.name)
+        return
+    if not given.report:
+        run_recipe(recipe, recipe.seeds, STORED, given.dataset_root, given.jobs)
     write_report()
 
 
