@@ -10,8 +10,8 @@ point is blended with the slow mean, weight by weight, the share of the new bein
 where ``h`` is the curvature of the last domain and ``s`` the precision of the prior, both scaled to
 mean 1: ``k`` trades learning (0) for keeping (infinity). Besides, each end point is merged with
 RegMean, which has no such factor. All is evaluated on validation images of a seed that no report
-uses. Each way is a line of ``benchmarks/results/pacs/frontier-1000.jsonl``; ``docs/pacs.md`` has the
-table and the figure.
+uses. Each way is a line of ``benchmarks/results/pacs/frontier-1000.jsonl``; ``docs/pacs.md`` has
+the table and the figure.
 """
 
 from __future__ import annotations
