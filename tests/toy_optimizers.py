@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -80,3 +81,33 @@ def given_noise(tensors):
 
     with mock.patch("covon_avalanche.optim.noise.fill_normal_", fill):
         yield
+
+
+def regression_task(seed, n=64, features=4, noise=0.5):
+    """Data with orthogonal features: the posterior is diagonal and known exactly."""
+    rng = np.random.default_rng(seed)
+    q, _ = np.linalg.qr(rng.normal(size=(n, features)))
+    x = q * np.sqrt(n) * np.array([0.5, 1.0, 1.5, 2.0])
+    y = x @ rng.normal(size=features) + noise * rng.normal(size=n)
+    return torch.tensor(x), torch.tensor(y), noise
+
+
+def exact_posterior(tasks, weight_decay):
+    """Mean and precision after each task, from Bayes' rule for linear regression."""
+    n = len(tasks[0][1])
+    precision = torch.full((4,), n * weight_decay, dtype=torch.float64)
+    mean = torch.zeros(4, dtype=torch.float64)
+    for x, y, noise in tasks:
+        data_precision = x.square().sum(0) / noise**2
+        weighted = precision * mean + x.T @ y / noise**2
+        precision = precision + data_precision
+        mean = weighted / precision
+        yield mean, precision
+
+
+def regression_step(optimizer, model, x, y, noise):
+    for _ in range(optimizer.mc_samples):
+        with optimizer.sampled_params():
+            optimizer.zero_grad()
+            (0.5 * (model(x)[:, 0] - y).square() / noise**2).mean().backward()
+    optimizer.step()

@@ -7,6 +7,7 @@ from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_class
 from avalanche.benchmarks.scenarios import split_online_stream
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
+from avalanche.models import IncrementalClassifier
 from avalanche.training import Naive
 from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
@@ -108,3 +109,44 @@ class ToDouble(SupervisedPlugin):
 
     def before_forward(self, strategy, **kwargs):
         strategy.mbatch[0] = strategy.mbatch[0].double()
+
+
+class Head(nn.Module):
+    """A body and a classifier that grows with the classes seen."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(8, 10)
+        self.head = IncrementalClassifier(10, initial_out_features=2)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x)))
+
+
+class Watch(SupervisedPlugin):
+    """Calls a function at the beginning of each experience, and once in its first step."""
+
+    def __init__(self, at_start=None, at_loss=None):
+        super().__init__()
+        self.at_start, self.at_loss = at_start, at_loss
+
+    def before_training_epoch(self, strategy, **kwargs):
+        if self.at_start is not None and strategy.clock.train_exp_epochs == 0:
+            self.at_start(strategy)
+
+    def before_backward(self, strategy, **kwargs):
+        if self.at_loss is not None:
+            self.at_loss(strategy)
+
+
+def train_vcl(plugin, others=(), n_experiences=3, frozen=()):
+    torch.manual_seed(5)
+    model = toy_model()
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    strategy = make_naive(model, make_vcl(model.named_parameters()), plugin, *others)
+    torch.manual_seed(5)
+    for experience in toy_benchmark(n_experiences).train_stream:
+        strategy.train(experience)
+    return strategy

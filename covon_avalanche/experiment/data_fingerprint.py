@@ -1,4 +1,4 @@
-"""Which data a run was begun with, as far as can be told without reading them."""
+"""A fingerprint of the data of a run, without reading the images."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def data_fingerprint(
     everything = [path for some in paths.values() for path in some]
     shared = len(os.path.commonpath(everything)) if everything else 0
     found = {
-        name: _told([path[shared:] for path in paths[name]] or [""] * len(some), some.labels)
+        name: _summary([path[shared:] for path in paths[name]] or [""] * len(some), some.labels)
         for name, some in images.items()
     }
     weights = weights_file(recipe.model, dataset_root)
     return found if weights is None else found | {"weights": f"{weights.stat().st_size} bytes"}
 
 
-def _told(paths: Sequence[str], labels: Sequence[int]) -> str:
+def _summary(paths: Sequence[str], labels: Sequence[int]) -> str:
     rows = sorted(f"{path}\t{int(label)}" for path, label in zip(paths, labels, strict=True))
     digest = hashlib.sha256("\n".join(rows).encode(errors="surrogateescape")).hexdigest()
     return f"{len(rows)} ({digest[:10]})"

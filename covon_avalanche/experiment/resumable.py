@@ -110,7 +110,7 @@ class Checkpointer:
         """Restore the latest usable point between experiences.
 
         :return: index of the experience that comes next; 0 if nothing was restored.
-        :raises StateError: if a checkpoint fits only in part: the run must be built anew, and
+        :raises StateError: if a checkpoint fits only in part: the run must be built again, and
             the point is not tried again.
         """
         self._restore_latest(lambda point: point.is_between and point.experience > 0)

@@ -5,7 +5,6 @@ import torch
 from avalanche.benchmarks.utils import _make_taskaware_classification_dataset
 from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
-from covon_avalanche.experiment.methods import Autocast
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
@@ -16,6 +15,7 @@ from toys import same, toy_benchmark, weights
 
 from covon_avalanche import EWCStarStrategy, TensorBatches
 from covon_avalanche.data_loading import ExampleCache, TensorLoader, rows_of
+from covon_avalanche.experiment.build import Autocast
 from covon_avalanche.experiment.resumable import Resumable
 from covon_avalanche.streams import PermutedDigits
 

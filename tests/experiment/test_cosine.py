@@ -2,11 +2,10 @@
 
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
-from covon_avalanche.experiment.methods import build_strategy
 from small_recipes import STRATEGIES, small_recipe
 from torch.optim import SGD
 
-from covon_avalanche.experiment.build import build_benchmark, build_model
+from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.epoch_log import EpochLog
 
 

@@ -5,11 +5,12 @@ import torch
 from small_recipes import NEWTON, STRATEGIES
 from torch import nn
 
-from covon_avalanche import BayesByBackprop
+from covon_avalanche import BayesByBackprop, MergePlugin
 from covon_avalanche import CoVON as Optimizer
 from covon_avalanche.experiment.recipe import RecipeError, validate
 from covon_avalanche.experiment.registry import KINDS, CoVON, stored_strategy
 from covon_avalanche.experiment.run_folder import settings_today
+from covon_avalanche.merging import EMA, Average, FisherMerge, RegMean
 
 BASE = {"kind": "covon", "lr": 0.1, "ess": 10.0, "hess_init": 0.1, "gamma": 0.9, "clip_radius": 1.0}
 
@@ -69,13 +70,26 @@ def test_keys_and_values_of_earlier_versions_are_translated(old, new):
 def test_what_is_no_longer_known_names_what_is():
     assert "'gradsq' or 'reparam'" in refused(**BASE, hess_approx="per_example")
     assert "consolidation is the old name" in refused(**BASE, consolidation="ema", merge="ema")
-    assert "'eq8', 'regmean', 'ema', 'replace' or 'none'" in refused(**BASE, consolidation="mean")
+    assert "'ema', 'fisher', 'replace' or 'none'" in refused(**BASE, consolidation="mean")
     for name in ("supervised.Naive", "supervised:Na-ive"):
         own = STRATEGIES["custom"] | {"implementation": name}
         assert f"implementation = {name!r}: must look like module:Class" in refused(**own)
     for name in ("finetune", "ewc", "lwf"):
         assert settings(name).merge == "none"
         assert "merge = 'eq8': " in refused(**STRATEGIES[name], merge="eq8")
+
+
+def test_each_rule_merges_after_every_domain():
+    rules = {"regmean": RegMean, "average": Average, "ema": EMA, "fisher": FisherMerge}
+    for name, rule in rules.items():
+        for kind in ("finetune", "ewc", "lwf"):
+            plugin = settings(kind, merge=name, merge_gamma=0.3).build().plugins[0]
+            assert isinstance(plugin, MergePlugin)
+            assert type(plugin.rule) is rule
+    assert settings("ewc", merge="ema", merge_gamma=0.3).build().plugins[0].rule.gamma == 0.3
+    for name in ("regmean", "average", "fisher"):  # Eq. 8 and EMA are the optimizer's own
+        assert type(covon(merge=name).build().arguments["merge"]) is rules[name]
+    assert "merge" not in covon(merge="ema").build().arguments
 
 
 def test_the_preset_of_the_paper():
@@ -122,4 +136,3 @@ def test_the_schedule_of_covon_is_that_of_the_recipe():
     own = covon(schedule=[{"lr": 0.2, "epochs": 3}, {}])
     assert own.build().arguments["schedule"] == [{"lr": 0.2, "epochs": 3}, {}]
     assert own.without_own_epochs().build().arguments["schedule"] == [{"lr": 0.2}, {}]
-    assert covon(merge="regmean").build().arguments["merge_by_inputs"]

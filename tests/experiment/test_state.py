@@ -184,7 +184,9 @@ def test_a_model_its_copy_and_its_optimizer():
     def build():
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
-        optimizer = CoVON(model.named_parameters(), ess=10.0, implementation="eager")
+        optimizer = CoVON(
+            model.named_parameters(), ess=10.0, implementation="foreach", batch_size=8
+        )
         return {"model": model, "optimizer": optimizer, "old": None, "names": {}}
 
     def step(run, x):

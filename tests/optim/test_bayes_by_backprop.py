@@ -2,10 +2,16 @@
 
 import pytest
 import torch
-from test_covon import exact_posterior, regression_step, regression_task
 from torch import nn
 from torch.distributions import Normal, kl_divergence
-from toy_optimizers import Antithetic, given_noise, train_step
+from toy_optimizers import (
+    Antithetic,
+    exact_posterior,
+    given_noise,
+    regression_step,
+    regression_task,
+    train_step,
+)
 
 from covon_avalanche.optim import BayesByBackprop
 from covon_avalanche.posterior.gaussian import kl

@@ -4,11 +4,10 @@ import copy
 
 import pytest
 import torch
-from avalanche.models import IncrementalClassifier
 from avalanche.training.plugins import LRSchedulerPlugin, SupervisedPlugin
-from torch import nn
 from toys import (
     QUIET,
+    Head,
     ToDouble,
     make_covon,
     make_naive,
@@ -144,19 +143,6 @@ def test_trap_3_the_model_moves_after_the_optimizer_is_made(kind):
     strategy.train(toy_benchmark(1).train_stream[0])
     for state in optimizer.state.values():
         assert all(v.dtype == torch.float64 for v in state.values() if torch.is_tensor(v))
-
-
-class Head(nn.Module):
-    """A body and a classifier that grows with the classes seen."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Linear(8, 10)
-        self.head = IncrementalClassifier(10, initial_out_features=2)
-
-    def forward(self, x):
-        return self.head(torch.relu(self.body(x)))
 
 
 class Recorder(SupervisedPlugin):

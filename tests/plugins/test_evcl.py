@@ -2,42 +2,21 @@
 
 import pytest
 import torch
-from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.distributions import Normal, kl_divergence
-from toys import columns, given_noise, make_naive, make_vcl, same, toy_benchmark, toy_model, weights
+from toy_optimizers import given_noise
+from toys import (
+    Watch,
+    columns,
+    same,
+    toy_benchmark,
+    train_vcl,
+    weights,
+)
 
 from covon_avalanche import EVCLPlugin, VCLPlugin
 from covon_avalanche.optim import BayesByBackprop
 from covon_avalanche.posterior.fisher import squared_example_gradients
-
-
-class Watch(SupervisedPlugin):
-    """Calls a function at the beginning of each experience, and once in its first step."""
-
-    def __init__(self, at_start=None, at_loss=None):
-        super().__init__()
-        self.at_start, self.at_loss = at_start, at_loss
-
-    def before_training_epoch(self, strategy, **kwargs):
-        if self.at_start is not None and strategy.clock.train_exp_epochs == 0:
-            self.at_start(strategy)
-
-    def before_backward(self, strategy, **kwargs):
-        if self.at_loss is not None:
-            self.at_loss(strategy)
-
-
-def train(plugin, others=(), n_experiences=3, frozen=()):
-    torch.manual_seed(5)
-    model = toy_model()
-    for name in frozen:
-        model.get_parameter(name).requires_grad_(False)
-    strategy = make_naive(model, make_vcl(model.named_parameters()), plugin, *others)
-    torch.manual_seed(5)
-    for experience in toy_benchmark(n_experiences).train_stream:
-        strategy.train(experience)
-    return strategy
 
 
 def test_evcl_steps_follow_autograd():
@@ -89,7 +68,7 @@ def test_the_evcl_plugin_adds_up_exact_fishers_at_each_mean():
             seen.append(squared_example_gradients(strategy.model, [columns(before)]))
 
     benchmark = toy_benchmark()
-    strategy = train(EVCLPlugin(strength=2.0), [Watch(at_start=fisher_by_itself)])
+    strategy = train_vcl(EVCLPlugin(strength=2.0), [Watch(at_start=fisher_by_itself)])
     seen.append(squared_example_gradients(strategy.model, [columns(benchmark.train_stream[2])]))
     assert len(seen) == 3
     for name, p in strategy.model.named_parameters():
@@ -99,9 +78,9 @@ def test_the_evcl_plugin_adds_up_exact_fishers_at_each_mean():
 
 
 def test_evcl_without_strength_is_vcl():
-    runs = [weights(train(plugin).model) for plugin in (EVCLPlugin(strength=0.0), VCLPlugin())]
+    runs = [weights(train_vcl(plugin).model) for plugin in (EVCLPlugin(strength=0.0), VCLPlugin())]
     assert same(*runs)
-    assert not same(runs[0], weights(train(EVCLPlugin(strength=5.0)).model))
+    assert not same(runs[0], weights(train_vcl(EVCLPlugin(strength=5.0)).model))
 
 
 def test_a_bad_batch_size_of_the_fisher_pass_is_named_before_training():

@@ -7,10 +7,10 @@ import torch
 from avalanche.training import Naive
 from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import EWC
-from small_recipes import small_recipe
-from test_avalanche_traps import Head
+from small_recipes import OFTEN, small_recipe
 from torch import nn
 from toys import (
+    Head,
     columns,
     make_covon,
     make_naive,
@@ -189,7 +189,7 @@ def test_a_run_killed_in_the_middle_of_a_task_resumes_bit_by_bit(rule, tmp_path,
     own["arguments"] = {"rule": rule}
     recipe = small_recipe({"own": own}, epochs=1, train_mb_size=512)  # two tasks of 3 steps
     with pytest.raises(Killed):
-        run_in_folder(recipe, "own", 0, tmp_path, seconds=0, share=1)
+        run_in_folder(recipe, "own", 0, tmp_path, OFTEN)
     monkeypatch.setattr(Merging, "killed", False)
     resumed = run_in_folder(recipe, "own", 0, tmp_path)
     assert resumed.continued == 1

@@ -4,8 +4,7 @@ import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.training.plugins import SupervisedPlugin
-from test_evcl import Watch, train
-from toys import make_naive, make_vcl, same, toy_benchmark, toy_model, weights
+from toys import Watch, make_naive, make_vcl, same, toy_benchmark, toy_model, train_vcl, weights
 
 from covon_avalanche import TDVCLPlugin, VCLPlugin
 from covon_avalanche.posterior.gaussian import kl, pool
@@ -20,8 +19,8 @@ def test_weights_of_the_targets():
 
 
 def test_one_step_without_replay_is_vcl():
-    one = train(TDVCLPlugin(n_steps=1))
-    assert same(weights(one.model), weights(train(VCLPlugin()).model))
+    one = train_vcl(TDVCLPlugin(n_steps=1))
+    assert same(weights(one.model), weights(train_vcl(VCLPlugin()).model))
 
 
 def test_the_prior_of_a_task_stands_for_the_weighted_sum_of_divergences():
@@ -44,7 +43,7 @@ def test_the_prior_of_a_task_stands_for_the_weighted_sum_of_divergences():
             pair = [torch.autograd.grad(k, mean, retain_graph=True)[0] for k in (total, ours)]
             gradients.append(pair)
 
-    train(plugin, [Watch(at_start=compare)], n_experiences=4)
+    train_vcl(plugin, [Watch(at_start=compare)], n_experiences=4)
     assert len(history) == 4
     for expected, got in gradients:
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
@@ -52,7 +51,7 @@ def test_the_prior_of_a_task_stands_for_the_weighted_sum_of_divergences():
 
 def test_a_frozen_layer_leaves_the_history_of_the_others():
     plugin = TDVCLPlugin(n_steps=3, decay=0.5, replay_examples=0)
-    optimizer = train(plugin, n_experiences=2, frozen=["0.weight"]).optimizer
+    optimizer = train_vcl(plugin, n_experiences=2, frozen=["0.weight"]).optimizer
     assert plugin.weights() == [4 / 7, 2 / 7, 1 / 7]
     first, _, last = plugin.posteriors
     assert not torch.equal(first.mean["0.bias"], last.mean["0.bias"])

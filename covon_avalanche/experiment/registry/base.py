@@ -122,14 +122,11 @@ class WithOptimizer(StrategySettings):
         )
 
 
-Rule = Literal["regmean", "average", "ema", "fisher"]
-"""Merging rules that work with any optimizer, see :mod:`covon_avalanche.merging`."""
-
-
 class Mergeable(WithOptimizer):
     """A method whose weights may be merged with the earlier ones after each domain."""
 
-    merge: Rule | Literal["none"] = "none"
+    merge: Literal["none", "regmean", "average", "ema", "fisher"] = "none"
+    """A rule of :mod:`covon_avalanche.merging`."""
     merge_gamma: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Weight of the new domain, of ``merge = "ema"``."""
 
@@ -142,7 +139,7 @@ class Mergeable(WithOptimizer):
         return [MergePlugin(merge_rule(self.merge, self.merge_gamma))]
 
 
-def merge_rule(name: Rule, gamma: float) -> MergeRule:
+def merge_rule(name: str, gamma: float) -> MergeRule:
     """The rule of this name.
 
     :param gamma: of ``"ema"``.
@@ -158,3 +155,4 @@ def merge_rule(name: Rule, gamma: float) -> MergeRule:
             return merging.EMA(gamma)
         case "fisher":
             return merging.FisherMerge()
+    raise ValueError(f"there is no merging rule {name!r}")

@@ -17,7 +17,6 @@ from pydantic import (
 
 from covon_avalanche.experiment.registry.base import (
     Method,
-    Rule,
     StrategySettings,
     Table,
     WithOptimizer,
@@ -66,7 +65,7 @@ class CoVON(StrategySettings):
     prior_mean: Literal["zero", "init"] = "zero"
     """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
     hess_approx: Literal["gradsq", "reparam"] = "gradsq"
-    merge: Rule | Literal["eq8", "replace", "none"] = "eq8"
+    merge: Literal["eq8", "regmean", "average", "ema", "fisher", "replace", "none"] = "eq8"
     """The slow step: Eq. 8, another rule for the mean (the precision is Eq. 8's), no slow state
     (``replace``), or none."""
     mc_samples: PositiveInt = 1

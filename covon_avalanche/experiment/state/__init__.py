@@ -1,7 +1,7 @@
-"""The state of a training run as JSON and tensors, and back into a run built anew.
+"""The state of a training run as JSON and tensors, and back into a newly built run.
 
 Pickle is not used, because loading a pickle runs code. ``capture`` walks from the strategy
-through its attributes; ``restore`` walks the same way through a strategy that was built anew
+through its attributes; ``restore`` walks the same way through a strategy that was newly built
 from the recipe, and fills in what differs. So functions, loggers and loaders need not be stored:
 those of the new strategy stay, and a file names no others than a few that make nothing but
 values. Objects that only the old one had (a replay buffer, an importance) are made without

@@ -27,7 +27,7 @@ from covon_avalanche.experiment.state.common import (
     StateError,
     generator_state,
     importable,
-    passing_attributes,
+    skipped_attributes,
 )
 
 # Owned by whoever built the strategy; nothing of them changes in training that decides a result.
@@ -39,7 +39,7 @@ _STAY = (
 
 
 def capture(root: Any, external: ExternalObjects) -> tuple[State, dict[str, Tensor]]:
-    """All that decides how a run goes on.
+    """All that decides how a run continues.
 
     :param root: a dictionary with ``"model"`` first, then the strategy that trains it, and
         what else is to be stored.
@@ -175,11 +175,11 @@ class _Capture:
             raise StateError(
                 f"{path} is a {type(value).__name__}, whose values are not all in its __dict__"
             )
-        passing = passing_attributes(value)
+        skipped = skipped_attributes(value)
         state = {
             name: self.encode(child, f"{path}.{name}")
             for name, child in attributes.items()
-            if name not in passing
+            if name not in skipped
         }
         return {"is": "object", "class": importable(type(value)), "attributes": state}
 

@@ -14,8 +14,8 @@ from torch import Tensor
 State = dict[str, Any]
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 OF_TORCH = ("zeros", "ones", "empty", "zeros_like", "ones_like")
-# Attributes of a strategy that are made anew before they are used again.
-_PASSING = frozenset(
+# Attributes of a strategy that are made again before they are used.
+_SKIPPED = frozenset(
     ("experience", "dataloader", "adapted_dataset", "mbatch", "mb_output", "loss")
     + ("current_eval_stream", "_eval_streams", "_example_cache", "checkpointer")
 )
@@ -70,9 +70,9 @@ def generator_state(generator: np.random.Generator | np.random.RandomState | ran
     return generator.getstate()
 
 
-def passing_attributes(value: Any) -> frozenset[str]:
+def skipped_attributes(value: Any) -> frozenset[str]:
     """Attributes that are not stored; a class names its own in ``not_stored``."""
-    return getattr(type(value), "not_stored", _PASSING if hasattr(value, "plugins") else _NONE)
+    return getattr(type(value), "not_stored", _SKIPPED if hasattr(value, "plugins") else _NONE)
 
 
 def importable(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""From JSON and tensors to the objects of a run that was built anew."""
+"""From JSON and tensors to the objects of a run that was newly built."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from covon_avalanche.experiment.state.common import (
     State,
     StateError,
     importable,
-    passing_attributes,
+    skipped_attributes,
 )
 
 # Where classes are defined of which a file may ask for an object.
@@ -42,7 +42,7 @@ _MISSING: Any = object()
 def restore(
     state: State, tensors: Mapping[str, Tensor], root: Any, external: ExternalObjects
 ) -> None:
-    """Fill a run built anew, in place, with what ``capture`` returned.
+    """Fill a newly built run in place with what ``capture`` returned.
 
     :param root: as for ``capture``; the model's parameters, the optimizer and the plugins stay
         the same objects.
@@ -231,9 +231,9 @@ class _Restore:
         self._made[number] = there
         self._claimed.add(id(there))
         attributes, before = vars(there), dict(vars(there))
-        passing = passing_attributes(there)
+        skipped = skipped_attributes(there)
         for name in before:
-            if name not in node["attributes"] and name not in passing:
+            if name not in node["attributes"] and name not in skipped:
                 del attributes[name]
         for name, value in node["attributes"].items():
             old = before.get(name, _MISSING)
@@ -245,7 +245,7 @@ class _Restore:
             alike = [m for m in self._made.values() if isinstance(m, nn.Module)]
             alike = [m for m in alike if importable(type(m)) == node["class"]]
             if not alike:
-                raise StateError(f"{path}: a {node['class']} cannot be made anew")
+                raise StateError(f"{path}: a {node['class']} cannot be made again")
             there = copy.deepcopy(alike[0])  # a method's copy of the model
         tensors = {**dict(there.named_parameters()), **dict(there.named_buffers())}
         if tensors.keys() != node["tensors"].keys():
