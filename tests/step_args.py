@@ -40,6 +40,7 @@ def make_args(dtype, prior, *, sizes=SIZES, rates=RATES) -> list[StepArgs]:
             prior_mean=0.0 if prior == "numbers" else normal(n),
             prior_precision=positive(n) if prior == "tensors" else 0.4,
             rates=rates,
+            dense=True,
             grad=normal(n),
             momentum=normal(n),
             step=5,

@@ -11,7 +11,7 @@ no code of the authors' repository or of ivon-opt was used. MIT licence.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -32,7 +32,6 @@ from covon_avalanche.optim.implementations import (
     Rates,
     StepArgs,
     draw_samples,
-    gradients_are_safe,
     step,
 )
 from covon_avalanche.optim.interrupts import defer_interrupt
@@ -53,6 +52,7 @@ ALGORITHM_1: dict[str, Any] = dict(hess_approx="reparam", betas=(0.9, 0.9999), g
 Algorithm 1 as printed has no ``clip_radius``, the paper's experiments have one; for none add
 ``clip_radius=float("inf")``."""
 
+_HESS_APPROX, _CONSOLIDATION = get_args(HessApprox), get_args(Consolidation)
 _MANY_STEPS = 100  # before them a precision is not expected to be learned
 _SHARE_TO_WARN = 0.9  # of hess still near hess_init
 _GAMMA_PRECISION = 2.0  # for estimates that are never negative; chosen in docs/permuted-mnist.md
@@ -220,8 +220,8 @@ class CoVON(PosteriorOptimizer):
         if not group["clip_radius"] > 0:
             raise ValueError(f"clip_radius must be > 0, got {group['clip_radius']}")
         check_choice("prior_mean", group["prior_mean"], ("zero", "init"))
-        check_choice("hess_approx", group["hess_approx"], get_args(HessApprox))
-        check_choice("consolidation", group["consolidation"], get_args(Consolidation))
+        check_choice("hess_approx", group["hess_approx"], _HESS_APPROX)
+        check_choice("consolidation", group["consolidation"], _CONSOLIDATION)
         if group["hess_approx"] != self.hess_approx:
             raise ValueError(
                 f"hess_approx must be the same in all groups, got {group['hess_approx']!r} and "
@@ -307,14 +307,16 @@ class CoVON(PosteriorOptimizer):
         if self.implementation == "reference":
             return super()._draw(params, buffers, train, key)
         drawn, args = [], []
+        rates = self._rates()
         for named in params:
-            state = self.state.get(named.param, {})
-            hess = self._hess(named.param, named.group, train)
+            name, p, group, _ = named
+            hess = self._hess(p, group, train)
             if hess is not None:
-                buffer = self._buffer(buffers, named.param)
-                drawn.append((named.param, buffer))
-                align_state_(state, named.param, named.name)
-                args.append(self._step_args(named, {"hess": hess, **state}, buffer.content))
+                buffer = self._buffer(buffers, p, name)
+                drawn.append((p, buffer))
+                state = {"hess": hess, **self.state.get(p, {})}
+                dense, now = buffer.is_dense, rates(group, 1)
+                args.append(self._step_args(named, state, now, dense, buffer.content))
         bad = draw_samples(args, key, self.implementation)
         if bad:
             precisions = [
@@ -328,56 +330,82 @@ class CoVON(PosteriorOptimizer):
     def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
         """Algorithm 1, lines 6 to 9."""
         self._deferred.raise_if_bad(wait=False)
-        kind: dict[str, Any] = dict(squared=record.squared, mc_samples=record.mc_samples)
         args, states = [], []
+        rates = self._rates()
         for named in params:
             name, p, group, _ = named
             assert p.grad is not None
             state = self.state.get(p, {})
             if "step" not in state:
                 state = {**self._start_task(p, group), **state}
-            align_state_(state, p, name)
-            grad = match_layout(p.grad, p, name, "the gradient")
+            buffer = self._buffers.get(p)
+            if buffer is None or not buffer.fits(p):  # the model was cast since the sample
+                align_state_(state, p, name)
+                buffer = SampleBuffer(p)
             sample = record.theta(p) if record.mc_samples == 1 else record.statistic(p)
-            sample = match_layout(sample, p, name, "the sample")
-            args.append(self._step_args(named, state, sample, grad))
+            if not buffer.fits(sample):
+                sample = match_layout(sample, p, name, "the sample")
+            grad = p.grad if buffer.fits(p.grad) else match_layout(p.grad, p, name, "the gradient")
+            now = rates(group, state["step"] + 1)
+            args.append(self._step_args(named, state, now, buffer.is_dense, sample, grad))
             states.append(state)
-        if self.implementation == "reference" or not gradients_are_safe(args, **kind):
+        if self.implementation == "reference" or not step(
+            args,
+            self.implementation,
+            squared=record.squared,
+            mc_samples=record.mc_samples,
+            deferred=self._deferred,
+        ):
             super()._step(params, record)  # fast_step, checked before anything changes
             return
-        step(args, self.implementation, deferred=self._deferred, **kind)
         bump_versions(a.mean for a in args)
         for a, state in zip(args, states, strict=True):
             state["step"] += 1
             self.state[a.mean] = state
 
+    def _rates(self) -> Callable[[Group, int], Rates]:
+        """Settings of a group in a step of the task, each made once."""
+        known: dict[tuple[int, int], Rates] = {}
+        batch_size = float(self.param_groups[0]["batch_size"] or 1)
+
+        def rates(group: Group, step: int) -> Rates:
+            if (id(group), step) not in known:
+                beta1, beta2 = group["betas"]
+                known[id(group), step] = Rates(
+                    ess=float(group["ess"]),
+                    lr=float(group["lr"]),
+                    beta1=beta1,
+                    rest2=1 - beta2_at(beta2, step - 1),
+                    correction=1 / (1 - beta1**step) if group["debias"] else 1.0,
+                    clip_radius=group["clip_radius"],
+                    batch_size=batch_size,
+                )
+            return known[id(group), step]
+
+        return rates
+
     def _step_args(
-        self, named: NamedParam, state: State, sample: Tensor, grad: Tensor | None = None
+        self,
+        named: NamedParam,
+        state: State,
+        rates: Rates,
+        dense: bool,
+        sample: Tensor,
+        grad: Tensor | None = None,
     ) -> StepArgs:
-        name, p, group, number = named
-        step = state.get("step", 0) + 1
-        beta1, beta2 = group["betas"]
-        rates = Rates(
-            ess=float(group["ess"]),
-            lr=float(group["lr"]),
-            beta1=beta1,
-            rest2=1 - beta2_at(beta2, step - 1),
-            correction=1 / (1 - beta1**step) if group["debias"] else 1.0,
-            clip_radius=group["clip_radius"],
-            batch_size=float(self.param_groups[0]["batch_size"] or 1),
-        )
         return StepArgs(
-            name,
-            number,
-            p,
+            named.name,
+            named.number,
+            named.param,
             sample,
             state["hess"],
             state.get("prior_mean", 0.0),
-            self._prior_precision(state, group),
+            self._prior_precision(state, named.group),
             rates,
+            dense,
             grad,
             state.get("momentum"),
-            step,
+            state.get("step", 0) + 1,
         )
 
     def _propose(

@@ -38,15 +38,26 @@ def draw_samples(rows: Sequence[StepArgs], key: int) -> set[int]:
     bad: set[int] = set()
     for (_, prior_given), some in _by_prior(rows).items():
         flags = np.zeros(len(some), np.bool_)
-        _run(_draw(prior_given), some, u64(key), flags)
+        _run(_draw(prior_given), *_tables(some), u64(key), flags)
         bad |= {row.number for row, flag in zip(some, flags, strict=True) if flag}
     return bad
 
 
-def step(rows: Sequence[StepArgs], squared: bool) -> None:
-    """Update mean, momentum and hess in place (Algorithm 1, lines 6 to 9)."""
-    for prior, some in _by_prior(rows).items():
-        _run(_step(squared, *prior), some)
+def step(rows: Sequence[StepArgs], squared: bool, limit: float) -> bool:
+    """Update mean, momentum and hess in place (Algorithm 1, lines 6 to 9).
+
+    :param limit: of the gradients' entries, loss/weight.
+    :return: whether all gradients are finite and below the limit; if not, nothing has changed.
+    """
+    tables = [(prior, *_tables(some)) for prior, some in _by_prior(rows).items()]
+    for _, table, settings in tables:
+        flags = np.zeros(len(table), np.bool_)
+        _run(_check(), table, settings, f32(limit), flags)
+        if flags.any():
+            return False
+    for prior, table, settings in tables:
+        _run(_step(squared, *prior), table, settings)
+    return True
 
 
 def _by_prior(rows: Sequence[StepArgs]) -> dict[tuple[bool, bool], list[StepArgs]]:
@@ -58,10 +69,15 @@ def _by_prior(rows: Sequence[StepArgs]) -> dict[tuple[bool, bool], list[StepArgs
     return groups
 
 
-def _run(kernel: Callable, rows: Sequence[StepArgs], *arguments: object) -> None:
+def _tables(rows: Sequence[StepArgs]) -> tuple[np.ndarray, np.ndarray]:
+    """Addresses and settings, a row for each parameter."""
+    table = np.array([n for row in rows for n in _addresses(row)], i64).reshape(-1, 9)
+    settings = np.array([x for row in rows for x in _settings(row)], f32).reshape(-1, 8)
+    return table, settings
+
+
+def _run(kernel: Callable, table: np.ndarray, settings: np.ndarray, *arguments: object) -> None:
     """Call a kernel, in several threads where that pays."""
-    table = np.array([_addresses(row) for row in rows], i64)
-    settings = np.array([_settings(row) for row in rows], f32)
     threads = torch.get_num_threads() if table[:, _SIZE].sum() > _ONE_THREAD else 1
     if threads == 1:
         kernel(table, settings, *arguments, 0, 1)
@@ -80,11 +96,15 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def _addresses(row: StepArgs) -> tuple[int, ...]:
-    tensors = (row.mean, row.sample, row.grad, row.momentum, row.hess)
+    mean, precision = row.prior_mean, row.prior_precision
     return (
-        *(0 if t is None else t.data_ptr() for t in tensors),
-        row.prior_mean.data_ptr() if isinstance(row.prior_mean, Tensor) else 0,
-        row.prior_precision.data_ptr() if isinstance(row.prior_precision, Tensor) else 0,
+        row.mean.data_ptr(),
+        row.sample.data_ptr(),
+        0 if row.grad is None else row.grad.data_ptr(),
+        0 if row.momentum is None else row.momentum.data_ptr(),
+        row.hess.data_ptr(),
+        mean.data_ptr() if isinstance(mean, Tensor) else 0,
+        precision.data_ptr() if isinstance(precision, Tensor) else 0,
         row.mean.numel(),
         row.number,
     )
@@ -112,6 +132,20 @@ def _compiled(*variant: object) -> Callable[[Callable], Callable]:
         return njit(**OPTIONS)(function)
 
     return compile
+
+
+@cache
+def _check() -> Callable:
+    @_compiled()
+    def check(table, settings, limit, flags, first, stride):
+        for row in range(first, len(table), stride):
+            grad = array_at(table[row, _GRAD], table[row, _SIZE])
+            bad = i32(0)
+            for i in range(len(grad)):
+                bad |= i32(not abs(grad[i]) < limit)  # NaN is bad, too
+            flags[row] = bad != i32(0)
+
+    return check
 
 
 @njit(fastmath=FAST_MATH, **{**OPTIONS, "cache": False})  # its callers are cached

@@ -29,6 +29,7 @@ class StepArgs(NamedTuple):
     :param prior_mean: a tensor, or 0.
     :param prior_precision: 1/weight²; a number in the first task.
     :param rates: settings of the group, see :class:`CoVON`.
+    :param dense: whether the mean has memory of its own without gaps.
     :param grad: loss/weight; for steps only, as what follows.
     :param momentum: changed in place.
     :param step: of the task, from 1.
@@ -42,6 +43,7 @@ class StepArgs(NamedTuple):
     prior_mean: Any
     prior_precision: Any
     rates: Rates
+    dense: bool
     grad: Any = None
     momentum: Any = None
     step: int = 0
@@ -91,23 +93,6 @@ def draw_samples(args: Sequence[StepArgs], key: int, implementation: Implementat
     return bad
 
 
-def gradients_are_safe(args: Sequence[StepArgs], *, squared: bool, mc_samples: int) -> bool:
-    """Whether gradients on the CPU are finite and so small that a step cannot overflow."""
-    on_cpu = [a for a in args if a.mean.device.type == "cpu"]
-    if not on_cpu:
-        return True
-    limit = largest_gradient(squared, on_cpu[0].rates.batch_size)
-    if mc_samples == 1:
-        return _largest_norm([a.grad for a in on_cpu]) < limit
-    statistics = _largest_norm([a.sample for a in on_cpu])
-    return _largest_norm([a.grad for a in on_cpu]) < limit and statistics < LARGEST_ESTIMATE
-
-
-def _largest_norm(tensors: list[Tensor]) -> float:
-    """NaN if an entry is."""
-    return torch.stack(torch._foreach_norm(tensors)).max().item()
-
-
 def step(
     args: Sequence[StepArgs],
     implementation: Implementation,
@@ -115,17 +100,26 @@ def step(
     squared: bool,
     mc_samples: int,
     deferred: DeferredCheck,
-) -> None:
+) -> bool:
     """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9).
 
     :param squared: whether the Hessian estimate is that of squared gradients.
     :param deferred: checks the gradients on an accelerator.
+    :return: whether all gradients on the CPU are finite and so small that a step cannot overflow;
+        if not, nothing has changed.
     """
-    compiled, rest = _split(args, implementation) if mc_samples == 1 else ([], args)
+    compiled, rest = _split(args, implementation) if mc_samples == 1 else ([], list(args))
+    limit = largest_gradient(squared, args[0].rates.batch_size) if args else 0.0
+    on_cpu = [a for a in rest if a.mean.device.type == "cpu"]
+    if not _norms_below([a.grad for a in on_cpu], limit):
+        return False
+    if mc_samples > 1 and not _norms_below([a.sample for a in on_cpu], LARGEST_ESTIMATE):
+        return False
     if compiled:
         from covon_avalanche.optim import cpu_kernel
 
-        cpu_kernel.step(compiled, squared)
+        if not cpu_kernel.step(compiled, squared, limit):
+            return False
     for bucket in _buckets(rest):
         means, grads = [a.mean for a in bucket], [a.grad for a in bucket]
         statistics = [a.sample for a in bucket]
@@ -137,7 +131,6 @@ def step(
         run: Callable[..., None] = multi_tensor.step
         finite = None
         if means[0].device.type != "cpu":
-            limit = largest_gradient(squared, rates["batch_size"])
             finite = deferred.add([a.name for a in bucket], grads, limit, bucket[0].step)
             if implementation == "compiled":
                 run = multi_tensor.compiled_step()
@@ -156,6 +149,14 @@ def step(
             **constant,
             **rates,
         )
+    return True
+
+
+def _norms_below(tensors: list[Tensor], limit: float) -> bool:
+    """Whether all norms are below a limit, which NaN is not."""
+    if not tensors:
+        return True
+    return torch.stack(torch._foreach_norm(tensors)).max().item() < limit
 
 
 def _split(
@@ -173,8 +174,7 @@ def _fits_cpu_kernel(args: StepArgs, implementation: Implementation) -> bool:
     p = args.mean
     if implementation == "foreach" or p.device.type != "cpu" or p.dtype != torch.float32:
         return False
-    plain = type(p) in (Tensor, torch.nn.Parameter) and noise.is_dense(p)
-    if not plain or not isinstance(args.hess, Tensor):
+    if not args.dense or not isinstance(args.hess, Tensor):
         return False
     if noise.compiled_fill() is not None:
         return True

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import threading
+from _signal import SIGINT, signal  # the signal module's own spends a small step on enums
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,10 +19,11 @@ class defer_interrupt:
         self._pending: tuple[int, FrameType | None] | None = None
         self._handler: Any = None
         if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
+            handler = signal(SIGINT, self._defer)
             if callable(handler):
                 self._handler = handler
-                signal.signal(signal.SIGINT, self._defer)
+            elif handler is not None:
+                signal(SIGINT, handler)
 
     def _defer(self, number: int, frame: FrameType | None) -> None:
         self._pending = number, frame
@@ -34,6 +35,6 @@ class defer_interrupt:
         traceback: TracebackType | None,
     ) -> None:
         if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
+            signal(SIGINT, self._handler)
             if self._pending is not None:
                 self._handler(*self._pending)

@@ -18,18 +18,17 @@ def match_layout(value: Tensor, p: Tensor, name: str, what: str) -> Tensor:
     :param what: the tensor is, for the error.
     :raises ValueError: if the shapes differ.
     """
+    if _layout(value) == _layout(p):
+        return value
     if value.shape != p.shape:
         raise ValueError(
             f"{what} of {name!r} must have the parameter's shape {tuple(p.shape)}, "
             f"got {tuple(value.shape)}"
         )
-    if value.dtype == p.dtype and value.device == p.device and _same_strides(value, p):
+    same_kind = value.dtype == p.dtype and value.device == p.device
+    if same_kind and not is_dense(p):  # never worked on in order of memory
         return value
     return torch.empty_like(p, requires_grad=False).copy_(value)
-
-
-def _same_strides(value: Tensor, p: Tensor) -> bool:
-    return value.stride() == p.stride() or not is_dense(p)
 
 
 def align_state_(state: dict[str, Any], p: Tensor, name: str) -> None:
@@ -56,10 +55,13 @@ class SampleBuffer:
         self._layout = _layout(p)
         plain = type(p) in (Tensor, torch.nn.Parameter)
         self._owns_memory = plain and _owns_memory(p)
+        self.is_dense = plain and is_dense(p)
+        """Whether the parameter has memory of its own without gaps, for code that takes
+        addresses."""
 
-    def fits(self, p: Tensor) -> bool:
-        """Whether the parameter still has the layout it had."""
-        return self._layout == _layout(p)
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor has the layout that the parameter had."""
+        return self._layout == _layout(tensor)
 
     def swap_(self, p: Tensor) -> None:
         """Exchange the contents of buffer and parameter, which must not require gradients now."""

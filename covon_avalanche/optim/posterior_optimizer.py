@@ -77,6 +77,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._generator = generator
         self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
         self._in_place: list[tuple[Tensor, SampleBuffer]] = []  # swapped at the moment
+        self._checked_settings: list[list[Any]] = []
         super().__init__(params, {**defaults, "noise_seed": None, "noise_draws": 0})
         self._record = self._new_record()
         if prior is not None:
@@ -169,11 +170,10 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _restore_mean(self) -> None:
         with defer_interrupt(), torch.no_grad():
-            while self._in_place:
-                p, buffer = self._in_place[-1]
+            restored, self._in_place = self._in_place, []
+            for p, buffer in restored:
                 buffer.swap_(p)
-                bump_versions([p])
-                self._in_place.pop()
+            bump_versions(p for p, _ in restored)
 
     def _record_sample(self, samples: list[tuple[Tensor, Tensor]]) -> None:
         if self._record.complete:
@@ -202,17 +202,18 @@ class PosteriorOptimizer(Optimizer, ABC):
                 continue
             precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
             lowest.append((name, precision.min()))
-            buffer = self._buffer(buffers, p)
+            buffer = self._buffer(buffers, p, name)
             noise.fill_normal_(buffer.content, key, number)
             buffer.content.mul_(precision.rsqrt()).add_(p)
             drawn.append((p, buffer))
         check_precisions(lowest)
         return drawn
 
-    @staticmethod
-    def _buffer(buffers: dict[Tensor, SampleBuffer], p: Tensor) -> SampleBuffer:
+    def _buffer(self, buffers: dict[Tensor, SampleBuffer], p: Tensor, name: str) -> SampleBuffer:
+        """A parameter's buffer; where a new one is needed, its state takes the new layout, too."""
         buffer = buffers.get(p)
         if buffer is None or not buffer.fits(p):
+            align_state_(self.state.get(p, {}), p, name)
             buffer = buffers[p] = SampleBuffer(p)
         return buffer
 
@@ -262,13 +263,24 @@ class PosteriorOptimizer(Optimizer, ABC):
                 "run forward and backward inside `with optimizer.sampled_params():` first "
                 "(in Avalanche: plugins=[CoVONPlugin()], or VCLPlugin for BayesByBackprop)"
             )
-        for group in self.param_groups:  # schedulers may have written them
-            self.check_group(group)
+        self._check_changed_groups()
         record, self._record = self._record, self._new_record()
         params = self._params_with_gradient(record)
         with defer_interrupt(), torch.no_grad():
             self._step(params, record)
         return loss
+
+    def _check_changed_groups(self) -> None:
+        """Check settings that were written since the last step, as schedulers do."""
+        others = {"params", "param_names", "noise_seed", "noise_draws"}
+        settings = [
+            [value for name, value in group.items() if name not in others]
+            for group in self.param_groups
+        ]
+        if settings != self._checked_settings:
+            for group in self.param_groups:
+                self.check_group(group)
+            self._checked_settings = settings
 
     def _params_with_gradient(self, record: SampleAccumulator) -> list[NamedParam]:
         params = []
@@ -410,6 +422,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             **self._start_task(parameter, groups[0]),
             **self._first_prior(parameter, groups[0]),
         }
+        self._buffers.pop(parameter, None)
         zeros = torch.zeros_like(parameter)
         self.state[parameter] = {
             k: embed(v, fresh.get(k, zeros)) if torch.is_tensor(v) else v for k, v in saved.items()
@@ -500,7 +513,7 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buffers, self._in_place = {}, []
+        self._buffers, self._in_place, self._checked_settings = {}, [], []
         self._record = self._new_record()
 
 
