@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covon_avalanche.optim.checks import check_betas, check_positive
+from covon_avalanche.optim.checks import check_betas, check_given, check_positive
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.posterior_optimizer import Group, PosteriorOptimizer, State
 from covon_avalanche.posterior.gaussian import DiagGaussian
@@ -165,6 +165,9 @@ class BayesByBackprop(PosteriorOptimizer):
         """
         if self._in_place:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
+        for name, p, *_ in self._named_params():
+            if importance is not None and p in importance:
+                check_given(name, importance[p], p, "importance")
         with defer_interrupt(), torch.no_grad():
             for _, p, *_ in self._named_params():
                 state = self.state.get(p, {})

@@ -88,14 +88,15 @@ def check_precisions(lowest: list[tuple[str, Tensor]]) -> None:
             )
 
 
-def check_mean(name: str, mean: Tensor, p: Tensor) -> None:
-    """Raise a ``ValueError`` naming the parameter unless it can take this mean."""
-    if mean.shape != p.shape:
+def check_given(name: str, value: Tensor, p: Tensor, what: str) -> None:
+    """Raise a ``ValueError`` naming the parameter unless the tensor has its shape and is finite."""
+    if value.shape != p.shape:
         raise ValueError(
-            f"the mean given for {name!r} must have shape {tuple(p.shape)}, got {tuple(mean.shape)}"
+            f"the {what} given for {name!r} must have shape {tuple(p.shape)}, "
+            f"got {tuple(value.shape)}"
         )
-    if not torch.isfinite(mean).all():
-        raise ValueError(f"the mean given for {name!r} is not finite")
+    if not torch.isfinite(value).all():
+        raise ValueError(f"the {what} given for {name!r} is not finite")
 
 
 def check_state(
@@ -131,8 +132,11 @@ def check_finite(tensors: list[tuple[str, str, Tensor]], *, step: int) -> None:
     :param step: of this task, for the message.
     :raises FloatingPointError: naming parameter, step and likely cause.
     """
-    for name, what, tensor in tensors:
-        if not torch.isfinite(tensor).all():
+    finite = [torch.isfinite(tensor).all() for *_, tensor in tensors]
+    if not tensors or torch.stack([f.to(finite[0].device) for f in finite]).all():
+        return
+    for (name, what, _), good in zip(tensors, finite, strict=True):
+        if not good:
             cause = (
                 "the loss is not finite, or it overflowed (lower lr, or set clip_radius)"
                 if what == "gradient"
@@ -161,12 +165,16 @@ class DeferredCheck:
     def __init__(self) -> None:
         self._pending: list[tuple[list[str], int, Tensor, Any]] = []
 
-    def add(self, names: list[str], grads: list[Tensor], limit: float, step: int) -> Tensor:
+    def add(self, tensors: list[tuple[str, Tensor, float]], step: int) -> Tensor:
         """Look at the gradients of a step.
 
-        :return: on their device, a scalar: whether all are finite and their norms below a limit.
+        :param tensors: parameter name, gradient, and the limit of its norm.
+        :return: on their device, a scalar: whether all are finite and their norms below the limits.
         """
-        good = torch.stack(torch._foreach_norm(grads)) < limit  # not where one is NaN
+        names, grads = [name for name, *_ in tensors], [tensor for _, tensor, _ in tensors]
+        norms = torch.stack(torch._foreach_norm(grads))
+        limits = torch.tensor([limit for *_, limit in tensors]).to(norms, non_blocking=True)
+        good = norms < limits  # not where one is NaN
         event = torch.Event(grads[0].device)
         answer = good.to("cpu", non_blocking=True)
         event.record()

@@ -5,7 +5,7 @@ Paper: "Fast and Slow Variational Continual Learning", Algorithm 1. The fast ste
 Algorithm 1) with the previous tasks' posterior as its prior. Written from the papers;
 no code of the authors' repository or of ivon-opt was used. MIT licence.
 
-:func:`fast_step` is the algorithm. ``cpu_kernel`` and ``multi_tensor`` compute the same faster.
+:func:`fast_step` is the algorithm; ``cpu_kernel`` and ``multi_tensor`` are faster versions of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from covon_avalanche.optim.checks import (
     DeferredCheck,
     check_betas,
     check_choice,
-    check_mean,
+    check_given,
     check_positive,
     check_precisions,
 )
@@ -78,6 +78,8 @@ def fast_step(
     batch_size: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Iteration ``i`` of Algorithm 1's inner loop for one parameter tensor, after the gradient.
+
+    The reference: to try a change, edit it and pass ``implementation="reference"``.
 
     :param statistic: average over the posterior samples of ``grad * (theta - mean)``, or, for
         ``"gradsq"``, of ``grad²``; theta was drawn with the variance of line 4.
@@ -144,8 +146,8 @@ class CoVON(PosteriorOptimizer):
         ``"ema"``, the same precision, but means averaged without it,
         ``(1 - gamma) m0 + gamma m``; ``"replace"``, no slow state: what the task alone adds to
         the first prior becomes the prior (negative entries of the Hessian count as 0);
-        ``"none"``, plain IVON, which continues. The last three are the ablations of the paper's
-        Figure 2b.
+        ``"none"``, plain IVON without consolidation. The last three are the ablations of the
+        paper's Figure 2b.
     :param generator: gives the seed of the noise at the first sample; by default torch's global
         generator does. With several processes it is required, with the same seed on all ranks.
     :param implementation: ``"foreach"``, torch's multi-tensor operations; ``"compiled"``, numba on
@@ -159,8 +161,10 @@ class CoVON(PosteriorOptimizer):
     ``prior_precision`` from the first consolidation on, or from the start with ``prior``. Until
     then the prior's precision is a number, and so is its mean, except with ``"init"``.
 
-    A CPU checks all gradients before a step changes anything. An accelerator skips a step with
-    bad gradients without waiting; a later step, ``consolidate()`` or ``state_dict()`` raises.
+    On a CPU all gradients are checked before a step changes anything. An accelerator skips a step
+    with gradients that are not finite, or so large that a float32 Hessian might overflow, without
+    synchronisation; a later step, ``consolidate()`` or ``state_dict()`` raises. A skipped step
+    still counts for the averages.
     """
 
     own_setting = "hess_init"
@@ -277,11 +281,11 @@ class CoVON(PosteriorOptimizer):
         }
 
     def _prior_precision(self, state: State, group: Group) -> Tensor | float:
-        """That of the current task's prior; a number until the first consolidation."""
+        """Precision of the current prior; a number until the first consolidation."""
         return state.get("prior_precision", float(group["ess"]) * group["weight_decay"])
 
     def _hess(self, p: Tensor, group: Group, train: bool) -> Tensor | float | None:
-        """That of the posterior to sample from; between tasks the slow posterior predicts."""
+        """Hessian of the posterior to sample from; between tasks, that of the merged one."""
         state = self.state.get(p, {})
         if not train and "hess" not in state:
             return 0.0 if "prior_precision" in state else None
@@ -364,7 +368,7 @@ class CoVON(PosteriorOptimizer):
             self.state[a.mean] = state
 
     def _rates(self) -> Callable[[Group, int], Rates]:
-        """Settings of a group in a step of the task, each made once."""
+        """Scalars of a group in a step of the task, each computed once."""
         known: dict[tuple[int, int], Rates] = {}
         batch_size = float(self.param_groups[0]["batch_size"] or 1)
 
@@ -473,7 +477,7 @@ class CoVON(PosteriorOptimizer):
                 align_state_(self.state[p], p, name)
                 check_gaussian(name, *self._merged(p, {**group, **instead}))
                 if means and p in means:
-                    check_mean(name, means[p], p)
+                    check_given(name, means[p], p, "mean")
             for _, p, group, _ in trained:
                 mean, precision = self._merged(p, {**group, **instead})
                 p.copy_(means[p] if means and p in means else mean)

@@ -69,8 +69,8 @@ def draw_samples(args: Sequence[StepArgs], key: int, implementation: Implementat
     """Write posterior samples (Algorithm 1, line 4).
 
     :param key: of the noise.
-    :return: numbers of the parameters whose precision is not positive; on the CPU only, for an
-        accelerator would have to be waited for.
+    :return: numbers of the parameters whose precision is not positive; on the CPU only, to
+        avoid synchronising with an accelerator.
     """
     compiled, rest = _split(args, implementation)
     bad: set[int] = set()
@@ -120,6 +120,13 @@ def step(
 
         if not cpu_kernel.step(compiled, squared, limit):
             return False
+    finite: dict[torch.device, Tensor] = {}
+    for device in {a.mean.device for a in rest} - {torch.device("cpu")}:
+        there = [a for a in rest if a.mean.device == device]
+        limits = [(a.name, a.grad, limit) for a in there]
+        if mc_samples > 1:
+            limits += [(a.name, a.sample, LARGEST_ESTIMATE) for a in there]
+        finite[device] = deferred.add(limits, there[0].step)
     for bucket in _buckets(rest):
         means, grads = [a.mean for a in bucket], [a.grad for a in bucket]
         statistics = [a.sample for a in bucket]
@@ -129,13 +136,10 @@ def step(
         rates: dict[str, Any] = bucket[0].rates._asdict()
         constant = {key: rates.pop(key) for key in ("beta1", "clip_radius")}
         run: Callable[..., None] = multi_tensor.step
-        finite = None
-        if means[0].device.type != "cpu":
-            finite = deferred.add([a.name for a in bucket], grads, limit, bucket[0].step)
-            if implementation == "compiled":
-                run = multi_tensor.compiled_step()
-                device = means[0].device
-                rates = {key: torch.full((), value, device=device) for key, value in rates.items()}
+        device = means[0].device
+        if device.type != "cpu" and implementation == "compiled":
+            run = multi_tensor.compiled_step()
+            rates = {key: torch.full((), value, device=device) for key, value in rates.items()}
         run(
             means,
             grads,
@@ -145,7 +149,7 @@ def step(
             _column(bucket, "prior_mean"),
             _column(bucket, "prior_precision"),
             squared=squared,
-            finite=finite,
+            finite=finite.get(device),
             **constant,
             **rates,
         )
@@ -184,7 +188,7 @@ def _fits_cpu_kernel(args: StepArgs, implementation: Implementation) -> bool:
 
 
 def _buckets(args: Sequence[StepArgs]) -> Iterator[list[StepArgs]]:
-    """Those that multi-tensor operations can take together."""
+    """Parameters of the same device, dtype and rates, for multi-tensor operations."""
     kinds = [
         (
             str(a.mean.device),
@@ -199,11 +203,13 @@ def _buckets(args: Sequence[StepArgs]) -> Iterator[list[StepArgs]]:
     ]
     for _, some in groupby(zip(kinds, args, strict=True), lambda pair: pair[0]):
         bucket: list[StepArgs] = []
+        entries = 0
         for _, a in some:
-            if bucket and sum(b.mean.numel() for b in (*bucket, a)) > _MOST_ENTRIES:
+            if bucket and entries + a.mean.numel() > _MOST_ENTRIES:
                 yield bucket
-                bucket = []
+                bucket, entries = [], 0
             bucket.append(a)
+            entries += a.mean.numel()
         yield bucket
 
 

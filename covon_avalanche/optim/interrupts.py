@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from _signal import SIGINT, signal  # the signal module's own spends a small step on enums
+from _signal import SIGINT, getsignal, signal  # the signal module is slow: it converts to enums
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,11 +19,10 @@ class defer_interrupt:
         self._pending: tuple[int, FrameType | None] | None = None
         self._handler: Any = None
         if threading.current_thread() is threading.main_thread():
-            handler = signal(SIGINT, self._defer)
+            handler = getsignal(SIGINT)
             if callable(handler):
                 self._handler = handler
-            elif handler is not None:
-                signal(SIGINT, handler)
+                signal(SIGINT, self._defer)
 
     def _defer(self, number: int, frame: FrameType | None) -> None:
         self._pending = number, frame

@@ -28,11 +28,13 @@ def match_layout(value: Tensor, p: Tensor, name: str, what: str) -> Tensor:
     same_kind = value.dtype == p.dtype and value.device == p.device
     if same_kind and not is_dense(p):  # never worked on in order of memory
         return value
-    return torch.empty_like(p, requires_grad=False).copy_(value)
+    with torch.inference_mode(False):  # as in SampleBuffer
+        return torch.empty_like(p, requires_grad=False).copy_(value)
 
 
 def align_state_(state: dict[str, Any], p: Tensor, name: str) -> None:
-    """Give a parameter's state its layout, after the model was cast, moved or laid out anew.
+    """Give a parameter's state its layout, after the model was cast or moved, or changed its memory
+    format.
 
     :raises ValueError: naming parameter and entry, if one has another shape.
     """

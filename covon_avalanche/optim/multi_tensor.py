@@ -73,13 +73,18 @@ def step(
     if squared:
         squares = torch._foreach_mul(grads, grads) if statistics is None else statistics
         _add_(excess, squares, -batch_size)
+        del squares
     else:
         torch._foreach_addcmul_(excess, statistics, precisions, value=-1)  # type: ignore[arg-type]
+    ratio: Tensors = torch._foreach_div(
+        excess, precisions
+    )  # before the square, which might overflow
+    del precisions
     if finite is not None:
         excess = [torch.where(finite, x, 0.0) for x in excess]
+        ratio = [torch.where(finite, x, 0.0) for x in ratio]
         grads = [torch.where(finite, g, m) for g, m in zip(grads, momenta, strict=True)]
     torch._foreach_lerp_(momenta, grads, 1 - beta1)  # line 7
-    ratio = torch._foreach_div(excess, precisions)  # before the square, which might overflow
     _add_(hessians, excess, -rest2)
     _addcmul_(hessians, excess, ratio, 0.5 * ess * rest2**2)  # line 8
     del excess, ratio

@@ -135,8 +135,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         return SampledParams(self, train)
 
     def discard_samples(self) -> None:
-        """Forget the samples drawn since the last step, and put back the mean if a sample was
-        left in place, which an interrupt may do outside of a ``with`` statement."""
+        """Drop the samples drawn since the last step, and put back the mean if an interrupt has
+        left a sample in place."""
         self._restore_mean()
         self._record = self._new_record()
 
@@ -170,15 +170,18 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _restore_mean(self) -> None:
         with defer_interrupt(), torch.no_grad():
-            restored, self._in_place = self._in_place, []
-            for p, buffer in restored:
+            restored = []
+            while self._in_place:
+                p, buffer = self._in_place[-1]
                 buffer.swap_(p)
-            bump_versions(p for p, _ in restored)
+                restored.append(p)
+                self._in_place.pop()
+            bump_versions(restored)
 
     def _record_sample(self, samples: list[tuple[Tensor, Tensor]]) -> None:
         if self._record.complete:
             if self._record.still_in_grad():
-                raise RuntimeError(
+                raise SamplesPendingError(
                     f"all mc_samples={self.mc_samples} samples of this step were drawn "
                     "already: call step(), or zero_grad() to drop them; to accumulate "
                     "gradients, run all micro-batches inside one sampled_params()"
@@ -210,7 +213,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         return drawn
 
     def _buffer(self, buffers: dict[Tensor, SampleBuffer], p: Tensor, name: str) -> SampleBuffer:
-        """A parameter's buffer; where a new one is needed, its state takes the new layout, too."""
+        """A parameter's buffer; where a new one is needed, its state is converted to the new
+        layout, too."""
         buffer = buffers.get(p)
         if buffer is None or not buffer.fits(p):
             align_state_(self.state.get(p, {}), p, name)
@@ -218,8 +222,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         return buffer
 
     def _next_key(self) -> int:
-        """The key of the next draw. The seed is taken from the generator, or from torch's global
-        one, at the first."""
+        """The key of the next draw. The first takes the seed from the generator, or from torch's
+        global one."""
         first = self.param_groups[0]
         seed = first["noise_seed"]
         check_generator(seeded=seed is not None or self._generator is not None)
@@ -231,7 +235,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         return noise.noise_key(seed, first["noise_draws"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; a complete set of samples that no step has used goes, too."""
+        """Clear the gradients; also drops a complete set of unused samples."""
         super().zero_grad(set_to_none)
         if self._record.complete:
             self._record = self._new_record()
@@ -264,9 +268,9 @@ class PosteriorOptimizer(Optimizer, ABC):
                 "(in Avalanche: plugins=[CoVONPlugin()], or VCLPlugin for BayesByBackprop)"
             )
         self._check_changed_groups()
-        record, self._record = self._record, self._new_record()
-        params = self._params_with_gradient(record)
+        params = self._params_with_gradient(self._record)
         with defer_interrupt(), torch.no_grad():
+            record, self._record = self._record, self._new_record()
             self._step(params, record)
         return loss
 
@@ -456,11 +460,6 @@ class PosteriorOptimizer(Optimizer, ABC):
         group = self.param_groups[-1]
         try:
             self.check_group(group)
-            if group["mc_samples"] != self.mc_samples:
-                raise ValueError(
-                    f"mc_samples must be the same in all groups, got {group['mc_samples']} "
-                    f"and {self.mc_samples}"
-                )
             seen: set[Tensor] = set()
             for name, p, owner, _ in self._named_params():
                 if owner is group:
@@ -479,6 +478,14 @@ class PosteriorOptimizer(Optimizer, ABC):
         check_positive("weight_decay", group["weight_decay"], zero=True)
         check_positive("ess * weight_decay", group["ess"] * group["weight_decay"], zero=True)
         check_whole("mc_samples", group["mc_samples"])
+        check_whole("noise_draws", group["noise_draws"], least=0)
+        if group["noise_seed"] is not None:
+            check_whole("noise_seed", group["noise_seed"], least=0)
+        if group["mc_samples"] != self.mc_samples:
+            raise ValueError(
+                f"mc_samples must be the same in all groups, got {group['mc_samples']} and "
+                f"{self.mc_samples}"
+            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore groups and state, the noise included.
@@ -495,7 +502,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             )
         # Checkpoints of earlier versions lack newer settings.
         groups = [{**self.defaults, **group} for group in state_dict["param_groups"]]
-        before = self.__getstate__()
+        before = dict(vars(self))
         with defer_interrupt():
             try:
                 super().load_state_dict({**state_dict, "param_groups": groups})
@@ -504,7 +511,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 for name, p, group, _ in self._named_params():
                     check_state(name, p, self.state.get(p, {}), self._state_needs(group))
             except BaseException:
-                self.__setstate__(before)
+                vars(self).update(before)
                 raise
             self.discard_samples()
 
@@ -541,12 +548,18 @@ class SampledParams:
         traceback: TracebackType | None,
     ) -> None:
         optimizer = self._optimizer
-        recorded = False
         try:
             optimizer._restore_mean()
             if self._train and kind is None:
                 optimizer._record_sample([(p, buffer.content) for p, buffer in self._samples])
-            recorded = kind is None
-        finally:
-            if self._train and not recorded:
-                optimizer.discard_samples()  # half of a sample is none
+        except SamplesPendingError:
+            raise  # the samples that wait for their step stay
+        except BaseException:
+            optimizer.discard_samples() if self._train else optimizer._restore_mean()
+            raise
+        if self._train and kind is not None:
+            optimizer.discard_samples()  # never keep an incomplete sample
+
+
+class SamplesPendingError(RuntimeError):
+    """All samples of a step were drawn, and another one was drawn before the step."""

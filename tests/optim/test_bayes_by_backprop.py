@@ -1,5 +1,7 @@
 """Bayes by Backprop against autograd, torch.optim.Adam and the exact posterior."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -8,8 +10,10 @@ from toy_optimizers import (
     Antithetic,
     exact_posterior,
     given_noise,
+    make_vcl,
     regression_step,
     regression_task,
+    same,
     train_step,
 )
 
@@ -137,3 +141,14 @@ def test_importance_pulls_mean_and_spread_toward_the_prior(linear, batch):
     torch.testing.assert_close(w.detach(), mean.detach() - 0.05 * mean.grad)
     new = optimizer.state[w]["log_std"]
     torch.testing.assert_close(new, log_std.detach() - 0.05 * log_std.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_an_importance_that_does_not_fit_is_named_before_anything_changes(linear, batch):
+    optimizer = make_vcl(linear.named_parameters())
+    train_step(optimizer, linear, batch)
+    before = optimizer.posterior()
+    for bad, what in ((torch.ones(7), "shape"), (torch.full((3,), math.nan), "finite")):
+        with pytest.raises(ValueError, match=f"importance given for .bias. .*{what}"):
+            optimizer.consolidate(importance={linear.bias: bad})
+    assert "step" in optimizer.state[linear.weight]
+    assert same(before.mean, optimizer.posterior().mean)

@@ -84,7 +84,7 @@ class TestDeferredCheck:
             grads = [torch.ones(3), torch.full((2, 2), 10.0)]
             if step in bad:
                 grads[1][1, 0] = math.nan if step % 2 else 1e10
-            finite = deferred.add(["a", "b"], grads, 1e9, step)
+            finite = deferred.add([("a", grads[0], 1e9), ("b", grads[1], 1e9)], step)
             assert finite.item() == (step not in bad)
         return deferred
 

@@ -251,6 +251,9 @@ class TestStepping:
         with pytest.raises(RuntimeError, match=r"'b\.weight' has a gradient that was computed out"):
             optimizer.step()
         assert same(weights(a), before)
+        b.zero_grad()
+        optimizer.step()  # the sample is still there
+        assert not same(weights(a), before)
 
     def test_inside_a_sample_no_step_and_no_consolidation(self, make, linear):
         optimizer = make(linear.parameters())
@@ -313,6 +316,8 @@ class TestStepping:
         ):
             linear(batch[0]).sum().backward()
         assert same(weights(linear), before)
+        optimizer.step()  # as the error suggests: the first sample still waits
+        assert not same(weights(linear), before)
 
     @pytest.mark.parametrize("mc_samples", [1, 3])
     def test_micro_batches_inside_one_sample_equal_the_whole_batch(
@@ -640,7 +645,13 @@ class TestLoading:
             self.refused(trained, linear, batch, damaged, says)
 
     def test_bad_groups_are_named_and_nothing_is_changed(self, trained, linear, batch):
-        for key, value in (("ess", math.nan), ("mc_samples", 0), ("betas", (0.9, 2.0))):
+        for key, value in (
+            ("ess", math.nan),
+            ("mc_samples", 0),
+            ("betas", (0.9, 2.0)),
+            ("noise_draws", "x"),
+            ("noise_seed", -1),
+        ):
             damaged = copy.deepcopy(trained.state_dict())
             damaged["param_groups"][0][key] = value
             self.refused(trained, linear, batch, damaged, f"{key} must be")
