@@ -20,7 +20,7 @@ class MemoryFootprint(SupervisedPlugin):
 
     ``ratio`` is this memory divided by that of the parameters: parameters, optimizer state
     (samples included), tensors of the plugins (anchors, importances, old models) and stored
-    examples. It is the largest value at the end of any experience's first epoch. An example
+    examples. It is the largest value after any experience's second step. An example
     counts as the network receives it, with its labels, even if the memory only refers to the data
     set. Gradients, which every method has, and the model's buffers do not count.
     """
@@ -34,10 +34,18 @@ class MemoryFootprint(SupervisedPlugin):
         """A new experience begins."""
         self._measured = False
 
+    def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        """Measure once, because it takes time; right after a step, so that a run that resumes from
+        a checkpoint measures what an undisturbed one does."""
+        if not self._measured and strategy.clock.train_exp_iterations >= 1:
+            self._measure(strategy)
+
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        """Measure, after the first epoch only, because it takes time."""
-        if self._measured:
-            return
+        """Measure where the first epoch had one step only."""
+        if not self._measured:
+            self._measure(strategy)
+
+    def _measure(self, strategy: Any) -> None:
         self._measured = True
         parameters = list(strategy.model.parameters())
         plugins = [p for p in strategy.plugins if not isinstance(p, EvaluationPlugin)]

@@ -34,6 +34,20 @@ def test_the_first_task_of_covon_needs_no_prior_tensors():
     assert footprint.ratio == pytest.approx(4)
 
 
+def test_a_run_that_resumes_at_the_end_of_an_epoch_measures_the_same():
+    """Then the samples' buffers, which checkpoints do not have, are not there yet."""
+
+    class Resumed(SupervisedPlugin):
+        def after_training_epoch(self, strategy, **kwargs):
+            strategy.optimizer.load_state_dict(strategy.optimizer.state_dict())
+            assert strategy.optimizer.memory()["samples"] == 0
+
+    footprint = MemoryFootprint()
+    strategy = make_strategy("covon", toy_model(), plugins=[Resumed(), footprint])
+    strategy.train(toy_benchmark(2).train_stream)
+    assert footprint.ratio == pytest.approx(6, abs=0.01)
+
+
 def test_avalanches_ewc_grows_by_two_copies_a_task():
     footprint, model = MemoryFootprint(), toy_model()
     strategy = Naive(
