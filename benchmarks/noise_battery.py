@@ -22,9 +22,9 @@ from comparison import RESULTS, write_measurement
 from numba import njit
 from scipy import stats
 
-from covon_avalanche.optim.cpu_noise import GROUP, _mix64, _pair, fill_group
-from covon_avalanche.optim.noise import fill_normal_, noise_key
+from covon_avalanche.optim.noise import GROUP, _mix64, _pair, fill_group
 from covon_avalanche.optim.numba_intrinsics import hash32
+from covon_avalanche.optim.samples import fill_normal_, noise_key
 
 # birthdays, ranks, bitstream, counts of ones, parking lot, spheres, runs, STS, RGB distances,
 # lagged sums, KS, byte distribution, DCT, monobit
@@ -124,7 +124,7 @@ def normals(n: int = 10**8) -> dict[str, float]:
 def main() -> None:
     """Measure what can be measured here."""
     if _bits_differ(u64(noise_key(3, 0)), 1, 2):
-        raise RuntimeError("cpu_noise has other words now: adapt _bits")
+        raise RuntimeError("noise.py has other words now: adapt _bits")
     found: dict[str, Any] = {"normals": normals()}
     print(json.dumps(found, indent=1), flush=True)
     for stream in ("words", "parameters", "draws") if shutil.which("dieharder") else ():

@@ -123,7 +123,7 @@ def noise(model: str, optimizers: list[str]) -> Cases:
     """A posterior sample's noise, against whole steps."""
     out = torch.empty(parameters_in(model))
     try:
-        from covon_avalanche.optim.noise import fill_normal_
+        from covon_avalanche.optim.samples import fill_normal_
     except ImportError:  # version 0.1
         from covon_avalanche.optim.kernels.threefry import fill
 

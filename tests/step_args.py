@@ -5,15 +5,21 @@ import math
 import torch
 from torch import Tensor
 
-from covon_avalanche.optim.checks import DeferredCheck
+from covon_avalanche.optim import cpu_kernel, multi_tensor
 from covon_avalanche.optim.covon import fast_step
-from covon_avalanche.optim.implementations import Rates, StepArgs, step
+from covon_avalanche.optim.multi_tensor import DeferredCheck, Rates, StepArgs
 
 SIZES = (1, 7, 1023, 1024, 1025, 16 * 1024 - 1, 16 * 1024, 2 * 16 * 1024 + 5)
 """Around the CPU kernel's groups and tiles."""
 
 RATES = Rates(
-    ess=60.0, lr=0.1, beta1=0.9, rest2=0.01, correction=1.3, clip_radius=0.5, batch_size=17.0
+    ess=60.0,
+    lr=0.1,
+    beta1=0.9,
+    one_minus_beta2=0.01,
+    bias_correction=0.8,
+    clip_radius=0.5,
+    batch_size=17.0,
 )
 
 
@@ -40,7 +46,6 @@ def make_args(dtype, prior, *, sizes=SIZES, rates=RATES) -> list[StepArgs]:
             prior_mean=0.0 if prior == "numbers" else normal(n),
             prior_precision=positive(n) if prior == "tensors" else 0.4,
             rates=rates,
-            dense=True,
             grad=normal(n),
             momentum=normal(n),
             step=5,
@@ -66,11 +71,11 @@ def expected(args: StepArgs, *, squared: bool, mc_samples: int) -> tuple[Tensor,
         wide["prior_mean"],
         wide["prior_precision"],
         # the i with which the correction is the given one
-        math.log(1 - 1 / rates.correction) / math.log(rates.beta1) if rates.beta1 else 1,
+        math.log(1 - rates.bias_correction) / math.log(rates.beta1) if rates.beta1 else 1,
         ess=rates.ess,
         lr=rates.lr,
         beta1=rates.beta1,
-        beta2=1 - rates.rest2,
+        beta2=1 - rates.one_minus_beta2,
         debias=True,
         clip_radius=rates.clip_radius,
         hess_approx="gradsq" if squared else "reparam",
@@ -79,10 +84,28 @@ def expected(args: StepArgs, *, squared: bool, mc_samples: int) -> tuple[Tensor,
     return mean, momentum, hess
 
 
+def draw(args, implementation, key=3) -> bool:
+    """Draw samples by the CPU kernel, for float32, or by multi-tensor operations."""
+    fast = implementation == "compiled" and args[0].mean.dtype == torch.float32
+    return (cpu_kernel if fast else multi_tensor).draw_samples(args, key)
+
+
+def step(args, implementation, *, squared, mc_samples, limit=1e9) -> bool:
+    """The same for a step of one sample; whether the gradients were below the limit."""
+    fast = implementation == "compiled" and args[0].mean.dtype == torch.float32
+    if fast and mc_samples == 1:
+        return cpu_kernel.step(args, squared, limit)
+    if not multi_tensor.gradients_fit(args, limit, mc_samples):
+        return False
+    kind = dict(squared=squared, mc_samples=mc_samples, compiled=False)
+    multi_tensor.step(args, limit, deferred=DeferredCheck(), **kind)
+    return True
+
+
 def largest_error(args, implementation, **kind) -> float:
     """Of a step: the largest error, relative to the largest entry of each tensor."""
     answers = [expected(a, **kind) for a in args]
-    step(args, implementation, deferred=DeferredCheck(), **kind)
+    assert step(args, implementation, **kind)
     return max(
         ((got.double() - want).abs().max() / want.abs().max()).item()
         for a, answer in zip(args, answers, strict=True)

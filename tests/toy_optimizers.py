@@ -49,6 +49,16 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
+@contextmanager
+def noise_by(fill):
+    """Let a function draw the noise, except that of the CPU kernel."""
+    with (
+        mock.patch("covon_avalanche.optim.posterior_optimizer.fill_normal_", fill),
+        mock.patch("covon_avalanche.optim.multi_tensor.fill_normal_", fill),
+    ):
+        yield
+
+
 class Antithetic:
     """Draws +e and -e with e = +-1 for ``mc_samples=2``, so that averages over the pair are
     exact expectations for quadratic losses. To be mixed into an optimizer class."""
@@ -66,7 +76,7 @@ class Antithetic:
             self._signs.append(out.clone())
             return out
 
-        with mock.patch("covon_avalanche.optim.noise.fill_normal_", fill):
+        with noise_by(fill):
             return super()._draw(*arguments)
 
 
@@ -79,7 +89,7 @@ def given_noise(tensors):
         given = next(left, None)
         return out.fill_(1) if given is None else out.copy_(given.reshape(out.shape))
 
-    with mock.patch("covon_avalanche.optim.noise.fill_normal_", fill):
+    with noise_by(fill):
         yield
 
 

@@ -13,8 +13,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 _LARGEST = 3.4e38  # of float32, in which the weights are
-LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate may overflow float32
-LARGEST_ESTIMATE = 1e15  # beyond it the square of a Hessian estimate may
 
 
 def check_positive(name: str, value: float, *, zero: bool = False) -> None:
@@ -63,12 +61,10 @@ def check_parameter(p: Tensor, name: str) -> None:
         )
 
 
-def check_generator(seeded: bool) -> None:
-    """Refuse to draw different noise in each of several processes.
-
-    :param seeded: whether the user gave a generator, or the noise has its seed already.
-    """
-    if not seeded and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+def check_generator(generator: torch.Generator | None) -> None:
+    """Refuse to draw the seed of the noise anew in each of several processes."""
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if generator is None and several:
         raise ValueError(
             "DDP averages gradients first, so all ranks need identical noise: pass "
             "generator=torch.Generator(device).manual_seed(seed) with the same seed on all ranks"
@@ -146,59 +142,3 @@ def check_finite(tensors: list[tuple[str, str, Tensor]], *, step: int) -> None:
                 f"{what} of {name!r} is not finite in step {step} of this task; nothing "
                 f"was changed. Likely cause: {cause}."
             )
-
-
-def largest_gradient(squared: bool, batch_size: float) -> float:
-    """The norm of a gradient from which a step in float32 may overflow."""
-    if not squared:
-        return LARGEST_GRADIENT
-    return min(LARGEST_GRADIENT, math.sqrt(LARGEST_ESTIMATE / batch_size))
-
-
-class DeferredCheck:
-    """Checks gradients on an accelerator without waiting for it.
-
-    A step that must not happen is skipped on the device; the error is raised by the first call
-    that finds the answer on the host.
-    """
-
-    def __init__(self) -> None:
-        self._pending: list[tuple[list[str], int, Tensor, Any]] = []
-
-    def add(self, tensors: list[tuple[str, Tensor, float]], step: int) -> Tensor:
-        """Look at the gradients of a step.
-
-        :param tensors: parameter name, gradient, and the limit of its norm.
-        :return: on their device, a scalar: whether all are finite and their norms below the limits.
-        """
-        names, grads = [name for name, *_ in tensors], [tensor for _, tensor, _ in tensors]
-        norms = torch.stack(torch._foreach_norm(grads))
-        limits = torch.tensor([limit for *_, limit in tensors]).to(norms, non_blocking=True)
-        good = norms < limits  # not where one is NaN
-        event = torch.Event(grads[0].device)
-        answer = good.to("cpu", non_blocking=True)
-        event.record()
-        self._pending.append((names, step, answer, event))
-        return good.all()
-
-    def raise_if_bad(self, *, wait: bool) -> None:
-        """Raise for a step that was skipped.
-
-        :param wait: for the device, if it has not finished all steps.
-        :raises FloatingPointError: naming parameter and step.
-        """
-        while self._pending:
-            names, step, answer, event = self._pending[0]
-            if wait:
-                event.synchronize()
-            elif not event.query():
-                return
-            self._pending.pop(0)
-            if not answer.all():
-                self._pending.clear()
-                bad = next(n for n, good in zip(names, answer.tolist(), strict=True) if not good)
-                raise FloatingPointError(
-                    f"the gradient of {bad!r} is not finite or too large in step {step} of this "
-                    "task; that step was skipped. Likely cause: the loss is not finite, or it "
-                    "overflowed (lower lr, or set clip_radius)."
-                )

@@ -10,15 +10,16 @@ no code of the authors' repository or of ivon-opt was used. MIT licence.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from covon_avalanche.optim import multi_tensor
 from covon_avalanche.optim.checks import (
-    DeferredCheck,
     check_betas,
     check_choice,
     check_given,
@@ -27,17 +28,28 @@ from covon_avalanche.optim.checks import (
 )
 from covon_avalanche.optim.diagnostics import Diagnostics, add, diagnose
 from covon_avalanche.optim.hessian import HessApprox, beta2_at
-from covon_avalanche.optim.implementations import (
-    Implementation,
+from covon_avalanche.optim.multi_tensor import (
+    LARGEST_ESTIMATE,
+    LARGEST_GRADIENT,
+    DeferredCheck,
     Rates,
     StepArgs,
-    draw_samples,
-    step,
 )
-from covon_avalanche.optim.interrupts import defer_interrupt
-from covon_avalanche.optim.layout import SampleBuffer, align_state_, bump_versions, match_layout
-from covon_avalanche.optim.posterior_optimizer import Group, NamedParam, PosteriorOptimizer, State
-from covon_avalanche.optim.samples import SampleAccumulator
+from covon_avalanche.optim.posterior_optimizer import (
+    Group,
+    NamedParam,
+    PosteriorOptimizer,
+    State,
+    defer_interrupt,
+)
+from covon_avalanche.optim.samples import (
+    SampleAccumulator,
+    SampleBuffer,
+    align_state_,
+    bump_versions,
+    compiled_fill,
+    match_layout,
+)
 from covon_avalanche.posterior.gaussian import (
     DiagGaussian,
     check_gamma,
@@ -45,6 +57,7 @@ from covon_avalanche.posterior.gaussian import (
     merge_tensors,
 )
 
+Implementation = Literal["auto", "compiled", "foreach", "reference"]
 Consolidation = Literal["merge", "ema", "replace", "none"]
 
 ALGORITHM_1: dict[str, Any] = dict(hess_approx="reparam", betas=(0.9, 0.9999), gamma_precision=None)
@@ -310,38 +323,47 @@ class CoVON(PosteriorOptimizer):
         """Algorithm 1, line 4."""
         if self.implementation == "reference":
             return super()._draw(params, buffers, train, key)
-        drawn, args = [], []
-        rates = self._rates()
+        drawn: list[tuple[Tensor, SampleBuffer]] = []
+        fast: list[StepArgs] = []
+        rest: list[StepArgs] = []
         for named in params:
-            name, p, group, _ = named
-            hess = self._hess(p, group, train)
-            if hess is not None:
-                buffer = self._buffer(buffers, p, name)
-                drawn.append((p, buffer))
-                state = {"hess": hess, **self.state.get(p, {})}
-                dense, now = buffer.is_dense, rates(group, 1)
-                args.append(self._step_args(named, state, now, dense, buffer.content))
-        bad = draw_samples(args, key, self.implementation)
-        if bad:
-            precisions = [
-                (a.name, torch.as_tensor(a.rates.ess * a.hess + a.prior_precision).min())
-                for a in args
-                if a.number in bad
-            ]
-            check_precisions(precisions)
+            hess = self._hess(named.param, named.group, train)
+            if hess is None:
+                continue
+            buffer = self._buffer(buffers, named.param, named.name)
+            drawn.append((named.param, buffer))
+            if not isinstance(hess, Tensor):
+                hess = torch.full_like(named.param, hess, requires_grad=False)
+            state = {**self.state.get(named.param, {}), "hess": hess}
+            args = self._step_args(named, state, 1, buffer.content)
+            (fast if self._on_cpu_kernel(buffer) else rest).append(args)
+        good = multi_tensor.draw_samples(rest, key)
+        if fast:
+            from covon_avalanche.optim import cpu_kernel
+
+            good = cpu_kernel.draw_samples(fast, key) and good
+        if not good:
+            check_precisions(
+                [(a.name, (a.rates.ess * a.hess + a.prior_precision).min()) for a in fast + rest]
+            )
         return drawn
 
     def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
         """Algorithm 1, lines 6 to 9."""
+        if self.implementation == "reference":
+            super()._step(params, record)
+            return
         self._deferred.raise_if_bad(wait=False)
-        args, states = [], []
-        rates = self._rates()
+        fast: list[StepArgs] = []
+        rest: list[StepArgs] = []
+        states: list[State] = []
         for named in params:
             name, p, group, _ = named
             assert p.grad is not None
             state = self.state.get(p, {})
             if "step" not in state:
                 state = {**self._start_task(p, group), **state}
+            states.append(state)
             buffer = self._buffers.get(p)
             if buffer is None or not buffer.fits(p):  # the model was cast since the sample
                 align_state_(state, p, name)
@@ -350,53 +372,65 @@ class CoVON(PosteriorOptimizer):
             if not buffer.fits(sample):
                 sample = match_layout(sample, p, name, "the sample")
             grad = p.grad if buffer.fits(p.grad) else match_layout(p.grad, p, name, "the gradient")
-            now = rates(group, state["step"] + 1)
-            args.append(self._step_args(named, state, now, buffer.is_dense, sample, grad))
-            states.append(state)
-        if self.implementation == "reference" or not step(
-            args,
-            self.implementation,
-            squared=record.squared,
-            mc_samples=record.mc_samples,
-            deferred=self._deferred,
-        ):
+            args = self._step_args(named, state, state["step"] + 1, sample, grad)
+            one = record.mc_samples == 1
+            (fast if one and self._on_cpu_kernel(buffer) else rest).append(args)
+        if not self._run(fast, rest, record):
             super()._step(params, record)  # fast_step, checked before anything changes
             return
-        bump_versions(a.mean for a in args)
-        for a, state in zip(args, states, strict=True):
+        bump_versions(named.param for named in params)
+        for named, state in zip(params, states, strict=True):
             state["step"] += 1
-            self.state[a.mean] = state
+            self.state[named.param] = state
 
-    def _rates(self) -> Callable[[Group, int], Rates]:
-        """Scalars of a group in a step of the task, each computed once."""
-        known: dict[tuple[int, int], Rates] = {}
-        batch_size = float(self.param_groups[0]["batch_size"] or 1)
+    def _run(self, fast: list[StepArgs], rest: list[StepArgs], record: SampleAccumulator) -> bool:
+        """Step in place; ``False``, with nothing changed, if a gradient on the CPU is not finite or
+        so large that the step might overflow float32."""
+        limit = LARGEST_GRADIENT
+        if record.squared:
+            limit = min(limit, math.sqrt(LARGEST_ESTIMATE / self._batch_size()))
+        if not multi_tensor.gradients_fit(rest, limit, record.mc_samples):
+            return False
+        if fast:
+            from covon_avalanche.optim import cpu_kernel
 
-        def rates(group: Group, step: int) -> Rates:
-            if (id(group), step) not in known:
-                beta1, beta2 = group["betas"]
-                known[id(group), step] = Rates(
-                    ess=float(group["ess"]),
-                    lr=float(group["lr"]),
-                    beta1=beta1,
-                    rest2=1 - beta2_at(beta2, step - 1),
-                    correction=1 / (1 - beta1**step) if group["debias"] else 1.0,
-                    clip_radius=group["clip_radius"],
-                    batch_size=batch_size,
-                )
-            return known[id(group), step]
+            if not cpu_kernel.step(fast, record.squared, limit):
+                return False
+        multi_tensor.step(
+            rest,
+            limit,
+            squared=record.squared,
+            mc_samples=record.mc_samples,
+            compiled=self.implementation == "compiled",
+            deferred=self._deferred,
+        )
+        return True
 
-        return rates
+    def _on_cpu_kernel(self, buffer: SampleBuffer) -> bool:
+        if self.implementation == "compiled" and buffer.for_cpu_kernel and compiled_fill() is None:
+            raise ValueError("implementation='compiled' needs a working numba on a CPU")
+        return buffer.for_cpu_kernel and self.implementation != "foreach" and bool(compiled_fill())
 
     def _step_args(
         self,
         named: NamedParam,
         state: State,
-        rates: Rates,
-        dense: bool,
+        i: int,
         sample: Tensor,
         grad: Tensor | None = None,
     ) -> StepArgs:
+        """Arguments of iteration ``i`` of the task."""
+        group = named.group
+        beta1, beta2 = group["betas"]
+        rates = Rates(
+            ess=float(group["ess"]),
+            lr=float(group["lr"]),
+            beta1=beta1,
+            one_minus_beta2=1 - beta2_at(beta2, i - 1),
+            bias_correction=1 - beta1**i if group["debias"] else 1.0,
+            clip_radius=group["clip_radius"],
+            batch_size=float(self.param_groups[0]["batch_size"] or 1),
+        )
         return StepArgs(
             named.name,
             named.number,
@@ -404,12 +438,11 @@ class CoVON(PosteriorOptimizer):
             sample,
             state["hess"],
             state.get("prior_mean", 0.0),
-            self._prior_precision(state, named.group),
+            self._prior_precision(state, group),
             rates,
-            dense,
             grad,
             state.get("momentum"),
-            state.get("step", 0) + 1,
+            i,
         )
 
     def _propose(

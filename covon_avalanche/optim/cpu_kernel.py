@@ -7,6 +7,7 @@ result. All tensors are float32, on the CPU, and dense, with the strides of thei
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -16,8 +17,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from covon_avalanche.optim.cpu_noise import FAST_MATH, GROUP, OPTIONS, PARTS, fill_part
-from covon_avalanche.optim.implementations import StepArgs
+from covon_avalanche.optim.multi_tensor import StepArgs
+from covon_avalanche.optim.noise import FAST_MATH, GROUP, OPTIONS, PARTS, fill_part
 from covon_avalanche.optim.numba_intrinsics import array_at, prefetch, use_512_bit_registers
 
 _PART = GROUP // PARTS
@@ -25,22 +26,22 @@ _TILE = 16 * GROUP  # entries that a thread takes at a time
 _ONE_THREAD = 2**20  # entries below which starting threads takes longer than the work
 
 _MEAN, _SAMPLE, _GRAD, _MOMENTUM, _HESS, _PRIOR_MEAN, _PRIOR_PRECISION, _SIZE, _NUMBER = range(9)
-_ESS, _PRIOR_PRECISION0, _REST1, _REST2, _LR, _CLIP, _CORRECTION, _BATCH_SIZE = range(8)
+_ESS, _LR, _ONE_MINUS_BETA1, _ONE_MINUS_BETA2, _DEBIAS, _CLIP, _BATCH_SIZE, _PRIOR0 = range(8)
 
 i32, i64, f32, u64 = np.int32, np.int64, np.float32, np.uint64
 
 
-def draw_samples(rows: Sequence[StepArgs], key: int) -> set[int]:
+def draw_samples(rows: Sequence[StepArgs], key: int) -> bool:
     """Write a posterior sample into each row's ``sample`` (Algorithm 1, line 4).
 
-    :return: numbers of the parameters with a precision that is not positive.
+    :return: whether all precisions are positive.
     """
-    bad: set[int] = set()
+    good = True
     for (_, prior_given), some in _by_prior(rows).items():
         flags = np.zeros(len(some), np.bool_)
         _run(_draw(prior_given), *_tables(some), u64(key), flags)
-        bad |= {row.number for row, flag in zip(some, flags, strict=True) if flag}
-    return bad
+        good = good and not flags.any()
+    return good
 
 
 def step(rows: Sequence[StepArgs], squared: bool, limit: float) -> bool:
@@ -83,7 +84,7 @@ def _run(kernel: Callable, table: np.ndarray, settings: np.ndarray, *arguments: 
         kernel(table, settings, *arguments, 0, 1)
         return
     futures = [
-        _pool(threads).submit(kernel, table, settings, *arguments, first, threads)
+        _pool(threads, os.getpid()).submit(kernel, table, settings, *arguments, first, threads)
         for first in range(threads)
     ]
     for future in futures:
@@ -91,7 +92,8 @@ def _run(kernel: Callable, table: np.ndarray, settings: np.ndarray, *arguments: 
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """A forked process does not inherit threads."""
     return ThreadPoolExecutor(threads, thread_name_prefix="covon-step")
 
 
@@ -111,10 +113,18 @@ def _addresses(row: StepArgs) -> tuple[int, ...]:
 
 
 def _settings(row: StepArgs) -> tuple[float, ...]:
-    prior, r = row.prior_precision, row.rates
-    prior = 0.0 if isinstance(prior, Tensor) else prior
-    clip = min(r.clip_radius, 3e38)
-    return (r.ess, prior, 1 - r.beta1, r.rest2, r.lr, clip, r.correction, r.batch_size)
+    prior0 = 0.0 if isinstance(row.prior_precision, Tensor) else row.prior_precision
+    r = row.rates
+    return (
+        r.ess,
+        r.lr,
+        1 - r.beta1,
+        r.one_minus_beta2,
+        1 / r.bias_correction,
+        min(r.clip_radius, 3e38),
+        r.batch_size,
+        prior0,
+    )
 
 
 # Kernels. What is given is None or True, so that numba leaves out the other branch. ---------
@@ -174,7 +184,7 @@ def _draw(prior: bool) -> Callable:
             sample = array_at(table[row, _SAMPLE], size)
             hess = array_at(table[row, _HESS], size)
             prior = array_at(table[row, _PRIOR_PRECISION], size)
-            ess, prior0 = settings[row, _ESS], settings[row, _PRIOR_PRECISION0]
+            ess, prior0 = settings[row, _ESS], settings[row, _PRIOR0]
             for begin in range(0, size, _TILE):
                 tile += 1
                 if tile % stride != first:
@@ -202,7 +212,7 @@ def _draw(prior: bool) -> Callable:
 @njit(**{**OPTIONS, "cache": False})
 def _step_tile(
     squared, mean_given, prior_given, mean, sample, grad, momentum, hess, prior_mean, prior,
-    ess, prior0, rest1, rest2, lr, clip, correction, batch_size, begin, end,
+    ess, prior0, rate1, rate2, lr, clip, debias, batch_size, begin, end,
 ):  # fmt: skip
     use_512_bit_registers()
     half, one = f32(0.5), f32(1)
@@ -214,11 +224,11 @@ def _step_tile(
         estimate = batch_size * g * g
         if squared is None:
             estimate = g * (sample[i] - m) * ess * (h + delta)  # line 6
-        b = momentum[i] + rest1 * (g - momentum[i])  # line 7
-        change = rest2 * (estimate - h)
+        b = momentum[i] + rate1 * (g - momentum[i])  # line 7
+        change = rate2 * (estimate - h)
         h = h + change + half * change * change / (h + delta)  # line 8
         pull = delta * (m if mean_given is None else m - prior_mean[i])
-        direction = (b * correction + pull) / (h + delta)
+        direction = (b * debias + pull) / (h + delta)
         mean[i] = m - lr * min(max(direction, -clip), clip)  # line 9
         momentum[i] = b
         hess[i] = h
@@ -241,16 +251,16 @@ def _step(squared: bool, prior_mean: bool, prior_precision: bool) -> Callable:
             hess = array_at(table[row, _HESS], size)
             prior_mean = array_at(table[row, _PRIOR_MEAN], size)
             prior = array_at(table[row, _PRIOR_PRECISION], size)
-            ess, prior0 = settings[row, _ESS], settings[row, _PRIOR_PRECISION0]
-            rest1, rest2, lr = settings[row, _REST1], settings[row, _REST2], settings[row, _LR]
-            clip, correction = settings[row, _CLIP], settings[row, _CORRECTION]
+            ess, prior0, lr = settings[row, _ESS], settings[row, _PRIOR0], settings[row, _LR]
+            rate1, rate2 = settings[row, _ONE_MINUS_BETA1], settings[row, _ONE_MINUS_BETA2]
+            debias, clip = settings[row, _DEBIAS], settings[row, _CLIP]
             batch_size = settings[row, _BATCH_SIZE]
             for begin in range(0, size, _TILE):
                 tile += 1
                 if tile % stride == first:
                     _step_tile(
                         squared_given, mean_given, prior_given, mean, sample, grad, momentum, hess,
-                        prior_mean, prior, ess, prior0, rest1, rest2, lr, clip, correction,
+                        prior_mean, prior, ess, prior0, rate1, rate2, lr, clip, debias,
                         batch_size, begin, min(begin + _TILE, size),
                     )  # fmt: skip
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from _signal import SIGINT, getsignal, signal  # the signal module is slow: it converts to enums
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
+from contextlib import contextmanager
+from types import FrameType, TracebackType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from covon_avalanche.optim import noise
 from covon_avalanche.optim.checks import (
     check_finite,
     check_generator,
@@ -21,9 +23,14 @@ from covon_avalanche.optim.checks import (
     check_state,
     check_whole,
 )
-from covon_avalanche.optim.interrupts import defer_interrupt
-from covon_avalanche.optim.layout import SampleBuffer, align_state_, bump_versions
-from covon_avalanche.optim.samples import SampleAccumulator
+from covon_avalanche.optim.samples import (
+    SampleAccumulator,
+    SampleBuffer,
+    align_state_,
+    bump_versions,
+    fill_normal_,
+    noise_key,
+)
 from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, embed
 
 Group = dict[str, Any]
@@ -37,6 +44,37 @@ class NamedParam(NamedTuple):
     param: Tensor
     group: Group
     number: int
+
+
+class defer_interrupt:
+    """Context manager: Ctrl-C inside of it takes effect at the end.
+
+    Other threads than the main one never receive signals. Handlers that are not Python functions
+    are left alone.
+    """
+
+    def __enter__(self) -> None:
+        self._pending: tuple[int, FrameType | None] | None = None
+        self._handler: Any = None
+        if threading.current_thread() is threading.main_thread():
+            handler = getsignal(SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal(SIGINT, self._defer)
+
+    def _defer(self, number: int, frame: FrameType | None) -> None:
+        self._pending = number, frame
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._handler is not None:
+            signal(SIGINT, self._handler)
+            if self._pending is not None:
+                self._handler(*self._pending)
 
 
 class PosteriorOptimizer(Optimizer, ABC):
@@ -123,7 +161,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         """Samples per step, the same in all groups."""
         return int(self.param_groups[0]["mc_samples"])
 
-    def sampled_params(self, train: bool = True) -> SampledParams:
+    @contextmanager
+    def sampled_params(self, train: bool = True) -> Iterator[None]:
         """Context manager that replaces the parameters by a sample of the posterior.
 
         :param train: record gradients for the next step; ``False`` samples for prediction
@@ -132,7 +171,24 @@ class PosteriorOptimizer(Optimizer, ABC):
             stepped nor cleared.
         :raises ValueError: if a precision is not positive, or a dtype cannot hold the noise.
         """
-        return SampledParams(self, train)
+        if self._in_place:
+            raise RuntimeError(
+                "sampled_params() cannot be nested: a sample is already in place (in Avalanche: "
+                "a strategy needs one posterior plugin, and CoVONStrategy brings its own; after "
+                "an interrupt discard_samples() puts the mean back)"
+            )
+        drawn: list[tuple[Tensor, SampleBuffer]] = []
+        try:
+            self._place_sample(train)
+            drawn += self._in_place
+            yield
+            self._restore_mean()
+        except BaseException:
+            # Never keep an incomplete sample; one that could not be drawn leaves others waiting.
+            self.discard_samples() if drawn and train else self._restore_mean()
+            raise
+        if train:
+            self._record_sample([(p, buffer.content) for p, buffer in drawn])
 
     def discard_samples(self) -> None:
         """Drop the samples drawn since the last step, and put back the mean if an interrupt has
@@ -145,19 +201,9 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _place_sample(self, train: bool) -> None:
         """Draw a sample and swap it with the mean."""
-        if self._in_place:
-            raise RuntimeError(
-                "sampled_params() cannot be nested: a sample is already in place (in Avalanche: "
-                "a strategy needs one posterior plugin, and CoVONStrategy brings its own; after "
-                "an interrupt discard_samples() puts the mean back)"
-            )
         if train and self._record.count == 0:
             self._record = self._new_record()  # settings may have changed since
-        params = []
-        for named in self._named_params():
-            if named.param.requires_grad and named.param.numel():
-                check_parameter(named.param, named.name)
-                params.append(named)
+        params = [n for n in self._named_params() if n.param.requires_grad and n.param.numel()]
         # A sample that waits for its step keeps its buffer.
         waits = self._record.count > 0 and self.mc_samples == 1
         buffers = {} if waits else self._buffers
@@ -181,14 +227,18 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _record_sample(self, samples: list[tuple[Tensor, Tensor]]) -> None:
         if self._record.complete:
             if self._record.still_in_grad():
-                raise SamplesPendingError(
+                raise RuntimeError(
                     f"all mc_samples={self.mc_samples} samples of this step were drawn "
                     "already: call step(), or zero_grad() to drop them; to accumulate "
                     "gradients, run all micro-batches inside one sampled_params()"
                 )
             self._record = self._new_record()
         with defer_interrupt():
-            self._record.add(samples)
+            try:
+                self._record.add(samples)
+            except BaseException:
+                self.discard_samples()
+                raise
 
     def _draw(
         self, params: list[NamedParam], buffers: dict[Tensor, SampleBuffer], train: bool, key: int
@@ -206,7 +256,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
             lowest.append((name, precision.min()))
             buffer = self._buffer(buffers, p, name)
-            noise.fill_normal_(buffer.content, key, number)
+            fill_normal_(buffer.content, key, number)
             buffer.content.mul_(precision.rsqrt()).add_(p)
             drawn.append((p, buffer))
         check_precisions(lowest)
@@ -217,6 +267,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         layout, too."""
         buffer = buffers.get(p)
         if buffer is None or not buffer.fits(p):
+            check_parameter(p, name)
             align_state_(self.state.get(p, {}), p, name)
             buffer = buffers[p] = SampleBuffer(p)
         return buffer
@@ -226,13 +277,13 @@ class PosteriorOptimizer(Optimizer, ABC):
         global one."""
         first = self.param_groups[0]
         seed = first["noise_seed"]
-        check_generator(seeded=seed is not None or self._generator is not None)
         if seed is None:
+            check_generator(self._generator)
             device = "cpu" if self._generator is None else self._generator.device
             draw = torch.randint(2**63 - 1, (), generator=self._generator, device=device)
             seed = first["noise_seed"] = int(draw)
         first["noise_draws"] += 1
-        return noise.noise_key(seed, first["noise_draws"])
+        return noise_key(seed, first["noise_draws"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; also drops a complete set of unused samples."""
@@ -522,44 +573,3 @@ class PosteriorOptimizer(Optimizer, ABC):
         super().__setstate__(state)
         self._buffers, self._in_place, self._checked_settings = {}, [], []
         self._record = self._new_record()
-
-
-class SampledParams:
-    """Context manager, see :meth:`PosteriorOptimizer.sampled_params`."""
-
-    def __init__(self, optimizer: PosteriorOptimizer, train: bool) -> None:
-        self._optimizer, self._train = optimizer, train
-
-    def __enter__(self) -> None:
-        optimizer = self._optimizer
-        nested = bool(optimizer._in_place)
-        try:
-            optimizer._place_sample(self._train)
-            self._samples = list(optimizer._in_place)
-        except BaseException:
-            if not nested:
-                optimizer._restore_mean()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        optimizer = self._optimizer
-        try:
-            optimizer._restore_mean()
-            if self._train and kind is None:
-                optimizer._record_sample([(p, buffer.content) for p, buffer in self._samples])
-        except SamplesPendingError:
-            raise  # the samples that wait for their step stay
-        except BaseException:
-            optimizer.discard_samples() if self._train else optimizer._restore_mean()
-            raise
-        if self._train and kind is not None:
-            optimizer.discard_samples()  # never keep an incomplete sample
-
-
-class SamplesPendingError(RuntimeError):
-    """All samples of a step were drawn, and another one was drawn before the step."""

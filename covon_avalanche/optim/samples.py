@@ -1,11 +1,163 @@
-"""What the posterior samples of one optimizer step leave behind."""
+"""Posterior samples: their noise, the memory that holds them, and what they leave for a step.
+
+The noise is a pure function of seed, draw and parameter number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+
+# Noise -----------------------------------------------------------------------------------
+
+
+def noise_key(seed: int, draw: int) -> int:
+    """The 64-bit key of a draw: SplitMix64's output number ``draw`` (Steele et al., 2014)."""
+    mask = 2**64 - 1
+    z = (seed + (draw + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
+    return z ^ z >> 31
+
+
+def fill_normal_(out: Tensor, key: int, number: int) -> Tensor:
+    """Replace all entries of a tensor by standard normals.
+
+    On a CPU with numba they are those of ``optim/noise.py``; elsewhere those of a torch generator
+    that is seeded by key and number.
+
+    :param out: any shape, dtype and device.
+    :param key: of the draw, see :func:`noise_key`.
+    :param number: of the parameter within the optimizer.
+    """
+    fill = compiled_fill() if type(out) is Tensor and out.device.type == "cpu" else None
+    if fill is None:
+        generator = _generator(out.device)
+        return out.normal_(generator=generator.manual_seed(noise_key(key, number)))
+    if is_dense(out) and out.dtype == torch.float32:
+        fill(out.data_ptr(), out.numel(), key, number)  # in order of memory
+        return out
+    dense = torch.empty(out.shape)
+    fill(dense.data_ptr(), dense.numel(), key, number)
+    return out.copy_(dense)
+
+
+@cache
+def compiled_fill() -> Callable[[int, int, int, int], None] | None:
+    """``noise.fill_normal``, or ``None`` where numba does not work."""
+    try:
+        import numba
+
+        from covon_avalanche.optim.noise import fill_normal
+    except ImportError:  # numba is missing, or not available for this Python yet
+        return None
+    except RuntimeError as error:  # it finds no folder that it may write to
+        warnings.warn(
+            f"numba does not work here ({error}): CoVON falls back to torch operations, which are "
+            "slower and draw other noise. Set NUMBA_CACHE_DIR to a writable folder",
+            stacklevel=2,
+        )
+        return None
+    return None if numba.config.DISABLE_JIT else fill_normal  # type: ignore[attr-defined]
+
+
+@cache
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.Generator(device)
+
+
+# Memory ----------------------------------------------------------------------------------
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the entries fill their memory without gaps, in whatever order."""
+    return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def match_layout(value: Tensor, p: Tensor, name: str, what: str) -> Tensor:
+    """The tensor itself, or a copy with the dtype, device and strides of a parameter.
+
+    :param name: of the parameter, for the error.
+    :param what: the tensor is, for the error.
+    :raises ValueError: if the shapes differ.
+    """
+    if _layout(value) == _layout(p):
+        return value
+    if value.shape != p.shape:
+        raise ValueError(
+            f"{what} of {name!r} must have the parameter's shape {tuple(p.shape)}, "
+            f"got {tuple(value.shape)}"
+        )
+    same_kind = value.dtype == p.dtype and value.device == p.device
+    if same_kind and not is_dense(p):  # never worked on in order of memory
+        return value
+    with torch.inference_mode(False):  # as in SampleBuffer
+        return torch.empty_like(p, requires_grad=False).copy_(value)
+
+
+def align_state_(state: dict[str, Any], p: Tensor, name: str) -> None:
+    """Give a parameter's state its layout, after the model was cast, moved or changed its memory
+    format.
+
+    :raises ValueError: naming parameter and entry, if one has another shape.
+    """
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            state[key] = match_layout(value, p, name, key)
+
+
+class SampleBuffer:
+    """Memory of a parameter's size that can swap contents with it.
+
+    A parameter that has its memory to itself swaps it for that of the buffer, which costs nothing.
+    One that shares it (with a flattened model, with other processes, a tensor subclass) is
+    overwritten in place.
+    """
+
+    def __init__(self, p: Tensor) -> None:
+        with torch.inference_mode(False):  # a prediction may need it first, and training next
+            self.content = torch.empty_like(p, requires_grad=False)
+        self._layout = _layout(p)
+        plain = type(p) in (Tensor, torch.nn.Parameter)
+        whole = plain and p.untyped_storage().nbytes() == p.numel() * p.element_size()
+        self._owns_memory = whole and not p.is_shared()
+        on_cpu = plain and p.device.type == "cpu" and p.dtype == torch.float32
+        self.for_cpu_kernel = on_cpu and is_dense(p)
+        """Whether the CPU kernel, which works on addresses, can handle the parameter."""
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor has the layout that the parameter had."""
+        return self._layout == _layout(tensor)
+
+    def swap_(self, p: Tensor) -> None:
+        """Exchange the contents of buffer and parameter, which must not require gradients now."""
+        if self._owns_memory:
+            former = p.data
+            p.data = self.content
+            self.content = former
+        else:
+            former = p.detach().clone()
+            p.copy_(self.content)
+            self.content.copy_(former)
+
+
+def _layout(p: Tensor) -> tuple[object, ...]:
+    return p.device, p.dtype, p.shape, p.stride()
+
+
+def bump_versions(parameters: Iterable[Tensor]) -> None:
+    """Tell autograd that contents have changed, so that a backward pass through the old ones is
+    an error instead of a wrong gradient, and autocast, which caches casts of weights."""
+    torch.clear_autocast_cache()
+    torch.autograd.graph.increment_version(list(parameters))
+
+
+# Gradients -------------------------------------------------------------------------------
 
 
 class SampleAccumulator:

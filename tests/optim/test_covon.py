@@ -1,6 +1,7 @@
 """CoVON against closed forms, Algorithm 1 in numpy and ivon-opt; its slow step; its settings."""
 
 import copy
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -462,3 +463,79 @@ def test_a_torch_optimizer_for_schedulers_and_groups(linear, batch):
     train_step(optimizer, linear, batch)
     scheduler.step()
     assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.005, 0.05])
+
+
+EACH = pytest.mark.parametrize("implementation", ["reference", "foreach", "compiled"])
+
+
+@pytest.mark.parametrize("change", [{}, {"mc_samples": 2}, {"hess_approx": "gradsq"}])
+def test_a_seed_gives_the_same_run_by_each(linear, batch, change):
+    runs = {}
+    for implementation in ("reference", "foreach", "compiled"):
+        model = copy.deepcopy(linear)
+        optimizer = make_covon(
+            model.parameters(), implementation=implementation, batch_size=16, **change
+        )
+        for i in range(20):
+            train_step(optimizer, model, batch)
+            if i == 9:
+                optimizer.consolidate()
+        runs[implementation] = weights(model)
+    for implementation in ("foreach", "compiled"):
+        for name, value in runs["reference"].items():
+            torch.testing.assert_close(runs[implementation][name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("hess_approx", ["gradsq", "reparam"])
+@EACH
+def test_float64_and_float32_parameters_in_one_optimizer(implementation, hess_approx):
+    wide, narrow = nn.Parameter(torch.ones(5, dtype=torch.float64)), nn.Parameter(torch.ones(5))
+    options = dict(implementation=implementation, hess_approx=hess_approx, batch_size=4)
+    optimizer = make_covon([narrow, wide], hess_init=5.0, **options)
+    for _ in range(3):
+        with optimizer.sampled_params():
+            optimizer.zero_grad()
+            (wide.square().sum() + narrow.square().sum()).backward()
+        optimizer.step()
+    assert (wide < 1).all()
+    assert (narrow < 1).all()
+    assert optimizer.state[wide]["hess"].dtype == torch.float64
+
+
+@EACH
+def test_a_backward_pass_through_weights_that_a_step_has_changed_is_an_error(
+    linear, implementation
+):
+    optimizer = make_covon(linear.parameters(), implementation=implementation)
+    with optimizer.sampled_params():
+        linear(torch.ones(2, 4)).square().sum().backward()
+    loss = linear(torch.ones(2, 4, requires_grad=True)).square().sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("implementation", ["foreach", "compiled"])
+def test_parameters_without_gradients_do_not_change_the_others(batch, implementation):
+    """As the heads of other tasks: they are drawn, but not stepped. The noise goes by
+    number, so they come last."""
+    runs = []
+    for others in (0, 3):
+        torch.manual_seed(0)
+        model, more = nn.Linear(4, 3), [nn.Linear(4, 3) for _ in range(others)]
+        parameters = [p for m in (model, *more) for p in m.parameters()]
+        optimizer = make_covon(parameters, implementation=implementation)
+        for _ in range(3):
+            train_step(optimizer, model, batch)
+        runs.append(weights(model))
+    assert all(torch.equal(runs[0][n], runs[1][n]) for n in runs[0])
+
+
+def test_unknown_or_impossible_implementations_are_refused(linear, batch):
+    with pytest.raises(ValueError, match=r"implementation must be one of .* got 'fastest'"):
+        CoVON(linear.parameters(), ess=10, implementation="fastest")
+    with mock.patch("covon_avalanche.optim.covon.compiled_fill", return_value=None):
+        train_step(make_covon(linear.parameters()), linear, batch)  # "auto" does without
+        optimizer = make_covon(linear.parameters(), implementation="compiled")
+        with pytest.raises(ValueError, match="'compiled' needs a working numba on a CPU"):
+            train_step(optimizer, linear, batch)

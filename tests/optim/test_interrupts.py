@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from toy_optimizers import make_covon, make_vcl
 
-from covon_avalanche.optim.interrupts import defer_interrupt
+from covon_avalanche.optim.posterior_optimizer import defer_interrupt
 
 
 def interrupt():

@@ -1,110 +1,135 @@
-"""Noise as a function of seed, draw and parameter number, on CPUs with and without numba."""
+"""The CPU's noise: its bits against integers in Python, its statistics.
 
-import sys
-import warnings
-from unittest import mock
+Limits are five standard errors of each statistic under exact normality and independence.
+"""
 
-import numba
+import numpy as np
 import pytest
 import torch
-from numba.core.caching import CacheImpl
 from scipy import stats
 
-from covon_avalanche import optim
-from covon_avalanche.optim import cpu_noise, noise  # noqa: F401
-from covon_avalanche.optim.noise import fill_normal_, is_dense, noise_key
+from covon_avalanche.optim.noise import GROUP, fill_normal
+from covon_avalanche.optim.samples import noise_key
 
 
-@pytest.fixture(params=["numba", "torch"])
-def source(request):
-    """With numba and without."""
-    if request.param == "numba":
-        yield request.param
-        return
-    with mock.patch("covon_avalanche.optim.noise.compiled_fill", return_value=None):
-        yield request.param
+def normals(key=1, number=0, groups=2000):
+    out = torch.empty(groups, GROUP)
+    fill_normal(out.data_ptr(), out.numel(), key, number)
+    return out.numpy().astype(np.float64)
 
 
-def filled(out, key=5, number=7):
-    assert fill_normal_(out, key, number) is out
-    return out
+def mix64(z):
+    """SplitMix64's finaliser."""
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_standard_normals_that_depend_on_key_and_number_alone(source, dtype):
-    pairs = [(key, number) for key in (5, 2**64 - 3) for number in (0, 1, 2**31)]
-    torch.manual_seed(0)
-    z = [filled(torch.empty(3000, dtype=dtype), *pair) for pair in pairs]
-    torch.manual_seed(1)
-    assert torch.equal(z[-1], filled(torch.empty(3000, dtype=dtype), *pairs[-1]))
-    assert stats.kstest(torch.cat(z), "norm").pvalue > 1e-4
-    for i, a in enumerate(z):
-        for b in z[:i]:
-            assert abs((a * b).mean()) < 5 / 3000**0.5
+def lowbias32(x):
+    """Its published form."""
+    x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+    x = (x ^ x >> 15) * 0x846CA68B % 2**32
+    return x ^ x >> 16
 
 
-def test_layouts(source):
-    """Gaps are left alone. With numba the order is that of memory, and with gaps of entries."""
-    shape = (5, 4, 6, 6)
-    plain = filled(torch.empty(shape)).flatten()
-    if source == "numba":
-        last = filled(torch.empty(shape).to(memory_format=torch.channels_last))
-        assert torch.equal(last.permute(0, 2, 3, 1).flatten(), plain)
-    for dtype in (torch.float32, torch.float64):
-        wide = torch.zeros(5, 4, 6, 12, dtype=dtype)
-        alone = filled(torch.empty(shape, dtype=dtype))
-        assert filled(wide[..., ::2]).ne(0).all()
-        if source == "numba":
-            assert torch.equal(wide[..., ::2], alone)
-        assert not wide[..., 1::2].any()
-    assert filled(torch.empty(())).isfinite()
-    assert filled(torch.empty(0, 3)).numel() == 0
+def group_in_float64(key, number, group):
+    """A group from its definition, with numpy's logarithm, sine and cosine."""
+    state = mix64((key + mix64((number * 2**32 + group + 1) % 2**64)) % 2**64)
+    start, increment = state % 2**32, state >> 32 | 1
+    words = [lowbias32((start + j * increment) % 2**32) for j in range(GROUP // 2)]
+    radius = np.sqrt(-2 * np.log([((w >> 9) + 0.5) / 2**23 for w in words]))
+    turns = np.array([w * 0x9E3779B9 % 2**32 for w in words])
+    quadrant = (turns + 2**29) // 2**30 % 4
+    x = (turns - quadrant * 2.0**30 + 2**31) % 2**32 - 2**31  # nearest to the quadrant's axis
+    sine, cosine = np.sin(x * np.pi / 2**31), np.cos(x * np.pi / 2**31)
+    radius = np.where(quadrant >= 2, -radius, radius)
+    odd = quadrant % 2 == 1
+    return radius * np.where(odd, sine, cosine), radius * np.where(odd, cosine, sine)
+
+
+def test_published_values():
+    """What the tests compare with, itself: SplittableRandom(0) and (1234567), and lowbias32."""
+    gamma = 0x9E3779B97F4A7C15
+    assert [mix64(i * gamma % 2**64) for i in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    assert mix64((1234567 + gamma) % 2**64) == 6457827717110365317
+    assert noise_key(0, 0) == 0xE220A8397B1DCDAF
+    assert noise_key(1234567, 1) == 3203168211198807973
+    assert lowbias32(0) == 0
+    x = lowbias32(0xDEADBEEF)  # undone by the inverse that its author gives
+    x = (x ^ x >> 16) * 0x43021123 % 2**32
+    x = (x ^ x >> 15 ^ x >> 30) * 0x1D69E2A5 % 2**32
+    assert x ^ x >> 16 == 0xDEADBEEF
 
 
 @pytest.mark.parametrize(
-    ("p", "dense"),
-    [
-        (torch.empty(3, 4).t(), True),
-        (torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last), True),
-        (torch.empty(()), True),
-        (torch.empty(1, 5)[:, :3], True),
-        (torch.empty(4, 5)[:, :3], False),
-        (torch.empty(4, 6)[:, ::2], False),
-        (torch.empty(3, 1).expand(3, 4), False),
-    ],
+    ("key", "number", "group"), [(1, 0, 0), (2**64 - 1, 2**32 - 1, 3), (2**63 + 12345, 7, 40)]
 )
-def test_is_dense(p, dense):
-    assert is_dense(p) == dense
+def test_each_bit_and_a_relative_error_below_1e_5(key, number, group):
+    got = normals(key, number, group + 1)[group]
+    want = np.concatenate(group_in_float64(key, number, group))
+    assert np.abs(got / want - 1).max() < 1e-5
 
 
-def test_keys_of_seeds_and_draws_differ():
-    keys = {noise_key(seed, draw) for seed in range(100) for draw in range(100)}
-    assert len(keys) == 10_000
-    assert all(0 <= key < 2**64 for key in keys)
+def test_a_last_group_that_is_not_whole_is_the_start_of_one():
+    whole = normals(groups=3).ravel()
+    for size in (0, 1, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP - 5):
+        out = torch.full((size + 1,), torch.nan)
+        fill_normal(out.data_ptr(), size, 1, 0)
+        assert (out[:size].double().numpy() == whole[:size]).all()
+        assert out[size].isnan()
 
 
-@pytest.mark.parametrize("trouble", ["not installed", "no folder", "switched off"])
-def test_where_numba_does_not_work_torch_does(trouble, monkeypatch):
-    """No folder for its files: as in a container without a home."""
-    if trouble == "not installed":
-        monkeypatch.setitem(sys.modules, "numba", None)
-    elif trouble == "no folder":
-        monkeypatch.setattr(CacheImpl, "_locator_classes", [])
+def test_moments_and_distribution():
+    z = normals().ravel()
+    n = len(z)
+    for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3), (6, 15)):
+        variance = stats.norm.moment(2 * power) - moment**2
+        assert abs((z**power).mean() - moment) < 5 * (variance / n) ** 0.5, power
+    assert stats.kstest(z, "norm").pvalue > 1e-4
+
+
+def test_pairs_are_independent_and_the_far_tails_point_in_all_directions():
+    """Radius and angle of each pair: uniform together, in a table of 64 x 64. Beyond 4.5
+    deviations, 16 directions."""
+    z = normals(groups=8000).reshape(-1, 2, GROUP // 2)
+    x, y = z[:, 0].ravel(), z[:, 1].ravel()
+    tail = np.exp(-(x**2 + y**2) / 2)  # uniform
+    angle = np.arctan2(y, x) / (2 * np.pi) + 0.5
+    cells = (tail * 64).astype(int).clip(max=63) * 64 + (angle * 64).astype(int).clip(max=63)
+    assert stats.chisquare(np.bincount(cells, minlength=64**2)).pvalue > 1e-5
+    far = np.exp(-(4.5**2) / 2)
+    counts, _ = np.histogram(angle[tail < far], bins=16, range=(0, 1))
+    assert abs(counts.sum() - far * tail.size) < 5 * (far * tail.size) ** 0.5
+    assert stats.chisquare(counts).pvalue > 1e-5
+    expected = stats.norm.sf(4.5) * x.size
+    for output in (x, y):
+        for sign in (1, -1):
+            assert abs((sign * output > 4.5).sum() - expected) < 5 * expected**0.5
+            assert 4.7 < (sign * output).max() < 6
+
+
+@pytest.mark.parametrize("what", ["entries", "groups", "numbers", "draws", "near keys"])
+def test_no_correlation(what):
+    """Between neighbours at short distances, and between draws that differ in one bit."""
+    z = normals()
+    n = z.size
+    if what == "entries":
+        flat = z.ravel()
+        others = [(flat[:-lag], flat[lag:]) for lag in (1, 2, 16, 64, GROUP // 4, GROUP // 2)]
+    elif what == "groups":
+        others = [(z[:-lag], z[lag:]) for lag in (1, 2, 256)]
+    elif what == "numbers":
+        others = [(z, normals(number=t)) for t in (1, 2, 2**31)]
+    elif what == "draws":
+        draws = [normals(noise_key(seed, draw)) for seed in (0, 1) for draw in (0, 1, 2)]
+        others = [(a, b) for i, a in enumerate(draws) for b in draws[:i]]
     else:
-        monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    monkeypatch.setattr(optim, "cpu_noise", optim.cpu_noise)  # put back afterwards
-    monkeypatch.delitem(sys.modules, "covon_avalanche.optim.cpu_noise")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = noise.compiled_fill.__wrapped__()
-    assert found is None
-    told = ["numba does not work here" in str(w.message) for w in caught]
-    assert told == ([True] if trouble == "no folder" else [])
-    with mock.patch.object(noise, "compiled_fill", return_value=None):
-        p = torch.nn.Parameter(torch.ones(3))
-        optimizer = optim.CoVON([p], ess=9.0, batch_size=4)
-        for _ in range(2):
-            with optimizer.sampled_params():
-                p.sum().backward()
-            optimizer.step()
-        assert (p < 1).all()
+        others = [(z, normals(1 ^ 2**bit)) for bit in (0, 1, 7, 31, 32, 33, 63)]
+    for a, b in others:
+        for f, variance in (
+            (lambda v: v, 1.0),
+            (lambda v: v**2 - 1, 2.0),
+            (lambda v: np.abs(v) - (2 / np.pi) ** 0.5, 1 - 2 / np.pi),
+        ):
+            x, y = f(a).ravel(), f(b).ravel()
+            assert abs((x * y).mean()) < 5 * variance / n**0.5 * 1.01
