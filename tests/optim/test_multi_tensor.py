@@ -69,9 +69,9 @@ def test_priors_of_zero_next_to_tensors(implementation):
 
 def test_small_buckets_change_nothing():
     runs = []
-    for most in (multi_tensor._LARGEST_BUCKET, 1500):
+    for most in (multi_tensor._LARGEST_BUCKET_CPU, 1500):
         args = make_args(torch.float32, "tensors")
-        with mock.patch.object(multi_tensor, "_LARGEST_BUCKET", most):
+        with mock.patch.object(multi_tensor, "_LARGEST_BUCKET_CPU", most):
             buckets = [[a.number for a in b] for b in multi_tensor._buckets(args)]
             assert draw(args, "foreach")
             assert largest_error(args, "foreach", squared=False, mc_samples=1) < 2e-5
