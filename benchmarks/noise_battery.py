@@ -43,9 +43,10 @@ def _bits(out, keys, numbers, groups):
     for row in range(len(out)):
         number, group = u64(numbers[row]), u64(groups[row])
         state = _mix64(u64(keys[row] + _mix64(u64((number << u64(32)) + group + u64(1)))))
-        start, increment = u32(state), u32(u32(state >> u64(32)) | u32(1))
+        word, increment = u32(state), u32(u32(state >> u64(32)) | u32(1))
         for j in range(out.shape[1]):
-            out[row, j] = hash32(start, increment, j)
+            out[row, j] = hash32(word)
+            word = u32(word + increment)
 
 
 @njit

@@ -87,10 +87,11 @@ def fill_part(out, key, number, group, part):
     use_512_bit_registers()
     state = _mix64(u64(key + _mix64(u64(u64(u64(number) << u64(32)) + u64(group) + u64(1)))))
     start, increment = u32(state), u32(u32(state >> u64(32)) | u32(1))
+    word = u32(start + multiply32(u32(part * _WORDS), increment))
     for k in range(_WORDS):
-        j = part * _WORDS + k
-        i = u64(j)
-        out[i], out[i + u64(_HALF)] = _pair(hash32(start, increment, j))
+        i = u64(part * _WORDS + k)
+        out[i], out[i + u64(_HALF)] = _pair(hash32(word))
+        word = u32(word + increment)
 
 
 @njit(inline="always")

@@ -27,21 +27,20 @@ def use_512_bit_registers(typing_context):
 
 
 @intrinsic
-def hash32(typing_context, start, increment, index):
-    """``lowbias32`` (Chris Wellons' 32-bit integer hash) of ``start + index * increment``.
+def hash32(typing_context, x):
+    """``lowbias32``, Chris Wellons' 32-bit integer hash.
 
     Numba promotes ``uint32 * uint32`` to 64 bits, which halves the number of vector lanes.
     """
 
     def codegen(context, builder, signature, arguments):
-        start, increment, index = arguments
-        x = builder.add(start, builder.mul(builder.trunc(index, _INT32), increment))
+        (x,) = arguments
         for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
             x = builder.xor(x, builder.lshr(x, _INT32(shift)))
             x = builder.mul(x, _INT32(factor))
         return builder.xor(x, builder.lshr(x, _INT32(16)))
 
-    return types.uint32(types.uint32, types.uint32, types.int64), codegen
+    return types.uint32(types.uint32), codegen
 
 
 @intrinsic
