@@ -337,7 +337,7 @@ class CoVON(PosteriorOptimizer):
             state = {**self.state.get(named.param, {}), "hess": hess}
             args = self._step_args(named, state, 1, buffer.content)
             (fast if self._on_cpu_kernel(buffer) else rest).append(args)
-        good = multi_tensor.draw_samples(rest, key)
+        good = not rest or multi_tensor.draw_samples(rest, key)
         if fast:
             from covon_avalanche.optim import cpu_kernel
 
@@ -353,7 +353,6 @@ class CoVON(PosteriorOptimizer):
         if self.implementation == "reference":
             super()._step(params, record)
             return
-        self._deferred.raise_if_bad(wait=False)
         fast: list[StepArgs] = []
         rest: list[StepArgs] = []
         states: list[State] = []
@@ -389,21 +388,24 @@ class CoVON(PosteriorOptimizer):
         limit = LARGEST_GRADIENT
         if record.squared:
             limit = min(limit, math.sqrt(LARGEST_ESTIMATE / self._batch_size()))
-        if not multi_tensor.gradients_fit(rest, limit, record.mc_samples):
-            return False
+        if rest:
+            self._deferred.raise_if_bad(wait=False)
+            if not multi_tensor.gradients_fit(rest, limit, record.mc_samples):
+                return False
         if fast:
             from covon_avalanche.optim import cpu_kernel
 
             if not cpu_kernel.step(fast, record.squared, limit):
                 return False
-        multi_tensor.step(
-            rest,
-            limit,
-            squared=record.squared,
-            mc_samples=record.mc_samples,
-            compiled=self.implementation == "compiled",
-            deferred=self._deferred,
-        )
+        if rest:
+            multi_tensor.step(
+                rest,
+                limit,
+                squared=record.squared,
+                mc_samples=record.mc_samples,
+                compiled=self.implementation == "compiled",
+                deferred=self._deferred,
+            )
         return True
 
     def _on_cpu_kernel(self, buffer: SampleBuffer) -> bool:
