@@ -363,16 +363,17 @@ class CoVON(PosteriorOptimizer):
             if "step" not in state:
                 state = {**self._start_task(p, group), **state}
             states.append(state)
-            buffer = self._buffers.get(p)
-            if buffer is None or not buffer.fits(p):  # the model was cast since the sample
-                align_state_(state, p, name)
-                buffer = SampleBuffer(p)
-            sample = record.theta(p) if record.mc_samples == 1 else record.statistic(p)
-            if not buffer.fits(sample):
-                sample = match_layout(sample, p, name, "the sample")
-            grad = p.grad if buffer.fits(p.grad) else match_layout(p.grad, p, name, "the gradient")
-            args = self._step_args(named, state, state["step"] + 1, sample, grad)
-            one = record.mc_samples == 1
+            buffer, one = self._buffers[p], record.mc_samples == 1
+            if not buffer.fits(p):
+                raise RuntimeError(f"{name!r} was cast or moved between its sample and step()")
+            sample = record.theta(p) if one else record.statistic(p)
+            args = self._step_args(
+                named,
+                state,
+                state["step"] + 1,
+                match_layout(sample, p, name, "the sample"),
+                match_layout(p.grad, p, name, "the gradient"),
+            )
             (fast if one and self._on_cpu_kernel(buffer) else rest).append(args)
         if not self._run(fast, rest, record):
             super()._step(params, record)  # fast_step, checked before anything changes
