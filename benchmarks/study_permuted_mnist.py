@@ -236,8 +236,9 @@ def measure_plain(recipe: Recipe, root: Path, given: Settings) -> Case:
                     optimizer.zero_grad()
                     torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
                 optimizer.step()
-        sizes = optimizer.memory()
-        memory = (sum(sizes.values()) - sizes["gradients"]) / sizes["parameters"]
+        entries = [v for state in optimizer.state.values() for v in state.values()]
+        held = sum(v.numel() for v in entries if isinstance(v, torch.Tensor))
+        memory = 2 + held / sum(p.numel() for p in model.parameters())  # weights and a sample
         optimizer.consolidate()
         with torch.no_grad():
             matrix.rows.append([(model(x).argmax(1) == y).float().mean().item() for x, y in valid])

@@ -26,7 +26,7 @@ from covon_avalanche.optim.checks import (
     check_positive,
     check_precisions,
 )
-from covon_avalanche.optim.diagnostics import Diagnostics, add, diagnose
+from covon_avalanche.optim.diagnostics import Diagnostics, Trained, diagnose
 from covon_avalanche.optim.hessian import HessApprox, beta2_at
 from covon_avalanche.optim.multi_tensor import (
     LARGEST_ESTIMATE,
@@ -543,15 +543,13 @@ class CoVON(PosteriorOptimizer):
         """Whether the precision is being learned, by parameter name, and pooled over all under
         ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
         and the next ``zero_grad``; empty before the first step."""
-        found = {
-            name: diagnose(p, group, state, self._prior_precision(state, group), self.hess_approx)
+        trained = {
+            name: [Trained(p, group, state, self._prior_precision(state, group))]
             for name, p, group, _ in self._named_params()
             if "hess" in (state := self.state.get(p, {}))
         }
-        if not found:
-            return {}
-        pooled = {"all": add(list(found.values())), **found}
-        return {name: sums.diagnostics() for name, sums in pooled.items()}
+        pooled = {"all": sum(trained.values(), []), **trained} if trained else {}
+        return {name: diagnose(some, self.hess_approx) for name, some in pooled.items()}
 
     def _warn_unless_learned(self, trained: list[NamedParam]) -> None:
         """Warn if a task of some length has left the precision as it began."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,62 +38,43 @@ class Diagnostics(NamedTuple):
     noise_to_weights: float
 
 
-class Sums(NamedTuple):
-    """Sums over a parameter's entries that the diagnostics are made of; they add up."""
-
-    entries: int
-    learned: float
-    noise: float
-    at_start: float
-    prior: float
-    data: float
-    variance: float
-    weights: float
-
-    def diagnostics(self) -> Diagnostics:
-        """The ratios."""
-        return Diagnostics(
-            hess_signal_to_noise=_ratio(self.learned, self.noise),
-            hess_at_start=self.at_start / self.entries,
-            prior_pull=_ratio(self.prior, self.data),
-            noise_to_weights=_ratio(self.variance, self.weights),
-        )
-
-
-def diagnose(
-    p: Tensor,
-    group: Mapping[str, Any],
-    state: Mapping[str, Any],
-    prior_precision: Tensor | float,
-    hess_approx: HessApprox,
-) -> Sums:
-    """The sums of a parameter within a task.
+class Trained(NamedTuple):
+    """A parameter within a task.
 
     :param state: with ``hess``, ``momentum`` and ``step``.
     :param prior_precision: 1/weight².
-    :param hess_approx: the estimator in use.
     """
-    step, ess, hess, mean = state["step"], group["ess"], state["hess"], p.detach()
-    beta1, beta2 = group["betas"]
-    initial, average = ema_weights(beta2, step)
-    precision = ess * hess + prior_precision
-    moved = hess - group["hess_init"]
-    prior_pull = (mean - state.get("prior_mean", 0.0)) * (prior_precision / ess)
-    return Sums(
-        entries=moved.numel(),
-        learned=_squares(hess - initial * group["hess_init"]),
-        noise=_noise(p.grad, group, hess, precision, hess_approx) * average,
-        at_start=(moved.abs() <= _NEAR * group["hess_init"]).sum().item(),
-        prior=_squares(prior_pull),
-        data=_squares(state["momentum"] / (1 - beta1**step if group["debias"] else 1.0)),
-        variance=(1 / precision).sum(dtype=torch.float64).item(),
-        weights=_squares(mean),
+
+    p: Tensor
+    group: Mapping[str, Any]
+    state: Mapping[str, Any]
+    prior_precision: Tensor | float
+
+
+def diagnose(parameters: Sequence[Trained], hess_approx: HessApprox) -> Diagnostics:
+    """The diagnostics of parameters, pooled over their entries."""
+    entries = at_start = 0
+    learned = noise = prior = data = variance = weights = 0.0
+    for p, group, state, prior_precision in parameters:
+        step, ess, hess, mean = state["step"], group["ess"], state["hess"], p.detach()
+        beta1, beta2 = group["betas"]
+        initial, squared_weights = ema_weights(beta2, step)
+        precision = ess * hess + prior_precision
+        near = (hess - group["hess_init"]).abs() <= _NEAR * group["hess_init"]
+        entries += hess.numel()
+        at_start += int(near.sum())
+        learned += _squares(hess - initial * group["hess_init"])
+        noise += _noise(p.grad, group, hess, precision, hess_approx) * squared_weights
+        prior += _squares((mean - state.get("prior_mean", 0.0)) * (prior_precision / ess))
+        data += _squares(state["momentum"] / (1 - beta1**step if group["debias"] else 1.0))
+        variance += (1 / precision).sum(dtype=torch.float64).item()
+        weights += _squares(mean)
+    return Diagnostics(
+        hess_signal_to_noise=_ratio(learned, noise),
+        hess_at_start=at_start / entries,
+        prior_pull=_ratio(prior, data),
+        noise_to_weights=_ratio(variance, weights),
     )
-
-
-def add(sums: list[Sums]) -> Sums:
-    """Over several parameters."""
-    return Sums(*map(sum, zip(*sums, strict=True)))
 
 
 def _noise(

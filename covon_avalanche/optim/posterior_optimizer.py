@@ -376,21 +376,6 @@ class PosteriorOptimizer(Optimizer, ABC):
         """Steps of the current task."""
         return max((state.get("step", 0) for state in self.state.values()), default=0)
 
-    def memory(self) -> dict[str, int]:
-        """Bytes in use, by what they hold: ``parameters``, ``gradients``, each state entry,
-        and ``samples``, the second copy of the weights that sampling needs."""
-        sizes = {"parameters": 0, "gradients": 0}
-        for p in (named.param for named in self._named_params()):
-            sizes["parameters"] += p.numel() * p.element_size()
-            if p.grad is not None:
-                sizes["gradients"] += p.grad.numel() * p.grad.element_size()
-            for key, value in self.state.get(p, {}).items():
-                if torch.is_tensor(value):
-                    sizes[key] = sizes.get(key, 0) + value.numel() * value.element_size()
-        buffers = {**self._buffers, **dict(self._in_place)}.values()
-        samples = sum(b.content.numel() * b.content.element_size() for b in buffers)
-        return {**sizes, "samples": samples + self._record.memory()}
-
     # Posterior and prior ---------------------------------------------------------------
 
     @torch.no_grad()

@@ -225,11 +225,6 @@ class SampleAccumulator:
         nobody cleared it."""
         return any(p.grad is grad for p, grad in self._grad.items())
 
-    def memory(self) -> int:
-        """Bytes of what is kept here beside the buffers of the samples."""
-        kept = [*self._statistic.values()] + ([*self._grad.values()] if self._statistic else [])
-        return sum(t.numel() * t.element_size() for t in kept)
-
     def theta(self, p: Tensor) -> Tensor:
         """The sample, where there was only one."""
         return self._theta[p]

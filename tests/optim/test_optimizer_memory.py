@@ -97,19 +97,3 @@ def test_gradients_are_not_held_beyond_the_step(implementation, mc_samples):
     optimizer.zero_grad()
     gc.collect()
     assert all(gradient() is None for gradient in gradients)
-
-
-def test_what_the_optimizer_tells():
-    model, optimizer = make("compiled")
-    weights = sum(p.numel() for p in model.parameters()) * 4
-    assert optimizer.memory() == {"parameters": weights, "gradients": weights, "samples": 0}
-    iteration(optimizer)
-    first = ("parameters", "gradients", "samples", "momentum", "hess")
-    assert optimizer.memory() == dict.fromkeys(first, weights)
-    optimizer.consolidate()
-    prior = ("parameters", "gradients", "prior_mean", "prior_precision")
-    assert optimizer.memory() == {**dict.fromkeys(prior, weights), "samples": 0}
-    for _ in range(3):  # constant in the number of tasks
-        iteration(optimizer)
-        assert optimizer.memory() == dict.fromkeys({*first, *prior}, weights)
-        optimizer.consolidate()

@@ -453,10 +453,9 @@ def test_a_parameter_may_have_a_gradient_in_some_samples_only():
     assert not record.covers(nn.Parameter(torch.zeros(2)))
 
 
-@pytest.mark.parametrize(("mc_samples", "kept"), [(1, 0), (2, 24)])
-def test_who_holds_gradients(mc_samples, kept):
+@pytest.mark.parametrize("mc_samples", [1, 2])
+def test_gradients_that_nobody_cleared_are_noticed(mc_samples):
     p, record = recorded(mc_samples, True, torch.ones(mc_samples, 3), torch.ones(mc_samples, 3))
     assert record.still_in_grad()
-    assert record.memory() == kept
     p.grad = None
     assert not record.still_in_grad()
