@@ -544,12 +544,14 @@ class CoVON(PosteriorOptimizer):
         ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
         and the next ``zero_grad``; empty before the first step."""
         trained = {
-            name: [Trained(p, group, state, self._prior_precision(state, group))]
+            name: Trained(p, group, state, self._prior_precision(state, group))
             for name, p, group, _ in self._named_params()
             if "hess" in (state := self.state.get(p, {}))
         }
-        pooled = {"all": sum(trained.values(), []), **trained} if trained else {}
-        return {name: diagnose(some, self.hess_approx) for name, some in pooled.items()}
+        if not trained:
+            return {}
+        found = {name: diagnose([one], self.hess_approx) for name, one in trained.items()}
+        return {"all": diagnose(list(trained.values()), self.hess_approx), **found}
 
     def _warn_unless_learned(self, trained: list[NamedParam]) -> None:
         """Warn if a task of some length has left the precision as it began."""
