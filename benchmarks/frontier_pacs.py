@@ -50,7 +50,7 @@ from covon_avalanche.merging import Eq8, Task
 from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.task_loader import dataset_loader
 from covon_avalanche.posterior.fisher import squared_example_gradients
-from covon_avalanche.posterior.gaussian import DiagGaussian, quadratic_penalty
+from covon_avalanche.posterior.gaussian import DiagGaussian
 from covon_avalanche.report.figures import style
 
 NAME = "benchmarks/frontier_pacs.py"
@@ -90,8 +90,13 @@ class Penalty(SupervisedPlugin):
         self.prior = prior
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
-        """Add it to the loss."""
-        strategy.loss += quadratic_penalty(dict(strategy.model.named_parameters()), self.prior)
+        """Add it to the loss (Eq. 6)."""
+        weights = dict(strategy.model.named_parameters())
+        terms = [
+            0.5 * (self.prior.precision[name] * (weights[name] - mean).square()).sum()
+            for name, mean in self.prior.mean.items()
+        ]
+        strategy.loss += torch.stack(terms).sum()
 
 
 def strategy_of(settings: Strategy, recipe: Recipe, model: nn.Module) -> Any:

@@ -1,8 +1,9 @@
 """Ready-made strategies: Avalanche's ``SupervisedTemplate`` with a plugin of this package.
 
-Constructors are keyword-only and follow Avalanche's order: model, optimizer, criterion, the
-method's own arguments, and then those of :class:`TemplateArguments`. Batches come from tensors
-where the data allow it, see :class:`TensorBatches`.
+Constructors are keyword-only and follow Avalanche's order: the model (its head may grow), the
+optimizer, the criterion (averaged over the batch), the arguments of the strategy's plugin, which
+documents them, and those of :class:`TemplateArguments`. Batches come from tensors where the data
+allow it, see :class:`TensorBatches`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from covon_avalanche.plugins import (
     AdaRegPlugin,
     CoVONPlugin,
     EWCStarPlugin,
-    LossPlateau,
     MergePlugin,
     VCLPlugin,
 )
@@ -97,7 +97,8 @@ class _PosteriorStrategy(_PluginStrategy):
 
 
 class CoVONStrategy(_PosteriorStrategy):
-    """Fast and slow variational continual learning; see :class:`CoVONPlugin`."""
+    """Fast and slow variational continual learning with a ``CoVON`` optimizer; see
+    :class:`CoVONPlugin`."""
 
     def __init__(
         self,
@@ -111,18 +112,9 @@ class CoVONStrategy(_PosteriorStrategy):
         schedule: Schedule | None = None,
         eval_samples: int = 0,
         consolidate_every: int | None = None,
-        plateau: LossPlateau | None = None,
         merge_by_inputs: bool = False,
         **template: Unpack[TemplateArguments],
     ) -> None:
-        """
-        :param model: the model; its head may grow.
-        :param optimizer: a :class:`CoVON`.
-        :param criterion: loss, averaged over the batch.
-        :param template: see :class:`TemplateArguments`.
-
-        See :class:`CoVONPlugin` for the others.
-        """
         if merge_by_inputs:
             merge = deprecated_merge_by_inputs(merge, stacklevel=4)  # Avalanche wraps it
         own = CoVONPlugin(
@@ -132,13 +124,13 @@ class CoVONStrategy(_PosteriorStrategy):
             schedule=schedule,
             eval_samples=eval_samples,
             consolidate_every=consolidate_every,
-            plateau=plateau,
         )
         super().__init__(own=own, model=model, optimizer=optimizer, criterion=criterion, **template)
 
 
 class VCLStrategy(_PosteriorStrategy):
-    """Mean-field variational continual learning; see :class:`VCLPlugin`."""
+    """Mean-field variational continual learning with a ``BayesByBackprop`` optimizer; see
+    :class:`VCLPlugin`."""
 
     def __init__(
         self,
@@ -150,20 +142,12 @@ class VCLStrategy(_PosteriorStrategy):
         eval_samples: int = 0,
         **template: Unpack[TemplateArguments],
     ) -> None:
-        """
-        :param model: the model; its head may grow.
-        :param optimizer: a :class:`BayesByBackprop`.
-        :param criterion: loss, averaged over the batch.
-        :param template: see :class:`TemplateArguments`.
-
-        See :class:`VCLPlugin` for the others.
-        """
         own = VCLPlugin(schedule=schedule, eval_samples=eval_samples)
         super().__init__(own=own, model=model, optimizer=optimizer, criterion=criterion, **template)
 
 
 class AdaRegStrategy(_PluginStrategy):
-    """AdamW-Regularized; see :class:`AdaRegPlugin`."""
+    """AdamW-Regularized, with an optimizer of the Adam family; see :class:`AdaRegPlugin`."""
 
     def __init__(
         self,
@@ -177,20 +161,13 @@ class AdaRegStrategy(_PluginStrategy):
         schedule: Schedule | None = None,
         **template: Unpack[TemplateArguments],
     ) -> None:
-        """
-        :param model: the model; its head may grow.
-        :param optimizer: one of the Adam family.
-        :param criterion: loss, averaged over the batch.
-        :param template: see :class:`TemplateArguments`.
-
-        See :class:`AdaRegPlugin` for the others.
-        """
         own = AdaRegPlugin(strength=strength, ess=ess, weight_decay=weight_decay, schedule=schedule)
         super().__init__(own=own, model=model, optimizer=optimizer, criterion=criterion, **template)
 
 
 class EWCStarStrategy(_PluginStrategy):
-    """EWC with accumulated Fisher information and one anchor; see :class:`EWCStarPlugin`."""
+    """EWC with accumulated Fisher information, one anchor and any optimizer; see
+    :class:`EWCStarPlugin`."""
 
     def __init__(
         self,
@@ -206,14 +183,6 @@ class EWCStarStrategy(_PluginStrategy):
         schedule: Schedule | None = None,
         **template: Unpack[TemplateArguments],
     ) -> None:
-        """
-        :param model: the model; its head may grow.
-        :param optimizer: any; the regulariser is decoupled from it.
-        :param criterion: loss, averaged over the batch.
-        :param template: see :class:`TemplateArguments`.
-
-        See :class:`EWCStarPlugin` for the others.
-        """
         own = EWCStarPlugin(
             strength=strength,
             ess=ess,

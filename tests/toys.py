@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
-from avalanche.benchmarks.scenarios import split_online_stream
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 from avalanche.models import IncrementalClassifier
@@ -14,6 +13,7 @@ from torch import nn
 from toy_optimizers import make_covon, make_vcl, same, train_step, weights  # noqa: F401
 
 from covon_avalanche import AdaRegStrategy, CoVONStrategy, EWCStarStrategy, VCLStrategy
+from covon_avalanche.merging import merge_into
 
 
 def toy_benchmark(
@@ -39,12 +39,6 @@ def toy_benchmark(
 
     streams = {s: [dataset(i) for i in range(n_experiences)] for s in ("train", "test")}
     return with_task_labels(with_classes_timeline(benchmark_from_datasets(**streams)))
-
-
-def toy_parts(n_experiences: int, size: int = 16, *, boundaries: bool = True):
-    """The toy benchmark as an online stream: each task in parts."""
-    stream = toy_benchmark(n_experiences).train_stream
-    return split_online_stream(stream, experience_size=size, access_task_boundaries=boundaries)
 
 
 def columns(experience) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,25 +77,26 @@ def make_naive(model: nn.Module, optimizer, *plugins, cls=Naive, **options):
     )
 
 
-def make_strategy(kind: str, model: nn.Module, **options):
-    """Each of our strategies by a short name, with settings for the toy stream."""
-    options = {**QUIET, **options}
-    match kind:
-        case "covon":
-            return CoVONStrategy(
-                model=model, optimizer=make_covon(model.named_parameters()), **options
-            )
-        case "vcl":
-            return VCLStrategy(model=model, optimizer=make_vcl(model.named_parameters()), **options)
-        case "ada-reg":
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-            return AdaRegStrategy(model=model, optimizer=optimizer, strength=1e3, **options)
-        case "ewc-star":
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-            return EWCStarStrategy(model=model, optimizer=optimizer, strength=10.0, **options)
+def adamw(model: nn.Module, lr: float = 0.01) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=lr)
 
 
-STRATEGIES = ("covon", "vcl", "ada-reg", "ewc-star")
+#: By a short name: the class, its optimizer, and settings for the toy stream.
+STRATEGIES = {
+    "covon": (CoVONStrategy, lambda model: make_covon(model.named_parameters()), {}),
+    "vcl": (VCLStrategy, lambda model: make_vcl(model.named_parameters()), {}),
+    "ada-reg": (AdaRegStrategy, adamw, {"strength": 1e3}),
+    "ewc-star": (EWCStarStrategy, adamw, {"strength": 10.0}),
+}
+
+
+MAKE = {"covon": make_covon, "vcl": make_vcl}
+
+
+def make_strategy(kind: str, model: nn.Module, *, optimizer=None, **options):
+    """Each of our strategies, with another optimizer or other settings if given."""
+    cls, make, own = STRATEGIES[kind]
+    return cls(model=model, optimizer=optimizer or make(model), **{**QUIET, **own, **options})
 
 
 class ToDouble(SupervisedPlugin):
@@ -125,19 +120,12 @@ class Head(nn.Module):
 
 
 class Watch(SupervisedPlugin):
-    """Calls a function at the beginning of each experience, and once in its first step."""
+    """Calls functions of the strategy at Avalanche's callbacks, which are given by name."""
 
-    def __init__(self, at_start=None, at_loss=None):
+    def __init__(self, **callbacks):
         super().__init__()
-        self.at_start, self.at_loss = at_start, at_loss
-
-    def before_training_epoch(self, strategy, **kwargs):
-        if self.at_start is not None and strategy.clock.train_exp_epochs == 0:
-            self.at_start(strategy)
-
-    def before_backward(self, strategy, **kwargs):
-        if self.at_loss is not None:
-            self.at_loss(strategy)
+        for name, function in callbacks.items():
+            setattr(self, name, lambda strategy, f=function, **kwargs: f(strategy))
 
 
 def train_vcl(plugin, others=(), n_experiences=3, frozen=()):
@@ -150,3 +138,10 @@ def train_vcl(plugin, others=(), n_experiences=3, frozen=()):
     for experience in toy_benchmark(n_experiences).train_stream:
         strategy.train(experience)
     return strategy
+
+
+def end_task(model, rule, values, batches=None) -> None:
+    """A task that leaves these weights, by name, and the merge."""
+    before = weights(model)
+    model.load_state_dict(values, strict=False)
+    merge_into(model, torch.optim.SGD(model.parameters(), lr=0.1), rule, before, batches)

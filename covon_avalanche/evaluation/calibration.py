@@ -8,8 +8,6 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from covon_avalanche.evaluation.reliability import ReliabilityBin
-
 
 @dataclass(frozen=True)
 class Calibration:
@@ -79,8 +77,8 @@ class CalibrationSums:
         return Calibration(self._nll / self.count, self._brier / self.count, gap / self.count)
 
 
-def reliability(parts: Sequence[CalibrationSums]) -> list[ReliabilityBin]:
-    """The bins of a reliability diagram, accuracy against confidence.
+def reliability(parts: Sequence[CalibrationSums]) -> list[tuple[int, float, float]]:
+    """The bins of a reliability diagram: images, mean confidence, accuracy; 0 if there are none.
 
     :param parts: sums with the same number of bins, whose images are pooled.
     """
@@ -88,4 +86,4 @@ def reliability(parts: Sequence[CalibrationSums]) -> list[ReliabilityBin]:
     counts, confidence, hits = (torch.stack(column).sum(0) for column in zip(*sums, strict=True))
     images = counts.clamp(min=1)
     means = zip(counts, confidence / images, hits / images, strict=True)
-    return [ReliabilityBin(int(n), c.item(), a.item()) for n, c, a in means]
+    return [(int(n), c.item(), a.item()) for n, c, a in means]

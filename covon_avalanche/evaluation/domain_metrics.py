@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
-from avalanche.benchmarks import OnlineCLExperience
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.training.supervised import JointTraining
@@ -18,7 +17,6 @@ from covon_avalanche.evaluation.calibration import (
     mean_calibration,
     reliability,
 )
-from covon_avalanche.evaluation.reliability import ReliabilityBin
 
 
 class DomainMetrics(PluginMetric[dict[str, float]]):
@@ -27,7 +25,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     To be passed to an ``EvaluationPlugin``. Each ``strategy.eval`` of a whole stream is a row. Of
     several evaluations between two experiences the last one counts. Periodic evaluations inside
     ``train`` do not, because they precede the merge of posteriors. A missing evaluation is a row
-    ``None``. The parts of an online stream's experience count as one experience.
+    ``None``. A part of an online stream counts as an experience: evaluate at the stream's end only.
 
     Reported for the domains learned so far: A_T as domain mean and pooled
     (``ImageWeightedAccuracy``), BWT (the paper's F_T), forgetting as defined by Avalanche and from
@@ -53,14 +51,13 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         self.matrix = AccuracyMatrix([], held_out=held_out)
         self.calibration: list[list[Calibration]] = []
         """Of each domain, in rows as in the matrix."""
-        self.reliability: list[ReliabilityBin] = []
-        """Of the last row, all domains together."""
+        self.reliability: list[tuple[int, float, float]] = []
+        """Of the last row, all domains together, see :func:`reliability`."""
         self._inside_train = False
         self._n_domains = 0  # of the recorded stream
         self._row: dict[int, tuple[int, CalibrationSums]] = {}  # hits and sums by domain
         self._tested: dict[int, str | None] = {}  # names of the test domains
         self._trained: list[str | None] = []  # names of the trained domains, in order
-        self._online_task: int | None = None  # the experience that the last part belongs to
         self._n_to_train: int | None = None  # length of the training stream, if it has one
 
     def reset(self) -> None:
@@ -92,18 +89,9 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         """Record which domains were trained."""
         joint = isinstance(strategy, JointTraining)
         for experience in strategy._experiences if joint else [strategy.experience]:
-            self._record_training(experience.logging())
-
-    def _record_training(self, experience: Any) -> None:
-        task = None
-        if isinstance(experience, OnlineCLExperience):
-            experience = experience.origin_experience.logging()
-            task = experience.current_experience
-        stream = experience.origin_stream
-        self._n_to_train = len(stream) if isinstance(stream, Sized) else None
-        if task is None or task != self._online_task:
-            self._trained.append(getattr(experience, "domain", None))
-        self._online_task = task
+            self._trained.append(getattr(experience.logging(), "domain", None))
+            stream = experience.logging().origin_stream
+            self._n_to_train = len(stream) if isinstance(stream, Sized) else None
 
     def after_training(self, strategy: SupervisedTemplate) -> None:
         """From now on evaluations are the user's."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
-from covon_avalanche.evaluation.reliability import ReliabilityBin
 
 SCHEMA = 2
 EvaluatedOn = Literal["test", "valid"]
@@ -25,6 +24,14 @@ class ResultError(ValueError):
     def __init__(self, sentence: str, damaged: bool = False) -> None:
         super().__init__(sentence)
         self.damaged = damaged
+
+
+class ReliabilityBin(NamedTuple):
+    """Predictions of similar confidence, and their means; 0 if there are none."""
+
+    images: int
+    confidence: float
+    accuracy: float
 
 
 class Epoch(BaseModel):

@@ -32,7 +32,7 @@ from covon_avalanche.experiment.machine import (
 )
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import Joint
-from covon_avalanche.experiment.result import Epoch, EvaluatedOn, Result
+from covon_avalanche.experiment.result import Epoch, EvaluatedOn, ReliabilityBin, Result
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash, settings_of
 from covon_avalanche.experiment.run_options import RunOptions
@@ -222,7 +222,7 @@ class _Run:
             weighted_accuracy=matrix.weighted_accuracy(),
             bwt=matrix.bwt(),
             calibration=asdict(mean_calibration(self.metrics.calibration[-1])),
-            reliability=self.metrics.reliability,
+            reliability=[ReliabilityBin(*part) for part in self.metrics.reliability],
             sampled=self._sampled(),
             epochs=[Epoch(**epoch) for epoch in self.log.epochs],
             train_seconds=self.log.seconds,

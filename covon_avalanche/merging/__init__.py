@@ -5,10 +5,9 @@ Every rule works with any optimizer, through :func:`merge_into`. Nothing here im
 
 from covon_avalanche.merging.averaging import EMA, Average
 from covon_avalanche.merging.batch_norm import update_batch_norm
-from covon_avalanche.merging.eq8 import Eq8
 from covon_avalanche.merging.fisher import FisherMerge
 from covon_avalanche.merging.regmean import RegMean
-from covon_avalanche.merging.rule import MergeRule, Task, merge_into
+from covon_avalanche.merging.rule import Eq8, MergeRule, Task, merge_into
 
 __all__ = [
     "EMA",

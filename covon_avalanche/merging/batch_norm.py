@@ -27,14 +27,15 @@ def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> 
 
     They become the plain average over the batches, as in ``torch.optim.swa_utils.update_bn``,
     but dropout is off, and layers that stay in eval mode or receive no batch keep their
-    statistics.
+    statistics, as all layers do if the pass is interrupted.
 
     :param batches: ``(input, target, *more)``, for ``model(input, *more)``; shuffled, because
         variances are computed within a batch.
     """
     norms = trained_batch_norms(model)
     momenta = [norm.momentum for norm in norms]
-    before = [copy.deepcopy(dict(norm.named_buffers())) for norm in norms]
+    before = [copy.deepcopy(norm.state_dict()) for norm in norms]
+    complete = False
     with in_mode(model, train=False), torch.no_grad():
         try:
             for norm in norms:
@@ -43,8 +44,9 @@ def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> 
                 norm.momentum = None  # torch's setting for a plain average
             for x, _, *more in batches:
                 model(x, *more)
+            complete = True
         finally:
-            for norm, momentum, buffers in zip(norms, momenta, before, strict=True):
+            for norm, momentum, state in zip(norms, momenta, before, strict=True):
                 norm.momentum = momentum
-                if not norm.num_batches_tracked:
-                    norm.load_state_dict(buffers, strict=False)
+                if not (complete and norm.num_batches_tracked):
+                    norm.load_state_dict(state)

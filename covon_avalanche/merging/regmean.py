@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -96,17 +96,14 @@ def input_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tenso
         number of inputs of an output, with the constant 1 of a bias as the last.
     """
     sums: dict[str, Tensor] = {}
+    names = {layer: name for name, layer in _trained_layers(model).items()}
 
-    def add_to(name: str) -> Callable[[Layer, tuple[Tensor, ...], Tensor], None]:
-        def add(layer: Layer, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            rows = _input_rows(layer, inputs[0].float())
-            moment = rows.mT @ rows
-            sums[name] = sums[name].add_(moment) if name in sums else moment
+    def add(layer: Layer, inputs: tuple[Tensor, ...]) -> None:
+        rows, name = _input_rows(layer, inputs[0].float()), names[layer]
+        moment = rows.mT @ rows
+        sums[name] = sums[name].add_(moment) if name in sums else moment
 
-        return add
-
-    layers = _trained_layers(model)
-    handles = [layer.register_forward_hook(add_to(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(add) for layer in names]
     try:
         with in_mode(model, train=False), torch.no_grad():
             for x, _, *more in batches:

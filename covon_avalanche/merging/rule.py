@@ -1,9 +1,10 @@
-"""The interface of merge rules, and the function that applies one to a model after a task."""
+"""The interface of merge rules, Eq. 8, and the function that applies a rule after a task."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 
 from covon_avalanche.merging.batch_norm import trained_batch_norms, update_batch_norm
 from covon_avalanche.optim import CoVON, PosteriorOptimizer
+from covon_avalanche.optim.posterior_optimizer import defer_interrupt
 from covon_avalanche.posterior.gaussian import embed
 
 Batch = Sequence[Tensor]
@@ -21,7 +23,7 @@ Batches = Callable[[], Iterable[Batch]]
 
 
 class Task:
-    """A task that has just been trained, as a merge rule sees it."""
+    """A finished task: the input of a merge rule."""
 
     def __init__(
         self,
@@ -70,13 +72,12 @@ class MergeRule(ABC):
     """How the weights of a task are merged with those of the earlier tasks.
 
     What a rule remembers of the earlier tasks is in plain attributes (dictionaries of tensors by
-    parameter name), so that checkpoints store it.
+    parameter name), so that checkpoints store it. They are replaced, not changed in place, so that
+    an interrupted merge can be undone.
     """
 
     needs_data: ClassVar[bool] = False
     """Whether :meth:`merge` or :meth:`observe` passes over the task's data."""
-    needs_posterior: ClassVar[bool] = False
-    """Whether the rule only works with a posterior optimizer, which then does the merging."""
 
     @abstractmethod
     def merge(self, task: Task) -> dict[str, Tensor]:
@@ -91,6 +92,22 @@ class MergeRule(ABC):
         """Update what the rule remembers; called when the merged weights are in place."""
 
 
+class Eq8(MergeRule):
+    """Precision-weighted merging, Eq. 8 of "Fast and Slow Variational Continual Learning"::
+
+        s1 = s0 + γ (s - s0)
+        m1 = ((1 - γ) s0 m0 + γ s m) / s1
+
+    with the prior N(m0, 1/s0) and the posterior N(m, 1/s) of a ``CoVON`` optimizer, which does the
+    merging in ``consolidate()`` with its own ``gamma`` and ``gamma_precision``; see
+    :func:`covon_avalanche.posterior.merge`.
+    """
+
+    def merge(self, task: Task) -> dict[str, Tensor]:
+        """Leave all parameters to the optimizer."""
+        return {}
+
+
 def check_rule(rule: MergeRule, optimizer: Optimizer) -> None:
     """Raise a ``ValueError`` if the rule does not work with this optimizer."""
     kind = type(optimizer).__name__
@@ -99,11 +116,8 @@ def check_rule(rule: MergeRule, optimizer: Optimizer) -> None:
             f"{kind} uses each posterior as the next prior, without merging: merge rules work with "
             "CoVON and with optimizers that have no posterior"
         )
-    if rule.needs_posterior and not isinstance(optimizer, CoVON):
-        raise ValueError(
-            f"{type(rule).__name__} weighs by posterior precisions and needs a CoVON optimizer, "
-            f"got {kind}"
-        )
+    if isinstance(rule, Eq8) and not isinstance(optimizer, CoVON):
+        raise ValueError(f"Eq8 weighs by precisions and needs a CoVON optimizer, got {kind}")
 
 
 @torch.no_grad()
@@ -133,33 +147,51 @@ def merge_into(
     :param batch_norm_batches: starts a pass over shuffled data, to re-estimate the running
         statistics of batch norm after the merge, see :func:`update_batch_norm`.
     :raises ValueError: if the rule does not work with the optimizer, or an argument is missing.
-    :raises FloatingPointError: if a merged weight is not finite. No weight is changed in either
-        case.
+    :raises FloatingPointError: if a merged weight is not finite. After this or any other error, or
+        Ctrl-C, weights, statistics, posterior and the rule's memory are those before the merge.
     """
     check_rule(rule, optimizer)
-    has_prior = isinstance(optimizer, CoVON)
     if isinstance(optimizer, CoVON):
         owned = {p for group in optimizer.param_groups for p in group["params"]}
         named = [(name, p) for name, p in model.named_parameters() if p in owned]
-        before = {} if rule.needs_posterior else optimizer.prior(named).mean
+        before = {} if isinstance(rule, Eq8) else optimizer.prior(named).mean
     elif before is None:
         raise ValueError(f"{type(rule).__name__} needs the weights before the task: pass before")
-    task = Task(model, before, batches, has_prior=has_prior)
-    merged = rule.merge(task)
-    parameters = dict(model.named_parameters())
-    for name, value in merged.items():
-        if not torch.isfinite(value).all():
-            raise FloatingPointError(
-                f"the merged weights of {name!r} are not finite: training has diverged; no weight "
-                "was changed"
-            )
-    if isinstance(optimizer, CoVON):
-        optimizer.consolidate(means={parameters[name]: value for name, value in merged.items()})
-    elif merged:  # in one call, so that Ctrl-C leaves all or none of them merged
-        torch._foreach_copy_([parameters[name] for name in merged], list(merged.values()))
-    if batch_norm_batches is not None and trained_batch_norms(model):
-        update_batch_norm(model, batch_norm_batches())
-    rule.observe(task)
+    task = Task(model, before, batches, has_prior=isinstance(optimizer, CoVON))
+    with _undone_on_error(model, optimizer, rule):
+        merged = rule.merge(task)
+        for name, value in merged.items():
+            if not torch.isfinite(value).all():
+                raise FloatingPointError(
+                    f"the merged weights of {name!r} are not finite: training has diverged; no "
+                    "weight was changed"
+                )
+        means: dict[Tensor, Tensor] = {model.get_parameter(n): m for n, m in merged.items()}
+        if isinstance(optimizer, CoVON):
+            optimizer.consolidate(means=means)
+        else:
+            for p, mean in means.items():
+                p.copy_(mean)
+        if batch_norm_batches is not None and trained_batch_norms(model):
+            update_batch_norm(model, batch_norm_batches())
+        rule.observe(task)
+
+
+@contextmanager
+def _undone_on_error(model: nn.Module, optimizer: Optimizer, rule: MergeRule) -> Iterator[None]:
+    """Restore what a merge changes if it is interrupted or fails inside."""
+    tensors = [*model.parameters(), *model.buffers()]
+    copies = [tensor.detach().clone() for tensor in tensors]
+    state, memory = dict(optimizer.state), dict(vars(rule))
+    try:
+        yield
+    except BaseException:
+        with defer_interrupt():
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.copy_(copy)
+            optimizer.state.update(state)
+            rule.__dict__ = memory
+        raise
 
 
 def _in_shape_of(p: Tensor, before: Tensor | None, name: str) -> Tensor:

@@ -6,10 +6,9 @@ from covon_avalanche.plugins.evcl import EVCLPlugin
 from covon_avalanche.plugins.ewc_star import EWCStarPlugin
 from covon_avalanche.plugins.icarl import ICaRLPlugin
 from covon_avalanche.plugins.merge import MergePlugin
-from covon_avalanche.plugins.plateau import LossPlateau
+from covon_avalanche.plugins.posterior import VCLPlugin
 from covon_avalanche.plugins.si import SIPlugin
 from covon_avalanche.plugins.td_vcl import TDVCLPlugin
-from covon_avalanche.plugins.vcl import VCLPlugin
 
 __all__ = [
     "AdaRegPlugin",
@@ -17,7 +16,6 @@ __all__ = [
     "EVCLPlugin",
     "EWCStarPlugin",
     "ICaRLPlugin",
-    "LossPlateau",
     "MergePlugin",
     "SIPlugin",
     "TDVCLPlugin",

@@ -24,7 +24,7 @@ class AdaRegPlugin(QuadraticAnchorPlugin):
     """
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check the optimizer."""
+        """Check the optimizer, and reset its state."""
         if not isinstance(strategy.optimizer, _ADAM_FAMILY):
             known = ", ".join(cls.__name__ for cls in _ADAM_FAMILY)
             raise ValueError(
@@ -32,9 +32,6 @@ class AdaRegPlugin(QuadraticAnchorPlugin):
                 f"{type(strategy.optimizer).__name__}"
             )
         super().before_training_exp(strategy, **kwargs)
-
-    def _start_task(self, strategy: Any) -> None:
-        super()._start_task(strategy)
         strategy.optimizer.state.clear()
 
     def _importance(self, strategy: Any) -> dict[str, Tensor]:

@@ -10,9 +10,7 @@ from covon_avalanche.merging import Eq8, MergeRule, RegMean, merge_into
 from covon_avalanche.optim import CoVON
 from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.optim.diagnostics import Diagnostics
-from covon_avalanche.plugins.boundaries import task_data
 from covon_avalanche.plugins.merge import merge_task
-from covon_avalanche.plugins.plateau import LossPlateau
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
 
@@ -21,8 +19,8 @@ class CoVONPlugin(PosteriorPlugin):
     """Fast and slow variational continual learning; needs a ``CoVON`` optimizer.
 
     Merges the task's posterior into the slow prior after each experience, or, for streams
-    without boundaries, whenever ``consolidate_every`` or ``plateau`` says so. Task identities
-    are not used. See :class:`PosteriorPlugin` for the order of plugins.
+    without task boundaries, after every ``consolidate_every`` steps. Task identities are not
+    used. See :class:`PosteriorPlugin` for the order of plugins.
 
     Where the model has batch norm, its running statistics are re-estimated after the merge at the
     end of a task, in one pass over the task's data, because the old statistics came from sampled,
@@ -41,77 +39,60 @@ class CoVONPlugin(PosteriorPlugin):
         schedule: Schedule | None = None,
         eval_samples: int = 0,
         consolidate_every: int | None = None,
-        plateau: LossPlateau | None = None,
         merge_by_inputs: bool = False,
     ) -> None:
         """
         :param merge: rule for the merged mean, from ``covon_avalanche.merging``: ``Eq8()`` by
             default. ``RegMean()`` forgets far less where Eq. 8 has to choose between keeping and
             learning, as on PACS. The merged precision is that of Eq. 8 with any rule.
-        :param gamma: merging coefficient, instead of the optimizer's.
+        :param gamma: merging coefficient, instead of the optimizer's; the schedule takes
+            precedence.
         :param ess_per_example: sets ``ess`` at the start of each task to this times the task's
             training examples, so that every example counts alike whatever its domain. 1 is
             Bayes' rule, above it a "cold" posterior of temperature ``1 / ess_per_example``. The
             schedule takes precedence.
-        :param schedule: per-experience ``lr``, ``ess``, ``hess_init``, ``gamma``,
-            ``gamma_precision``, ``epochs``: a list of dicts, a dict of dicts by experience, or a
-            callable of the index.
-        :param eval_samples: posterior samples to predict with in ``strategy.eval``; 0
-            predicts with the mean weights.
         :param consolidate_every: merge every so many optimizer steps instead of after each
             experience (section 3.2 of the paper). ``ess`` should then be the examples seen
             in that many steps. Steps after the last merge stay unmerged; call
             ``strategy.optimizer.consolidate()`` at the end to merge them.
-        :param plateau: merge when the training loss has reached a plateau instead.
         :param merge_by_inputs: deprecated, ``merge=RegMean()``.
+
+        See :class:`PosteriorPlugin` for ``schedule`` and ``eval_samples``.
         """
         super().__init__(schedule=schedule, eval_samples=eval_samples)
-        if consolidate_every is not None:
-            check_whole("consolidate_every", consolidate_every)
-        if consolidate_every is not None and plateau is not None:
-            raise ValueError("give consolidate_every or plateau, not both")
+        if gamma is not None:
+            first, *others = self.schedule or [{}]
+            self.schedule = [{"gamma": gamma, **first}, *others]
         if merge_by_inputs:
             merge = deprecated_merge_by_inputs(merge)
         self.merge: MergeRule = Eq8() if merge is None else merge
         """How to merge, and what is remembered of earlier tasks."""
-        self.consolidate_every = consolidate_every
-        self.plateau = plateau
-        self.gamma = gamma
         self.ess_per_example = ess_per_example
+        self.consolidate_every = consolidate_every
         self.diagnostics: dict[str, Diagnostics] = {}
         """The optimizer's diagnostics just before the last merge."""
         self._steps = 0
-        self._gamma_is_set = False
-        if self.merge.needs_data and self.task_free:
-            raise ValueError(
-                f"{type(self.merge).__name__} needs the data of a task, and so a stream with task "
-                "boundaries"
-            )
-        if ess_per_example is not None and self.task_free:
-            raise ValueError(
-                "ess_per_example follows the sizes of tasks: without task boundaries set the "
-                "optimizer's ess to the number of examples between two merges"
-            )
         if ess_per_example is not None:
             check_positive("ess_per_example", ess_per_example)
-
-    @property
-    def task_free(self) -> bool:
-        """Whether steps or loss decide when to consolidate, not the end of an experience."""
-        return self.consolidate_every is not None or self.plateau is not None
-
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Set ``gamma`` once, before the first task; the schedule takes precedence."""
-        if self.gamma is not None and not self._gamma_is_set:
-            self._set(strategy, {"gamma": self.gamma})
-            self._gamma_is_set = True
-        super().before_training_exp(strategy, **kwargs)
+        if consolidate_every is None:
+            return
+        check_whole("consolidate_every", consolidate_every)
+        if self.merge.needs_data:
+            raise ValueError(
+                f"{type(self.merge).__name__} needs the data of a task: it cannot merge within one "
+                "(consolidate_every)"
+            )
+        if ess_per_example is not None:
+            raise ValueError(
+                "ess_per_example follows the sizes of tasks: with consolidate_every set the "
+                "optimizer's ess to the number of examples between two merges"
+            )
 
     def _settings(self, strategy: Any) -> Mapping[str, Any]:
         scheduled = super()._settings(strategy)
         if self.ess_per_example is None:
             return scheduled
-        return {"ess": self.ess_per_example * len(task_data(strategy.experience)), **scheduled}
+        return {"ess": self.ess_per_example * len(strategy.experience.dataset), **scheduled}
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Tell the optimizer the size of the batch, and replace the weights by a sample."""
@@ -120,24 +101,22 @@ class CoVONPlugin(PosteriorPlugin):
         super().before_forward(strategy, **kwargs)
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
-        """Without task boundaries: merge if it is time."""
+        """With ``consolidate_every``: merge if it is time."""
         self._steps += 1
-        due = self.consolidate_every is not None and self._steps % self.consolidate_every == 0
-        if self.plateau is not None:
-            due = self.plateau.update(strategy.loss.item())
-        if due:
+        if self.consolidate_every is not None and self._steps % self.consolidate_every == 0:
             self._consolidate(strategy)
 
     def _consolidate(self, strategy: Any) -> None:
         self.diagnostics = strategy.optimizer.diagnostics()
-        if self.task_free:
-            merge_into(strategy.model, strategy.optimizer, self.merge)
-        else:
+        if self.consolidate_every is None:
             merge_task(strategy, self.merge)
+        else:
+            merge_into(strategy.model, strategy.optimizer, self.merge)
 
 
 def deprecated_merge_by_inputs(merge: MergeRule | None, stacklevel: int = 3) -> MergeRule:
-    """What ``merge_by_inputs=True`` of a constructor means, with a warning at its caller."""
+    """The rule that ``merge_by_inputs=True`` of a constructor stands for, with a warning at the
+    constructor's caller."""
     if merge is not None:
         raise ValueError("give merge or the deprecated merge_by_inputs, not both")
     message = "merge_by_inputs=True is deprecated: use merge=RegMean()"

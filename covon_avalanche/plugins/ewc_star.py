@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from covon_avalanche.optim.checks import check_whole
+from covon_avalanche.optim.checks import check_choice, check_whole
 from covon_avalanche.plugins.quadratic_anchor import QuadraticAnchorPlugin
 from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.task_loader import task_loader
@@ -46,8 +46,7 @@ class EWCStarPlugin(QuadraticAnchorPlugin):
         See :class:`QuadraticAnchorPlugin` for the others.
         """
         super().__init__(strength=strength, ess=ess, weight_decay=weight_decay, schedule=schedule)
-        if fisher not in _FISHER:
-            raise ValueError(f"fisher must be one of {sorted(_FISHER)}, got {fisher!r}")
+        check_choice("fisher", fisher, list(_FISHER))
         check_whole("fisher_mb_size", fisher_mb_size)
         self.fisher = fisher
         self.fisher_mb_size = fisher_mb_size

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,9 +15,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
 from covon_avalanche.optim.checks import check_whole
-from covon_avalanche.plugins.boundaries import TaskBoundaries, require_boundaries, task_data
-from covon_avalanche.plugins.features import penultimate_features
-from covon_avalanche.plugins.task_loader import dataset_loader
+from covon_avalanche.plugins.task_loader import check_whole_task, dataset_loader
 from covon_avalanche.posterior.fisher import in_mode
 
 _FARTHEST = 4.0  # largest squared distance between points of the unit sphere
@@ -58,12 +58,10 @@ class ICaRLPlugin(SupervisedPlugin):
         """By class, a vector of norm 1."""
         self._ranks: list[list[int]] = []
         self._old_model: nn.Module | None = None
-        self._boundaries = TaskBoundaries()
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Follow the tasks of online streams."""
-        require_boundaries(strategy.experience)
-        self._boundaries.begins(strategy.experience)
+        """Check that the experience is a whole task."""
+        check_whole_task(strategy.experience)
 
     def after_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Add the exemplars to the training data."""
@@ -83,8 +81,6 @@ class ICaRLPlugin(SupervisedPlugin):
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """At the end of a task: choose exemplars, copy the network, and compute the class means."""
-        if not self._boundaries.ends(strategy.experience):
-            return
         self._choose(strategy)
         self._compute_means(strategy)
         self._old_model = copy.deepcopy(strategy.model).requires_grad_(False).eval()
@@ -92,7 +88,7 @@ class ICaRLPlugin(SupervisedPlugin):
 
     def _choose(self, strategy: Any) -> None:
         """Choose exemplars of this task, and drop some of earlier tasks."""
-        data = task_data(strategy.experience)
+        data = strategy.experience.dataset
         features, targets = self._features(data, strategy)
         seen = sum(ranks.count(0) for ranks in self._ranks)
         share = max(1, self.mem_size // (seen + len(targets.unique())))
@@ -156,3 +152,29 @@ def herd(features: Tensor, count: int) -> Tensor:
         chosen.append(int(distances.argmin()))
         total = total + features[chosen[-1]]
     return torch.tensor(chosen)
+
+
+@contextmanager
+def penultimate_features(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Inside, each forward pass of the model appends the input of its last layer.
+
+    The last layer is the linear or convolutional one that is defined last. Features have shape
+    (batch, width) and no gradient; those of a convolution are averaged over positions.
+
+    :raises ValueError: if the model has no such layer.
+    """
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
+    layers = [module for module in model.modules() if isinstance(module, kinds)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no linear or convolutional layer")
+    features: list[Tensor] = []
+
+    def keep(layer: nn.Module, inputs: Any) -> None:
+        x = inputs[0].detach().float()
+        features.append(x if isinstance(layer, nn.Linear) else x.flatten(2).mean(2))
+
+    handle = layers[-1].register_forward_pre_hook(keep)
+    try:
+        yield features
+    finally:
+        handle.remove()

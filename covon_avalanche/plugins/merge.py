@@ -10,9 +10,8 @@ from torch import Tensor
 
 from covon_avalanche.merging.rule import MergeRule, check_rule, merge_into
 from covon_avalanche.optim import PosteriorOptimizer
-from covon_avalanche.plugins.boundaries import TaskBoundaries, require_boundaries
 from covon_avalanche.plugins.posterior import PosteriorPlugin
-from covon_avalanche.plugins.task_loader import task_loader
+from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 
 _MB_SIZE = 64  # of passes over the data: second moments of convolutions unfold whole batches
 
@@ -40,7 +39,6 @@ class MergePlugin(SupervisedPlugin):
         super().__init__()
         self.rule = rule
         self._before: dict[str, Tensor] = {}  # weights before the task
-        self._boundaries = TaskBoundaries()
 
     def before_training(self, strategy: Any, **kwargs: Any) -> None:
         """Check that rule, optimizer and plugins fit together."""
@@ -54,17 +52,14 @@ class MergePlugin(SupervisedPlugin):
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Copy the weights that the task starts from."""
-        require_boundaries(strategy.experience)
-        if self._boundaries.begins(strategy.experience) and not isinstance(
-            strategy.optimizer, PosteriorOptimizer
-        ):
+        check_whole_task(strategy.experience)
+        if not isinstance(strategy.optimizer, PosteriorOptimizer):
             self._before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Merge at the end of a task."""
-        if self._boundaries.ends(strategy.experience):
-            merge_task(strategy, self.rule, self._before)
-            self._before = {}
+        merge_task(strategy, self.rule, self._before)
+        self._before = {}
 
 
 def merge_task(strategy: Any, rule: MergeRule, before: Mapping[str, Tensor] | None = None) -> None:

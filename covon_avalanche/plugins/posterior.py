@@ -12,16 +12,16 @@ from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.templates.update_type import SGDUpdate
 from torch import Tensor
 
-from covon_avalanche.optim import PosteriorOptimizer
+from covon_avalanche.optim import BayesByBackprop, PosteriorOptimizer
 from covon_avalanche.optim.checks import check_whole
-from covon_avalanche.plugins.boundaries import TaskBoundaries, require_boundaries, task_index
 from covon_avalanche.plugins.schedule import (
     SHARED,
     Schedule,
     apply_shared,
     check_schedule,
-    values_for,
+    scheduled_values,
 )
+from covon_avalanche.plugins.task_loader import check_whole_task
 
 
 class PosteriorPlugin(SupervisedPlugin):
@@ -44,10 +44,12 @@ class PosteriorPlugin(SupervisedPlugin):
 
     optimizer_class: ClassVar[type[PosteriorOptimizer]]
     scheduled: ClassVar[frozenset[str]] = frozenset({"lr", "ess", "epochs"})
+    consolidate_every: int | None = None
 
     def __init__(self, *, schedule: Schedule | None = None, eval_samples: int = 0) -> None:
         """
-        :param schedule: per-experience hyperparameters.
+        :param schedule: hyperparameters by experience: a list of dicts, in the order of training,
+            with any of ``scheduled``.
         :param eval_samples: predict in ``strategy.eval`` with class probabilities averaged
             over this many posterior samples (the output becomes log-probabilities). 0 predicts
             with the mean weights.
@@ -57,14 +59,8 @@ class PosteriorPlugin(SupervisedPlugin):
         check_whole("eval_samples", eval_samples, least=0)
         self.schedule = schedule
         self.eval_samples = eval_samples
-        self._boundaries = TaskBoundaries()
         self._saved: dict[str, dict[str, Any]] = {}
         self._sample: AbstractContextManager[None] | None = None
-
-    @property
-    def task_free(self) -> bool:
-        """Whether something other than the end of a task decides when to consolidate."""
-        return False
 
     # Training --------------------------------------------------------------------------
 
@@ -92,21 +88,15 @@ class PosteriorPlugin(SupervisedPlugin):
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Restore the state of cleared or grown parameters; apply the schedule."""
-        if not self.task_free:
-            require_boundaries(strategy.experience)
-        begins = self._boundaries.begins(strategy.experience)
-        if begins:  # first, because the prior of new rows depends on the task's settings
-            self._set(strategy, self._settings(strategy))
+        if self.consolidate_every is None:
+            check_whole_task(strategy.experience)
+        # Before the states, because the prior of new rows depends on the task's settings.
+        self._set(strategy, self._settings(strategy))
         self._restore_states(strategy)
-        if begins:
-            self._start_task(strategy)
 
     def _settings(self, strategy: Any) -> Mapping[str, Any]:
         """Hyperparameters of the task that begins."""
-        return values_for(self.schedule, task_index(strategy), self.scheduled)
-
-    def _start_task(self, strategy: Any) -> None:
-        """Hook at the start of a task, when all parameters have their state."""
+        return scheduled_values(self.schedule, strategy)
 
     def _save_states(self, strategy: Any) -> None:
         known = strategy.optimized_param_id or dict(strategy.model.named_parameters())
@@ -152,7 +142,7 @@ class PosteriorPlugin(SupervisedPlugin):
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Consolidate at the end of a task."""
-        if not self.task_free and self._boundaries.ends(strategy.experience):
+        if self.consolidate_every is None:
             self._consolidate(strategy)
 
     def _consolidate(self, strategy: Any) -> None:
@@ -212,6 +202,17 @@ class PosteriorPlugin(SupervisedPlugin):
         sample, self._sample = self._sample, None
         if sample is not None:
             sample.__exit__(RuntimeError, RuntimeError("the training was interrupted"), None)
+
+
+class VCLPlugin(PosteriorPlugin):
+    """Mean-field VCL without coresets; needs a ``BayesByBackprop`` optimizer.
+
+    The posterior after each experience is the prior of the next (Nguyen et al., ICLR 2018;
+    Algorithm 4 of the CoVON paper). A schedule may set ``lr``, ``ess`` and ``epochs``. Task
+    identities are not used. See :class:`PosteriorPlugin` for parameters and plugin order.
+    """
+
+    optimizer_class = BayesByBackprop
 
 
 def log_mean_probabilities(outputs: list[Tensor]) -> Tensor:

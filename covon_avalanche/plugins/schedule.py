@@ -1,8 +1,8 @@
-"""Per-experience values of hyperparameters."""
+"""Hyperparameters that change from one experience to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from avalanche.training.plugins import LRSchedulerPlugin
@@ -10,39 +10,29 @@ from avalanche.training.plugins import LRSchedulerPlugin
 from covon_avalanche.optim.checks import check_positive, check_whole
 
 Values = Mapping[str, float]
-#: A list of settings by position, a mapping by experience index, or a callable of the index.
-#: A value that an experience does not set stays as in the experience before.
-Schedule = Sequence[Values] | Mapping[int, Values] | Callable[[int], Values]
-
+#: Settings of each experience, in the order of training. A value that an experience does not set
+#: stays as in the experience before.
+Schedule = Sequence[Values]
 
 SHARED = frozenset({"lr", "epochs"})  # may be scheduled with any optimizer
 
 
-def check_schedule(schedule: Schedule | None, allowed: Iterable[str]) -> None:
-    """Raise a ``ValueError`` naming the unknown key and the known ones."""
-    if schedule is None or callable(schedule):
-        return
-    entries = schedule.values() if isinstance(schedule, Mapping) else schedule
-    for values in entries:
-        _check_keys(values, allowed)
-
-
-def values_for(schedule: Schedule | None, experience: int, allowed: Iterable[str]) -> Values:
-    """The settings of one experience, empty if the schedule has none.
-
-    :param experience: its index in training order, from 0.
-    :raises ValueError: naming an unknown key and the known ones.
-    """
+def check_schedule(schedule: Schedule | None, allowed: frozenset[str]) -> None:
+    """Raise a ``ValueError`` unless it is a list of settings with known names."""
     if schedule is None:
-        return {}
-    if callable(schedule):
-        values = schedule(experience)
-    elif isinstance(schedule, Mapping):
-        values = schedule.get(experience, {})
-    else:
-        values = schedule[experience] if experience < len(schedule) else {}
-    _check_keys(values, allowed)
-    return values
+        return
+    if not isinstance(schedule, Sequence):
+        raise ValueError(f"a schedule must be a list with a dict by experience, got {schedule!r}")
+    for values in schedule:
+        unknown = sorted(set(values) - allowed)
+        if unknown:
+            raise ValueError(f"a schedule may set {sorted(allowed)}, got {unknown}")
+
+
+def scheduled_values(schedule: Schedule | None, strategy: Any) -> Values:
+    """The settings of the experience that begins, empty if the schedule has none."""
+    experience = strategy.clock.train_exp_counter
+    return schedule[experience] if schedule and experience < len(schedule) else {}
 
 
 def apply_shared(strategy: Any, values: Values) -> None:
@@ -74,9 +64,3 @@ def set_lr(strategy: Any, lr: float) -> None:
         if isinstance(plugin, LRSchedulerPlugin):
             for scheduler in (plugin.scheduler, *getattr(plugin.scheduler, "_schedulers", ())):
                 scheduler.base_lrs = [lr for _ in strategy.optimizer.param_groups]
-
-
-def _check_keys(values: Values, allowed: Iterable[str]) -> None:
-    unknown = sorted(set(values) - set(allowed))
-    if unknown:
-        raise ValueError(f"a schedule may set {sorted(allowed)}, got {unknown}")

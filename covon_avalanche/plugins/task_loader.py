@@ -6,18 +6,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from avalanche.benchmarks import OnlineCLExperience
 from avalanche.models import MultiTaskModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from covon_avalanche.data_loading import ExampleCache, rows_of
-from covon_avalanche.plugins.boundaries import task_data
+
+
+def check_whole_task(experience: Any) -> None:
+    """Raise a ``ValueError`` for an experience of an online stream, which is a part of a task."""
+    if isinstance(experience, OnlineCLExperience):
+        raise ValueError(
+            "the experiences of this online stream are parts of tasks, and each would end like a "
+            "whole task: train on the experiences of the original stream, or use "
+            "CoVONPlugin(consolidate_every=...)"
+        )
 
 
 def task_loader(strategy: Any, mb_size: int, *, shuffled: bool = False) -> Iterator[list[Tensor]]:
     """Iterate over the current task's data, with the evaluation transform; see
     :func:`dataset_loader`."""
-    data = task_data(strategy.experience).eval()
+    data = strategy.experience.dataset.eval()
     return dataset_loader(data, strategy, mb_size, shuffled=shuffled)
 
 

@@ -10,9 +10,8 @@ from avalanche.models import avalanche_forward
 from torch import Tensor
 
 from covon_avalanche.optim.checks import check_whole
-from covon_avalanche.plugins.boundaries import task_data
+from covon_avalanche.plugins.posterior import VCLPlugin
 from covon_avalanche.plugins.schedule import Schedule
-from covon_avalanche.plugins.vcl import VCLPlugin
 from covon_avalanche.posterior.gaussian import DiagGaussian, pool
 
 
@@ -75,9 +74,10 @@ class TDVCLPlugin(VCLPlugin):
         powers = [self.decay**k for k in range(max(1, len(self.posteriors)))]
         return [power / sum(powers) for power in powers]
 
-    def _start_task(self, strategy: Any) -> None:
-        super()._start_task(strategy)
-        self._examples = len(task_data(strategy.experience))
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Pool the past posteriors into the task's prior."""
+        super().before_training_exp(strategy, **kwargs)
+        self._examples = len(strategy.experience.dataset)
         optimizer, named = strategy.optimizer, dict(strategy.model.named_parameters())
         shapes = {name: p.shape for name, p in named.items()}
         same_model = [q for q in self.posteriors if _shapes(q) == shapes]
@@ -106,7 +106,7 @@ class TDVCLPlugin(VCLPlugin):
         # The consolidated posterior, unlike posterior() over untrained parameters, too.
         self.posteriors.append(strategy.optimizer.prior(strategy.model.named_parameters()))
         if self.replay_examples and self._memory.maxlen:
-            data = task_data(strategy.experience)
+            data = strategy.experience.dataset
             self._memory.append((len(data), *_some(data, self.replay_examples)))
 
 

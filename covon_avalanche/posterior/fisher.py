@@ -19,16 +19,13 @@ from torch.func import functional_call, grad, vmap
 
 Batch = Sequence[Tensor]
 Criterion = Callable[[Tensor, Tensor], Tensor]
+Sums = dict[str, Tensor]
 
 _CHUNK = 2**25  # entries of per-example gradients that are in memory at once
 
 
 def squared_batch_gradients(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    criterion: Criterion = F.cross_entropy,
-    *,
-    train_mode: bool = False,
+    model: nn.Module, batches: Iterable[Batch], criterion: Criterion = F.cross_entropy
 ) -> dict[str, Tensor]:
     """Squared gradients of mini-batch means, times the batch size (paper, Algorithm 3).
 
@@ -37,29 +34,13 @@ def squared_batch_gradients(
     equals the per-example Fisher for ``B = 1``, and on average where gradients have mean 0.
 
     :param criterion: loss, averaged over the batch.
-    :param train_mode: run the model as in training instead of in eval mode.
     :raises ValueError: if there are no examples.
     """
-    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    sums = {n: torch.zeros_like(p) for n, p in parameters.items()}
-    examples = 0
-    with in_mode(model, train_mode):
-        for x, y, *more in batches:
-            loss = criterion(model(x, *more), y)
-            gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-            for name, gradient in zip(parameters, gradients, strict=True):
-                if gradient is not None:
-                    sums[name] += (len(y) * gradient).square()
-            examples += len(y)
-    return _average(sums, examples)
+    return _average(_add_batch, model, batches, criterion)
 
 
 def squared_example_gradients(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    criterion: Criterion = F.cross_entropy,
-    *,
-    train_mode: bool = False,
+    model: nn.Module, batches: Iterable[Batch], criterion: Criterion = F.cross_entropy
 ) -> dict[str, Tensor]:
     """Squared per-example gradients, averaged over the examples: the exact empirical Fisher.
 
@@ -68,25 +49,38 @@ def squared_example_gradients(
     per example; otherwise by ``torch.func``.
 
     :param criterion: loss, averaged over the batch; one example's must not depend on others.
-    :param train_mode: run the model as in training instead of in eval mode. Layers that mix
-        examples (batch normalisation in training) have no per-example gradient.
     :raises ValueError: if there are no examples.
     """
-    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    sums = {n: torch.zeros_like(p) for n, p in parameters.items()}
+    add = _add_by_hooks if _supports_hooks(model) else _add_by_func
+    return _average(add, model, batches, criterion)
+
+
+def _average(
+    add: Callable[[nn.Module, Sums, Batch, Criterion], None],
+    model: nn.Module,
+    batches: Iterable[Batch],
+    criterion: Criterion,
+) -> Sums:
+    """The average over examples of what ``add`` adds to the sums for each batch, in eval mode."""
+    sums = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
     examples = 0
-    accumulate = _add_by_hooks if _supports_hooks(model) else _add_by_func
-    with in_mode(model, train_mode):
-        for x, y, *more in batches:
-            accumulate(model, sums, x, y, more, criterion)
-            examples += len(y)
-    return _average(sums, examples)
-
-
-def _average(sums: dict[str, Tensor], examples: int) -> dict[str, Tensor]:
+    with in_mode(model, train=False):
+        for batch in batches:
+            add(model, sums, batch, criterion)
+            examples += len(batch[1])
     if examples == 0:
         raise ValueError("the Fisher needs at least one example, got none")
     return {name: value / examples for name, value in sums.items()}
+
+
+def _add_batch(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion) -> None:
+    x, y, *more = batch
+    parameters = [model.get_parameter(name) for name in sums]
+    loss = criterion(model(x, *more), y)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for total, gradient in zip(sums.values(), gradients, strict=True):
+        if gradient is not None:
+            total += (len(y) * gradient).square()
 
 
 @contextmanager
@@ -126,50 +120,39 @@ class _Call:
     """One call of a layer: its input, and the graph edge of its output (an in-place activation may
     have changed the output tensor itself since)."""
 
-    name: str
     layer: nn.Module
     input: Tensor
     edge: GradientEdge
 
 
-def _add_by_hooks(
-    model: nn.Module,
-    sums: dict[str, Tensor],
-    x: Tensor,
-    y: Tensor,
-    more: Sequence[Tensor],
-    criterion: Criterion,
-) -> None:
+def _add_by_hooks(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion) -> None:
+    x, y, *more = batch
+    layers = {
+        layer: f"{name}." if name else ""
+        for name, layer in model.named_modules()
+        if any(p.requires_grad for p in layer.parameters(recurse=False))
+    }
     calls: list[_Call] = []
 
-    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            calls.append(_Call(name, layer, inputs[0].detach(), get_gradient_edge(output)))
+    def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append(_Call(layer, inputs[0].detach(), get_gradient_edge(output)))
 
-        return hook
-
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if any(p.requires_grad for p in module.parameters(recurse=False))
-    }
-    handles = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_hook(keep) for layer in layers]
     try:
         loss = criterion(model(x, *more), y) * len(y)
     finally:
         for handle in handles:
             handle.remove()
-    # Otherwise the hooks do not see whole per-example gradients.
-    names = {call.name for call in calls}
-    plain = len(names) == len(calls) and all(_rows_are_examples(call, len(y)) for call in calls)
-    idle = [layer for name, layer in layers.items() if name not in names]
-    if not (plain and _take_no_part(loss, idle)):
-        _add_by_func(model, sums, x, y, more, criterion)
+    # The hooks capture exact per-example gradients only if each layer is called once.
+    called = {call.layer for call in calls}
+    plain = len(called) == len(calls) and all(_rows_are_examples(call, len(y)) for call in calls)
+    if not (plain and _take_no_part(loss, [layer for layer in layers if layer not in called])):
+        _add_by_func(model, sums, batch, criterion)
         return
     gradients = torch.autograd.grad(loss, [call.edge for call in calls], allow_unused=True)
     for call, g in zip(calls, gradients, strict=True):
         if g is not None:
-            prefix = f"{call.name}." if call.name else ""
+            prefix = layers[call.layer]
             weight, bias = sums.get(f"{prefix}weight"), sums.get(f"{prefix}bias")
             _add_layer(call.layer, call.input, g, weight, bias)
 
@@ -228,21 +211,22 @@ def _add_layer(
 # By torch.func -------------------------------------------------------------------------
 
 
-def _add_by_func(
-    model: nn.Module,
-    sums: dict[str, Tensor],
-    x: Tensor,
-    y: Tensor,
-    more: Sequence[Tensor],
-    criterion: Criterion,
-) -> None:
+def _add_by_func(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion) -> None:
+    x, y, *more = batch
     trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    fixed = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
-    fixed |= {n: b.detach() for n, b in model.named_buffers()}
+    names = {p: n for n, p in model.named_parameters()}
+    # By module, because functional_call does not restore a module that it finds by two names.
+    slots = {
+        f"{prefix}.{key}" if prefix else key: names[p]
+        for prefix, module in model.named_modules()
+        for key, p in module.named_parameters(recurse=False, remove_duplicate=False)
+        if p.requires_grad
+    }
 
     def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor, *more: Tensor) -> Tensor:
         arguments = (x[None], *(m[None] for m in more))
-        return criterion(functional_call(model, {**weights, **fixed}, arguments), y[None])
+        swapped = {slot: weights[name] for slot, name in slots.items()}
+        return criterion(functional_call(model, swapped, arguments, tie_weights=False), y[None])
 
     example_gradients = vmap(
         grad(loss), in_dims=(None, 0, 0, *(0 for _ in more)), randomness="different"

@@ -23,7 +23,7 @@ from torch import Tensor
 from covon_avalanche.atomic_write import replaced_when_whole
 
 _FORMAT = "covon_avalanche.DiagGaussian"
-_VERSION = "1"  # of the format
+_METADATA = {"format": _FORMAT, "version": "1"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class DiagGaussian:
             for name, value in getattr(self, field).items()
         }
         with replaced_when_whole(path) as part:
-            save_file(tensors, part, metadata={"format": _FORMAT, "version": _VERSION})
+            save_file(tensors, part, metadata=_METADATA)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DiagGaussian:
@@ -88,22 +88,13 @@ class DiagGaussian:
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                if metadata.get("format") != _FORMAT:
-                    raise ValueError(f"{path} is a safetensors file, but not of a {_FORMAT}")
-                if (version := metadata.get("version")) != _VERSION:
-                    raise ValueError(
-                        f"{path} is a {_FORMAT} file of version {version}, this package reads "
-                        f"version {_VERSION}"
-                    )
+                found = {key: metadata.get(key) for key in _METADATA}
+                if found != _METADATA:
+                    raise ValueError(f"{path} must be a file with {_METADATA}, found {found}")
                 for key in file.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    field, slash, name = key.partition("/")
-                    if not slash or field not in parts:
-                        raise ValueError(
-                            f"{path} is not a readable {_FORMAT} file: tensors are named "
-                            f"mean/... or precision/..., got {key!r}"
-                        )
+                    field, _, name = key.partition("/")
                     parts[field][name] = file.get_tensor(key)
-        except SafetensorError as error:
+        except (SafetensorError, KeyError) as error:
             raise ValueError(f"{path} is not a readable {_FORMAT} file: {error}") from error
         gaussian = cls(parts["mean"], parts["precision"])
         for name, mean in gaussian.mean.items():
@@ -193,27 +184,6 @@ def merge(
     return DiagGaussian(means, precisions)
 
 
-def merge_ema(prior: DiagGaussian, posterior: DiagGaussian, gamma: float) -> DiagGaussian:
-    """The paper's ablation of Eq. 8: an exponential moving average blind to curvature.
-
-    ``m1 = (1 - gamma) * m0 + gamma * m`` and ``s1 = (1 - gamma) * s0 + gamma * s``; the
-    precisions agree with :func:`merge`, the means only where prior and posterior are
-    equally sure.
-
-    :raises ValueError: for a coefficient not > 0, different names, or a result that is no
-        Gaussian (possible above 1 only).
-    """
-    check_gamma(gamma)
-    _check_names(prior, posterior)
-    merged = DiagGaussian(
-        {n: torch.lerp(prior.mean[n], m, gamma) for n, m in posterior.mean.items()},
-        {n: torch.lerp(prior.precision[n], s, gamma) for n, s in posterior.precision.items()},
-    )
-    for name, mean in merged.mean.items():
-        check_gaussian(name, mean, merged.precision[name])
-    return merged
-
-
 def pool(gaussians: Sequence[DiagGaussian], weights: Sequence[float]) -> DiagGaussian:
     """The Gaussian proportional to the weighted geometric mean of several.
 
@@ -251,23 +221,6 @@ def kl(q: DiagGaussian, p: DiagGaussian) -> Tensor:
         ratio = p.precision[name] / q.precision[name]
         distance = p.precision[name] * (mean - p.mean[name]).square()
         terms.append(0.5 * (ratio + distance - 1 - ratio.log()).sum())
-    return torch.stack(terms).sum()
-
-
-def quadratic_penalty(parameters: Mapping[str, Tensor], anchor: DiagGaussian) -> Tensor:
-    """``0.5 * sum(precision * (parameter - mean) ** 2)`` over the anchor's names (Eq. 6).
-
-    :param parameters: parameter name to value; names the anchor lacks do not count.
-    :return: a scalar tensor, differentiable in the parameters.
-    :raises ValueError: for a name of the anchor that is missing in ``parameters``.
-    """
-    missing = sorted(anchor.mean.keys() - parameters.keys())
-    if missing:
-        raise ValueError(f"the anchor has parameters that were not given: {missing}")
-    terms = [
-        0.5 * (anchor.precision[name] * (parameters[name] - mean).square()).sum()
-        for name, mean in anchor.mean.items()
-    ]
     return torch.stack(terms).sum()
 
 

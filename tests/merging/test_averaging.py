@@ -5,45 +5,24 @@ import copy
 import pytest
 import torch
 from torch import nn
-from toys import make_covon, same, toy_model, train_step, weights
+from toys import end_task, make_covon, same, toy_model, train_step, weights
 
 from covon_avalanche.merging import EMA, Average, Task, merge_into
 
 
-def sgd_for(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def train_to(model, rule, values):
-    """One task that leaves these weights, and the merge."""
-    before = weights(model)
-    with torch.no_grad():
-        for name, value in values.items():
-            model.get_parameter(name).copy_(value)
-    merge_into(model, sgd_for(model), rule, before)
-
-
-def random_tasks(n):
-    torch.manual_seed(0)
-    return [{k: torch.randn_like(p) for k, p in weights(toy_model()).items()} for _ in range(n)]
-
-
-def test_the_average_of_three_tasks_is_their_mean():
-    model, rule, tasks = toy_model(), Average(), random_tasks(3)
-    for task in tasks:
-        train_to(model, rule, task)
-    for name, p in model.named_parameters():
-        mean = torch.stack([task[name] for task in tasks]).mean(0)
-        torch.testing.assert_close(p.detach(), mean)
-
-
-def test_ema_of_three_tasks_has_its_closed_form():
+@pytest.mark.parametrize(
+    ("rule", "shares"), [(Average(), (1 / 3, 1 / 3, 1 / 3)), (EMA(0.3), (0.49, 0.21, 0.3))]
+)
+def test_three_tasks_have_the_closed_form_and_memory_is_constant(rule, shares):
     """The first task is kept as it is: initial weights are no task's."""
-    model, rule, (one, two, three) = toy_model(), EMA(0.3), random_tasks(3)
-    for task in (one, two, three):
-        train_to(model, rule, task)
+    torch.manual_seed(0)
+    model = toy_model()
+    tasks = [{k: torch.randn_like(p) for k, p in weights(model).items()} for _ in shares]
+    for task in tasks:
+        end_task(model, rule, task)
+        assert {n: len(c) for n, c in rule.tasks.items()} == {n: len(p) for n, p in task.items()}
     for name, p in model.named_parameters():
-        expected = 0.7**2 * one[name] + 0.7 * 0.3 * two[name] + 0.3 * three[name]
+        expected = sum(share * task[name] for share, task in zip(shares, tasks, strict=True))
         torch.testing.assert_close(p.detach(), expected)
 
 
@@ -52,29 +31,28 @@ def test_each_row_counts_the_tasks_that_have_trained_it(rule, second):
     """A classifier with two classes, then four; the last task trains neither class 0 nor
     the frozen bias."""
     model = nn.Linear(1, 2)
-    train_to(model, rule, {"weight": torch.tensor([[1.0], [2.0]]), "bias": torch.ones(2)})
+    end_task(model, rule, {"weight": torch.tensor([[1.0], [2.0]]), "bias": torch.ones(2)})
     model = nn.Linear(1, 4)
     nn.init.zeros_(model.bias)
     with torch.no_grad():
         model.weight[:2] = torch.tensor([[1.0], [2.0]])
-    train_to(model, rule, {"weight": torch.tensor([[2.0], [3.0], [5.0], [6.0]])})
+    end_task(model, rule, {"weight": torch.tensor([[2.0], [3.0], [5.0], [6.0]])})
     merged = torch.tensor([[1 + second], [2 + second], [5.0], [6.0]])
     torch.testing.assert_close(model.weight.detach(), merged)
     model.bias.requires_grad_(False)
     bias = model.bias.clone()
     new = model.weight + torch.tensor([[0.0], [0.0], [1.0], [1.0]])
-    train_to(model, rule, {"weight": new, "bias": bias + 1})
+    end_task(model, rule, {"weight": new, "bias": bias + 1})
     merged += torch.tensor([[0.0], [0.0], [second], [second]])
     torch.testing.assert_close(model.weight.detach(), merged)
     assert torch.equal(model.bias, bias + 1)
 
 
 def test_scalars_and_empty_parameters_are_averaged_too():
-    model = nn.Module()
+    model, rule = nn.Module(), Average()
     model.scale, model.empty = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(0, 3))
-    rule = Average()
     for value in (1.0, 4.0):
-        train_to(model, rule, {"scale": torch.tensor(value)})
+        end_task(model, rule, {"scale": torch.tensor(value)})
     assert model.scale.item() == 2.5
 
 
@@ -101,15 +79,6 @@ def test_the_average_with_covon_does_not_count_the_prior(linear, batch):
         merge_into(linear, optimizer, rule)
     for name, p in linear.named_parameters():
         torch.testing.assert_close(p.detach(), (fast[0][name] + fast[1][name]) / 2)
-
-
-def test_memory_is_constant_in_the_number_of_tasks():
-    model, rule = toy_model(), Average()
-    sizes = []
-    for task in random_tasks(3):
-        train_to(model, rule, task)
-        sizes.append({name: counts.numel() for name, counts in rule.tasks.items()})
-    assert sizes[0] == sizes[1] == sizes[2] == {n: len(p) for n, p in model.named_parameters()}
 
 
 def test_a_bad_gamma_is_named():

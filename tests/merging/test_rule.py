@@ -1,13 +1,15 @@
-"""Applying a rule to a model: what is written, and when nothing is."""
+"""Applying a rule to a model: what is written, and when nothing is; Eq. 8."""
 
 import copy
 
 import pytest
 import torch
 from torch import nn
-from toys import make_covon, same, train_step, weights
+from toys import make_covon, make_vcl, same, train_step, weights
 
-from covon_avalanche.merging import Average, MergeRule, RegMean, Task, merge_into
+from covon_avalanche import CoVON
+from covon_avalanche.merging import Average, Eq8, MergeRule, RegMean, Task, merge_into
+from covon_avalanche.posterior import merge
 
 
 class Constant(MergeRule):
@@ -20,58 +22,141 @@ class Constant(MergeRule):
         return {"weight": torch.full_like(task.before["weight"], self.value)}
 
     def observe(self, task):
-        self.observed.append(weights(task.model))
+        self.observed = [*self.observed, weights(task.model)]
 
 
-def optimizers(model):
-    covon = make_covon(model.named_parameters())
-    return covon, torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), 0.1)
+OPTIMIZERS = {
+    "covon": lambda model: make_covon(model.named_parameters()),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters()),
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), 0.1),
+}
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_merged_weights_are_in_place_when_the_rule_observes(linear, batch, number):
-    optimizer, rule = optimizers(linear)[number], Constant(0.25)
-    if number == 0:
+@pytest.fixture(params=OPTIMIZERS)
+def trained(request, linear, batch):
+    """A model in the middle of a task, and its optimizer."""
+    optimizer = OPTIMIZERS[request.param](linear)
+    if request.param == "covon":
         train_step(optimizer, linear, batch)
-    before = weights(linear)
-    merge_into(linear, optimizer, rule, before)
-    assert (linear.weight == 0.25).all()
-    assert same(rule.observed[0], weights(linear))
-    if number == 0:
+    return linear, optimizer
+
+
+def test_merged_weights_are_in_place_when_the_rule_observes(trained):
+    (model, optimizer), rule = trained, Constant(0.25)
+    before = weights(model)
+    merge_into(model, optimizer, rule, before)
+    assert (model.weight == 0.25).all()
+    assert same(rule.observed[0], weights(model))
+    if isinstance(optimizer, CoVON):
         assert (optimizer.prior().mean["weight"] == 0.25).all()
     else:
-        assert torch.equal(linear.bias, before["bias"])
+        assert torch.equal(model.bias, before["bias"])
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_if_a_weight_is_not_finite_nothing_changes(linear, batch, number):
-    optimizer, rule = optimizers(linear)[number], Constant(torch.nan)
-    if number == 0:
-        train_step(optimizer, linear, batch)
-    before = weights(linear)
+def test_if_a_weight_is_not_finite_nothing_changes(trained):
+    (model, optimizer), rule = trained, Constant(torch.nan)
+    before, state = weights(model), dict(optimizer.state)
     with pytest.raises(FloatingPointError, match="merged weights of 'weight' are not finite"):
-        merge_into(linear, optimizer, rule, before)
-    assert same(weights(linear), before)
+        merge_into(model, optimizer, rule, before)
+    assert same(weights(model), before)
     assert rule.observed == []
-    if number == 0:
-        assert "hess" in optimizer.state[linear.weight]
+    assert optimizer.state == state
+
+
+def step(optimizer, model, batch):
+    if isinstance(optimizer, CoVON):
+        train_step(optimizer, model, batch)
+    else:
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("moment", ["batch norm", "observe"])
+def test_an_interrupted_merge_changes_nothing_and_can_be_repeated(optimizer, moment, monkeypatch):
+    """Neither weights, running statistics and posterior nor the memory of the rule."""
+    torch.manual_seed(0)
+    model, rule = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), RegMean()
+    optimizer = OPTIMIZERS[optimizer](model)
+    batches = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]
+    observe = RegMean.observe
+
+    def interrupted_pass():
+        yield batches[0]
+        raise KeyboardInterrupt
+
+    def interrupted_observe(self, task):
+        observe(self, task)
+        raise KeyboardInterrupt
+
+    def merge(model, optimizer, rule, statistics=lambda: batches):
+        arguments = before, lambda: batches
+        merge_into(model, optimizer, rule, *arguments, batch_norm_batches=statistics)
+
+    for task in range(2):
+        before = weights(model)
+        step(optimizer, model, batches[0])
+        if task == 0:
+            merge(model, optimizer, rule)
+    twins = copy.deepcopy((model, optimizer, rule))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        if moment == "observe":
+            patch.setattr(RegMean, "observe", interrupted_observe)
+            merge(model, optimizer, rule)
+        else:
+            merge(model, optimizer, rule, interrupted_pass)
+    for again in (False, True):
+        if again:
+            merge(model, optimizer, rule)
+            merge(*twins)
+        assert same(model.state_dict(), twins[0].state_dict())
+        assert same(rule.moments, twins[2].moments)
+        if isinstance(optimizer, CoVON):
+            ours, theirs = optimizer.posterior(), twins[1].posterior()
+            assert same(ours.mean, theirs.mean)
+            assert same(ours.precision, theirs.precision)
 
 
 def test_covon_keeps_the_precision_of_eq_8_and_eq_8_for_other_parameters(linear, batch):
-    other = copy.deepcopy(linear)
     posteriors = []
-    for model in (linear, other):
+    for model, rule in ((linear, Constant(0.25)), (copy.deepcopy(linear), Eq8())):
         optimizer = make_covon(model.named_parameters())
         train_step(optimizer, model, batch)
-        if model is linear:
-            merge_into(model, optimizer, Constant(0.25))
-        else:
-            optimizer.consolidate()
+        merge_into(model, optimizer, rule)
         posteriors.append(optimizer.posterior())
     ours, eq8 = posteriors
     assert (ours.mean["weight"] == 0.25).all()
     assert torch.equal(ours.mean["bias"], eq8.mean["bias"])
     assert same(ours.precision, eq8.precision)
+
+
+@pytest.mark.parametrize("gamma_precision", [None, 1.4])
+def test_eq_8_is_the_merge_of_prior_and_posterior(linear, batch, gamma_precision):
+    optimizer = make_covon(linear.named_parameters(), gamma=0.6, gamma_precision=gamma_precision)
+    for _ in range(2):
+        train_step(optimizer, linear, batch)
+        train_step(optimizer, linear, batch)
+        prior, fast = optimizer.prior(), optimizer.posterior()
+        merge_into(linear, optimizer, Eq8())
+        slow = merge(prior, fast, 0.6, gamma_precision=gamma_precision)
+        for name, p in linear.named_parameters():
+            torch.testing.assert_close(p.detach(), slow.mean[name])
+            torch.testing.assert_close(optimizer.prior().precision[name], slow.precision[name])
+
+
+def test_optimizers_and_missing_arguments_are_named(linear):
+    before = weights(linear)
+    adamw, vcl = torch.optim.AdamW(linear.parameters()), make_vcl(linear.named_parameters())
+    for optimizer, rule, given, message in (
+        (adamw, Eq8(), before, r"Eq8 .* needs a CoVON optimizer, got AdamW"),
+        (vcl, Eq8(), before, "BayesByBackprop uses each posterior as the next"),
+        (vcl, Average(), before, "BayesByBackprop uses each posterior as the next"),
+        (adamw, Average(), None, "Average needs the weights before the task: pass before"),
+        (adamw, RegMean(), before, "needs the task's data: pass batches"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            merge_into(linear, optimizer, rule, given)
+    assert same(weights(linear), before)
 
 
 def test_covon_may_own_only_a_part_of_the_model(batch):
@@ -94,34 +179,24 @@ def test_weights_before_the_task_have_the_models_shapes_and_new_entries_its_valu
         _ = Task(model, {"weight": torch.zeros(4, 2)}).before
 
 
-def test_missing_arguments_are_named(linear):
-    optimizer = torch.optim.AdamW(linear.parameters())
-    with pytest.raises(ValueError, match="Average needs the weights before the task: pass before"):
-        merge_into(linear, optimizer, Average())
-    with pytest.raises(ValueError, match="needs the task's data: pass batches"):
-        merge_into(linear, optimizer, RegMean(), weights(linear))
-
-
 def test_a_plain_loop_learns_two_tasks_that_fine_tuning_cannot_keep():
     """Inputs of the tasks lie in different directions: a linear layer has room for both."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 60, 8, generator=generator)
     x[0, :, 4:], x[1, :, :4] = 0, 0
     y = (x.sum(2) > 0).long()
-    errors = {}
+    errors = []
     for rule in (RegMean(), None):
         torch.manual_seed(0)
-        model = nn.Linear(8, 2, bias=False)
+        model, outputs = nn.Linear(8, 2, bias=False), []
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
-        outputs = []
         for data in zip(x, y, strict=True):
             before = weights(model)
             for _ in range(100):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(model(data[0]), data[1]).backward()
-                optimizer.step()
+                step(optimizer, model, data)
             if rule is not None:
                 merge_into(model, optimizer, rule, before, lambda data=data: [data])
             outputs.append(model(x[0]).detach())
-        errors[rule is None] = (outputs[1] - outputs[0]).norm().item()
-    assert errors[False] < 0.01 * errors[True]
+        errors.append((outputs[1] - outputs[0]).norm().item())
+    assert errors[0] < 0.01 * errors[1]

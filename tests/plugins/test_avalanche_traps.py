@@ -4,15 +4,15 @@ import copy
 
 import pytest
 import torch
-from avalanche.training.plugins import LRSchedulerPlugin, SupervisedPlugin
+from avalanche.training.plugins import LRSchedulerPlugin
 from toys import (
-    QUIET,
+    MAKE,
     Head,
     ToDouble,
+    Watch,
     make_covon,
     make_naive,
     make_strategy,
-    make_vcl,
     plain_loop,
     same,
     toy_benchmark,
@@ -20,47 +20,38 @@ from toys import (
     weights,
 )
 
-from covon_avalanche import CoVONPlugin, CoVONStrategy, DiagGaussian, VCLStrategy
+from covon_avalanche import CoVONPlugin, DiagGaussian
 
-
-def posterior_strategy(kind, model, optimizer, **options):
-    cls = CoVONStrategy if kind == "covon" else VCLStrategy
-    return cls(model=model, optimizer=optimizer, **{**QUIET, **options})
-
-
-MAKE = {"covon": make_covon, "vcl": make_vcl}
+HEAD = "head.classifier.weight"
 both = pytest.mark.parametrize("kind", MAKE)
+
+
+def prior_at(model, precision):
+    """A prior centred at the model's weights."""
+    means = weights(model)
+    return DiagGaussian(means, {n: torch.full_like(m, precision) for n, m in means.items()})
 
 
 @both
 def test_a_strategy_does_exactly_what_the_plain_loop_does(kind):
     """Three experiences, no shuffling: the same weights and posteriors, bit by bit."""
-    benchmark = toy_benchmark()
-    model = toy_model()
-    strategy = posterior_strategy(kind, model, MAKE[kind](model.named_parameters()))
-    for experience in benchmark.train_stream:
-        strategy.train(experience, shuffle=False)
-
-    plain = toy_model()
+    benchmark, model, plain = toy_benchmark(), toy_model(), toy_model()
+    strategy = make_strategy(kind, model)
+    strategy.train(benchmark.train_stream, shuffle=False)
     optimizer = MAKE[kind](plain.named_parameters())
     plain_loop(optimizer, plain, benchmark.train_stream)
     assert same(weights(model), weights(plain))
-    assert same(
-        strategy.optimizer.posterior(model.named_parameters()).precision,
-        optimizer.posterior().precision,
-    )
+    posterior = strategy.optimizer.posterior(model.named_parameters())
+    assert same(posterior.precision, optimizer.posterior().precision)
 
 
 @both
 def test_trap_1_state_is_wiped_at_the_first_train(kind):
     """A given prior, and the state of an optimizer that was loaded, are there all the same."""
-    benchmark, model = toy_benchmark(1), toy_model()
-    prior = DiagGaussian(
-        weights(model), {n: torch.full_like(p, 1e9) for n, p in model.named_parameters()}
-    )
+    model = toy_model()
     before = weights(model)
-    optimizer = MAKE[kind](model.named_parameters(), prior=prior, lr=1e-3)
-    posterior_strategy(kind, model, optimizer).train(benchmark.train_stream[0])
+    optimizer = MAKE[kind](model.named_parameters(), prior=prior_at(model, 1e9), lr=1e-3)
+    make_strategy(kind, model, optimizer=optimizer).train(toy_benchmark(1).train_stream[0])
     precision = optimizer.posterior().precision
     for name, p in model.named_parameters():
         assert (precision[name] > 0.9e9).all()
@@ -70,17 +61,14 @@ def test_trap_1_state_is_wiped_at_the_first_train(kind):
 
 @both
 def test_trap_2_frozen_parameters_are_put_into_group_0(kind):
-    model = toy_model()
+    model, seen = toy_model(), []
     model[0].requires_grad_(False)
-    seen = []
     model[0].register_forward_hook(lambda layer, *_: seen.append(layer.weight.detach().clone()))
     optimizer = MAKE[kind](model[2].parameters())
     before = weights(model)
-    posterior_strategy(kind, model, optimizer).train(toy_benchmark(2).train_stream)
+    make_strategy(kind, model, optimizer=optimizer).train(toy_benchmark(2).train_stream)
     assert any(model[0].weight is p for p in optimizer.param_groups[0]["params"])  # the trap
-    assert seen
-    assert all(torch.equal(w, before["0.weight"]) for w in seen)
-    assert torch.equal(model[0].weight, before["0.weight"])
+    assert all(torch.equal(w, before["0.weight"]) for w in (*seen, model[0].weight))
     assert not torch.equal(model[2].weight, before["2.weight"])
     assert not optimizer.state.get(model[0].weight)
 
@@ -90,7 +78,7 @@ def test_the_optimizers_names_follow_avalanches_changes(kind):
     """Parameters that it adds or replaces have their names in the posterior."""
     model = Head()
     optimizer = MAKE[kind](model.head.named_parameters())  # the body is added by Avalanche
-    strategy = posterior_strategy(kind, model, optimizer)
+    strategy = make_strategy(kind, model, optimizer=optimizer)
     strategy.train(toy_benchmark(2, classes_per_experience=2).train_stream)
     assert set(optimizer.posterior().mean) == {n for n, _ in model.named_parameters()}
 
@@ -98,17 +86,16 @@ def test_the_optimizers_names_follow_avalanches_changes(kind):
 @both
 def test_a_model_that_grows_in_an_evaluation_is_sampled_and_known(kind):
     benchmark, model = toy_benchmark(2, classes_per_experience=2), Head()
-    optimizer = MAKE[kind](model.named_parameters())
-    strategy = posterior_strategy(kind, model, optimizer, eval_samples=2)
+    strategy = make_strategy(kind, model, eval_samples=2)
+    optimizer = strategy.optimizer
     strategy.train(benchmark.train_stream[0])
-    old = optimizer.posterior().precision["head.classifier.weight"]
+    old = optimizer.posterior().precision[HEAD]
     strategy.eval(benchmark.test_stream)  # the second experience has new classes
     posterior = optimizer.posterior(model.named_parameters())
-    now = posterior.precision["head.classifier.weight"]
-    assert now.shape == (4, 10)
-    torch.testing.assert_close(now[:2], old)
+    assert posterior.precision[HEAD].shape == (4, 10)
+    torch.testing.assert_close(posterior.precision[HEAD][:2], old)
     with optimizer.sampled_params(train=False):
-        moved = model.head.classifier.weight - posterior.mean["head.classifier.weight"]
+        moved = model.head.classifier.weight - posterior.mean[HEAD]
     assert (moved[:2] != 0).all()
     strategy.train(benchmark.train_stream[1])
 
@@ -116,15 +103,11 @@ def test_a_model_that_grows_in_an_evaluation_is_sampled_and_known(kind):
 @both
 def test_a_model_that_grows_in_an_evaluation_before_any_training_keeps_its_prior(kind):
     benchmark, model = toy_benchmark(2, classes_per_experience=2), Head()
-    prior = DiagGaussian(
-        weights(model), {n: torch.full_like(p, 7.0) for n, p in model.named_parameters()}
-    )
-    optimizer = MAKE[kind](model.named_parameters(), prior=prior)
-    strategy = posterior_strategy(kind, model, optimizer)
+    optimizer = MAKE[kind](model.named_parameters(), prior=prior_at(model, 7.0))
+    strategy = make_strategy(kind, model, optimizer=optimizer)
     strategy.eval(benchmark.test_stream)
-    name = "head.classifier.weight"
-    assert optimizer.prior().precision[name].shape == (4, 10)
-    assert (optimizer.prior().precision[name][:2] == 7).all()
+    assert optimizer.prior().precision[HEAD].shape == (4, 10)
+    assert (optimizer.prior().precision[HEAD][:2] == 7).all()
     strategy.train(benchmark.train_stream[0])
     assert set(optimizer.posterior().mean) == {n for n, _ in model.named_parameters()}
 
@@ -134,50 +117,33 @@ def test_trap_3_the_model_moves_after_the_optimizer_is_made(kind):
     """No second device here: a change of dtype takes the same path as .to(device). A prior
     given for the old one follows."""
     model = toy_model()
-    prior = DiagGaussian(
-        weights(model), {n: torch.full_like(p, 5.0) for n, p in model.named_parameters()}
-    )
-    optimizer = MAKE[kind](model.named_parameters(), prior=prior)
+    optimizer = MAKE[kind](model.named_parameters(), prior=prior_at(model, 5.0))
     model.double()
-    strategy = posterior_strategy(kind, model, optimizer, plugins=[ToDouble()])
+    strategy = make_strategy(kind, model, optimizer=optimizer, plugins=[ToDouble()])
     strategy.train(toy_benchmark(1).train_stream[0])
     for state in optimizer.state.values():
         assert all(v.dtype == torch.float64 for v in state.values() if torch.is_tensor(v))
-
-
-class Recorder(SupervisedPlugin):
-    """Copies the optimizer's state of the head right before each experience is trained."""
-
-    def __init__(self):
-        super().__init__()
-        self.states = []
-
-    def before_training_exp(self, strategy, **kwargs):
-        weight = strategy.model.head.classifier.weight
-        self.states.append(copy.deepcopy(strategy.optimizer.state.get(weight, {})))
 
 
 @both
 @pytest.mark.parametrize("evaluate_first", [False, True], ids=["train", "eval-first"])
 def test_trap_4_a_growing_classifier_keeps_the_prior_of_its_old_part(kind, evaluate_first):
     """Also if an evaluation on new classes makes it grow before the optimizer hears of it."""
-    benchmark, model = toy_benchmark(3, classes_per_experience=2), Head()
-    optimizer, recorder = MAKE[kind](model.named_parameters()), Recorder()
-    strategy = posterior_strategy(kind, model, optimizer, plugins=[recorder])
-    slow = []
+    benchmark, model, states, slow = toy_benchmark(3, classes_per_experience=2), Head(), [], []
+
+    def copy_state(strategy):
+        state = strategy.optimizer.state.get(model.head.classifier.weight, {})
+        states.append(copy.deepcopy(state))
+
+    strategy = make_strategy(kind, model, plugins=[Watch(before_training_exp=copy_state)])
     for experience in benchmark.train_stream:
         if evaluate_first:
             strategy.eval(benchmark.test_stream[experience.current_experience])
         strategy.train(experience)
-        posterior = optimizer.posterior(model.named_parameters())
-        slow.append(
-            (
-                posterior.mean["head.classifier.weight"],
-                posterior.precision["head.classifier.weight"],
-            )
-        )
-    assert not recorder.states[0]
-    for (mean, precision), state in zip(slow, recorder.states[1:], strict=False):
+        posterior = strategy.optimizer.posterior(model.named_parameters())
+        slow.append((posterior.mean[HEAD], posterior.precision[HEAD]))
+    assert not states[0]
+    for (mean, precision), state in zip(slow, states[1:], strict=False):
         old = len(mean)
         assert state["prior_mean"].shape == (old + 2, 10)
         assert torch.equal(state["prior_mean"][:old], mean)
@@ -187,58 +153,34 @@ def test_trap_4_a_growing_classifier_keeps_the_prior_of_its_old_part(kind, evalu
     assert model.head.classifier.weight.shape == (6, 10)
 
 
-def test_trap_4_also_for_anchors():
-    benchmark = toy_benchmark(3, classes_per_experience=2)
-    for kind in ("ada-reg", "ewc-star"):
-        model = Head()
-        strategy = make_strategy(kind, model)
-        plugin = strategy.plugins[0]
-        for experience in benchmark.train_stream:
-            before = plugin.anchor
-            strategy.train(experience)
-            assert plugin.anchor.mean["head.classifier.weight"].shape == (
-                2 * experience.current_experience + 2,
-                10,
-            )
-            if before is not None:  # accumulated, never lost
-                old = before.precision["head.classifier.weight"]
-                now = plugin.anchor.precision["head.classifier.weight"][: len(old)]
-                assert (now >= old).all()
-
-
-class LearningRates(SupervisedPlugin):
-    """Notes the learning rate of each iteration."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def after_update(self, strategy, **kwargs):
-        self.seen.append(strategy.optimizer.param_groups[0]["lr"])
+@pytest.mark.parametrize("kind", ["ada-reg", "ewc-star"])
+def test_trap_4_also_for_anchors(kind):
+    strategy, old = make_strategy(kind, Head()), torch.zeros(0, 10)
+    for t, experience in enumerate(toy_benchmark(3, classes_per_experience=2).train_stream):
+        strategy.train(experience)
+        anchor = strategy.plugins[0].anchor
+        assert anchor.mean[HEAD].shape == (2 * t + 2, 10)
+        assert (anchor.precision[HEAD][: len(old)] >= old).all()  # accumulated, never lost
+        old = anchor.precision[HEAD]
 
 
 @pytest.mark.parametrize("kind", ["covon", "vcl", "ada-reg", "ewc-star"])
 def test_trap_5_the_lr_scheduler_is_reset_to_the_lr_it_was_made_with(kind):
     """A schedule's learning rate holds, and the scheduler decays from it in each experience."""
-    model, rates = toy_model(), LearningRates()
-    strategy = make_strategy(kind, model, schedule=[{"lr": 0.01}, {"lr": 0.004}, {}])
+    seen = []
+    rates = Watch(after_update=lambda s: seen.append(s.optimizer.param_groups[0]["lr"]))
+    strategy = make_strategy(kind, toy_model(), schedule=[{"lr": 0.01}, {"lr": 0.004}, {}])
     scheduler = torch.optim.lr_scheduler.LambdaLR(strategy.optimizer, lambda epoch: 0.5**epoch)
     strategy.plugins += [LRSchedulerPlugin(scheduler), rates]
     strategy.train(toy_benchmark(3).train_stream)
     expected = [0.01] * 3 + [0.005] * 3 + ([0.004] * 3 + [0.002] * 3) * 2
-    assert rates.seen == pytest.approx(expected)
+    assert seen == pytest.approx(expected)
 
 
 def test_the_plugin_goes_into_any_avalanche_strategy():
     """Two changed lines: optimizer and plugin. The same as the ready strategy."""
-    benchmark, runs = toy_benchmark(), []
-    for ready in (True, False):
-        model = toy_model()
-        optimizer = make_covon(model.parameters())
-        if ready:
-            strategy = CoVONStrategy(model=model, optimizer=optimizer, **QUIET)
-        else:
-            strategy = make_naive(model, optimizer, CoVONPlugin())
-        strategy.train(benchmark.train_stream, shuffle=False)
-        runs.append(weights(model))
-    assert same(*runs)
+    ready, naive = toy_model(), toy_model()
+    make_strategy("covon", ready).train(toy_benchmark().train_stream, shuffle=False)
+    strategy = make_naive(naive, make_covon(naive.parameters()), CoVONPlugin())
+    strategy.train(toy_benchmark().train_stream, shuffle=False)
+    assert same(weights(ready), weights(naive))

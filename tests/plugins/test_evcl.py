@@ -5,14 +5,7 @@ import torch
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 from toy_optimizers import given_noise
-from toys import (
-    Watch,
-    columns,
-    same,
-    toy_benchmark,
-    train_vcl,
-    weights,
-)
+from toys import Watch, columns, same, toy_benchmark, train_vcl, weights
 
 from covon_avalanche import EVCLPlugin, VCLPlugin
 from covon_avalanche.optim import BayesByBackprop
@@ -23,15 +16,8 @@ def test_evcl_steps_follow_autograd():
     """KL and elastic penalty by torch.distributions and autograd, two tasks after the first."""
     torch.manual_seed(0)
     model = nn.Linear(5, 3, bias=False).double()
-    optimizer = BayesByBackprop(
-        model.parameters(),
-        ess=40.0,
-        lr=0.05,
-        std_init=0.2,
-        weight_decay=0.1,
-        inner="sgd",
-        importance_strength=3.0,
-    )
+    options = dict(ess=40.0, lr=0.05, std_init=0.2, weight_decay=0.1, inner="sgd")
+    optimizer = BayesByBackprop(model.parameters(), importance_strength=3.0, **options)
     mean = model.weight.detach().clone().requires_grad_()
     log_std = torch.full_like(mean, 0.2).log().detach().requires_grad_()
     prior = Normal(torch.zeros_like(mean), torch.full_like(mean, (40.0 * 0.1) ** -0.5))
@@ -60,27 +46,24 @@ def test_evcl_steps_follow_autograd():
 
 
 def test_the_evcl_plugin_adds_up_exact_fishers_at_each_mean():
-    seen = []
+    stream, found = list(toy_benchmark().train_stream), []
 
     def fisher_by_itself(strategy):
-        if strategy.clock.train_exp_counter > 0:
-            before = benchmark.train_stream[strategy.clock.train_exp_counter - 1]
-            seen.append(squared_example_gradients(strategy.model, [columns(before)]))
+        batch = columns(stream[strategy.clock.train_exp_counter])
+        found.append(squared_example_gradients(strategy.model, [batch]))
 
-    benchmark = toy_benchmark()
-    strategy = train_vcl(EVCLPlugin(strength=2.0), [Watch(at_start=fisher_by_itself)])
-    seen.append(squared_example_gradients(strategy.model, [columns(benchmark.train_stream[2])]))
-    assert len(seen) == 3
+    strategy = train_vcl(EVCLPlugin(strength=2.0), [Watch(after_training_exp=fisher_by_itself)])
+    assert len(found) == 3
     for name, p in strategy.model.named_parameters():
-        torch.testing.assert_close(
-            strategy.optimizer.state[p]["importance"], sum(f[name] for f in seen)
-        )
+        importance = strategy.optimizer.state[p]["importance"]
+        torch.testing.assert_close(importance, sum(f[name] for f in found))
 
 
 def test_evcl_without_strength_is_vcl():
-    runs = [weights(train_vcl(plugin).model) for plugin in (EVCLPlugin(strength=0.0), VCLPlugin())]
-    assert same(*runs)
-    assert not same(runs[0], weights(train_vcl(EVCLPlugin(strength=5.0)).model))
+    plugins = EVCLPlugin(strength=0.0), VCLPlugin(), EVCLPlugin(strength=5.0)
+    none, vcl, five = (weights(train_vcl(plugin).model) for plugin in plugins)
+    assert same(none, vcl)
+    assert not same(none, five)
 
 
 def test_a_bad_batch_size_of_the_fisher_pass_is_named_before_training():

@@ -1,5 +1,7 @@
 """iCaRL against Avalanche's where classes do not recur, and by definition where they do."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,14 +10,15 @@ from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dat
 from avalanche.training.supervised import ICaRL
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import QUIET, columns, make_naive, toy_benchmark, toy_model, toy_parts
+from torch import nn
+from toys import QUIET, Watch, adamw, columns, make_naive, toy_benchmark, toy_model
 
 from covon_avalanche import ICaRLPlugin
-from covon_avalanche.plugins.icarl import herd
+from covon_avalanche.plugins.icarl import herd, penultimate_features
 
 
-def icarl(model, mem_size=24, lr=0.01, plugins=(), **options):
-    plugin = ICaRLPlugin(mem_size)
+def icarl(mem_size=24, lr=0.01, plugins=(), **options):
+    model, plugin = toy_model(), ICaRLPlugin(mem_size)
     optimizer = torch.optim.SGD(model.parameters(), lr)
     return make_naive(model, optimizer, plugin, *plugins, **options), plugin
 
@@ -27,20 +30,18 @@ def test_herding_is_greedy_and_its_beginning_is_a_choice_too(n, count, seed):
     assert len(chosen) == len(set(chosen)) == min(n, count)
     goal = features.numpy().mean(0)
     for k in range(1, len(chosen) + 1):
-        options = [*chosen[: k - 1]]
+        before = chosen[: k - 1]
         errors = {
-            i: np.linalg.norm(features[[*options, i]].numpy().mean(0) - goal)
-            for i in set(range(n)) - set(options)
+            i: np.linalg.norm(features[[*before, i]].numpy().mean(0) - goal)
+            for i in set(range(n)) - set(before)
         }
         assert errors[chosen[k - 1]] <= min(errors.values()) + 1e-12
     assert herd(features, max(1, count - 1)).tolist() == chosen[: max(1, min(n, count - 1))]
 
 
 def test_the_first_exemplars_and_means_are_those_of_avalanches_icarl():
-    experience = toy_benchmark(1, 400).train_stream[0]
+    experience, model = toy_benchmark(1, 400).train_stream[0], toy_model()
     whole = _make_taskaware_tensor_classification_dataset(*columns(experience))
-    split = nc_benchmark(whole, whole, 1, task_labels=False, shuffle=False)
-    model = toy_model()
     theirs = ICaRL(
         feature_extractor=model[:2],
         classifier=model[2],
@@ -50,22 +51,21 @@ def test_the_first_exemplars_and_means_are_those_of_avalanches_icarl():
         fixed_memory=True,
         **{**QUIET, "train_epochs": 1},
     )
-    theirs.train(split.train_stream)
+    theirs.train(nc_benchmark(whole, whole, 1, task_labels=False, shuffle=False).train_stream)
     memory = next(p for p in theirs.plugins if hasattr(p, "x_memory"))
-    ours, plugin = icarl(toy_model(), 8, lr=1e-12, train_epochs=1)
+    ours, plugin = icarl(8, lr=1e-12, train_epochs=1)
     ours.train(experience)
-    exemplars = torch.stack([row[0] for row in plugin.exemplars[0]])
-    labels = torch.tensor([row[1] for row in plugin.exemplars[0]])
+    exemplars = [(tuple(x.tolist()), int(y)) for x, y, *_ in plugin.exemplars[0]]
+    for i, labels in enumerate(memory.y_memory):
+        mine = [x for x, label in exemplars if label == labels[0]]
+        assert len(mine) == 2
+        assert set(mine) == {tuple(x) for x in memory.x_memory[i].tolist()}
     for label in range(4):
-        at = [labels[0] for labels in memory.y_memory].index(label)
-        mine, other = exemplars[labels == label], memory.x_memory[at]
-        assert len(mine) == len(other) == 2
-        assert {tuple(r) for r in mine.tolist()} == {tuple(r) for r in other.tolist()}
         assert torch.allclose(plugin.class_means[label], memory.class_means[label], atol=1e-6)
 
 
 def test_the_memory_is_shared_by_the_classes_of_all_tasks_and_keeps_first_choices():
-    strategy, plugin = icarl(toy_model(), mem_size=50)
+    strategy, plugin = icarl(mem_size=50)
     first = None
     for t, experience in enumerate(toy_benchmark(3).train_stream, start=1):
         strategy.train(experience)
@@ -80,77 +80,53 @@ def test_the_memory_is_shared_by_the_classes_of_all_tasks_and_keeps_first_choice
 
 
 def test_the_memory_has_each_class_of_each_task_once_at_least():
-    strategy, plugin = icarl(toy_model(), mem_size=1)
+    strategy, plugin = icarl(mem_size=1)
     strategy.train(toy_benchmark(2).train_stream)
     assert [len(exemplars) for exemplars in plugin.exemplars] == [4, 4]
 
 
-class Seen(ICaRLPlugin):
-    """Nothing but a look at what is trained on."""
-
-    def __init__(self):
-        super().__init__(1)
-        self.losses, self.rows = [], []
-
-    def before_backward(self, strategy, **kwargs):
-        self.losses.append((strategy.mb_x.clone(), strategy.mb_y.clone(), strategy.loss.item()))
-
-    def after_train_dataset_adaptation(self, strategy, **kwargs):
-        self.rows.append(len(strategy.adapted_dataset))
-
-    def after_training_exp(self, strategy, **kwargs):
-        """Choose nothing."""
-
-    def after_eval_forward(self, strategy, **kwargs):
-        """Predict with the network."""
-
-
 def test_the_loss_learns_labels_and_the_outputs_before_the_task():
-    seen = Seen()
-    strategy, plugin = icarl(toy_model(), mem_size=16, lr=0.1, train_epochs=1, plugins=[seen])
+    batches, sizes, starts = [], [], []
+    watch = Watch(
+        after_train_dataset_adaptation=lambda s: sizes.append(len(s.adapted_dataset)),
+        before_training_exp=lambda s: starts.append((copy.deepcopy(s.model), len(batches))),
+        before_backward=lambda s: batches.append((s.mb_x, s.mb_y, s.loss.item())),
+    )
+    strategy, plugin = icarl(mem_size=16, lr=0.1, train_epochs=1, plugins=[watch])
     one, two = toy_benchmark(2).train_stream
 
     def cross_entropy(p, target):
         return -(target * np.log(p) + (1 - target) * np.log(1 - p)).mean()
 
-    def sigmoids(model, x):
-        with torch.no_grad():
-            return 1 / (1 + np.exp(-model(x).double().numpy()))
+    def first_batch(task):
+        """Labels and probabilities, before anything has been learned from the task; the loss."""
+        model, at = starts[task]
+        x, y, loss = batches[at]
+        return np.eye(4)[y], model(x).detach().double().sigmoid().numpy(), loss
 
-    start = toy_model()
     strategy.train(one)
-    x, y, loss = seen.losses[0]
-    labels = np.eye(4)[y]
-    assert loss == pytest.approx(cross_entropy(sigmoids(start, x), labels), rel=1e-5)
-    before = toy_model()
-    before.load_state_dict(strategy.model.state_dict())
-    seen.losses.clear()
+    old = {tuple(row[0].tolist()) for row in plugin.exemplars[0]}
     strategy.train(two)
-    x, y, loss = seen.losses[0]  # nothing has been learned from the second task yet
-    labels, p = np.eye(4)[y], sigmoids(before, x)
+    labels, p, loss = first_batch(0)
+    assert loss == pytest.approx(cross_entropy(p, labels), rel=1e-5)
+    labels, p, loss = first_batch(1)
     assert loss == pytest.approx(cross_entropy(p, labels) + cross_entropy(p, p), rel=1e-5)
-    assert seen.rows == [48, 48 + 16]
-    old = [tuple(row[0].tolist()) for row in plugin.exemplars[0]]
-    trained = [tuple(row.tolist()) for x, _, _ in seen.losses for row in x]
-    assert set(old) <= set(trained)
+    assert sizes == [48, 48 + 16]
+    assert old <= {tuple(row.tolist()) for x, *_ in batches[starts[1][1] :] for row in x}
 
 
-class Outputs(Seen):
-    """Notes predictions."""
-
-    def after_eval_forward(self, strategy, **kwargs):
-        self.rows.append(strategy.mb_output.clone())
+def watch_outputs():
+    outputs = []
+    return outputs, Watch(after_eval_forward=lambda s: outputs.append(s.mb_output.clone()))
 
 
 def test_predictions_are_by_the_nearest_mean_of_all_tasks_exemplars():
-    seen, benchmark = Outputs(), toy_benchmark(2)
-    strategy, plugin = icarl(toy_model(), plugins=[seen])
-    seen.rows.clear()
-    strategy.eval(benchmark.test_stream[0])
+    benchmark, (outputs, watch) = toy_benchmark(2), watch_outputs()
+    strategy, plugin = icarl(plugins=[watch])
     data, _ = columns(benchmark.test_stream[0])
-    assert torch.equal(seen.rows[0], strategy.model(data))  # no means yet
+    strategy.eval(benchmark.test_stream[0])
+    assert torch.equal(outputs[0], strategy.model(data))  # no means yet
     strategy.train(benchmark.train_stream)
-    seen.rows.clear()
     strategy.eval(benchmark.test_stream[0])
 
     def features(x):
@@ -162,31 +138,17 @@ def test_predictions_are_by_the_nearest_mean_of_all_tasks_exemplars():
     means = np.stack([points[labels == c].mean(0) for c in range(4)])
     means /= np.linalg.norm(means, axis=1, keepdims=True)
     expected = -((features(data)[:, None] - means) ** 2).sum(-1)
-    np.testing.assert_allclose(seen.rows[0].numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(outputs[1].numpy(), expected, atol=1e-5)
 
 
 def test_classes_not_seen_are_as_far_as_can_be():
-    outputs, benchmark = Outputs(), toy_benchmark(2, classes_per_experience=2)
-    strategy, plugin = icarl(toy_model(), plugins=[outputs])
+    benchmark, (outputs, watch) = toy_benchmark(2, classes_per_experience=2), watch_outputs()
+    strategy, plugin = icarl(plugins=[watch])
     strategy.train(benchmark.train_stream[0])
     strategy.eval(benchmark.test_stream[0])
     assert set(plugin.class_means) == {0, 1}
-    assert (outputs.rows[-1][:, 2:] == -4).all()
-    assert (outputs.rows[-1][:, :2] > -4).all()
-
-
-def test_parts_of_an_online_stream_are_one_task():
-    strategy, plugin = icarl(toy_model(), train_epochs=1)
-    lengths = []
-    for experience in toy_parts(2):
-        strategy.train(experience)
-        lengths.append(len(plugin.exemplars))
-    assert lengths == [0, 0, 1, 1, 1, 2]
-
-
-def test_a_bad_memory_size_is_named():
-    with pytest.raises(ValueError, match="mem_size must be an integer >= 1, got 0"):
-        ICaRLPlugin(0)
+    assert (outputs[0][:, 2:] == -4).all()
+    assert (outputs[0][:, :2] > -4).all()
 
 
 def test_it_keeps_what_fine_tuning_forgets():
@@ -195,8 +157,26 @@ def test_it_keeps_what_fine_tuning_forgets():
     for plugins in ([ICaRLPlugin(48)], []):
         model = toy_model()
         torch.manual_seed(0)
-        adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
-        strategy = make_naive(model, adamw, *plugins, train_epochs=6)
+        strategy = make_naive(model, adamw(model), *plugins, train_epochs=6)
         strategy.train(toy_benchmark(3, 96).train_stream)
         accuracies.append((model(x).argmax(1) == y).float().mean().item())
     assert accuracies[0] > accuracies[1] + 0.1
+
+
+def test_features_of_a_convolutional_head_are_averaged_over_positions():
+    body, head = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 2, 1)
+    model = nn.Sequential(body, head, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.randn(4, 3, 8, 8)
+    with penultimate_features(model) as features:
+        model(x)
+    assert torch.allclose(features[0], body(x).mean((2, 3)), atol=1e-6)
+    model(x)
+    assert len(features) == 1  # only inside
+
+
+def test_a_bad_memory_size_and_a_model_without_a_last_layer_are_named():
+    with pytest.raises(ValueError, match="mem_size must be an integer >= 1, got 0"):
+        ICaRLPlugin(0)
+    match = "Flatten has no linear or convolutional layer"
+    with pytest.raises(ValueError, match=match), penultimate_features(nn.Flatten()):
+        pass

@@ -1,7 +1,5 @@
 """MergePlugin in Avalanche's strategies, with any optimizer."""
 
-import copy
-
 import pytest
 import torch
 from avalanche.training import Naive
@@ -11,6 +9,8 @@ from small_recipes import OFTEN, small_recipe
 from torch import nn
 from toys import (
     Head,
+    Watch,
+    adamw,
     columns,
     make_covon,
     make_naive,
@@ -18,7 +18,6 @@ from toys import (
     same,
     toy_benchmark,
     toy_model,
-    toy_parts,
     weights,
 )
 
@@ -29,32 +28,24 @@ from covon_avalanche.merging import EMA, Average, Eq8, FisherMerge, RegMean, Tas
 RULES = {"regmean": RegMean, "average": Average, "ema": lambda: EMA(0.5), "fisher": FisherMerge}
 
 
-def adamw(model):
-    return torch.optim.AdamW(model.parameters(), lr=0.01)
-
-
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def make(rule, model, *, cls=Naive, optimizer=adamw, plugins=(), **options):
-    """A strategy of Avalanche's that merges."""
-    return make_naive(model, optimizer(model), MergePlugin(rule), *plugins, cls=cls, **options)
+def make(rule, model, *, cls=Naive, optimizer=adamw, **options):
+    """A strategy of Avalanche's that merges, and a list with each task's weights before and after
+    the merge."""
+    ends = []
 
-
-class Ends(SupervisedPlugin):
-    """Notes the weights before the merge, and after it."""
-
-    def __init__(self):
-        super().__init__()
-        self.fast, self.merged = [], []
-
-    def after_training_epoch(self, strategy, **kwargs):
+    def note_fast(strategy):
         if strategy.clock.train_exp_epochs == strategy.train_epochs - 1:
-            self.fast.append(weights(strategy.model))
+            ends.append([weights(model)])
 
-    def after_training_exp(self, strategy, **kwargs):
-        self.merged.append(weights(strategy.model))
+    watch = Watch(
+        after_training_epoch=note_fast,
+        after_training_exp=lambda strategy: ends[-1].append(weights(model)),
+    )
+    return make_naive(model, optimizer(model), MergePlugin(rule), watch, cls=cls, **options), ends
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -62,21 +53,21 @@ class Ends(SupervisedPlugin):
 @pytest.mark.parametrize(("cls", "own"), [(Naive, {}), (EWC, {"ewc_lambda": 0.1})])
 def test_each_task_ends_with_the_rules_weights(rule, optimizer, cls, own):
     """Those that the rule computes by hand from the weights before and after each task."""
-    benchmark, model, ends, by_hand = toy_benchmark(), toy_model(), Ends(), RULES[rule]()
+    model, copied, by_hand = toy_model(), toy_model(), RULES[rule]()
     before = weights(model)
-    strategy = make(RULES[rule](), model, cls=cls, optimizer=optimizer, plugins=[ends], **own)
-    copied = copy.deepcopy(model)
-    for t, experience in enumerate(benchmark.train_stream):
+    strategy, ends = make(RULES[rule](), model, cls=cls, optimizer=optimizer, **own)
+    for t, experience in enumerate(toy_benchmark().train_stream):
         strategy.train(experience)
+        fast, merged = ends[t]
         x, y = columns(experience)
         task = Task(copied, before, lambda x=x, y=y: zip(x.split(64), y.split(64), strict=True))
-        copied.load_state_dict(ends.fast[t])
-        copied.load_state_dict({**ends.fast[t], **by_hand.merge(task)})
+        copied.load_state_dict(fast)
+        copied.load_state_dict({**fast, **by_hand.merge(task)})
         by_hand.observe(task)
-        assert same(ends.merged[t], weights(copied))
-        assert same(ends.merged[t], weights(model))
-        assert t == 0 or not same(ends.merged[t], ends.fast[t])
-        before = ends.merged[t]
+        assert same(merged, weights(copied))
+        assert same(merged, weights(model))
+        assert t == 0 or not same(merged, fast)
+        before = merged
 
 
 def test_without_the_plugin_more_is_forgotten():
@@ -92,12 +83,12 @@ def test_without_the_plugin_more_is_forgotten():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_growing_classifier_keeps_the_new_weights_of_new_classes(rule):
-    benchmark, model, ends = toy_benchmark(3, classes_per_experience=2), Head(), Ends()
-    strategy = make(RULES[rule](), model, plugins=[ends])
+    benchmark = toy_benchmark(3, classes_per_experience=2)
+    strategy, ends = make(RULES[rule](), Head())
     for t, experience in enumerate(benchmark.train_stream):
         strategy.eval(benchmark.test_stream[t])  # the head grows here, before it is trained
         strategy.train(experience)
-        fast, merged = (w[t]["head.classifier.weight"] for w in (ends.fast, ends.merged))
+        fast, merged = (end["head.classifier.weight"] for end in ends[t])
         assert merged.shape == (2 * t + 2, 10)
         torch.testing.assert_close(merged[2 * t :], fast[2 * t :], rtol=1e-6, atol=1e-7)
         assert t == 0 or not torch.equal(merged[: 2 * t], fast[: 2 * t])
@@ -107,20 +98,10 @@ def test_batch_norm_is_re_estimated_at_the_merged_weights():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, 4))
     benchmark = toy_benchmark(2)
-    make(Average(), model).train(benchmark.train_stream)
+    make(Average(), model)[0].train(benchmark.train_stream)
     x, _ = columns(benchmark.train_stream[1])
-    with torch.no_grad():
-        mean = model[0](x).mean(0)
+    mean = model[0](x).detach().mean(0)
     torch.testing.assert_close(model[1].running_mean, mean, rtol=1e-4, atol=1e-5)
-
-
-def test_parts_of_an_online_stream_are_merged_once_a_task():
-    rule, counts = Average(), []
-    strategy = make(rule, toy_model(), train_epochs=1)
-    for experience in toy_parts(2):
-        strategy.train(experience)
-        counts.append(rule.tasks["0.bias"].max().item() if rule.tasks else 0)
-    assert counts == [0, 0, 1, 1, 1, 2]
 
 
 class Sampling(SupervisedPlugin):
@@ -137,10 +118,11 @@ class Sampling(SupervisedPlugin):
 def test_with_covon_it_consolidates_or_leaves_that_to_covons_plugin():
     model = toy_model()
     optimizer = make_covon(model.named_parameters())
-    strategy = make_naive(model, optimizer, Sampling(), MergePlugin(RegMean()))
-    strategy.train(toy_benchmark(2).train_stream)
-    assert all("hess" not in state for state in strategy.optimizer.state.values())
-    assert same(weights(model), dict(strategy.optimizer.prior(model.named_parameters()).mean))
+    make_naive(model, optimizer, Sampling(), MergePlugin(RegMean())).train(
+        toy_benchmark(2).train_stream
+    )
+    assert all("hess" not in state for state in optimizer.state.values())
+    assert same(weights(model), dict(optimizer.prior(model.named_parameters()).mean))
     for kind, name in (("covon", "CoVONPlugin"), ("vcl", "VCLPlugin")):
         strategy = make_strategy(kind, toy_model(), plugins=[MergePlugin(RegMean())])
         with pytest.raises(ValueError, match=f"{name} and MergePlugin would both merge"):
@@ -148,11 +130,11 @@ def test_with_covon_it_consolidates_or_leaves_that_to_covons_plugin():
 
 
 def test_a_rule_that_does_not_fit_the_optimizer_is_refused_before_training():
-    strategy = make(Eq8(), toy_model())
-    before = weights(strategy.model)
+    model = toy_model()
+    before = weights(model)
     with pytest.raises(ValueError, match=r"Eq8 .* needs a CoVON optimizer, got AdamW"):
-        strategy.train(toy_benchmark(1).train_stream)
-    assert same(weights(strategy.model), before)
+        make(Eq8(), model)[0].train(toy_benchmark(1).train_stream)
+    assert same(weights(model), before)
 
 
 @pytest.mark.parametrize("kind", ["ada-reg", "ewc-star"])

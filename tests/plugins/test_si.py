@@ -8,12 +8,11 @@ from toys import columns, make_naive, same, toy_benchmark, toy_model, weights
 from covon_avalanche import SIPlugin
 
 
-def si_run(*plugins, lr=0.1):
+def si_run(*plugins):
     model = toy_model()
     torch.manual_seed(0)
-    strategy = make_naive(model, torch.optim.SGD(model.parameters(), lr=lr), *plugins)
-    for experience in toy_benchmark(2).train_stream:
-        strategy.train(experience)
+    strategy = make_naive(model, torch.optim.SGD(model.parameters(), lr=0.1), *plugins)
+    strategy.train(toy_benchmark(2).train_stream)
     return weights(model)
 
 

@@ -1,24 +1,55 @@
-"""Passes over data outside training."""
+"""Passes over data outside training, and the experiences that have no whole task."""
 
+import pytest
 import torch
-from toys import make_strategy, toy_benchmark, toy_model
+from avalanche.benchmarks.scenarios import split_online_stream
+from toys import STRATEGIES, adamw, make_naive, make_strategy, toy_benchmark, toy_model
 
+from covon_avalanche import ICaRLPlugin, MergePlugin
+from covon_avalanche.merging import Average
 from covon_avalanche.plugins.task_loader import dataset_loader
 
 
-def test_in_order_all_examples_are_there():
+def batches(mb_size, **options):
     data = toy_benchmark(n=40).train_stream[0].dataset.eval()
-    strategy = make_strategy("covon", toy_model())
-    batches = [x for x, _ in dataset_loader(data, strategy, 16)]
-    assert [len(x) for x in batches] == [16, 16, 8]
-    assert torch.equal(torch.cat(batches), torch.stack([row[0] for row in data]))
+    loader = dataset_loader(data, make_strategy("covon", toy_model()), mb_size, **options)
+    return data, [x for x, _ in loader]
+
+
+def test_in_order_all_examples_are_there():
+    data, found = batches(16)
+    assert [len(x) for x in found] == [16, 16, 8]
+    assert torch.equal(torch.cat(found), torch.stack([row[0] for row in data]))
 
 
 def test_shuffled_batches_are_whole_and_the_same_each_time():
-    data = toy_benchmark(n=40).train_stream[0].dataset.eval()
-    strategy = make_strategy("covon", toy_model())
-    runs = [[x for x, _ in dataset_loader(data, strategy, 16, shuffled=True)] for _ in range(2)]
-    assert [len(x) for x in runs[0]] == [16, 16]
-    assert all(map(torch.equal, *runs))
-    (alone,) = dataset_loader(data, strategy, 64, shuffled=True)
-    assert len(alone[1]) == 40
+    (_, one), (_, two) = batches(16, shuffled=True), batches(16, shuffled=True)
+    assert [len(x) for x in one] == [16, 16]
+    assert all(map(torch.equal, one, two))
+    _, (alone,) = batches(64, shuffled=True)
+    assert len(alone) == 40
+
+
+def online_experience(boundaries):
+    stream = toy_benchmark(1).train_stream
+    parts = split_online_stream(stream, experience_size=16, access_task_boundaries=boundaries)
+    return next(iter(parts))
+
+
+@pytest.mark.parametrize("boundaries", [True, False])
+@pytest.mark.parametrize("kind", [*STRATEGIES, "icarl", "merge"])
+def test_parts_of_a_task_are_refused(kind, boundaries):
+    model = toy_model()
+    if kind in STRATEGIES:
+        strategy = make_strategy(kind, model)
+    else:
+        plugin = ICaRLPlugin(8) if kind == "icarl" else MergePlugin(Average())
+        strategy = make_naive(model, adamw(model), plugin)
+    with pytest.raises(ValueError, match="online stream are parts of tasks"):
+        strategy.train(online_experience(boundaries))
+
+
+def test_parts_of_a_task_are_trained_with_consolidate_every():
+    strategy = make_strategy("covon", toy_model(), consolidate_every=1)
+    strategy.train(online_experience(boundaries=False))
+    assert strategy.optimizer.state[strategy.model[0].weight]["prior_precision"].min() > 1.0

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from avalanche.models import SimpleMLP
 from torch import nn
 
 from covon_avalanche.posterior import fisher
@@ -13,7 +12,7 @@ from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_ex
 
 
 class SequenceModel(nn.Module):
-    """A Linear layer applied at several places of each example."""
+    """A Linear layer applied at several positions of each example."""
 
     def __init__(self):
         super().__init__()
@@ -23,35 +22,8 @@ class SequenceModel(nn.Module):
         return self.head(torch.tanh(self.inner(x.view(len(x), -1, 3))).mean(1))
 
 
-class SharedLayer(nn.Module):
-    """One layer used twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = nn.Linear(72, 72), nn.Linear(72, 4)
-
-    def forward(self, x):
-        return self.head(self.layer(torch.tanh(self.layer(x.flatten(1)))))
-
-
-class TaskModel(nn.Module):
-    """Takes task labels, as Avalanche's multi-head models do."""
-
-    def __init__(self):
-        super().__init__()
-        self.heads = nn.Linear(12, 8)
-
-    def forward(self, x, task):
-        out = self.heads(x.flatten(1)).view(len(x), 2, 4)
-        return torch.where(task[:, None] == 0, out[:, 0], out[:, 1])
-
-
-class TimeFirst(nn.Module):
-    """The rows of the inner layer are not examples: places come first."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.head = nn.Linear(3, 5), nn.Linear(5, 4)
+class TimeFirst(SequenceModel):
+    """The rows of the inner layer are not examples: positions come first."""
 
     def forward(self, x):
         rows = x.reshape(len(x), -1, 3).transpose(0, 1)
@@ -59,7 +31,7 @@ class TimeFirst(nn.Module):
 
 
 class Flattened(SequenceModel):
-    """Examples and places in one dimension."""
+    """Examples and positions in one dimension."""
 
     def forward(self, x):
         rows = self.inner(x.reshape(-1, 3)).unflatten(0, (len(x), -1))
@@ -74,38 +46,40 @@ class Functional(SequenceModel):
         return self.head(torch.tanh(rows).mean(1))
 
 
-def conv(**options):
-    return nn.Sequential(
-        nn.Conv2d(2, 6, 3, **options), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4, bias=False)
-    )
+def shared_layer():
+    layer = nn.Linear(72, 72)
+    return nn.Sequential(nn.Flatten(), layer, nn.Tanh(), layer, nn.Linear(72, 4))
+
+
+def tied_weights():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(72, 72), nn.Tanh(), nn.Linear(72, 72))
+    model[3].weight = model[1].weight
+    return nn.Sequential(model, nn.Linear(72, 4))
+
+
+def conv(*layers, outputs, **options):
+    conv = nn.Conv2d(2, 6, 3, **options)
+    return nn.Sequential(conv, *layers, nn.Flatten(), nn.Linear(outputs, 4, bias=False))
 
 
 MODELS = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 7), nn.Tanh(), nn.Linear(7, 4)),
     "in place": lambda: nn.Sequential(
-        nn.Conv2d(2, 6, 3),
-        nn.ReLU(inplace=True),
-        nn.Flatten(),
-        nn.Linear(96, 9),
-        nn.ReLU(inplace=True),
-        nn.Dropout(0.5),
-        nn.Linear(9, 4),
+        conv(nn.ReLU(inplace=True), outputs=96), nn.ReLU(inplace=True), nn.Dropout(0.5)
     ),
-    "avalanche mlp": lambda: SimpleMLP(num_classes=4, input_size=72, hidden_size=9),
     "sequence": SequenceModel,
+    "conv": lambda: conv(nn.ReLU(), padding=1, outputs=216),
+    "conv dilated": lambda: conv(stride=2, dilation=2, padding=2, groups=2, outputs=54),
     "time first": TimeFirst,
     "flattened": Flattened,
     "functional": Functional,
-    "shared": SharedLayer,
-    "conv": lambda: conv(padding=1),
-    "conv strided dilated grouped": lambda: conv(stride=2, dilation=2, padding=2, groups=2),
-    "conv same": lambda: conv(padding="same"),
+    "shared": shared_layer,
+    "tied": tied_weights,
+    "conv same": lambda: conv(padding="same", outputs=216),
     "layer norm": lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(72), nn.Linear(72, 4)),
-    "batch norm": lambda: nn.Sequential(
-        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 4)
-    ),
+    "batch norm": lambda: conv(nn.BatchNorm2d(6), outputs=96),
 }
-BY_FUNC_AT_ONCE = {"conv same", "layer norm", "batch norm"}
+BY_FUNC_AT_ONCE = {"tied", "conv same", "layer norm", "batch norm"}
 ON_SECOND_THOUGHT = {"time first", "flattened", "functional", "shared"}
 
 
@@ -114,35 +88,37 @@ def case(request):
     torch.manual_seed(0)
     model = MODELS[request.param]().double()
     x, y = torch.randn(7, 2, 6, 6).double(), torch.randint(4, (7,))
-    model(x)  # lazy layers, and statistics of the batch normalisation
+    model(x)  # statistics of the batch normalisation
     return request.param, model, x, y
 
 
-def by_loop(model, x, y, criterion=F.cross_entropy):
+def by_loop(model, x, y, *more):
     """One backward pass per example, in eval mode."""
     model = copy.deepcopy(model).eval()
     sums = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     for i in range(len(y)):
         model.zero_grad()
-        criterion(model(x[i : i + 1]), y[i : i + 1]).backward()
+        F.cross_entropy(model(*(part[i : i + 1] for part in (x, *more))), y[i : i + 1]).backward()
         for name, p in model.named_parameters():
-            sums[name] += p.grad.square()
-    return {name: value / len(y) for name, value in sums.items()}
+            if p.grad is not None:
+                sums[name] += p.grad.square() / len(y)
+    return sums
 
 
-@pytest.mark.parametrize("sizes", [[7], [3, 4], [1] * 7])
-def test_exact_squares_equal_the_loop_whatever_the_batches(case, sizes):
+@pytest.mark.parametrize("sizes", [[7], [3, 4]])
+def test_exact_squares_equal_the_loop_whatever_the_batches_and_chunks(case, sizes, monkeypatch):
     _, model, x, y = case
-    batches = zip(x.split(sizes), y.split(sizes), strict=True)
-    exact = squared_example_gradients(model, batches)
-    for name, expected in by_loop(model, x, y).items():
-        torch.testing.assert_close(exact[name], expected)
+    batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
+    expected = by_loop(model, x, y)
+    torch.testing.assert_close(squared_example_gradients(model, batches), expected)
+    monkeypatch.setattr(fisher, "_CHUNK", 1)
+    torch.testing.assert_close(squared_example_gradients(model, batches), expected)
+    assert len(list(model.parameters())) == len(expected)  # functional_call may replace them
 
 
 def test_plain_layers_go_by_hooks_and_the_rest_by_torch_func(case, monkeypatch):
     name, model, x, y = case
-    by_func = []
-    original = fisher._add_by_func
+    by_func, original = [], fisher._add_by_func
 
     def spy(*arguments):
         by_func.append(arguments)
@@ -154,85 +130,19 @@ def test_plain_layers_go_by_hooks_and_the_rest_by_torch_func(case, monkeypatch):
     assert fisher._supports_hooks(model) == (name not in BY_FUNC_AT_ONCE)
 
 
-def test_chunking_changes_nothing(case, monkeypatch):
-    _, model, x, y = case
-    whole = squared_example_gradients(model, [(x, y)])
-    monkeypatch.setattr(fisher, "_CHUNK", 1)
-    torch.testing.assert_close(squared_example_gradients(model, [(x, y)]), whole)
-
-
 def test_batch_squares_times_the_batch_size(case):
     """Algorithm 3: B times the average of squared batch gradients; B = 1 is exact."""
     _, model, x, y = case
     single = squared_batch_gradients(model, zip(x.split(1), y.split(1), strict=True))
     torch.testing.assert_close(single, by_loop(model, x, y))
     model.eval()
-    x, y = x[:6], y[:6]
+    batches = list(zip(x[:6].split(3), y[:6].split(3), strict=True))
     expected = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
-    for xs, ys in zip(x.split(3), y.split(3), strict=True):
+    for xs, ys in batches:
         gradients = torch.autograd.grad(F.cross_entropy(model(xs), ys), list(model.parameters()))
         for name, gradient in zip(expected, gradients, strict=True):
             expected[name] += 3 * gradient.square() / 2
-    batched = squared_batch_gradients(model, zip(x.split(3), y.split(3), strict=True))
-    torch.testing.assert_close(batched, expected)
-
-
-@pytest.mark.parametrize("function", [squared_batch_gradients, squared_example_gradients])
-class TestBoth:
-    def test_training_flags_gradients_and_statistics_stay_as_they_were(self, function):
-        model = nn.Sequential(nn.Flatten(), nn.Linear(72, 5), nn.BatchNorm1d(5), nn.Linear(5, 4))
-        model.train()
-        model[2].eval()
-        model[1].weight.grad = torch.ones_like(model[1].weight)
-        before = copy.deepcopy(model.state_dict())
-        with torch.no_grad():  # also works where gradients are off
-            function(model, [(torch.randn(6, 2, 6, 6), torch.randint(4, (6,)))])
-        assert [m.training for m in model] == [True, True, False, True]
-        assert (model[1].weight.grad == 1).all()
-        for name, value in model.state_dict().items():
-            assert torch.equal(value, before[name])
-
-    def test_eval_mode_is_the_default_and_training_mode_a_choice(self, function):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(12, 30), nn.Dropout(0.9), nn.Linear(30, 4))
-        data = [(torch.randn(6, 12), torch.randint(4, (6,)))]
-        first, second = function(model, data), function(model, data)
-        torch.testing.assert_close(first, second)
-        dropped = function(model, data, train_mode=True)
-        assert not torch.allclose(dropped["2.weight"], first["2.weight"])
-
-    def test_frozen_parameters_are_left_out(self, function):
-        model = nn.Sequential(nn.Linear(12, 3), nn.Linear(3, 4))
-        model[0].requires_grad_(False)
-        result = function(model, [(torch.randn(6, 12), torch.randint(4, (6,)))])
-        assert set(result) == {"1.weight", "1.bias"}
-
-    def test_task_labels_are_handed_to_the_model(self, function):
-        model = TaskModel()
-        x, y, t = torch.randn(6, 12), torch.randint(4, (6,)), torch.tensor([0, 0, 0, 0, 0, 0])
-        result = function(model, [(x, y, t)])["heads.bias"]
-        assert (result[:4] > 0).all()
-        assert (result[4:] == 0).all()
-
-    def test_no_data_is_an_error(self, function):
-        with pytest.raises(ValueError, match="at least one example"):
-            function(nn.Linear(2, 2), [])
-
-
-def test_as_many_places_as_examples_are_not_confused():
-    torch.manual_seed(0)
-    model = TimeFirst().double()
-    x, y = torch.randn(4, 12).double(), torch.randint(4, (4,))
-    torch.testing.assert_close(squared_example_gradients(model, [(x, y)]), by_loop(model, x, y))
-
-
-def test_a_parameter_shared_by_two_layers_goes_by_torch_func():
-    model = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.Linear(12, 4))
-    model[2].weight = model[0].weight
-    model.double()
-    x, y = torch.randn(5, 12).double(), torch.randint(4, (5,))
-    exact = squared_example_gradients(model, [(x, y)])
-    torch.testing.assert_close(exact, by_loop(model, x, y))
+    torch.testing.assert_close(squared_batch_gradients(model, batches), expected)
 
 
 class Heads(nn.Module):
@@ -247,18 +157,43 @@ class Heads(nn.Module):
         return self.heads[int(task.unique().item())](torch.tanh(self.body(x)))
 
 
-def test_heads_of_other_tasks_have_no_fisher_information():
+@pytest.mark.parametrize("function", [squared_batch_gradients, squared_example_gradients])
+class TestBoth:
+    def test_training_flags_gradients_and_statistics_stay_as_they_were(self, function):
+        model = nn.Sequential(nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Dropout(0.9), nn.Linear(5, 4))
+        model.train()
+        model[1].eval()
+        model[0].weight.grad = torch.ones_like(model[0].weight)
+        before, data = copy.deepcopy(model.state_dict()), (torch.randn(6, 12), torch.arange(6) % 4)
+        with torch.no_grad():  # also works where gradients are off
+            first, second = function(model, [data]), function(model, [data])
+        torch.testing.assert_close(first, second)  # without dropout
+        assert [m.training for m in model] == [True, False, True, True]
+        assert (model[0].weight.grad == 1).all()
+        torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+
+    def test_frozen_parameters_are_left_out(self, function):
+        model = nn.Sequential(nn.Linear(12, 3), nn.Linear(3, 4))
+        model[0].requires_grad_(False)
+        result = function(model, [(torch.randn(6, 12), torch.randint(4, (6,)))])
+        assert set(result) == {"1.weight", "1.bias"}
+
+    def test_heads_of_other_tasks_have_no_fisher_information(self, function):
+        """The model is given task labels."""
+        torch.manual_seed(0)
+        model = Heads()
+        data = torch.randn(6, 12), torch.arange(6) % 4, torch.ones(6, dtype=torch.long)
+        found = function(model, zip(*(part.split(1) for part in data), strict=True))
+        assert (found["heads.0.weight"] == 0).all()
+        torch.testing.assert_close(found, by_loop(model, *data))
+
+    def test_no_data_is_an_error(self, function):
+        with pytest.raises(ValueError, match="at least one example"):
+            function(nn.Linear(2, 2), [])
+
+
+def test_as_many_positions_as_examples_are_not_confused():
     torch.manual_seed(0)
-    model, x, y = Heads(), torch.randn(6, 12), torch.arange(6) % 4
-    task = torch.ones(6, dtype=torch.long)
-    found = squared_example_gradients(model, [(x, y, task)])
-    expected = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
-    for i in range(6):
-        model.zero_grad()
-        F.cross_entropy(model(x[i : i + 1], task[:1]), y[i : i + 1]).backward()
-        for name, p in model.named_parameters():
-            if p.grad is not None:
-                expected[name] += p.grad.square() / 6
-    assert (found["heads.0.weight"] == 0).all()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value)
+    model = TimeFirst().double()
+    x, y = torch.randn(4, 12).double(), torch.randint(4, (4,))
+    torch.testing.assert_close(squared_example_gradients(model, [(x, y)]), by_loop(model, x, y))

@@ -5,8 +5,7 @@ import math
 import pytest
 from made_up_results import made_up, made_up_comparison
 
-from covon_avalanche.evaluation.reliability import ReliabilityBin
-from covon_avalanche.experiment.result import Epoch
+from covon_avalanche.experiment.result import Epoch, ReliabilityBin
 from covon_avalanche.report import comparisons, figures, results_frame
 
 

@@ -5,9 +5,8 @@ import math
 import pytest
 from made_up_results import made_up, made_up_comparison
 
-from covon_avalanche.evaluation.reliability import ReliabilityBin
 from covon_avalanche.experiment.recipe import load_recipe
-from covon_avalanche.experiment.result import ResultError
+from covon_avalanche.experiment.result import ReliabilityBin, ResultError
 from covon_avalanche.experiment.run_folder import settings_of
 from covon_avalanche.report import comparisons, results_frame, strategy_summary
 from covon_avalanche.report.summary import (
