@@ -16,30 +16,6 @@ def test_a_matrix_by_hand():
     assert matrix.forgetting() == pytest.approx(0.3)
 
 
-def test_what_is_not_defined_is_none():
-    assert AccuracyMatrix([10], [[0.9]]).bwt() is None
-    joint = AccuracyMatrix([10, 10, 10], [None, None, [0.9, 0.8, 0.7]])
-    assert joint.bwt() is None
-    assert joint.forgetting() is None
-    assert joint.curve() == [None, None, pytest.approx(0.8)]
-    assert joint.average_accuracy() == pytest.approx(0.8)
-    with pytest.raises(ValueError, match="no last row"):
-        AccuracyMatrix([10]).average_accuracy()
-
-
-def test_more_rows_than_domains_have_no_before_and_after():
-    matrix = AccuracyMatrix([10], [[0.2], [0.4], [0.6]])
-    assert matrix.curve() == pytest.approx([0.2, 0.4, 0.6])
-    assert matrix.bwt() is matrix.max_forgetting() is matrix.plasticity() is None
-
-
-def test_mean_and_sample_standard_deviation():
-    assert mean_and_std([1.0, 2.0, 3.0]) == pytest.approx((2.0, 1.0))
-    mean, std = mean_and_std([5.0])
-    assert mean == 5.0
-    assert math.isnan(std)
-
-
 def test_forgetting_from_the_best_and_plasticity_by_hand():
     matrix = AccuracyMatrix([1, 1, 1], [[0.9, 0.1, 0.1], [0.95, 0.8, 0.1], [0.5, 0.85, 0.7]])
     assert matrix.max_forgetting() == pytest.approx(((0.95 - 0.5) + (0.8 - 0.85)) / 2)
@@ -48,7 +24,29 @@ def test_forgetting_from_the_best_and_plasticity_by_hand():
     assert matrix.weighted_accuracy(2) == pytest.approx((0.5 + 0.85) / 2)
 
 
-def test_domains_that_are_never_trained_have_averages_only():
-    matrix = AccuracyMatrix([10, 30], [[0.2, 0.4], [0.6, 0.8]], held_out=True)
-    assert matrix.curve() == pytest.approx([0.3, 0.7])
-    assert matrix.bwt() is matrix.max_forgetting() is matrix.plasticity() is None
+@pytest.mark.parametrize(
+    ("matrix", "curve"),
+    [
+        (AccuracyMatrix([10] * 3, [None, None, [0.9, 0.8, 0.7]]), [None, None, 0.8]),  # joint
+        (AccuracyMatrix([10], [[0.2], [0.4], [0.6]]), [0.2, 0.4, 0.6]),  # more rows than domains
+        (AccuracyMatrix([10, 30], [[0.2, 0.4], [0.6, 0.8]], held_out=True), [0.3, 0.7]),
+    ],
+)
+def test_where_earlier_rows_do_not_compare_there_are_averages_only(matrix, curve):
+    assert matrix.curve() == [None if a is None else pytest.approx(a) for a in curve]
+    assert matrix.average_accuracy() == pytest.approx(curve[-1])
+    assert matrix.bwt() is matrix.forgetting() is None
+    assert matrix.max_forgetting() is matrix.plasticity() is None
+
+
+def test_one_domain_has_no_transfer_and_a_matrix_without_rows_nothing():
+    assert AccuracyMatrix([10], [[0.9]]).bwt() is None
+    with pytest.raises(ValueError, match="no last row"):
+        AccuracyMatrix([10]).average_accuracy()
+
+
+def test_mean_and_sample_standard_deviation():
+    assert mean_and_std([1.0, 2.0, 3.0]) == pytest.approx((2.0, 1.0))
+    mean, std = mean_and_std([5.0])
+    assert mean == 5.0
+    assert math.isnan(std)
