@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from covon_avalanche.data_loading import TensorBatches
 from covon_avalanche.merging import MergeRule
-from covon_avalanche.optim import BayesByBackprop, CoVON
+from covon_avalanche.optim import BayesByBackprop, CoVON, PosteriorOptimizer
 from covon_avalanche.plugins import (
     AdaRegPlugin,
     CoVONPlugin,
@@ -31,7 +31,6 @@ from covon_avalanche.plugins import (
     VCLPlugin,
 )
 from covon_avalanche.plugins.covon import deprecated_merge_by_inputs
-from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -90,9 +89,8 @@ class _PosteriorStrategy(_PluginStrategy):
         try:
             yield
         except BaseException:
-            for plugin in self.plugins:
-                if isinstance(plugin, PosteriorPlugin):
-                    plugin.abandon_sample()
+            if isinstance(self.optimizer, PosteriorOptimizer):
+                self.optimizer.discard_samples()
             raise
 
 

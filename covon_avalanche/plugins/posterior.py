@@ -35,8 +35,8 @@ class PosteriorPlugin(SupervisedPlugin):
     the optimizer's state is cleared, and when a classifier grows its parameters are replaced.
 
     An exception in the middle of a step leaves the weights at a sample until the next
-    ``train`` or ``eval``, or until you call :meth:`abandon_sample`; the strategies in
-    ``covon_avalanche.strategies`` call it themselves.
+    ``train`` or ``eval``, or until you call ``strategy.optimizer.discard_samples()``; the
+    strategies in ``covon_avalanche.strategies`` call it themselves.
 
     With ``eval_every=1`` the last evaluation inside ``train`` comes before the merge; call
     ``strategy.eval`` afterwards to evaluate the merged weights.
@@ -66,7 +66,6 @@ class PosteriorPlugin(SupervisedPlugin):
 
     def before_training(self, strategy: Any, **kwargs: Any) -> None:
         """Check that optimizer and strategy fit together."""
-        self.abandon_sample()
         optimizer = strategy.optimizer
         if not isinstance(optimizer, self.optimizer_class):
             raise ValueError(
@@ -124,7 +123,7 @@ class PosteriorPlugin(SupervisedPlugin):
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample."""
-        self._open_sample(strategy.optimizer, train=True)
+        self._open_sample(strategy, train=True)
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Restore the mean, and run the other samples of this step."""
@@ -152,11 +151,10 @@ class PosteriorPlugin(SupervisedPlugin):
 
     def before_eval(self, strategy: Any, **kwargs: Any) -> None:
         """Restore the mean if interrupted training left a sample in place."""
-        self.abandon_sample()
-        if strategy.optimized_param_id is None and isinstance(
-            strategy.optimizer, self.optimizer_class
-        ):  # as the first ``train`` does, before the model grows
-            self._remake_optimizer(strategy)
+        if isinstance(strategy.optimizer, self.optimizer_class):
+            strategy.optimizer.discard_samples()
+            if strategy.optimized_param_id is None:  # as in the first ``train``
+                self._remake_optimizer(strategy)
 
     def before_eval_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Give the optimizer the parameters of a model that grew in an evaluation."""
@@ -172,7 +170,7 @@ class PosteriorPlugin(SupervisedPlugin):
     def before_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, with ``eval_samples``."""
         if self.eval_samples:
-            self._open_sample(strategy.optimizer, train=False)
+            self._open_sample(strategy, train=False)
 
     def after_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Average the probabilities over the samples."""
@@ -185,23 +183,14 @@ class PosteriorPlugin(SupervisedPlugin):
                 outputs.append(strategy.forward())
         strategy.mb_output = log_mean_probabilities(outputs)
 
-    # The sample in place ---------------------------------------------------------------
-
-    def _open_sample(self, optimizer: PosteriorOptimizer, train: bool) -> None:
-        sample = optimizer.sampled_params(train=train)
+    def _open_sample(self, strategy: Any, train: bool) -> None:
+        sample = self._sample = strategy.optimizer.sampled_params(train=train)
         sample.__enter__()
-        self._sample = sample
 
     def _close_sample(self) -> None:
         sample, self._sample = self._sample, None
         if sample is not None:
             sample.__exit__(None, None, None)
-
-    def abandon_sample(self) -> None:
-        """Restore the mean after an interruption; gradients at the sample are not recorded."""
-        sample, self._sample = self._sample, None
-        if sample is not None:
-            sample.__exit__(RuntimeError, RuntimeError("the training was interrupted"), None)
 
 
 class VCLPlugin(PosteriorPlugin):
