@@ -7,8 +7,9 @@ import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from torch import nn
-from toys import columns, make_strategy, same, toy_benchmark, toy_model
+from toys import adamw, columns, make_naive, make_strategy, same, toy_benchmark, toy_model
 
+from covon_avalanche import MergePlugin
 from covon_avalanche.merging import RegMean, rule
 from covon_avalanche.merging.batch_norm import trained_batch_norms, update_batch_norm
 from covon_avalanche.plugins.task_loader import dataset_loader
@@ -84,11 +85,14 @@ def test_an_error_in_the_middle_of_the_pass_leaves_everything_as_it_was(batches)
     assert (model[1].momentum, model[5].momentum) == (0.1, 0.3)
 
 
-@pytest.mark.parametrize("merge", [None, RegMean()], ids=["eq8", "regmean"])
-def test_after_a_task_they_are_those_of_the_merged_weights(merge):
+@pytest.mark.parametrize("case", ["eq8", "regmean", "MergePlugin"])
+def test_after_a_task_they_are_those_of_the_merged_weights(case):
     """Of 48 examples in three batches, which are the averages over all."""
     model = network()
-    strategy = make_strategy("covon", model, merge=merge)
+    if case == "MergePlugin":
+        strategy = make_naive(model, adamw(model), MergePlugin(RegMean()))
+    else:
+        strategy = make_strategy("covon", model, merge=RegMean() if case == "regmean" else None)
     experiences = list(toy_benchmark(2).train_stream)
     strategy.train(experiences)
     x, _ = columns(experiences[-1])
