@@ -41,9 +41,13 @@ class CalibrationSums:
             raise ValueError(f"bins must be >= 1, got {bins}")
         self.count = 0
         self._nll = self._brier = 0.0
-        self._confidence = torch.zeros(bins, dtype=torch.float64)
-        self._hits = torch.zeros(bins, dtype=torch.float64)
-        self._counts = torch.zeros(bins, dtype=torch.float64)
+        # By bin of confidence: images, sum of confidences, correct predictions.
+        self._bins = torch.zeros(bins, 3, dtype=torch.float64)
+
+    @property
+    def accuracy(self) -> float:
+        """Over all images so far."""
+        return self._bins[:, 2].sum().item() / self.count
 
     @torch.no_grad()
     def add(self, logits: Tensor, targets: Tensor) -> None:
@@ -52,19 +56,18 @@ class CalibrationSums:
         :param logits: of shape (batch, classes), or log-probabilities.
         :param targets: class ids of shape (batch,).
         """
-        log_p = logits.detach().cpu().double().log_softmax(1)  # MPS has no float64
-        targets = targets.detach().cpu()
+        logits, targets = logits.detach().cpu(), targets.detach().cpu()  # MPS has no float64
+        log_p = logits.double().log_softmax(1)
         p = log_p.exp()
         self.count += len(targets)
         self._nll -= log_p.gather(1, targets[:, None]).sum().item()
         target = torch.nn.functional.one_hot(targets, p.shape[1])
         self._brier += (p - target).square().sum().item()
-        confidence, predicted = p.max(1)
-        bins = len(self._hits)
+        confidence, hits = p.amax(1), logits.argmax(1) == targets
+        bins = len(self._bins)
         index = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (low, high]
-        self._confidence.index_add_(0, index, confidence)
-        self._hits.index_add_(0, index, (predicted == targets).double())
-        self._counts.index_add_(0, index, torch.ones_like(confidence))
+        added = torch.stack([torch.ones_like(confidence), confidence, hits.double()], 1)
+        self._bins.index_add_(0, index, added)
 
     def result(self) -> Calibration:
         """The means over all images so far.
@@ -73,7 +76,7 @@ class CalibrationSums:
         """
         if self.count == 0:
             raise ValueError("calibration needs at least one image, got none")
-        gap = (self._confidence - self._hits).abs().sum().item()
+        gap = (self._bins[:, 1] - self._bins[:, 2]).abs().sum().item()
         return Calibration(self._nll / self.count, self._brier / self.count, gap / self.count)
 
 
@@ -82,8 +85,5 @@ def reliability(parts: Sequence[CalibrationSums]) -> list[tuple[int, float, floa
 
     :param parts: sums with the same number of bins, whose images are pooled.
     """
-    sums = [(p._counts, p._confidence, p._hits) for p in parts]
-    counts, confidence, hits = (torch.stack(column).sum(0) for column in zip(*sums, strict=True))
-    images = counts.clamp(min=1)
-    means = zip(counts, confidence / images, hits / images, strict=True)
-    return [(int(n), c.item(), a.item()) for n, c, a in means]
+    pooled = torch.stack([part._bins for part in parts]).sum(0).tolist()
+    return [(int(n), c / max(n, 1), hits / max(n, 1)) for n, c, hits in pooled]

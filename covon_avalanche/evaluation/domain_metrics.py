@@ -55,7 +55,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         """Of the last row, all domains together, see :func:`reliability`."""
         self._inside_train = False
         self._n_domains = 0  # of the recorded stream
-        self._row: dict[int, tuple[int, CalibrationSums]] = {}  # hits and sums by domain
+        self._row: dict[int, CalibrationSums] = {}  # by domain
         self._tested: dict[int, str | None] = {}  # names of the test domains
         self._trained: list[str | None] = []  # names of the trained domains, in order
         self._n_to_train: int | None = None  # length of the training stream, if it has one
@@ -110,10 +110,8 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         self._n_domains = len(experience.origin_stream)
         i = experience.current_experience
         self._tested[i] = getattr(experience, "domain", None)
-        hits, sums = self._row.setdefault(i, (0, CalibrationSums(self.bins)))
+        sums = self._row.setdefault(i, CalibrationSums(self.bins))
         sums.add(strategy.mb_output, strategy.mb_y)
-        correct = (strategy.mb_output.argmax(1) == strategy.mb_y).sum().item()
-        self._row[i] = (hits + int(correct), sums)
 
     def after_eval(self, strategy: SupervisedTemplate) -> list[MetricValue] | None:
         """End a row, if the whole stream was evaluated."""
@@ -124,11 +122,10 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
             return None
         if self._is_held_out():
             self.matrix.held_out = True
-        hits, sums = zip(*(self._row[i] for i in sorted(self._row)), strict=True)
-        counts = self.matrix.counts = [s.count for s in sums]
+        sums = [self._row[i] for i in sorted(self._row)]
+        self.matrix.counts = [s.count for s in sums]
         missing = max(0, trained - 1 - len(self.matrix.rows))
-        row = [n / count for n, count in zip(hits, counts, strict=True)]
-        self.matrix.rows[trained - 1 :] = [*[None] * missing, row]
+        self.matrix.rows[trained - 1 :] = [*[None] * missing, [s.accuracy for s in sums]]
         calibration = [s.result() for s in sums]
         self.calibration[trained - 1 :] = [*[[] for _ in range(missing)], calibration]
         self.reliability = reliability(sums)

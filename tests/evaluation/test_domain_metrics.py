@@ -124,6 +124,16 @@ def test_an_evaluation_left_out_in_the_middle_keeps_the_others_in_their_rows():
     assert not compares(metrics.result())
 
 
+def test_metrics_that_are_added_after_training_count_all_domains():
+    benchmark, (strategy, _) = toy_benchmark(2), recorded()
+    strategy.train(benchmark.train_stream)
+    late = DomainMetrics()
+    strategy.evaluator.metrics.append(late)
+    strategy.eval(benchmark.test_stream)
+    assert late.matrix.rows[0] is None
+    assert len(late.matrix.last) == 2
+
+
 def test_domains_that_are_trained_twice_are_no_error():
     benchmark = toy_benchmark(2)
     metrics, _ = reported([*benchmark.train_stream] * 2, benchmark.test_stream)
