@@ -71,7 +71,6 @@ class CoVONPlugin(PosteriorPlugin):
         self.consolidate_every = consolidate_every
         self.diagnostics: dict[str, Diagnostics] = {}
         """The optimizer's diagnostics just before the last merge."""
-        self._steps = 0
         if ess_per_example is not None:
             check_positive("ess_per_example", ess_per_example)
         if consolidate_every is None:
@@ -102,8 +101,8 @@ class CoVONPlugin(PosteriorPlugin):
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """With ``consolidate_every``: merge if it is time."""
-        self._steps += 1
-        if self.consolidate_every is not None and self._steps % self.consolidate_every == 0:
+        steps = strategy.clock.train_iterations + 1
+        if self.consolidate_every is not None and steps % self.consolidate_every == 0:
             self._consolidate(strategy)
 
     def _consolidate(self, strategy: Any) -> None:
