@@ -81,8 +81,8 @@ class MergeRule(ABC):
 
     @abstractmethod
     def merge(self, task: Task) -> dict[str, Tensor]:
-        """Compute merged weights by parameter name, changing neither the model nor the memory
-        of earlier tasks.
+        """Compute merged weights of trained parameters, by name, changing neither the model nor
+        the memory of earlier tasks.
 
         A parameter that is left out keeps the weights of the task or, with a posterior
         optimizer, is merged by Eq. 8.
@@ -180,7 +180,8 @@ def merge_into(
 @contextmanager
 def _undone_on_error(model: nn.Module, optimizer: Optimizer, rule: MergeRule) -> Iterator[None]:
     """Restore what a merge changes if it is interrupted or fails inside."""
-    tensors = [*model.parameters(), *model.buffers()]
+    trained = [p for p in model.parameters() if p.requires_grad or p in optimizer.state]
+    tensors = [*trained, *model.buffers()]
     copies = [tensor.detach().clone() for tensor in tensors]
     state, memory = dict(optimizer.state), dict(vars(rule))
     try:
