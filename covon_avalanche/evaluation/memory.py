@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -51,33 +51,23 @@ class MemoryFootprint(SupervisedPlugin):
         plugins = [p for p in strategy.plugins if not isinstance(p, EvaluationPlugin)]
         owners = [vars(owner) for owner in (strategy.optimizer, *plugins)]
         memory = getattr(strategy, "storage_policy", None)
-        stored = [*parameters, *_stored([*owners, memory], depth=10)]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        total = _bytes(stored, excluding=gradients)
-        self.ratio = max(self.ratio, total / _bytes(parameters))
+        sizes = _sizes([*parameters, *_stored([*owners, memory], depth=10)])
+        gradients = _sizes(p.grad for p in parameters if p.grad is not None)
+        total = sum(size for address, size in sizes.items() if address not in gradients)
+        self.ratio = max(self.ratio, total / sum(_sizes(parameters).values()))
 
 
-def _bytes(
-    stored: Iterable[Tensor | AvalancheDataset[Any]], excluding: Sequence[Tensor] = ()
-) -> int:
-    """Total size of tensors and data sets, each counted once."""
-    storages: dict[int, int] = {}
-    examples: dict[int, int] = {}
+def _sizes(stored: Iterable[_Item]) -> dict[int, int]:
+    """Bytes of tensors and data sets by address, each counted once."""
+    sizes = {}
     for item in stored:
         if isinstance(item, Tensor):
-            storages[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
-        else:
-            examples[id(item)] = _bytes_of_examples(item)
-    for tensor in excluding:
-        storages.pop(tensor.untyped_storage().data_ptr(), None)
-    return sum(storages.values()) + sum(examples.values())
-
-
-def _bytes_of_examples(dataset: AvalancheDataset[Any]) -> int:
-    if len(dataset) == 0:
-        return 0
-    example = dataset.eval()[0]  # augmentation would draw random numbers
-    return len(dataset) * sum(torch.as_tensor(part).nbytes for part in example)
+            storage = item.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+        elif len(item) > 0:
+            example = item.eval()[0]  # augmentation would draw random numbers
+            sizes[id(item)] = len(item) * sum(torch.as_tensor(part).nbytes for part in example)
+    return sizes
 
 
 def _stored(value: Any, depth: int) -> Iterator[_Item]:
