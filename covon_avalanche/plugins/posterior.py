@@ -48,8 +48,9 @@ class PosteriorPlugin(SupervisedPlugin):
 
     def __init__(self, *, schedule: Schedule | None = None, eval_samples: int = 0) -> None:
         """
-        :param schedule: hyperparameters by experience: a list of dicts, in the order of training,
-            with any of ``scheduled``.
+        :param schedule: hyperparameters by experience: a list of dicts, in the order of training.
+            They may set what the class attribute ``scheduled`` lists; a value that an experience
+            does not set stays as in the one before.
         :param eval_samples: predict in ``strategy.eval`` with class probabilities averaged
             over this many posterior samples (the output becomes log-probabilities). 0 predicts
             with the mean weights.

@@ -22,7 +22,9 @@ def check_schedule(schedule: Schedule | None, allowed: frozenset[str]) -> None:
     if schedule is None:
         return
     if not isinstance(schedule, Sequence):
-        raise ValueError(f"a schedule must be a list with a dict by experience, got {schedule!r}")
+        raise ValueError(
+            f"a schedule must be a list of dicts, one per experience, got {schedule!r}"
+        )
     for values in schedule:
         unknown = sorted(set(values) - allowed)
         if unknown:

@@ -1,7 +1,6 @@
 """CoVON's own settings in a strategy: when and how it merges, with which hyperparameters."""
 
 import pytest
-import torch
 from toys import Watch, make_strategy, toy_benchmark, toy_model
 
 from covon_avalanche import CoVONPlugin
@@ -83,11 +82,3 @@ def test_ess_follows_the_number_of_examples_of_each_task_and_the_schedule_overru
     schedule = [{}, {}, {"ess": 7.0}]
     seen = at_the_ends("ess", streams, ess_per_example=3.0, schedule=schedule)
     assert seen == [120.0, 144.0, 7.0, 144.0]
-
-
-def test_after_the_merge_samples_come_from_the_slow_posterior():
-    strategy = make_strategy("covon", toy_model())
-    strategy.train(toy_benchmark(1).train_stream[0])
-    slow = strategy.optimizer.state[strategy.model[0].weight]["prior_precision"]
-    posterior = strategy.optimizer.posterior(strategy.model.named_parameters())
-    assert torch.equal(posterior.precision["0.weight"], slow)

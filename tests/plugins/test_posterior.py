@@ -20,7 +20,6 @@ from toys import (
 )
 
 from covon_avalanche import CoVONPlugin, VCLPlugin
-from covon_avalanche.plugins.posterior import log_mean_probabilities
 
 both = pytest.mark.parametrize("kind", MAKE)
 
@@ -134,12 +133,6 @@ def test_a_plugin_that_was_interrupted_restores_the_mean_before_anything_else(mc
     strategy.eval(benchmark.test_stream)
     assert same(weights(model), mean)
     strategy.train(benchmark.train_stream[0])
-
-
-def test_log_mean_probabilities():
-    outputs = [torch.randn(5, 3), torch.randn(5, 3)]
-    expected = ((outputs[0].softmax(1) + outputs[1].softmax(1)) / 2).log()
-    torch.testing.assert_close(log_mean_probabilities(outputs), expected)
 
 
 @both
