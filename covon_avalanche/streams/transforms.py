@@ -92,8 +92,6 @@ class RandomCrop(_Crop):
 class CentralCrop(_Crop):
     """The middle of the resized image."""
 
-    deterministic = True
-
     def _crop(self, image: Tensor) -> Tensor:
         image = resize_shorter(image, self.size * 8 // 7)
         top, left = (round((side - self.size) / 2) for side in image.shape[1:])
