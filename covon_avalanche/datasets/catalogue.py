@@ -1,4 +1,4 @@
-"""Where to download the image data sets, with sizes and checksums where they are known."""
+"""Where to download the image data sets, with sizes and checksums."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a data set.
+    """A file of a data set; a zip archive is unpacked.
 
-    :param size: in bytes, if known.
-    :param md5: hexadecimal, if known.
-    :param unpack: whether it is a zip archive to be unpacked.
-    :param folder: where to unpack it, relative to the data set's folder.
+    :param size: in bytes.
+    :param md5: hexadecimal.
     """
 
     url: str
-    size: int | None = None
-    md5: str | None = None
-    unpack: bool = False
-    folder: str = "."
+    size: int
+    md5: str
 
     @property
     def name(self) -> str:
@@ -74,7 +70,7 @@ CATALOGUE = {
             "the cleaned version, 18.4 GB",
             (
                 *(
-                    RemoteFile(f"{_DOMAINNET}{path}.zip", size, md5, unpack=True)
+                    RemoteFile(f"{_DOMAINNET}{path}.zip", size, md5)
                     for path, (size, md5) in _ZIPS.items()
                 ),
                 *(
@@ -92,7 +88,6 @@ CATALOGUE = {
                     "http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip",
                     5_892_103_007,
                     "745f3373fed08d69343f1058ee559e13",
-                    unpack=True,
                 ),
             ),
         ),

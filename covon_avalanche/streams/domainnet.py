@@ -9,22 +9,24 @@ would be shifted, differently in training and test.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
-from avalanche.benchmarks.datasets import default_dataset_location
 from typing_extensions import Unpack
 
 from covon_avalanche.domain_orders import DOMAINNET
-from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
-from covon_avalanche.streams.image_datasets import ImageFiles
-from covon_avalanche.streams.image_files import class_folders, listed_files
-from covon_avalanche.streams.transforms import Transform
+from covon_avalanche.streams.image_benchmark import (
+    ImageOptions,
+    check_counts,
+    choose_domains,
+    data_root,
+    image_benchmark,
+)
+from covon_avalanche.streams.image_files import ImageFiles, class_folders, listed_files
 
-#: Training and test images of each domain.
+#: Training and test images of each domain of the cleaned version.
 COUNTS = {
     "clipart": (33_525, 14_604),
     "infograph": (36_023, 15_582),
@@ -45,8 +47,6 @@ def DomainNet(
     *,
     dataset_root: str | os.PathLike[str] | None = None,
     domains: Sequence[str] | None = None,
-    train_transform: Transform | None = None,
-    eval_transform: Transform | None = None,
     **options: Unpack[ImageOptions],
 ) -> CLScenario:
     """DomainNet: clipart, infograph, painting, quickdraw, real, sketch.
@@ -60,24 +60,16 @@ def DomainNet(
 
     See :func:`image_benchmark` for the other parameters.
     """
-    root = Path(default_dataset_location("domainnet") if dataset_root is None else dataset_root)
+    root = data_root(dataset_root, "domainnet")
     classes = domainnet_classes()
     names = choose_domains(domains, DOMAINNET, "DomainNet")
     parts = {name: _train_and_test(root, name, classes) for name in names}
     for name, (train, test) in parts.items():
-        counts = (len(train), len(test))
-        if counts != COUNTS[name]:
-            warnings.warn(
-                f"DomainNet's {name} should have {COUNTS[name]} images to train and test, found "
-                f"{counts}: incomplete, or not the cleaned version",
-                stacklevel=2,
-            )
+        check_counts(f"DomainNet's {name}", COUNTS[name], (len(train), len(test)))
     return image_benchmark(
         {name: train for name, (train, _) in parts.items()},
         {name: test for name, (_, test) in parts.items()},
         classes,
-        train_transform=train_transform,
-        eval_transform=eval_transform,
         **options,
     )
 

@@ -32,11 +32,11 @@ def pictures(monkeypatch):
         packed.writestr("photo/dog/1.jpg", b"a picture")
     data = buffer.getvalue()
     with serve() as (address, files):
-        files.content["/a.zip"] = data
-        files.content["/list.txt"] = b"photo/dog/1.jpg 0\n"
-        md5 = hashlib.md5(data).hexdigest()
-        remote = (RemoteFile(f"{address}/a.zip", len(data), md5, unpack=True),)
-        remote += (RemoteFile(f"{address}/list.txt"),)
+        files.content = {"/a.zip": data, "/list.txt": b"photo/dog/1.jpg 0\n"}
+        remote = tuple(
+            RemoteFile(address + path, len(content), hashlib.md5(content).hexdigest())
+            for path, content in files.content.items()
+        )
         known = {"Pictures": DataSet("Pictures", "pictures", "for tests", remote)}
         monkeypatch.setattr(cli_data, "CATALOGUE", known)
         yield files
@@ -95,9 +95,8 @@ def test_verify_names_problems_and_exits_with_1(tmp_path, monkeypatch):
     root = pacs(tmp_path / "PACS")
     for domain in ("art_painting", "cartoon"):
         for name in (root / "photo").iterdir():
-            paint(root / domain / name.name / "1.jpg", 0)
-            paint(root / domain / name.name / "2.jpg", 0)
-            paint(root / domain / name.name / "3.jpg", 0)
+            for i in (1, 2, 3):
+                paint(root / domain / name.name / f"{i}.jpg", 0)
     arguments = ("data", "verify", "PACS", "--root", tmp_path)
     done = covon(*arguments, "--manifest", tmp_path / "pacs.csv")
     assert done.exit_code == 0, done.output

@@ -2,13 +2,11 @@
 
 import csv
 import errno
-import warnings
 from pathlib import Path
 
 import pytest
 from miniature import cddb, domainnet, own, pacs, paint
 
-from covon_avalanche.datasets.download import DataError
 from covon_avalanche.datasets.verify import COLUMNS, verify, write_manifest
 from covon_avalanche.streams import CDDB, PACS, DomainFolders, DomainNet
 
@@ -16,8 +14,13 @@ OPTIONS = {"domains": ["photo", "sketch"]}
 
 
 def test_a_whole_data_set_has_no_problems(tmp_path, monkeypatch):
+    root = pacs(tmp_path)
+    assert verify(PACS, root, **OPTIONS).problems == [
+        "PACS's photo should have 1670 images, found 70",
+        "PACS's sketch should have 3929 images, found 70",
+    ]
     monkeypatch.setattr("covon_avalanche.streams.pacs.COUNTS", {"photo": 70, "sketch": 70})
-    report = verify(PACS, pacs(tmp_path), **OPTIONS)
+    report = verify(PACS, root, **OPTIONS)
     assert report.problems == []
     assert len(report.entries) == 140
     assert len({e.sha256 for e in report.entries}) == 14  # one picture a class and domain
@@ -62,14 +65,6 @@ def test_what_no_stream_reads_is_not_extra(tmp_path):
     table = own(tmp_path / "own", "csv")
     paint(table.parent / "elsewhere.png", 0)
     assert verify(DomainFolders, table).problems == []
-
-
-def test_missing_images_of_pacs_are_counted(tmp_path):
-    report = verify(PACS, pacs(tmp_path), **OPTIONS)
-    assert report.problems == [
-        "PACS's photo should have 1670 images, found 70",
-        "PACS's sketch should have 3929 images, found 70",
-    ]
 
 
 def test_a_manifest_makes_the_same_benchmark(tmp_path):
@@ -129,13 +124,8 @@ def unreadable(dataset_root):
     raise PermissionError(errno.EACCES, "Permission denied", str(dataset_root / "list.txt"))
 
 
-def test_what_is_not_there_at_all(tmp_path):
-    with pytest.raises(DataError, match=r"Permission denied: .*list.txt"):
+def test_data_that_are_not_there_are_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"Permission denied: .*list.txt"):
         verify(unreadable, tmp_path)
-    with pytest.raises(DataError, match=r"there is no folder .*photo"):
+    with pytest.raises(ValueError, match=r"there is no folder .*photo"):
         verify(PACS, tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(DataError, match="cannot be written"):
-            (tmp_path / "file").write_text("")
-            write_manifest(verify(PACS, pacs(tmp_path), **OPTIONS), tmp_path / "file" / "a.csv")

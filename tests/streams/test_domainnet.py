@@ -40,5 +40,5 @@ def test_domainnet_refuses_wrong_ids_and_unknown_folders(tmp_path):
         DomainNet(dataset_root=tmp_path, domains=["real"])
     for part in ("train", "test"):
         paint(tmp_path / "sketch" / part / "tshirt" / "a.jpg", 0)
-    with pytest.raises(ValueError, match=r"folders that are no classes: \['tshirt'\]"):
+    with pytest.raises(ValueError, match=r"subfolders that are not classes: \['tshirt'\]"):
         DomainNet(dataset_root=tmp_path, domains=["sketch"])

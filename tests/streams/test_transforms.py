@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 from torchvision import transforms as tv
+from torchvision.transforms.functional import to_pil_image
 
 from covon_avalanche.streams import PACS, image_transforms
 from covon_avalanche.streams.transforms import pixels_of, resize_shorter
@@ -53,7 +54,7 @@ def test_on_real_images(real_data):
     for images in photos.images["test"].values():
         for i in range(0, len(images), 60):
             for ours, theirs in pairs:
-                check(ours, theirs, images[i][0])
+                check(ours, theirs, to_pil_image(images[i][0]))
 
 
 def test_the_shorter_side_is_resized_and_bytes_stay_bytes():
