@@ -59,6 +59,8 @@ def create_backbone(
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors or torch file by name, without running code from it."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

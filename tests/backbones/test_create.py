@@ -56,13 +56,15 @@ def test_other_files_are_refused_and_nothing_in_them_is_run(tmp_path):
     (tmp_path / "text.safetensors").write_text("no tensors")
     torch.save({"w": Hostile(tmp_path / "harm")}, tmp_path / "hostile.pth")
     (tmp_path / "plain.pth").write_bytes(pickle.dumps(Hostile(tmp_path / "harm")))
-    for name in ("nowhere.pth", "text.safetensors", "hostile.pth", "plain.pth"):
+    for name in ("text.safetensors", "hostile.pth", "plain.pth"):
         with pytest.raises(ValueError, match=f"{name} holds no weights that can be loaded safely"):
             create_backbone("squeezenet", 7, weights=tmp_path / name)
     assert not (tmp_path / "harm").exists()
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(ValueError, match="holds no tensors by name"):
         create_backbone("squeezenet", 7, weights=tmp_path / "list.pth")
+    with pytest.raises(ValueError, match="there is no file"):
+        create_backbone("squeezenet", 7, weights=tmp_path / "nowhere.pth")
 
 
 IMAGENET_CLASSES = {  # of PACS's: ids of dogs, elephants, guitars
