@@ -13,6 +13,7 @@ from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_class
 from avalanche.benchmarks.datasets import default_dataset_location
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import AvalancheDataset, _make_taskaware_classification_dataset
+from torch.utils.data import Dataset
 from torchvision.transforms import Compose, ToPILImage
 
 from covon_avalanche.streams.image_files import ImageFiles
@@ -121,19 +122,43 @@ def image_benchmark(
         "train": (_of_pixels(train_transform or default_train), None),
         "eval": (_of_pixels(eval_transform or default_eval), None),
     }
-    benchmark = benchmark_from_datasets(
-        **{
-            stream: [_dataset(images, name, stream, groups) for name, images in domains.items()]
-            for stream, domains in used.items()
-        }
-    )
-    benchmark = with_task_labels(with_classes_timeline(benchmark))
+    for stream, domains in used.items():
+        for name, images in domains.items():
+            if not images:
+                raise ValueError(f"the domain {name!r} has no images for the {stream!r} stream")
+    datasets = {
+        stream: [(d, d.labels) for d in domains.values()] for stream, domains in used.items()
+    }
+    benchmark = one_head_benchmark(datasets, groups, len(classes))
     for stream, domains in used.items():
         for experience, name in zip(benchmark.streams[stream], domains, strict=True):
             experience.domain = name
-    benchmark.n_classes = len(classes)
     benchmark.classes = list(classes)
     benchmark.images = {stream: dict(domains) for stream, domains in streams.items()}
+    return benchmark
+
+
+def one_head_benchmark(
+    streams: Mapping[str, Sequence[tuple[Dataset, Sequence[int]]]],
+    transform_groups: dict[str, tuple[Transform, None]] | None,
+    n_classes: int,
+) -> CLScenario:
+    """A benchmark with one experience per data set, all with task label 0.
+
+    :param streams: data sets and their targets; all but ``train`` are transformed for evaluation.
+    """
+
+    def dataset(data: Dataset, targets: Sequence[int], stream: str) -> AvalancheDataset:
+        made = _make_taskaware_classification_dataset(
+            data, task_labels=0, transform_groups=transform_groups, targets=list(targets)
+        )
+        return made if stream == "train" else made.eval()
+
+    benchmark = benchmark_from_datasets(
+        **{name: [dataset(*data, name) for data in stream] for name, stream in streams.items()}
+    )
+    benchmark = with_task_labels(with_classes_timeline(benchmark))
+    benchmark.n_classes = n_classes
     return benchmark
 
 
@@ -180,14 +205,3 @@ def _of_pixels(transform: Transform) -> Transform:
     """A transform of uint8 tensors."""
     takes_pixels = getattr(transform, "takes_pixels", False)
     return transform if takes_pixels else Compose([ToPILImage(), transform])
-
-
-def _dataset(
-    images: ImageFiles, name: str, stream: str, groups: dict[str, tuple[Transform, None]]
-) -> AvalancheDataset:
-    if not images:
-        raise ValueError(f"the domain {name!r} has no images for the {stream!r} stream")
-    dataset = _make_taskaware_classification_dataset(
-        images, task_labels=0, transform_groups=groups, targets=list(images.labels)
-    )
-    return dataset if stream == "train" else dataset.eval()

@@ -74,8 +74,4 @@ def _train_and_test(root: Path, name: str) -> tuple[ImageFiles, ImageFiles]:
                 listed_files(root, train, CLASSES, first_id=1),
                 listed_files(root, test, CLASSES, first_id=1),
             )
-    images = class_folders(root / name, CLASSES)
-    for label, class_name in enumerate(CLASSES):
-        if label not in images.labels:
-            raise ValueError(f"{root / name} has no images of the class {class_name!r}")
-    return split_by_name(images, root)
+    return split_by_name(class_folders(root / name, CLASSES), root)

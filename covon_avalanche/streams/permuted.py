@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
-from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
-from avalanche.benchmarks.scenarios.task_aware import with_task_labels
-from avalanche.benchmarks.utils import AvalancheDataset, _make_taskaware_classification_dataset
+from avalanche.benchmarks import CLScenario
 from filelock import FileLock
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -22,7 +20,7 @@ from torchvision.datasets import MNIST
 from torchvision.transforms import Normalize
 from typing_extensions import Unpack
 
-from covon_avalanche.streams.image_benchmark import data_root
+from covon_avalanche.streams.image_benchmark import data_root, one_head_benchmark
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -197,22 +195,9 @@ def _benchmark(
             "eval": (eval_transform or standardise, None),
         }
 
-    def dataset(stream: str, order: Tensor) -> AvalancheDataset:
-        images, targets = streams[stream]
-        data = _make_taskaware_classification_dataset(
-            PermutedImages(images, targets, order, scale, normalisation),
-            task_labels=0,
-            transform_groups=groups,
-            targets=targets.tolist(),
-        )
-        return data if stream == "train" else data.eval()
-
-    benchmark = benchmark_from_datasets(
-        **{
-            stream: [dataset(stream, orders[i % distinct]) for i in range(n_experiences)]
-            for stream in streams
-        }
-    )
-    benchmark = with_task_labels(with_classes_timeline(benchmark))
-    benchmark.n_classes = 10
-    return benchmark
+    used = [orders[i % distinct] for i in range(n_experiences)]
+    datasets = {
+        stream: [(PermutedImages(x, y, order, scale, normalisation), y.tolist()) for order in used]
+        for stream, (x, y) in streams.items()
+    }
+    return one_head_benchmark(datasets, groups, 10)

@@ -5,13 +5,12 @@ import torch
 from avalanche.benchmarks import SplitMNIST
 from avalanche.benchmarks.utils import (
     AvalancheDataset,
-    _make_taskaware_classification_dataset,
     _make_taskaware_tensor_classification_dataset,
 )
 from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import TensorDataset, default_collate
-from toy_datasets import Pictures, scale, tensors, wrapped
+from toy_datasets import Pictures, tensors, wrapped
 
 from covon_avalanche.data_loading import Columns, ExampleCache, rows_of
 from covon_avalanche.data_loading.rows import WithColumns
@@ -109,20 +108,6 @@ def test_random_transforms_of_an_evaluation_are_noticed():
     assert rows_of(noisy, ExampleCache(2**20)) is None
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_tensors_on_a_gpu_stay_there():
-    x, y = torch.randn(50, 6, device="cuda"), torch.randint(3, (50,), device="cuda")
-    for data in (
-        wrapped(TensorDataset(x, y)),
-        _make_taskaware_tensor_classification_dataset(x, y, task_labels=0),
-    ):
-        batch = rows_of(data, ExampleCache(2**20)).tensor_batch(torch.tensor([7, 2]))
-        want = data.collate_fn([data[7], data[2]])
-        for a, b in zip(batch, want, strict=True):
-            assert a.device == b.device
-            assert torch.equal(a, b)
-
-
 class OneDevice(TorchFunctionMode):
     """Refuses tensors of two devices in one call, as CUDA does and "meta" does not."""
 
@@ -166,17 +151,6 @@ def test_attributes_are_given_as_avalanche_gives_them(values, fast):
         want = data.collate_fn([data[4], data[2]])
         batch = rows.tensor_batch(torch.tensor([4, 2]))
         assert all(torch.equal(a, b) for a, b in zip(batch, want, strict=True))
-
-
-def test_evaluation_has_its_own_transform():
-    data = _make_taskaware_classification_dataset(
-        Pictures(),
-        task_labels=0,
-        targets=[0] * 50,
-        transform_groups={"train": (lambda x: -x, None), "eval": (scale, None)},
-    )
-    x, *_ = rows_of(data.eval(), ExampleCache(2**20)).tensor_batch(torch.tensor([7]))
-    assert torch.equal(x[0], data.eval()[7][0])
 
 
 def test_avalanches_own_benchmarks(real_data):
