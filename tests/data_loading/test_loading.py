@@ -2,18 +2,16 @@
 
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
+from avalanche.training.plugins import ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
-from torch import nn
 from torch.utils.data import DataLoader, WeightedRandomSampler
 from toy_datasets import FastNaive, digits, loader, pictures, scale, tensors
-from toys import same, toy_benchmark, weights
+from toys import make_naive, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import EWCStarStrategy, TensorBatches
 from covon_avalanche.data_loading import TensorLoader
 from covon_avalanche.experiment.build import Autocast
 from covon_avalanche.experiment.resumable import Resumable
-from covon_avalanche.streams import PermutedDigits
 
 
 class FastJoint(TensorBatches, JointTraining):
@@ -54,53 +52,32 @@ def test_the_batches_are_avalanches_own(name, train, options):
             assert torch.equal(x, y)
 
 
-@pytest.mark.parametrize("kinds", [(Naive, FastNaive), (JointTraining, FastJoint)])
-def test_training_is_the_same_bit_by_bit(kinds):
-    benchmark = PermutedDigits(2)
-    assert same(*(weights(trained(kind, benchmark).model) for kind in kinds))
-
-
-def trained(kind, benchmark):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    made = kind(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        criterion=nn.CrossEntropyLoss(),
-        train_mb_size=100,
-        train_epochs=2,
-        evaluator=EvaluationPlugin(),
-    )
+def trained(cls, *plugins):
+    benchmark, model = toy_benchmark(), toy_model()
+    made = make_naive(model, torch.optim.SGD(model.parameters(), lr=0.1), *plugins, cls=cls)
     if isinstance(made, JointTraining):
         made.train(benchmark.train_stream)
     else:
         for experience in benchmark.train_stream:
             made.train(experience)
             made.eval(benchmark.test_stream)
-    return made
+    return weights(model)
+
+
+@pytest.mark.parametrize("kinds", [(Naive, FastNaive), (JointTraining, FastJoint)])
+def test_training_is_the_same_bit_by_bit(kinds):
+    assert same(*map(trained, kinds))
 
 
 def test_a_plugin_that_brings_its_own_loader_is_left_alone():
-    benchmark = toy_benchmark()
     loaders = []
 
     class Keep(ReplayPlugin):
         def before_training_epoch(self, strategy, **kwargs):
             loaders.append(type(strategy.dataloader).__name__)
 
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
-    model(benchmark.train_stream[0].dataset[0][0][None])
-    made = FastNaive(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        train_mb_size=8,
-        plugins=[Keep(mem_size=20)],
-        evaluator=EvaluationPlugin(),
-    )
-    for experience in benchmark.train_stream[:2]:
-        made.train(experience)
-    assert loaders == ["TensorLoader", "ReplayDataLoader"]
+    trained(FastNaive, Keep(mem_size=20))
+    assert loaders == 2 * ["TensorLoader"] + 4 * ["ReplayDataLoader"]
 
 
 class Sampled(Naive):

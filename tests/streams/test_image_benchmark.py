@@ -7,7 +7,7 @@ import torch
 from avalanche.training import LwF
 from miniature import OWN_CLASSES, OWN_CODES, check_labels, open_stream, own, paint, seen
 from torch import nn
-from toys import QUIET
+from toys import make_naive
 
 from covon_avalanche.streams import DomainFolders
 
@@ -44,15 +44,8 @@ def test_avalanches_own_methods_train_on_them(tmp_path):
     benchmark = DomainFolders(own(tmp_path, "split"))
     model = nn.Sequential(nn.AvgPool2d(56), nn.Flatten(), nn.Linear(48, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {**QUIET, "train_epochs": 1}
-    strategy = LwF(
-        model=model,
-        optimizer=optimizer,
-        criterion=nn.CrossEntropyLoss(),
-        alpha=1.0,
-        temperature=2.0,
-        **options,
-    )
+    options = {"alpha": 1.0, "temperature": 2.0, "train_epochs": 1}
+    strategy = make_naive(model, optimizer, cls=LwF, **options)
     for experience in benchmark.train_stream:
         strategy.train(experience)
     strategy.eval(benchmark.test_stream)
