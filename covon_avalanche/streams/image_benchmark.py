@@ -20,7 +20,7 @@ from covon_avalanche.streams.image_files import ImageFiles
 from covon_avalanche.streams.pixel_cache import cached
 from covon_avalanche.streams.transforms import Transform, image_transforms
 
-_Streams = Mapping[str, Mapping[str, ImageFiles]]
+_Images = dict[tuple[str, str], ImageFiles]  # by stream and domain
 
 
 class ImageOptions(TypedDict, total=False):
@@ -85,57 +85,53 @@ def image_benchmark(
         raise ValueError(f"limit must be >= 1, got {limit}")
     if cache_size < 1:
         raise ValueError(f"cache_size must be >= 1, got {cache_size}")
-    streams: _Streams = {"train": train, "test": test}
 
-    def from_cache(streams: _Streams) -> _Streams:
+    def from_cache(images: _Images) -> _Images:
         if cache is None:
-            return streams
+            return images
         return {
-            stream: {
-                name: cached(images, cache, cache_size, f"{stream}-{name}") if images else images
-                for name, images in domains.items()
-            }
-            for stream, domains in streams.items()
+            key: cached(some, cache, cache_size, "-".join(key)) if some else some
+            for key, some in images.items()
         }
 
+    images = {("train", name): some for name, some in train.items()}
+    images |= {("test", name): some for name, some in test.items()}
     if limit is None:  # otherwise only the images within the limit are cached
-        streams = from_cache(streams)
-    if validation_size:
-        kept, held_out = {}, {}
-        for name, images in streams["train"].items():
-            drawn = _drawn(images, seed, lambda n: round(validation_size * n) or int(n > 1))
-            kept[name], held_out[name] = images.without(drawn), images.take(drawn)
-        streams = {**streams, "train": kept, "valid": held_out}
-    used = streams
+        images = from_cache(images)
+    for name in train if validation_size else ():
+        whole = images["train", name]
+        drawn = _drawn(whole, seed, lambda n: round(validation_size * n) or int(n > 1))
+        images["train", name] = whole.without(drawn)
+        images["valid", name] = whole.take(drawn)
+    used = images
     if limit is not None:
         used = from_cache(
-            {
-                stream: {
-                    name: images.take(_drawn(images, seed, lambda n: limit))
-                    for name, images in domains.items()
-                }
-                for stream, domains in streams.items()
-            }
+            {key: some.take(_drawn(some, seed, lambda n: limit)) for key, some in images.items()}
         )
+    for (stream, name), some in used.items():
+        if not some:
+            raise ValueError(f"the domain {name!r} has no images for the {stream!r} stream")
     default_train, default_eval = image_transforms()
     groups = {
         "train": (_of_pixels(train_transform or default_train), None),
         "eval": (_of_pixels(eval_transform or default_eval), None),
     }
-    for stream, domains in used.items():
-        for name, images in domains.items():
-            if not images:
-                raise ValueError(f"the domain {name!r} has no images for the {stream!r} stream")
-    datasets = {
-        stream: [(d, d.labels) for d in domains.values()] for stream, domains in used.items()
-    }
+    streams = _by_stream(used)
+    datasets = {stream: [(d, d.labels) for d in streams[stream].values()] for stream in streams}
     benchmark = one_head_benchmark(datasets, groups, len(classes))
-    for stream, domains in used.items():
+    for stream, domains in streams.items():
         for experience, name in zip(benchmark.streams[stream], domains, strict=True):
             experience.domain = name
     benchmark.classes = list(classes)
-    benchmark.images = {stream: dict(domains) for stream, domains in streams.items()}
+    benchmark.images = _by_stream(images)
     return benchmark
+
+
+def _by_stream(images: _Images) -> dict[str, dict[str, ImageFiles]]:
+    streams: dict[str, dict[str, ImageFiles]] = {}
+    for (stream, name), some in images.items():
+        streams.setdefault(stream, {})[name] = some
+    return streams
 
 
 def one_head_benchmark(

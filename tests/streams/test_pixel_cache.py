@@ -75,9 +75,8 @@ def test_real_pacs_is_the_same_with_and_without(real_data, tmp_path):
             rows = []
             for benchmark in (plain, fast):
                 torch.manual_seed(0)
-                rows.append(
-                    [x for e in benchmark.streams[stream] for x in getattr(e.dataset, kind)()]
-                )
+                datasets = [getattr(e.dataset, kind)() for e in benchmark.streams[stream]]
+                rows.append([row for dataset in datasets for row in dataset])
             for a, b in zip(*rows, strict=True):
                 assert torch.equal(a[0], b[0])
                 assert a[1:] == b[1:]
