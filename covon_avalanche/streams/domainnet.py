@@ -74,14 +74,8 @@ def DomainNet(
     )
 
 
-def _train_and_test(root: Path, name: str, classes: list[str]) -> tuple[ImageFiles, ImageFiles]:
-    train, test = (root / f"{name}_{part}.txt" for part in ("train", "test"))
-    if train.is_file() and test.is_file():
-        return listed_files(root, train, classes), listed_files(root, test, classes)
-    folders = [root / name / part for part in ("train", "test")]
-    if not all(folder.is_dir() for folder in folders):
-        raise ValueError(
-            f"{root} has neither {train.name} and {test.name} nor the folders {name}/train and "
-            f"{name}/test"
-        )
-    return class_folders(folders[0], classes), class_folders(folders[1], classes)
+def _train_and_test(root: Path, name: str, classes: list[str]) -> list[ImageFiles]:
+    lists = [root / f"{name}_{part}.txt" for part in ("train", "test")]
+    if all(file.is_file() for file in lists):
+        return [listed_files(root, file, classes) for file in lists]
+    return [class_folders(root / name / part, classes) for part in ("train", "test")]

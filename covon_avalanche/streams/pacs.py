@@ -66,12 +66,9 @@ def PACS(
     )
 
 
-def _train_and_test(root: Path, name: str) -> tuple[ImageFiles, ImageFiles]:
+def _train_and_test(root: Path, name: str) -> Sequence[ImageFiles]:
     for folder in (root, root / "splits"):
-        train, test = (folder / f"{name}_{kind}.txt" for kind in _LISTS)
-        if train.is_file() and test.is_file():
-            return (
-                listed_files(root, train, CLASSES, first_id=1),
-                listed_files(root, test, CLASSES, first_id=1),
-            )
+        lists = [folder / f"{name}_{kind}.txt" for kind in _LISTS]
+        if all(file.is_file() for file in lists):
+            return [listed_files(root, file, CLASSES, first_id=1) for file in lists]
     return split_by_name(class_folders(root / name, CLASSES), root)

@@ -58,20 +58,6 @@ def test_a_subclass_that_overrides_getitem_alone_gives_its_own_rows(make):
     assert rows_of(data, ExampleCache(0)) is None
 
 
-def test_a_subclass_may_override_the_batch_as_well():
-    class Flipped(OneLabelFlipped, PermutedImages):
-        def tensor_batch(self, indices):
-            x, y = super().tensor_batch(indices)
-            return x, torch.where(indices == 1, 1 - y, y)
-
-        def __getitem__(self, index):
-            x, y = self.tensor_batch(torch.tensor([index]))
-            return x[0], int(y)
-
-    _, y = rows_of(wrapped(Flipped(*PIXELS)), ExampleCache(0)).tensor_batch(torch.arange(3))
-    assert y.tolist() == [0, 1, 0]
-
-
 def now_and_then(x, seen=[0]):  # noqa: B006
     """Like a rare augmentation with its own generator."""
     seen[0] += 1
