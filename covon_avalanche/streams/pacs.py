@@ -71,4 +71,8 @@ def _train_and_test(root: Path, name: str) -> Sequence[ImageFiles]:
         lists = [folder / f"{name}_{kind}.txt" for kind in _LISTS]
         if all(file.is_file() for file in lists):
             return [listed_files(root, file, CLASSES, first_id=1) for file in lists]
-    return split_by_name(class_folders(root / name, CLASSES), root)
+    images = class_folders(root / name, CLASSES)
+    missing = [CLASSES[label] for label in range(len(CLASSES)) if label not in images.labels]
+    if missing:
+        raise ValueError(f"{root / name} has no images of the classes {missing}")
+    return split_by_name(images, root)
