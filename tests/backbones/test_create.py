@@ -9,7 +9,6 @@ from torch import nn
 from torchvision.models import squeezenet1_1
 
 from covon_avalanche.backbones import create_backbone, freeze
-from covon_avalanche.streams import PACS
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +19,14 @@ def squeezenet() -> nn.Module:
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_all_weights_of_a_file_are_loaded_and_its_head_where_it_fits(squeezenet, tmp_path, suffix):
-    file, state = tmp_path / f"weights{suffix}", squeezenet.state_dict()
+    file = tmp_path / f"weights{suffix}"
+    state = {name: value.half() for name, value in squeezenet.state_dict().items()}
     save_file(state, file) if suffix == ".safetensors" else torch.save({"state_dict": state}, file)
     for classes in (7, 1000):
         model = create_backbone("squeezenet", classes, weights=file)
         for name, value in model.state_dict().items():
             head = name.startswith("classifier") and classes == 7
-            assert torch.equal(value, state[name]) != head
+            assert torch.equal(value, state[name].float()) != head
     assert model(torch.randn(2, 3, 64, 64)).shape == (2, 1000)
 
 
@@ -65,29 +65,6 @@ def test_other_files_are_refused_and_nothing_in_them_is_run(tmp_path):
         create_backbone("squeezenet", 7, weights=tmp_path / "list.pth")
     with pytest.raises(ValueError, match="there is no file"):
         create_backbone("squeezenet", 7, weights=tmp_path / "nowhere.pth")
-
-
-IMAGENET_CLASSES = {  # of PACS's: ids of dogs, elephants, guitars
-    "dog": range(151, 269),
-    "elephant": (101, 385, 386),
-    "guitar": (402, 546),
-}
-
-
-def test_imagenet_weights_recognise_what_pacs_shows(real_data):
-    """The real weights with the usual transform: most photographs, where chance is 4 %."""
-    file = real_data("weights") / "weights/squeezenet1_1_imagenet1k_fp16.safetensors"
-    model = create_backbone("squeezenet", 1000, weights=file).eval()
-    assert all(p.dtype == torch.float32 for p in model.parameters())
-    photos = PACS(dataset_root=real_data("PACS") / "PACS", domains=["photo"], limit=12)
-    hits = []
-    for x, y, _ in photos.test_stream[0].dataset:
-        ids = IMAGENET_CLASSES.get(photos.classes[y])
-        if ids is not None:
-            with torch.no_grad():
-                hits.append(model(x[None]).argmax().item() in ids)
-    assert len(hits) == 36
-    assert sum(hits) > 18
 
 
 def test_parameters_are_frozen_by_pattern():

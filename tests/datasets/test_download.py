@@ -38,25 +38,16 @@ def test_a_file_arrives_once(server, tmp_path):
     assert download(remote, tmp_path / "new").read_bytes() == DATA
 
 
-def test_a_broken_connection_is_resumed_where_it_broke(server, tmp_path):
+def test_broken_connections_are_resumed_where_they_broke(server, tmp_path):
+    """By the same call, and by the next one."""
     files, remote = server
-    files.break_after = [500_000, 700_000]
-    assert download(remote, tmp_path, pause=0.01).read_bytes() == DATA
-    assert [wanted for _, wanted in files.asked] == [
-        "bytes=0-",
-        "bytes=500000-",
-        "bytes=1200000-",
-    ]
-
-
-def test_the_next_call_resumes_where_the_last_one_gave_up(server, tmp_path):
-    files, remote = server
-    files.break_after = [500_000, 0]
-    with pytest.raises(ValueError, match=r"data.bin: interrupted after 500000 of .*to resume"):
-        download(remote, tmp_path, attempts=2, pause=0.01)
+    files.break_after = [500_000, 700_000, 0]
+    with pytest.raises(ValueError, match=r"data.bin: interrupted after 1200000 of .*to resume"):
+        download(remote, tmp_path, attempts=3, pause=0.01)
     assert names(tmp_path) == [".data.bin.part"]
-    download(remote, tmp_path)
-    assert files.asked[-1][1] == "bytes=500000-"
+    assert download(remote, tmp_path).read_bytes() == DATA
+    ranges = [f"bytes={received}-" for received in (0, 500_000, 1_200_000, 1_200_000)]
+    assert [wanted for _, wanted in files.asked] == ranges
     assert names(tmp_path) == ["data.bin"]
 
 
