@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import pickle
 import warnings
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 from PIL import Image
 
 from covon_avalanche.streams.domainnet import domainnet_classes
-from covon_avalanche.streams.image_datasets import ImageFiles
+from covon_avalanche.streams.image_files import ImageFiles
 from covon_avalanche.streams.pacs import CLASSES as CLASSES_OF_PACS
 
 
@@ -69,19 +68,12 @@ def cddb(root: Path) -> dict[str, int]:
 # CORe50 --------------------------------------------------------------------------------
 
 
-def core50(root: Path, layout: str) -> dict[str, int]:
+def core50(root: Path) -> dict[str, int]:
     """Two frames of the objects 1, 2, 7 and 50 in all sessions."""
     codes = {f"s{k}": k for k in range(1, 12)}
-    paths, pixels = [], []
     for (session, code), number, frame in itertools.product(codes.items(), (1, 2, 7, 50), range(2)):
-        path = f"{session}/o{number}/C_{code:02d}_{number:02d}_{frame:03d}.png"
-        if layout == "tree":
-            paint(root / "core50_128x128" / path, number - 1, code)
-        paths.append(path)
-        pixels.append(np.broadcast_to(np.uint8([0, number - 1, code]), (4, 4, 3)))
-    if layout == "archive":
-        np.savez(root / "core50_imgs.npz", x=np.stack(pixels))
-        (root / "paths.pkl").write_bytes(pickle.dumps(paths))
+        name = f"C_{code:02d}_{number:02d}_{frame:03d}.png"
+        paint(root / "core50_128x128" / session / f"o{number}" / name, number - 1, code)
     return codes
 
 

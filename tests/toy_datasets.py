@@ -8,7 +8,6 @@ from avalanche.benchmarks.utils import (
     _make_taskaware_classification_dataset,
     _make_taskaware_tensor_classification_dataset,
 )
-from avalanche.benchmarks.utils.transform_groups import TransformGroups
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
 from torch import nn
@@ -19,14 +18,11 @@ from covon_avalanche.streams import PermutedDigits
 
 
 class Pictures(Dataset):
-    """What a folder of images is: rows one by one, with a transform of its own."""
+    """Like a folder of images: rows one by one."""
 
-    deterministic = True
-
-    def __init__(self, n=50, transform=None):
+    def __init__(self, n=50):
         self.x = torch.randint(256, (n, 3, 4, 4), dtype=torch.uint8)
         self.targets = torch.randint(3, (n,)).tolist()
-        self.transform = transform
         self.fetched = 0
 
     def __len__(self):
@@ -34,17 +30,11 @@ class Pictures(Dataset):
 
     def __getitem__(self, index):
         self.fetched += 1
-        x = self.x[index]
-        return (x if self.transform is None else self.transform(x)), self.targets[index]
+        return self.x[index], self.targets[index]
 
 
-class Scale:
-    """A transform of one's own."""
-
-    deterministic = True
-
-    def __call__(self, x):
-        return x.float() / 255
+def scale(x):
+    return x.float() / 255
 
 
 def digits():
@@ -59,19 +49,15 @@ def tensors(n=50, transform=None):
 
 
 def pictures(transform=None):
-    data = Pictures(transform=transform)
-    return _make_taskaware_classification_dataset(data, task_labels=0, targets=data.targets)
+    """For evaluation."""
+    data = Pictures()
+    return _make_taskaware_classification_dataset(
+        data, task_labels=0, targets=data.targets, transform_groups={"eval": (transform, None)}
+    ).eval()
 
 
-def never_seen_to_change(x, seen=[0]):  # noqa: B006
-    """As a rare augmentation with a generator of its own: the probes do not notice it."""
-    seen[0] += 1
-    return x + 100 if seen[0] % 40 == 0 else x
-
-
-def wrapped(data, transform=None):
-    groups = TransformGroups({"train": (transform, None), "eval": (None, None)})
-    return AvalancheDataset([data], transform_groups=groups if transform else None)
+def wrapped(data):
+    return AvalancheDataset([data])
 
 
 class FastNaive(TensorBatches, Naive):

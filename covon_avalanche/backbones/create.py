@@ -1,16 +1,17 @@
-"""Create a backbone by name, with a head for a given number of classes."""
+"""Create a backbone by name, with a head for a given number of classes; freeze parts of it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from torch import nn
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from covon_avalanche.backbones.libraries import BUILD, library_and_model
-from covon_avalanche.backbones.weights import load_weights, read_weights
-from covon_avalanche.backbones.zero_shot import Template, is_text_tower, zero_shot
 
 
 def create_backbone(
@@ -19,8 +20,6 @@ def create_backbone(
     *,
     weights: str | os.PathLike[str] | None = None,
     image_size: int | None = None,
-    class_names: Sequence[str] | None = None,
-    templates: Sequence[Template] = ("a photo of a {}.",),
 ) -> nn.Module:
     """A network whose last layer is new, with ``num_classes`` outputs.
 
@@ -29,36 +28,67 @@ def create_backbone(
     :param num_classes: outputs of the new layer.
     :param weights: ``None`` for random weights, ``"default"`` to download the library's, or the
         path of a ``.safetensors`` or ``.pth`` file. The file's head is used if it has
-        ``num_classes`` outputs.
+        ``num_classes`` outputs; of a complete CLIP the image tower is used.
     :param image_size: height and width of the input, for networks with a fixed input size; others
         ignore it.
-    :param class_names: for open_clip: use a zero-shot head, built from the text embeddings of
-        these names (see :mod:`.zero_shot`). It needs pretrained weights, in a file those of both
-        towers.
-    :param templates: prompts with the name at ``{}``, whose embeddings are averaged, for example
-        ``open_clip.OPENAI_IMAGENET_TEMPLATES``.
     :raises ValueError: for an unknown name, or weights that do not fit, with their keys.
     :raises ImportError: if the library is not installed.
     """
     if num_classes < 1:
         raise ValueError(f"num_classes must be >= 1, got {num_classes}")
     library, model_name = library_and_model(name)
-    if class_names is not None:
-        if library != "open_clip" or len(class_names) != num_classes:
-            raise ValueError(
-                f"class_names are for open_clip's networks, one name a class; got "
-                f"{len(class_names)} for {num_classes} classes and {name!r}"
-            )
-        return zero_shot(model_name, class_names, templates, weights, image_size)
-    file = None if weights in (None, "default") else read_weights(Path(str(weights)))
+    file = None if weights in (None, "default") else _read_weights(Path(str(weights)))
     model, heads = BUILD[library](model_name, num_classes, weights == "default", image_size)
-    if file is not None:
-        head_keys = tuple(f"{head}." for head in heads)
-        used = {
-            key: tensor
-            for key, tensor in file.items()
-            if not (library == "open_clip" and is_text_tower(key, file))
-            and not (key.startswith(head_keys) and tensor.shape[:1] != (num_classes,))
-        }
-        load_weights(model, used, str(weights), optional=head_keys)
+    if file is None:
+        return model
+    if library == "open_clip" and "logit_scale" in file:  # both towers
+        file = {key: tensor for key, tensor in file.items() if key.startswith("visual.")}
+    prefixes = tuple(f"{head}." for head in heads)
+    used = {key: value for key, value in model.state_dict().items() if key.startswith(prefixes)}
+    used |= {
+        key: tensor
+        for key, tensor in file.items()
+        if not key.startswith(prefixes) or tensor.shape[:1] == (num_classes,)
+    }
+    try:
+        model.load_state_dict(used)
+    except RuntimeError as error:
+        raise ValueError(f"{weights} does not fit {name}: {error}") from error
     return model
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors or torch file by name, without running code from it."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of safetensors, torch, zipfile or pickle
+        raise ValueError(f"{path} holds no weights that can be loaded safely: {error}") from error
+    for key in ("state_dict", "model"):  # as saved by training scripts
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not (isinstance(content, dict) and all(isinstance(v, Tensor) for v in content.values())):
+        raise ValueError(f"{path} holds no tensors by name")
+    return content
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Freeze all parameters whose name matches a pattern (with ``*`` and ``?``, as for files).
+
+    :return: the names of the frozen parameters.
+    :raises ValueError: for a pattern that matches no name.
+    """
+    parameters = dict(model.named_parameters())
+    frozen: dict[str, None] = {}
+    for pattern in patterns:
+        found = [name for name in parameters if fnmatchcase(name, pattern)]
+        if not found:
+            some = ", ".join(list(parameters)[:6])
+            raise ValueError(f"no parameter's name matches {pattern!r}; names are {some} ...")
+        frozen |= dict.fromkeys(found)
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    return list(frozen)

@@ -1,4 +1,4 @@
-"""Networks of torchvision, timm and open_clip by name, each with a new head."""
+"""Networks of torchvision, timm and open_clip by name: with a new head, and their normalisation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+Network = tuple[nn.Module, tuple[str, ...]]  # and the names of its heads
 #: Short names of backbones in the domain-incremental literature, with their exact weight tags.
 ALIASES = {
     "vit-b16-in21k-ft-in1k": "timm/vit_base_patch16_224.augreg_in21k_ft_in1k",
@@ -32,11 +34,7 @@ def library_and_model(name: str) -> tuple[str, str]:
     return library, model_name
 
 
-def optional_import(package: str) -> Any:
-    """An optional package.
-
-    :raises ImportError: with the command that installs it.
-    """
+def _optional_import(package: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
@@ -45,13 +43,9 @@ def optional_import(package: str) -> Any:
         ) from error
 
 
-def _torchvision(
-    name: str, num_classes: int, pretrained: bool, image_size: int | None
-) -> tuple[nn.Module, tuple[str, ...]]:
-    from torchvision.models import get_model, list_models
+def _torchvision(name: str, num_classes: int, pretrained: bool, image_size: int | None) -> Network:
+    from torchvision.models import get_model
 
-    if name not in list_models():
-        raise ValueError(f"torchvision has no model {name!r}")
     if name in ("googlenet", "inception_v3"):
         raise ValueError(f"torchvision's {name!r} has auxiliary outputs, which are not supported")
     options: dict[str, Any] = {"weights": "DEFAULT" if pretrained else None}
@@ -79,40 +73,30 @@ def _replace_head(model: nn.Module, name: str, num_classes: int) -> None:
         nn.init.zeros_(new.bias)  # type: ignore[arg-type]
     parent, _, key = name.rpartition(".")
     setattr(model.get_submodule(parent), key, new)
-    if hasattr(model, "num_classes"):
-        setattr(model, "num_classes", num_classes)  # noqa: B010 (an int, not a module)
 
 
-def _timm(
-    name: str, num_classes: int, pretrained: bool, image_size: int | None
-) -> tuple[nn.Module, tuple[str, ...]]:
-    config = timm_config(name)
+def _timm(name: str, num_classes: int, pretrained: bool, image_size: int | None) -> Network:
+    config = _timm_config(name)
     if not config.classifier:
         raise ValueError(f"timm's {name!r} has no classifier")
     options = {}
     if image_size is not None and config.fixed_input_size:
         options["img_size"] = image_size
-    model = optional_import("timm").create_model(
+    model = _optional_import("timm").create_model(
         name, pretrained=pretrained, num_classes=num_classes, **options
     )
     heads = config.classifier  # several in distilled networks
     return model, (heads,) if isinstance(heads, str) else tuple(heads)
 
 
-def timm_config(name: str) -> Any:
-    """timm's configuration of the weights of ``MODEL`` or ``MODEL.TAG``.
-
-    :raises ValueError: for an unknown name.
-    """
-    timm = optional_import("timm")
-    if not timm.is_model(name):
-        raise ValueError(f"timm has no model {name!r}")
+def _timm_config(name: str) -> Any:
+    """timm's configuration of the weights of ``MODEL`` or ``MODEL.TAG``."""
     try:
-        config = timm.get_pretrained_cfg(name)
+        config = _optional_import("timm").get_pretrained_cfg(name)
     except RuntimeError:  # for an unknown tag
         config = None
     if config is None:
-        raise ValueError(f"timm has no weights {name!r}")
+        raise ValueError(f"timm has no model or weights {name!r}")
     return config
 
 
@@ -129,37 +113,67 @@ class ImageTower(nn.Module):
         return self.head(self.visual(images))
 
 
-def create_clip(name: str, pretrained: bool, image_size: int | None) -> nn.Module:
-    """A CLIP with both towers.
-
-    :param name: ``MODEL`` or ``MODEL:TAG``.
-    """
-    open_clip = optional_import("open_clip")
-    model_name, _, tag = name.partition(":")
-    if model_name not in open_clip.list_models():
-        raise ValueError(f"open_clip has no model {model_name!r}")
+def _open_clip(name: str, num_classes: int, pretrained: bool, image_size: int | None) -> Network:
+    open_clip = _optional_import("open_clip")
+    model_name, tag = _clip_and_tag(name)
     if pretrained and (model_name, tag) not in open_clip.list_pretrained():
         raise ValueError(f"open_clip has no weights {tag!r} for {model_name!r}")
     options = {} if image_size is None else {"force_image_size": image_size}
-    return open_clip.create_model(model_name, pretrained=tag if pretrained else None, **options)
+    clip = open_clip.create_model(model_name, pretrained=tag if pretrained else None, **options)
+    features = open_clip.get_model_config(model_name)["embed_dim"]
+    return ImageTower(clip.visual, features, num_classes), ("head",)
 
 
-def clip_features(name: str) -> int:
-    """Length of a CLIP's embedding."""
-    return optional_import("open_clip").get_model_config(name.partition(":")[0])["embed_dim"]
-
-
-def _open_clip(
-    name: str, num_classes: int, pretrained: bool, image_size: int | None
-) -> tuple[nn.Module, tuple[str, ...]]:
-    visual: Any = create_clip(name, pretrained, image_size).visual
-    return ImageTower(visual, clip_features(name), num_classes), ("head",)
+def _clip_and_tag(name: str) -> tuple[str, str]:
+    model_name, _, tag = name.partition(":")
+    if model_name not in _optional_import("open_clip").list_models():
+        raise ValueError(f"open_clip has no model {model_name!r}")
+    return model_name, tag
 
 
 #: By library: from model name, number of classes, whether to download weights, and image size to
 #: the network and the names of its heads.
-BUILD: dict[str, Callable[[str, int, bool, int | None], tuple[nn.Module, tuple[str, ...]]]] = {
+BUILD: dict[str, Callable[[str, int, bool, int | None], Network]] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "open_clip": _open_clip,
 }
+
+
+def normalisation(name: str) -> dict[str, tuple[float, ...]]:
+    """``mean`` and ``std`` of red, green and blue, for pixels in [0, 1].
+
+    To be passed to the transforms: ``image_transforms(224, **normalisation("clip-b16"))``.
+
+    :param name: a backbone as in ``create_backbone``; without a tag, the library's default
+        weights are meant.
+    :raises ValueError: for an unknown name.
+    """
+    library, model_name = library_and_model(name)
+    mean, std = _NORMALISATION[library](model_name)
+    return {"mean": tuple(map(float, mean)), "std": tuple(map(float, std))}
+
+
+def _of_torchvision(name: str) -> tuple[Any, Any]:
+    from torchvision.models import get_model_weights
+
+    transforms = get_model_weights(name).DEFAULT.transforms()
+    return getattr(transforms, "mean", IMAGENET[0]), getattr(transforms, "std", IMAGENET[1])
+
+
+def _of_timm(name: str) -> tuple[Any, Any]:
+    config = _timm_config(name)
+    return config.mean, config.std
+
+
+def _of_open_clip(name: str) -> tuple[Any, Any]:
+    open_clip = _optional_import("open_clip")
+    model_name, tag = _clip_and_tag(name)
+    config = open_clip.get_pretrained_cfg(model_name, tag) if tag else {}
+    if tag and not config:
+        raise ValueError(f"open_clip has no weights {tag!r} for {model_name!r}")
+    mean = config.get("mean") or open_clip.OPENAI_DATASET_MEAN
+    return mean, config.get("std") or open_clip.OPENAI_DATASET_STD
+
+
+_NORMALISATION = {"torchvision": _of_torchvision, "timm": _of_timm, "open_clip": _of_open_clip}

@@ -24,8 +24,7 @@ from rich.progress import (
 
 from covon_avalanche.cli.errors import fail
 from covon_avalanche.datasets.catalogue import CATALOGUE, DataSet
-from covon_avalanche.datasets.download import download
-from covon_avalanche.datasets.unpack import unpack
+from covon_avalanche.datasets.download import download, unpack
 
 app = typer.Typer(help="List, download and verify image data sets.")
 
@@ -70,8 +69,8 @@ def download_data(name: Name, root: Root) -> None:
                         continue
                     task = progress.add_task(file.name, total=file.size)
                     path = download(file, folder, progress=partial(_advance, progress, task))
-                    if file.unpack:
-                        unpack(path, folder / file.folder)
+                    if path.suffix == ".zip":
+                        unpack(path, folder)
                         done.touch()
                         path.unlink()
                     typer.echo(f"{file.name}: done")

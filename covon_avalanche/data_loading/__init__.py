@@ -2,9 +2,8 @@
 
 ``class FastNaive(TensorBatches, Naive)`` trains as ``Naive`` does, on the same batches in the
 same order. If an experience's data are tensors behind Avalanche's wrappers, a batch is one
-``index_select``. If they are something else behind deterministic transforms, such as images on
-disk, each example is fetched once and cached as tensors. Otherwise, for instance with random
-transforms or several tasks, Avalanche's own loader is used.
+``index_select``. In evaluation other examples, such as images on disk, are fetched once and cached
+as tensors. Otherwise, for instance in training with transforms, Avalanche's own loader is used.
 """
 
 from covon_avalanche.data_loading.example_cache import ExampleCache

@@ -1,43 +1,31 @@
-"""Cache examples that Avalanche must fetch one by one, as tensors."""
+"""Cache evaluation examples that Avalanche must fetch one by one, as tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
-from avalanche.benchmarks.utils.data import AvalancheDataset
+import torch
+from avalanche.benchmarks.utils.data import AvalancheDataset, _FlatDataWithTransform
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from covon_avalanche.data_loading.deterministic import active_transforms
 from covon_avalanche.data_loading.rows import Columns
 
 _CHUNK = 32  # examples that are collated, or sent by a worker, together
 
 
-@dataclass(frozen=True)
-class _Entry:
-    sources: list[Any]
-    """Kept alive, because their ids are the key."""
-    columns: Columns
-    size: int
-    training: bool
-
-
 class ExampleCache:
     """Data sets as tensors, up to a limit.
 
-    Cached data sets stay, because every evaluation covers the same domains again. Only training
-    data, which are read in every epoch, replace others: earlier training data first.
+    Cached data sets stay, because every evaluation covers the same domains again.
 
     :param limit: bytes in total.
     """
 
     def __init__(self, limit: int = 0) -> None:
         self.limit = limit
-        self._entries: dict[tuple, _Entry] = {}
+        self._entries: dict[tuple[int, ...], tuple[list[Any], Columns]] = {}
 
     def __reduce__(self) -> tuple:
         return ExampleCache, (self.limit,)  # copies and checkpoints start empty
@@ -47,91 +35,71 @@ class ExampleCache:
     ) -> Columns | None:
         """The examples of a data set, fetched now if necessary; ``None`` if they do not fit.
 
-        :param sample: columns of some examples, from which the total size is estimated.
+        :param sample: columns of some examples, as :func:`fetch` returns them.
         :param workers: processes that fetch; 0 for the current one.
         """
-        group = dataset._flat_data._transform_groups.current_group
-        sources = _sources(dataset, group)
-        key = (group, *map(id, sources))
-        if key in self._entries:
-            return self._entries[key].columns
-        size = sum(c.nbytes for c in sample) // len(sample[0]) * len(dataset)
-        training = group == "train"
-        if not self._make_room(size, training):
-            return None
-        columns = concatenate(_fetch_all(dataset, workers), len(dataset))
-        if columns is None:
-            return None
-        self._entries[key] = _Entry(sources, Columns(columns), size, training)
-        return self._entries[key].columns
-
-    def _make_room(self, size: int, training: bool) -> bool:
-        """Whether a data set of this size fits, after removing others for training data."""
-        if size > self.limit:
-            return False
-        candidates = sorted(self._entries, key=lambda key: not self._entries[key].training)
-        while training and candidates and size > self._free():
-            del self._entries[candidates.pop(0)]
-        return size <= self._free()
-
-    def _free(self) -> int:
-        return self.limit - sum(entry.size for entry in self._entries.values())
+        sources = _sources(dataset)  # kept alive, because their ids are the key
+        key = tuple(map(id, sources))
+        if key not in self._entries:
+            used = sum(c.nbytes for _, rows in self._entries.values() for c in rows.columns)
+            size = sum(c.nbytes for c in sample) // len(sample[0]) * len(dataset)
+            columns = _fetch_all(dataset, sample, workers) if used + size <= self.limit else None
+            if columns is None:
+                return None
+            self._entries[key] = sources, Columns(columns)
+        return self._entries[key][1]
 
 
-def _sources(dataset: AvalancheDataset, group: str) -> list[Any]:
+def _sources(dataset: AvalancheDataset) -> list[Any]:
     """The objects that determine the examples; new wrappers of the same data share them."""
     flat = dataset._flat_data
     attributes = [a for a in dataset._data_attributes.values() if a.use_in_getitem]
-    transforms = active_transforms(flat, group)
-    return [flat._indices, dataset.collate_fn, *flat._datasets, *transforms, *attributes]
+    return [flat._indices, *flat._datasets, *active_transforms(flat, "eval"), *attributes]
+
+
+def active_transforms(data: _FlatDataWithTransform, group: str) -> list[Any]:
+    """The transforms that one of Avalanche's wrappers applies in a transform group."""
+    both = (data._transform_groups, data._frozen_transform_groups)
+    transforms = [groups.transform_groups[group] for groups in both]
+    return [t for t in transforms if any(getattr(t, "transforms", [t]))]  # not (None, None)
 
 
 def fetch(dataset: AvalancheDataset, indices: Tensor) -> list[Tensor] | None:
-    """Fetch examples one by one and collate them; ``None`` if that gives no columns."""
-    return _collate(dataset.collate_fn, [dataset[i] for i in indices.tolist()])
+    """Columns of examples that are fetched one by one; ``None`` if they are anything else."""
+    return _columns([dataset[i] for i in indices.tolist()])
 
 
-def _fetch_all(dataset: AvalancheDataset, workers: int) -> Iterable[list[Tensor] | None]:
-    return DataLoader(
+def _fetch_all(
+    dataset: AvalancheDataset, sample: Sequence[Tensor], workers: int
+) -> list[Tensor] | None:
+    """All columns, each allocated once; ``None`` if examples differ in shape or type."""
+    columns = [c.new_empty((len(dataset), *c.shape[1:])) for c in sample]
+    loader = DataLoader(
         dataset,
-        batch_size=_CHUNK if dataset.collate_fn is default_collate else 1,  # others may pad
+        batch_size=_CHUNK,
         num_workers=workers,
-        collate_fn=partial(_collate, dataset.collate_fn),
+        collate_fn=_columns,
+        generator=torch.Generator(),  # leaves the global one alone
     )
-
-
-def _collate(collate: Callable[[list], Any], examples: list) -> list[Tensor] | None:
-    """A batch as columns, tensors with one row per example; ``None`` if it is anything else."""
-    try:
-        columns = collate(examples)
-    except Exception:  # Avalanche's loader will raise it
-        return None
-    if not isinstance(columns, list | tuple):
-        return None
-    valid = all(isinstance(c, Tensor) and c.shape[:1] == (len(examples),) for c in columns)
-    return list(columns) if valid else None
-
-
-def concatenate(batches: Iterable[list[Tensor] | None], length: int) -> list[Tensor] | None:
-    """Concatenate batches; ``None`` if their columns differ in more than length.
-
-    :param length: of the result, which is allocated once so that no second copy is needed.
-    """
-    columns: list[Tensor] = []
     start = 0
-    for batch in batches:
-        if batch is None:
+    for batch in loader:
+        if batch is None or _types(batch) != _types(columns):
             return None
-        if not columns:
-            columns = [c.new_empty((length, *c.shape[1:])) for c in batch]
-        if _types(batch) != _types(columns):
-            return None
-        end = start + len(batch[0])
         for column, part in zip(columns, batch, strict=True):
-            column[start:end] = part
-        start = end
+            column[start : start + len(part)] = part
+        start += len(batch[0])
     return columns
 
 
-def _types(batch: list[Tensor]) -> list[tuple]:
-    return [(column.shape[1:], column.dtype, column.device) for column in batch]
+def _columns(examples: list) -> list[Tensor] | None:
+    """A batch as tensors with one row per example; ``None`` if it is anything else."""
+    try:
+        columns = default_collate(examples)
+    except (RuntimeError, TypeError):  # of different shapes, or not tensors or numbers
+        return None
+    valid = isinstance(columns, list | tuple) and all(isinstance(c, Tensor) for c in columns)
+    return list(columns) if valid else None
+
+
+def _types(columns: Sequence[Tensor]) -> list[tuple]:
+    return [(column.shape[1:], column.dtype, column.device) for column in columns]

@@ -25,60 +25,31 @@ class TensorBatches:
     returns its columns at an int64 tensor of indices, equal to ``__getitem__`` row by row. A
     subclass that overrides only ``__getitem__`` is not.
 
-    In training, examples are cached only if all data sets and transforms are known to be
-    deterministic: the data sets of torchvision, Avalanche and our streams, torch's
-    ``TensorDataset``, ``Subset`` and ``ConcatDataset``; torchvision's deterministic transforms
-    (``ToTensor``, ``Normalize``, ``Resize``, ``CenterCrop``, a ``Compose`` of them, ...),
-    Avalanche's permutation of pixels; and your own with an attribute ``deterministic = True``. On
-    a data set this attribute does not cover ``transform``, ``target_transform`` and
-    ``transforms``, which are checked separately.
-
-    ``tensor_batches_bytes`` limits the memory for cached examples. Workers, if there are any,
-    fetch them.
+    In training, data behind transforms stay with Avalanche's loader, because transforms may be
+    random. In evaluation they are fetched once, by workers if there are any, and cached:
+    ``tensor_batches_bytes`` limits the memory.
     """
 
     tensor_batches_bytes: ClassVar[int] = 2**31
 
     def make_train_dataloader(
-        self,
-        num_workers: int = 0,
-        shuffle: bool = True,
-        pin_memory: bool | None = None,
-        persistent_workers: bool = False,
-        drop_last: bool = False,
-        **kwargs: Any,
+        self, *, num_workers: int = 0, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
         """Avalanche's loader, or a faster one with the same batches."""
         following: Any = super()
         following.make_train_dataloader(
-            num_workers=num_workers,
-            shuffle=shuffle,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            drop_last=drop_last,
-            **kwargs,
+            num_workers=num_workers, shuffle=shuffle, drop_last=drop_last, **kwargs
         )
         if _is_not_overridden(self, following, "make_train_dataloader"):
             size = self.train_mb_size  # type: ignore[attr-defined]
             self._replace_loader(size, shuffle, drop_last, num_workers)
 
     def make_eval_dataloader(
-        self,
-        num_workers: int = 0,
-        shuffle: bool = False,
-        pin_memory: bool | None = None,
-        persistent_workers: bool = False,
-        **kwargs: Any,
+        self, *, num_workers: int = 0, shuffle: bool = False, **kwargs: Any
     ) -> None:
         """Avalanche's loader, or a faster one with the same batches."""
         following: Any = super()
-        following.make_eval_dataloader(
-            num_workers=num_workers,
-            shuffle=shuffle,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            **kwargs,
-        )
+        following.make_eval_dataloader(num_workers=num_workers, shuffle=shuffle, **kwargs)
         if _is_not_overridden(self, following, "make_eval_dataloader"):
             size = self.eval_mb_size  # type: ignore[attr-defined]
             self._replace_loader(size, shuffle, False, num_workers)

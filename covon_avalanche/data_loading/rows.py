@@ -29,13 +29,13 @@ class Columns:
 
     def tensor_batch(self, indices: Tensor) -> list[Tensor]:
         """See :class:`Rows`."""
-        return [_select(column, indices) for column in self.columns]
+        return [column.index_select(0, indices.to(column.device)) for column in self.columns]
 
 
 class WithColumns:
     """Rows with additional columns."""
 
-    def __init__(self, rows: Rows, columns: list[Tensor]) -> None:
+    def __init__(self, rows: Rows, columns: Columns) -> None:
         self.rows, self.columns = rows, columns
 
     def __len__(self) -> int:
@@ -43,8 +43,7 @@ class WithColumns:
 
     def tensor_batch(self, indices: Tensor) -> list[Tensor]:
         """See :class:`Rows`."""
-        more = (_select(column, indices) for column in self.columns)
-        return [*self.rows.tensor_batch(indices), *more]
+        return [*self.rows.tensor_batch(indices), *self.columns.tensor_batch(indices)]
 
 
 class Subset:
@@ -82,7 +81,3 @@ class Concatenation:
             pieces.append(self.parts[owner].tensor_batch(indices[mine] - start))
         inverse = torch.cat(order).argsort()
         return [torch.cat(column)[inverse] for column in zip(*pieces, strict=True)]
-
-
-def _select(column: Tensor, indices: Tensor) -> Tensor:
-    return column.index_select(0, indices.to(column.device))

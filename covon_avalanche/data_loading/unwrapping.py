@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +13,7 @@ from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from covon_avalanche.data_loading.deterministic import active_transforms, may_be_cached
-from covon_avalanche.data_loading.example_cache import ExampleCache, concatenate, fetch
+from covon_avalanche.data_loading.example_cache import ExampleCache, active_transforms, fetch
 from covon_avalanche.data_loading.rows import Columns, Concatenation, Rows, Subset, WithColumns
 
 _N_COMPARED = 6  # examples that are compared with those that Avalanche fetches
@@ -26,35 +23,27 @@ _TENSOR_GETITEMS = (TensorDataset.__getitem__, _TensorClassificationDataset.__ge
 def rows_of(dataset: AvalancheDataset, cache: ExampleCache, *, workers: int = 0) -> Rows | None:
     """The examples of a data set as rows, or ``None`` if Avalanche must fetch them.
 
-    :param cache: keeps examples that must be fetched.
+    :param cache: keeps evaluation examples that must be fetched.
     :param workers: processes that fetch them; 0 for the current one.
     """
     tasks = getattr(dataset, "targets_task_labels", None)
-    if type(dataset).__getitem__ is not AvalancheDataset.__getitem__:
+    if (
+        type(dataset).__getitem__ is not AvalancheDataset.__getitem__
+        or dataset.collate_fn is not default_collate
+        or len(dataset) == 0
+        or (tasks is not None and len(tasks.uniques) != 1)
+    ):
         return None
-    if len(dataset) == 0 or (tasks is not None and len(tasks.uniques) != 1):
+    group = dataset._flat_data._transform_groups.current_group
+    rows = _with_attributes(dataset, group)
+    if rows is None and group != "eval":  # transforms may be random
         return None
     indices = torch.linspace(0, len(dataset) - 1, min(_N_COMPARED, len(dataset))).long()
-    with _random_state_restored():
-        expected = _fetch_twice(dataset, indices)
-        if expected is None:
-            return None
-        rows = _with_attributes(dataset)
-        if rows is not None and _equal(rows.tensor_batch(indices), expected):
-            return rows
-        cached = cache.get(dataset, expected, workers) if may_be_cached(dataset) else None
-        if cached is not None and _equal(cached.tensor_batch(indices), expected):
-            return cached
-    return None
-
-
-def _fetch_twice(dataset: AvalancheDataset, indices: Tensor) -> list[Tensor] | None:
-    """Examples as Avalanche fetches them; ``None`` if they are random or depend on their batch."""
-    before = _random_states()
-    first = fetch(dataset, indices)
-    second = concatenate((fetch(dataset, index) for index in indices.split(1)), len(indices))
-    same = first is not None and second is not None and _equal(first, second)
-    return first if same and before == _random_states() else None
+    expected = fetch(dataset, indices)
+    if expected is None:
+        return None
+    rows = rows or cache.get(dataset, expected, workers)
+    return rows if rows and _equal(rows.tensor_batch(indices), expected) else None
 
 
 def _equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
@@ -64,32 +53,16 @@ def _equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     )
 
 
-def _random_states() -> tuple:
-    _, keys, position, *_ = np.random.get_state()
-    return random.getstate(), np.asarray(keys).tobytes(), position, torch.get_rng_state().tolist()
-
-
-@contextmanager
-def _random_state_restored() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
-
-
-def _with_attributes(dataset: AvalancheDataset) -> Rows | None:
+def _with_attributes(dataset: AvalancheDataset, group: str) -> Rows | None:
     """The wrapped data with the columns that Avalanche appends, such as task labels."""
-    rows = _unwrapped(dataset._flat_data)
+    rows = _unwrapped(dataset._flat_data, group)
     if rows is None:
         return None
     attributes = [a for a in dataset._data_attributes.values() if a.use_in_getitem]
     columns = [column for a in attributes if (column := _column(a)) is not None]
     if len(columns) < len(attributes):
         return None
-    return WithColumns(rows, columns) if columns else rows
+    return WithColumns(rows, Columns(columns)) if columns else rows
 
 
 def _column(attribute: DataAttribute) -> Tensor | None:
@@ -103,12 +76,12 @@ def _column(attribute: DataAttribute) -> Tensor | None:
     return column if isinstance(column, Tensor) else None
 
 
-def _unwrapped(data: Any) -> Rows | None:
+def _unwrapped(data: Any, group: str) -> Rows | None:
     """The data behind Avalanche's subsets, concatenations and empty transforms."""
     if isinstance(data, _FlatDataWithTransform):
-        if active_transforms(data, data._transform_groups.current_group):
+        if active_transforms(data, group):
             return None
-        parts = [_unwrapped(part) for part in data._datasets]
+        parts = [_unwrapped(part, group) for part in data._datasets]
         if not parts or any(part is None for part in parts):
             return None
         rows: Any = parts[0] if len(parts) == 1 else Concatenation(parts)

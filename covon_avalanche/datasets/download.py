@@ -1,26 +1,21 @@
-"""Download files, resume interrupted downloads, and check sizes and checksums."""
+"""Download files, resume interrupted downloads, check checksums, and unpack archives."""
 
 from __future__ import annotations
 
-import hashlib
 import os
+import shutil
 import time
+import zipfile
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from covon_avalanche.datasets.catalogue import RemoteFile
-from covon_avalanche.disk_space import require_space
 
 _CHUNK = 2**20
 _TIMEOUT = 60  # seconds without a byte
-
-
-class DataError(ValueError):
-    """A data set is unavailable, incomplete or damaged; the message is one sentence."""
 
 
 def download(
@@ -39,85 +34,65 @@ def download(
         (5xx).
     :param pause: seconds before the second attempt; doubled before each further one.
     :param progress: called with the number of bytes received so far.
-    :raises DataError: naming address and cause.
-    :raises ValueError: if the disk has no room.
+    :raises ValueError: naming address and cause.
     """
-    if urlsplit(file.url).scheme not in ("http", "https"):
-        raise DataError(f"{file.url} is neither http nor https")
+    from torchvision.datasets.utils import check_integrity
+
     target = folder / file.name
-    if target.is_file():
-        _check(file, target)
+    if check_integrity(target, file.md5):
         return target
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".{file.name}.part"
-    for attempt in range(1, attempts + 1):
+    for attempt in range(attempts):
         try:
             _fetch(file, part, progress)
             break
-        except (URLError, HTTPException, TimeoutError, ConnectionError) as error:
-            if isinstance(error, HTTPError) and error.code < 500:
-                reply = f"{error.code} {error.reason}"
-                raise DataError(f"{file.url}: the server says {reply}") from error
-            if attempt == attempts:
-                raise DataError(
-                    f"{file.url}: the connection failed {attempts} times ({error}); run the same "
-                    "command again to resume"
+        except (OSError, HTTPException) as error:
+            refused = isinstance(error, HTTPError) and error.code < 500
+            if refused or attempt == attempts - 1:
+                raise ValueError(
+                    f"{file.url}: {error} (run the same command again to resume)"
                 ) from error
-            time.sleep(pause * 2 ** (attempt - 1))
-        except OSError as error:
-            raise DataError(f"{part} cannot be written: {error.strerror}") from error
-    try:
-        _check(file, part)
-    except DataError:
+            time.sleep(pause * 2**attempt)
+    if not check_integrity(part, file.md5):
         part.unlink()
-        raise
-    os.replace(part, target)
+        raise ValueError(f"{file.url} does not have the md5 {file.md5}: run the command again")
+    part.replace(target)
     return target
 
 
 def _fetch(file: RemoteFile, part: Path, progress: Callable[[int], None]) -> None:
-    have = part.stat().st_size if part.exists() else 0
-    if have and have == file.size:
+    """Request the missing bytes of a file."""
+    received = part.stat().st_size if part.exists() else 0
+    if received >= file.size:
         return
-    headers = {"Range": f"bytes={have}-"} if have else {}
-    try:
-        response = urlopen(Request(file.url, headers=headers), timeout=_TIMEOUT)
-    except HTTPError as error:
-        if error.code != 416 or not have:  # range not satisfiable
-            raise
-        if error.headers.get("Content-Range") != f"bytes */{have}":  # otherwise it is complete
-            part.unlink()
-            _fetch(file, part, progress)
-        return
-    with response:
-        if response.status != 206:  # the server ignores ranges
-            have = 0
-        length = response.headers.get("Content-Length")
-        expected = None if length is None else have + int(length)
-        if file.size is not None and expected not in (None, file.size):
-            raise DataError(f"{file.url} has {expected} bytes instead of {file.size}")
-        require_space(part.parent, (file.size or expected or 0) - have)
-        with part.open("ab" if have else "wb") as out:
+    request = Request(file.url, headers={"Range": f"bytes={received}-"})
+    with urlopen(request, timeout=_TIMEOUT) as response:
+        resumed = response.status == 206  # otherwise the server ignores ranges
+        with part.open("ab" if resumed else "wb") as out:
             while chunk := response.read(_CHUNK):
                 out.write(chunk)
-                have += len(chunk)
-                progress(have)
-    if expected is not None and have < expected:
-        raise ConnectionError(f"interrupted after {have} of {expected} bytes")
+                progress(out.tell())
+            received = out.tell()
+    if received < file.size:
+        raise ConnectionError(f"interrupted after {received} of {file.size} bytes")
 
 
-def _check(file: RemoteFile, path: Path) -> None:
-    size = path.stat().st_size
-    if file.size is not None and size != file.size:
-        raise DataError(f"{path} has {size} bytes instead of {file.size}: remove it and try again")
-    if file.md5 is None:
-        return
-    digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as content:
-        while chunk := content.read(_CHUNK):
-            digest.update(chunk)
-    if digest.hexdigest() != file.md5:
-        raise DataError(
-            f"{file.url} has the md5 {digest.hexdigest()} instead of {file.md5}: it is damaged or "
-            "has changed"
-        )
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a zip archive into a folder; existing files of the same names are replaced.
+
+    Nothing is written outside the folder, whatever the paths in the archive (``zipfile`` sees to
+    that), and links become plain files. The folder changes when all is unpacked.
+
+    :raises ValueError: for an archive that cannot be unpacked.
+    """
+    scratch = folder / f".{archive.name}.unpacking"
+    shutil.rmtree(scratch, ignore_errors=True)  # of a killed process
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            packed.extractall(scratch)
+        shutil.copytree(scratch, folder, copy_function=os.replace, dirs_exist_ok=True)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise ValueError(f"{archive} cannot be unpacked: {error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
 import os
@@ -13,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from joblib import cpu_count
 from PIL import Image
 
-from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.datasets.download import DataError
+from covon_avalanche.streams import manifest
 from covon_avalanche.streams.image_files import image_files
-from covon_avalanche.streams.manifest import header
 
 COLUMNS = ("file", "domain", "label", "split", "bytes", "sha256")
 
@@ -65,53 +63,42 @@ def verify(
 ) -> Report:
     """Read every image of a stream once.
 
-    :param stream: a function of ``covon_avalanche.streams`` whose images are files.
+    :param stream: a function of ``covon_avalanche.streams`` for images on disk.
     :param root: its ``dataset_root``.
     :param progress: called with the number of images read so far and of all images.
     :param options: other arguments of the stream.
-    :raises DataError: if there are no data.
+    :raises ValueError: if there are no data.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             benchmark = stream(dataset_root=root, **options)
-        except (ValueError, OSError) as error:
-            raise DataError(str(error)) from error
+        except OSError as error:
+            raise ValueError(str(error)) from error
     notes = [str(w.message) for w in caught if w.category is UserWarning]
     report = Report(benchmark.classes, notes=notes)
-    listed = list(_listed(benchmark))
+    listed = [
+        Entry(file, domain, benchmark.classes[label], split)
+        for split, domains in benchmark.images.items()
+        for domain, images in domains.items()
+        for file, label in zip(images.files, images.labels, strict=True)
+    ]
     with ThreadPoolExecutor(cpu_count()) as pool:
         for entry in pool.map(_read, listed):
             report.entries.append(entry)
             progress(len(report.entries), len(listed))
-    report.extra = _extra(root, listed)
+    folders = {folder for folder in _searched(root, listed) if folder.is_dir()}
+    found = {file for folder in folders for file in image_files(folder)}
+    report.extra = sorted(found - {entry.file for entry in listed})
     return report
 
 
 def write_manifest(report: Report, file: Path) -> None:
     """Write the good images and the class ids to a CSV table for ``DomainFolders``, atomically."""
-    text = io.StringIO(newline="")
-    text.write(header(report.classes))
-    table = csv.writer(text)
-    table.writerow(COLUMNS)
-    for e in report.entries:
-        if not e.problem:
-            path = os.path.relpath(e.file.resolve(), file.parent.resolve())
-            table.writerow((path, e.domain, e.label, e.split, e.bytes, e.sha256))
-    try:
-        write_atomically(file, text.getvalue())
-    except OSError as error:
-        raise DataError(f"{file} cannot be written: {error.strerror}") from error
-
-
-def _listed(benchmark: Any) -> Iterator[Entry]:
-    for split, domains in benchmark.images.items():
-        for domain, images in domains.items():
-            files = getattr(images, "files", None)
-            if files is None:
-                raise DataError(f"the images of {domain!r} are not single files")
-            for file, label in zip(files, images.labels, strict=True):
-                yield Entry(file, domain, benchmark.classes[label], split)
+    good = [entry for entry in report.entries if not entry.problem]
+    table = pd.DataFrame(good, columns=[*COLUMNS])
+    table["file"] = [os.path.relpath(e.file.resolve(), file.parent.resolve()) for e in good]
+    manifest.write_manifest(file, report.classes, table)
 
 
 def _read(entry: Entry) -> Entry:
@@ -130,13 +117,6 @@ def _read(entry: Entry) -> Entry:
     except Exception as error:  # decoders raise all kinds of errors on damaged files
         return replace(entry, problem=f"cannot be decoded: {error}")
     return replace(entry, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-
-
-def _extra(root: Path, listed: list[Entry]) -> list[Path]:
-    """Images next to those of the stream that it does not read."""
-    folders = {folder for folder in _searched(root, listed) if folder.is_dir()}
-    found = {file for folder in folders for file in image_files(folder)}
-    return sorted(found - {entry.file for entry in listed})
 
 
 def _searched(root: Path, listed: list[Entry]) -> Iterator[Path]:

@@ -6,20 +6,22 @@ Li et al., "A Continual Deepfake Detection Benchmark" (WACV 2023).
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from avalanche.benchmarks import CLScenario
-from avalanche.benchmarks.datasets import default_dataset_location
 from typing_extensions import Unpack
 
 from covon_avalanche.domain_orders import TRACKS
-from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
-from covon_avalanche.streams.image_datasets import ImageFiles
-from covon_avalanche.streams.image_files import image_files
-from covon_avalanche.streams.transforms import Transform
+from covon_avalanche.streams.image_benchmark import (
+    ImageOptions,
+    check_counts,
+    choose_domains,
+    data_root,
+    image_benchmark,
+)
+from covon_avalanche.streams.image_files import ImageFiles, image_files
 
 CLASSES = ("real", "fake")
 #: Training and test images of the hard track, as counted in PINA's code.
@@ -32,8 +34,6 @@ def CDDB(
     track: Literal["hard", "easy", "long"] = "hard",
     dataset_root: str | os.PathLike[str] | None = None,
     domains: Sequence[str] | None = None,
-    train_transform: Transform | None = None,
-    eval_transform: Transform | None = None,
     **options: Unpack[ImageOptions],
 ) -> CLScenario:
     """CDDB: class 0 is real, class 1 is fake; each domain is one generator.
@@ -50,24 +50,14 @@ def CDDB(
     """
     if track not in TRACKS:
         raise ValueError(f"track must be one of {list(TRACKS)}, got {track!r}")
-    root = Path(default_dataset_location("CDDB") if dataset_root is None else dataset_root)
+    root = data_root(dataset_root, "CDDB")
     names = choose_domains(domains, TRACKS[track], f"CDDB ({track})")
     train = {name: _labelled(root / name / "train") for name in names}
     test = {name: _labelled(root / name / "val") for name in names}
     counts = (sum(map(len, train.values())), sum(map(len, test.values())))
-    if track == "hard" and len(names) == len(TRACKS["hard"]) and counts != HARD_COUNTS:
-        warnings.warn(
-            f"CDDB-Hard should have {HARD_COUNTS} images to train and to test, found {counts}",
-            stacklevel=2,
-        )
-    return image_benchmark(
-        train,
-        test,
-        CLASSES,
-        train_transform=train_transform,
-        eval_transform=eval_transform,
-        **options,
-    )
+    if track == "hard" and len(names) == len(TRACKS["hard"]):
+        check_counts("CDDB-Hard (to train, to test)", HARD_COUNTS, counts)
+    return image_benchmark(train, test, CLASSES, **options)
 
 
 def _labelled(folder: Path) -> ImageFiles:

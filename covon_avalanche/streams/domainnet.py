@@ -9,22 +9,24 @@ would be shifted, differently in training and test.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
-from avalanche.benchmarks.datasets import default_dataset_location
 from typing_extensions import Unpack
 
 from covon_avalanche.domain_orders import DOMAINNET
-from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
-from covon_avalanche.streams.image_datasets import ImageFiles
-from covon_avalanche.streams.image_files import class_folders, listed_files
-from covon_avalanche.streams.transforms import Transform
+from covon_avalanche.streams.image_benchmark import (
+    ImageOptions,
+    check_counts,
+    choose_domains,
+    data_root,
+    image_benchmark,
+)
+from covon_avalanche.streams.image_files import ImageFiles, class_folders, listed_files
 
-#: Training and test images of each domain.
+#: Training and test images of each domain of the cleaned version.
 COUNTS = {
     "clipart": (33_525, 14_604),
     "infograph": (36_023, 15_582),
@@ -45,8 +47,6 @@ def DomainNet(
     *,
     dataset_root: str | os.PathLike[str] | None = None,
     domains: Sequence[str] | None = None,
-    train_transform: Transform | None = None,
-    eval_transform: Transform | None = None,
     **options: Unpack[ImageOptions],
 ) -> CLScenario:
     """DomainNet: clipart, infograph, painting, quickdraw, real, sketch.
@@ -60,36 +60,22 @@ def DomainNet(
 
     See :func:`image_benchmark` for the other parameters.
     """
-    root = Path(default_dataset_location("domainnet") if dataset_root is None else dataset_root)
+    root = data_root(dataset_root, "domainnet")
     classes = domainnet_classes()
     names = choose_domains(domains, DOMAINNET, "DomainNet")
     parts = {name: _train_and_test(root, name, classes) for name in names}
     for name, (train, test) in parts.items():
-        counts = (len(train), len(test))
-        if counts != COUNTS[name]:
-            warnings.warn(
-                f"DomainNet's {name} should have {COUNTS[name]} images to train and test, found "
-                f"{counts}: incomplete, or not the cleaned version",
-                stacklevel=2,
-            )
+        check_counts(f"DomainNet's {name}", COUNTS[name], (len(train), len(test)))
     return image_benchmark(
         {name: train for name, (train, _) in parts.items()},
         {name: test for name, (_, test) in parts.items()},
         classes,
-        train_transform=train_transform,
-        eval_transform=eval_transform,
         **options,
     )
 
 
-def _train_and_test(root: Path, name: str, classes: list[str]) -> tuple[ImageFiles, ImageFiles]:
-    train, test = (root / f"{name}_{part}.txt" for part in ("train", "test"))
-    if train.is_file() and test.is_file():
-        return listed_files(root, train, classes), listed_files(root, test, classes)
-    folders = [root / name / part for part in ("train", "test")]
-    if not all(folder.is_dir() for folder in folders):
-        raise ValueError(
-            f"{root} has neither {train.name} and {test.name} nor the folders {name}/train and "
-            f"{name}/test"
-        )
-    return class_folders(folders[0], classes), class_folders(folders[1], classes)
+def _train_and_test(root: Path, name: str, classes: list[str]) -> list[ImageFiles]:
+    lists = [root / f"{name}_{part}.txt" for part in ("train", "test")]
+    if all(file.is_file() for file in lists):
+        return [listed_files(root, file, classes) for file in lists]
+    return [class_folders(root / name / part, classes) for part in ("train", "test")]

@@ -6,14 +6,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from avalanche.benchmarks import CLScenario
 from typing_extensions import Unpack
 
 from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
-from covon_avalanche.streams.image_datasets import ImageFiles
-from covon_avalanche.streams.image_files import class_folders, split_by_name, subfolders
-from covon_avalanche.streams.manifest import read_table
-from covon_avalanche.streams.transforms import Transform
+from covon_avalanche.streams.image_files import (
+    ImageFiles,
+    class_folders,
+    split_by_name,
+    subfolders,
+)
+from covon_avalanche.streams.manifest import read_manifest
 
 _TEST_FOLDERS = ("test", "val", "valid")
 _TrainAndTest = tuple[ImageFiles, ImageFiles]
@@ -24,8 +28,6 @@ def DomainFolders(
     *,
     classes: Sequence[str] | None = None,
     domains: Sequence[str] | None = None,
-    train_transform: Transform | None = None,
-    eval_transform: Transform | None = None,
     **options: Unpack[ImageOptions],
 ) -> CLScenario:
     """A benchmark from folders or a CSV table; a domain may lack some of the classes.
@@ -49,11 +51,10 @@ def DomainFolders(
     """
     root = Path(dataset_root)
     if root.suffix == ".csv":
-        listed, rows = read_table(root)
-        names = list(classes or listed or sorted({row["label"] for row in rows}))
-        known = list(dict.fromkeys(row["domain"] for row in rows))
-        wanted = choose_domains(domains, known, str(root))
-        parts = {name: _from_rows(root, rows, name, names) for name in wanted}
+        listed, table = read_manifest(root)
+        names = list(classes or listed or sorted({*table["label"]}))
+        wanted = choose_domains(domains, table["domain"].unique().tolist(), str(root))
+        parts = {name: _from_table(root, table, name, names) for name in wanted}
         train = {name: images for name, (images, _) in parts.items() if images}
         test = {name: images for name, (_, images) in parts.items() if images}
     else:
@@ -68,14 +69,7 @@ def DomainFolders(
         parts = {name: _from_folders(root, name, splits[name], names) for name in wanted}
         train = {name: images for name, (images, _) in parts.items()}
         test = {name: images for name, (_, images) in parts.items()}
-    return image_benchmark(
-        train,
-        test,
-        names,
-        train_transform=train_transform,
-        eval_transform=eval_transform,
-        **options,
-    )
+    return image_benchmark(train, test, names, **options)
 
 
 def _split_folders(domain: Path, classes: Sequence[str]) -> list[str]:
@@ -109,17 +103,15 @@ def _from_folders(root: Path, domain: str, split: list[str], classes: list[str])
     return train, test
 
 
-def _from_rows(
-    file: Path, rows: list[dict[str, str]], domain: str, classes: list[str]
-) -> _TrainAndTest:
+def _from_table(file: Path, table: pd.DataFrame, domain: str, classes: list[str]) -> _TrainAndTest:
     ids = {name: i for i, name in enumerate(classes)}
-    unknown = sorted({row["label"] for row in rows} - ids.keys())
+    unknown = sorted({*table["label"]} - ids.keys())
     if unknown:
-        raise ValueError(f"{file} has labels that are no classes: {unknown}")
+        raise ValueError(f"{file} has labels that are not classes: {unknown}")
 
     def images(split: str) -> ImageFiles:
-        chosen = [row for row in rows if row["domain"] == domain and row["split"] == split]
-        files = [file.parent / row["file"] for row in chosen]
-        return ImageFiles(files, [ids[row["label"]] for row in chosen])
+        chosen = table[(table["domain"] == domain) & (table["split"] == split)]
+        files = [file.parent / name for name in chosen["file"]]
+        return ImageFiles(files, [ids[label] for label in chosen["label"]])
 
     return images("train"), images("test")

@@ -4,37 +4,40 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
 import torch
 from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
+from avalanche.benchmarks.datasets import default_dataset_location
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import AvalancheDataset, _make_taskaware_classification_dataset
+from torch.utils.data import Dataset
+from torchvision.transforms import Compose, ToPILImage
 
-from covon_avalanche.streams.image_datasets import ImageFiles, Images, PixelDataset
-from covon_avalanche.streams.image_files import indices_by_class
-from covon_avalanche.streams.pixel_cache import cached, decoded
+from covon_avalanche.streams.image_files import ImageFiles
+from covon_avalanche.streams.pixel_cache import cached
 from covon_avalanche.streams.transforms import Transform, image_transforms
 
-_Domains = Mapping[str, Images]
+_Images = dict[tuple[str, str], ImageFiles]  # by stream and domain
 
 
 class ImageOptions(TypedDict, total=False):
     """Options that all image streams share, see :func:`image_benchmark`."""
 
+    train_transform: Transform | None
+    eval_transform: Transform | None
     validation_size: float
     limit: int | None
     seed: int
     cache: str | os.PathLike[str] | None
     cache_size: int
-    skip_broken: bool
 
 
 def image_benchmark(
-    train: _Domains,
-    test: _Domains,
+    train: Mapping[str, ImageFiles],
+    test: Mapping[str, ImageFiles],
     classes: Sequence[str],
     *,
     train_transform: Transform | None = None,
@@ -44,7 +47,6 @@ def image_benchmark(
     seed: int = 0,
     cache: str | os.PathLike[str] | None = None,
     cache_size: int = 256,
-    skip_broken: bool = False,
 ) -> CLScenario:
     """A benchmark with one experience per domain.
 
@@ -52,13 +54,15 @@ def image_benchmark(
     head, even if a domain lacks some of them.
 
     The benchmark has these attributes: ``n_classes``; ``classes``, the names by class id;
-    ``images[stream][domain]``, all images before ``limit``; ``broken``, the skipped files. An
-    experience has the attribute ``domain``, its name.
+    ``images[stream][domain]``, all images before ``limit``. An experience has the attribute
+    ``domain``, its name.
 
     :param train: training images by domain, in the order in which the domains are learned.
     :param test: test images by domain; usually the same domains in the same order.
     :param classes: names by class id.
-    :param train_transform: maps a PIL image to a tensor; by default :func:`image_transforms`.
+    :param train_transform: maps a PIL image to a tensor; by default :func:`image_transforms`. A
+        transform with an attribute ``takes_pixels = True`` gets a uint8 tensor of shape
+        (3, height, width) instead, which it must not write to.
     :param eval_transform: the same for validation and test.
     :param validation_size: fraction of each domain's training images, class by class, for a
         third stream, ``benchmark.streams["valid"]``; 0 for none. At least one image is held out
@@ -72,10 +76,8 @@ def image_benchmark(
     :param cache_size: shorter side of cached images; larger images are resized to it, smaller
         ones stay as they are. Evaluation is unchanged by the cache if ``eval_transform`` resizes
         to the same size; :func:`image_transforms` resizes to ``size * 8 / 7``.
-    :param skip_broken: decode every image at the beginning and leave out those that cannot be
-        decoded, with a warning. By default such an image raises an error, when it is read or
-        when the cache is built.
-    :raises ValueError: for a domain without images, or a value out of range.
+    :raises ValueError: for a domain without images, a value out of range, or an image that cannot
+        be decoded (when the cache is built; otherwise when it is read).
     """
     if not 0 <= validation_size < 1:
         raise ValueError(f"validation_size must be a fraction in [0, 1), got {validation_size}")
@@ -83,56 +85,82 @@ def image_benchmark(
         raise ValueError(f"limit must be >= 1, got {limit}")
     if cache_size < 1:
         raise ValueError(f"cache_size must be >= 1, got {cache_size}")
-    streams: dict[str, _Domains] = {"train": train, "test": test}
-    broken: list[Path] = []
 
-    def read(streams: dict[str, _Domains]) -> dict[str, _Domains]:
-        """Use the cache, and leave out broken images."""
+    def from_cache(images: _Images) -> _Images:
+        if cache is None:
+            return images
         return {
-            stream: {
-                name: _read(images, f"{stream}-{name}", cache, cache_size, skip_broken, broken)
-                for name, images in domains.items()
-            }
-            for stream, domains in streams.items()
+            key: cached(some, cache, cache_size, "-".join(key)) if some else some
+            for key, some in images.items()
         }
 
-    if limit is None:  # otherwise only the images within the limit are read
-        streams = read(streams)
-    if validation_size:
-        parts = {n: _split(images, validation_size, seed) for n, images in streams["train"].items()}
-        streams["train"] = {name: kept for name, (kept, _) in parts.items()}
-        streams["valid"] = {name: held_out for name, (_, held_out) in parts.items()}
-    used = streams
+    images = {("train", name): some for name, some in train.items()}
+    images |= {("test", name): some for name, some in test.items()}
+    if limit is None:  # otherwise only the images within the limit are cached
+        images = from_cache(images)
+    for name in train if validation_size else ():
+        whole = images["train", name]
+        drawn = _drawn(whole, seed, lambda n: round(validation_size * n) or int(n > 1))
+        images["train", name] = whole.without(drawn)
+        images["valid", name] = whole.take(drawn)
+    used = images
     if limit is not None:
-        used = read(
-            {
-                stream: {name: _limited(images, limit, seed) for name, images in domains.items()}
-                for stream, domains in streams.items()
-            }
+        used = from_cache(
+            {key: some.take(_drawn(some, seed, lambda n: limit)) for key, some in images.items()}
         )
-    if broken:
-        warnings.warn(
-            f"{len(broken)} images cannot be decoded and are skipped (benchmark.broken), the "
-            f"first is {broken[0]}",
-            stacklevel=3,
-        )
+    for (stream, name), some in used.items():
+        if not some:
+            raise ValueError(f"the domain {name!r} has no images for the {stream!r} stream")
     default_train, default_eval = image_transforms()
-    transforms = (train_transform or default_train, eval_transform or default_eval)
-    benchmark = benchmark_from_datasets(
-        **{
-            stream: [_dataset(images, name, stream, transforms) for name, images in domains.items()]
-            for stream, domains in used.items()
-        }
-    )
-    benchmark = with_task_labels(with_classes_timeline(benchmark))
-    for stream, domains in used.items():
+    groups = {
+        "train": (_of_pixels(train_transform or default_train), None),
+        "eval": (_of_pixels(eval_transform or default_eval), None),
+    }
+    streams = _by_stream(used)
+    datasets = {stream: [(d, d.labels) for d in streams[stream].values()] for stream in streams}
+    benchmark = one_head_benchmark(datasets, groups, len(classes))
+    for stream, domains in streams.items():
         for experience, name in zip(benchmark.streams[stream], domains, strict=True):
             experience.domain = name
-    benchmark.n_classes = len(classes)
     benchmark.classes = list(classes)
-    benchmark.images = {stream: dict(domains) for stream, domains in streams.items()}
-    benchmark.broken = broken
+    benchmark.images = _by_stream(images)
     return benchmark
+
+
+def _by_stream(images: _Images) -> dict[str, dict[str, ImageFiles]]:
+    streams: dict[str, dict[str, ImageFiles]] = {}
+    for (stream, name), some in images.items():
+        streams.setdefault(stream, {})[name] = some
+    return streams
+
+
+def one_head_benchmark(
+    streams: Mapping[str, Sequence[tuple[Dataset, Sequence[int]]]],
+    transform_groups: dict[str, tuple[Transform, None]] | None,
+    n_classes: int,
+) -> CLScenario:
+    """A benchmark with one experience per data set, all with task label 0.
+
+    :param streams: data sets and their targets; all but ``train`` are transformed for evaluation.
+    """
+
+    def dataset(data: Dataset, targets: Sequence[int], stream: str) -> AvalancheDataset:
+        made = _make_taskaware_classification_dataset(
+            data, task_labels=0, transform_groups=transform_groups, targets=list(targets)
+        )
+        return made if stream == "train" else made.eval()
+
+    benchmark = benchmark_from_datasets(
+        **{name: [dataset(*data, name) for data in stream] for name, stream in streams.items()}
+    )
+    benchmark = with_task_labels(with_classes_timeline(benchmark))
+    benchmark.n_classes = n_classes
+    return benchmark
+
+
+def data_root(dataset_root: str | os.PathLike[str] | None, default: str) -> Path:
+    """The folder of a stream's data, by default one in Avalanche's data folder."""
+    return Path(default_dataset_location(default) if dataset_root is None else dataset_root)
 
 
 def choose_domains(domains: Sequence[str] | None, known: Sequence[str], stream: str) -> list[str]:
@@ -150,64 +178,26 @@ def choose_domains(domains: Sequence[str] | None, known: Sequence[str], stream: 
     return list(domains)
 
 
-def _read(
-    images: Images,
-    name: str,
-    cache: str | os.PathLike[str] | None,
-    size: int,
-    skip_broken: bool,
-    broken: list[Path],
-) -> Images:
-    """The images from the cache, if any, without broken ones, which are added to ``broken``."""
-    if not isinstance(images, ImageFiles) or len(images) == 0:
-        return images
-    if cache is not None:
-        images, skipped = cached(images, cache, size, name, skip_broken=skip_broken)
-        broken += skipped
-    elif skip_broken:
-        good = []
-        for i, image in enumerate(decoded(images.files)):
-            if isinstance(image, ValueError):
-                broken.append(images.files[i])
-            else:
-                good.append(i)
-        images = images.take(good)
-    return images
+def check_counts(what: str, expected: object, found: object) -> None:
+    """Warn the caller of a stream if the numbers of images differ from the published ones."""
+    if found != expected:
+        warnings.warn(f"{what} should have {expected} images, found {found}", stacklevel=3)
 
 
-def _split(images: Images, fraction: float, seed: int) -> tuple[Images, Images]:
-    """Training and validation images."""
-    held_out: set[int] = set()
-    for label, indices in indices_by_class(images).items():
-        n = round(fraction * len(indices)) or int(len(indices) > 1)
-        held_out.update(_shuffled(indices, seed, label)[:n])
-    kept = [i for i in range(len(images)) if i not in held_out]
-    return images.take(kept), images.take(sorted(held_out))
+def _drawn(images: ImageFiles, seed: int, number: Callable[[int], int]) -> list[int]:
+    """Indices of randomly drawn images, sorted.
+
+    :param number: how many to draw from a class, given how many it has.
+    """
+    drawn: list[int] = []
+    for label, indices in images.indices_by_class().items():
+        generator = torch.Generator().manual_seed(1_000_003 * seed + label)
+        order = torch.randperm(len(indices), generator=generator).tolist()
+        drawn += [indices[i] for i in order[: number(len(indices))]]
+    return sorted(drawn)
 
 
-def _limited(images: Images, limit: int, seed: int) -> Images:
-    kept: set[int] = set()
-    for label, indices in indices_by_class(images).items():
-        kept.update(_shuffled(indices, seed, label)[:limit])
-    return images.take(sorted(kept))
-
-
-def _shuffled(indices: list[int], seed: int, label: int) -> list[int]:
-    generator = torch.Generator().manual_seed(1_000_003 * seed + label)
-    return [indices[i] for i in torch.randperm(len(indices), generator=generator).tolist()]
-
-
-def _dataset(
-    images: Images, name: str, stream: str, transforms: tuple[Transform, Transform]
-) -> AvalancheDataset:
-    if len(images) == 0:
-        raise ValueError(f"the domain {name!r} has no images for the {stream!r} stream")
-    train, evaluation = transforms
-    accept_tensors = all(getattr(transform, "takes_pixels", False) for transform in transforms)
-    dataset = _make_taskaware_classification_dataset(
-        PixelDataset(images) if accept_tensors else images,
-        task_labels=0,
-        transform_groups={"train": (train, None), "eval": (evaluation, None)},
-        targets=list(images.labels),
-    )
-    return dataset if stream == "train" else dataset.eval()
+def _of_pixels(transform: Transform) -> Transform:
+    """A transform of uint8 tensors."""
+    takes_pixels = getattr(transform, "takes_pixels", False)
+    return transform if takes_pixels else Compose([ToPILImage(), transform])

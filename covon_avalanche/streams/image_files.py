@@ -1,16 +1,71 @@
-"""Find the labelled image files of a data set: class folders, official lists, splits by name."""
+"""Labelled image files: found in class folders and official lists, split by name, decoded."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from covon_avalanche.streams.image_datasets import ImageFiles, Images
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from covon_avalanche.streams.transforms import pixels_of
 
 #: The suffixes that torchvision's ``ImageFolder`` accepts.
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
+
+
+def decode(file: Path) -> Tensor:
+    """Decode an image file to a uint8 tensor of shape (3, height, width), in RGB.
+
+    torchvision's decoder gives the same pixels and is faster, but deprecated.
+
+    :raises ValueError: naming the file, if it cannot be read.
+    """
+    try:
+        with Image.open(file) as image:
+            return pixels_of(image)
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        raise ValueError(f"the image {file} cannot be decoded: {error}") from error
+
+
+class ImageFiles(Dataset):
+    """Labelled image files; an item is the pixels of an image and its class id.
+
+    :param read: returns the pixels of a file, as :func:`decode` does.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        labels: Sequence[int],
+        read: Callable[[Path], Tensor] = decode,
+    ) -> None:
+        self.files, self.labels, self.read = files, labels, read
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.read(self.files[index]), self.labels[index]
+
+    def take(self, indices: Sequence[int]) -> ImageFiles:
+        """The images at these indices, in this order."""
+        files, labels = [self.files[i] for i in indices], [self.labels[i] for i in indices]
+        return ImageFiles(files, labels, self.read)
+
+    def without(self, indices: Collection[int]) -> ImageFiles:
+        """All images but those at these indices."""
+        return self.take(sorted({*range(len(self))} - {*indices}))
+
+    def indices_by_class(self) -> dict[int, list[int]]:
+        """The indices of the images of each class id."""
+        indices: dict[int, list[int]] = {}
+        for i, label in enumerate(self.labels):
+            indices.setdefault(label, []).append(i)
+        return indices
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -60,7 +115,7 @@ def class_folders(folder: Path, classes: Sequence[str]) -> ImageFiles:
     found = subfolders(folder)
     unknown = [name for name in found if name not in ids]
     if unknown:
-        raise ValueError(f"{folder} has folders that are no classes: {unknown}")
+        raise ValueError(f"{folder} has subfolders that are not classes: {unknown}")
     pairs = [(file, ids[name]) for name in found for file in image_files(folder / name)]
     return ImageFiles([file for file, _ in pairs], [label for _, label in pairs])
 
@@ -106,15 +161,6 @@ def split_by_name(
         return hashlib.sha256(name.encode()).hexdigest()
 
     test: set[int] = set()
-    for indices in indices_by_class(images).values():
+    for indices in images.indices_by_class().values():
         test.update(sorted(indices, key=rank)[: round(test_fraction * len(indices))])
-    train = [i for i in range(len(images)) if i not in test]
-    return images.take(train), images.take(sorted(test))
-
-
-def indices_by_class(images: Images) -> dict[int, list[int]]:
-    """The indices of the images of each class id."""
-    indices: dict[int, list[int]] = {}
-    for i, label in enumerate(images.labels):
-        indices.setdefault(label, []).append(i)
-    return indices
+    return images.without(test), images.take(sorted(test))

@@ -6,12 +6,15 @@ that it keeps the class ids of the stream that it lists.
 
 from __future__ import annotations
 
-import csv
+import io
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
+
+import pandas as pd
+
+from covon_avalanche.atomic_write import write_atomically
 
 VERSION = 2
 _TITLE = "# covon_avalanche manifest, version "
@@ -19,68 +22,56 @@ _CLASSES = "# classes: "
 _COLUMNS = ("file", "domain", "label", "split")
 
 
-def header(classes: Sequence[str]) -> str:
-    """The two comments before the table.
+def write_manifest(file: Path, classes: Sequence[str], table: pd.DataFrame) -> None:
+    """Write a manifest, atomically.
 
     :param classes: names by class id.
+    :raises ValueError: if the file cannot be written.
     """
-    return f"{_TITLE}{VERSION}\n{_CLASSES}{json.dumps(list(classes))}\n"
+    comments = f"{_TITLE}{VERSION}\n{_CLASSES}{json.dumps(list(classes))}\n"
+    try:
+        write_atomically(file, comments + table.to_csv(index=False))
+    except OSError as error:
+        raise ValueError(f"{file} cannot be written: {error.strerror}") from error
 
 
-def read_table(file: Path) -> tuple[list[str] | None, list[dict[str, str]]]:
+def read_manifest(file: Path) -> tuple[list[str] | None, pd.DataFrame]:
     """Read a manifest or any CSV table with the same columns.
 
     :return: the class names by id, if the table lists them, and its rows.
-    :raises ValueError: naming the file, the line and what is wrong with it.
+    :raises ValueError: naming the file and what is wrong with it.
     """
     try:
-        with file.open(encoding="utf-8-sig", newline="") as handle:  # Excel writes a BOM
-            lines = list(handle)
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not text in UTF-8: {error}") from error
-    comments = list(takewhile(lambda line: line.startswith("#"), map(_unquoted, lines)))
-    return _classes(file, comments), list(_rows(file, lines, len(comments)))
-
-
-def _unquoted(line: str) -> str:
-    """A comment as it was before a spreadsheet quoted its cells and padded its row."""
-    text = line.strip()
-    if text.startswith('"'):
-        text = ",".join(next(csv.reader([text])))
-    return text.rstrip(",")
-
-
-def _classes(file: Path, comments: Sequence[str]) -> list[str] | None:
-    first, second = [*comments[:2], "", ""][:2]
-    title = re.fullmatch(rf"{_TITLE}(\d+)", first)
-    if title is None or title[1] == "1":
-        return None
-    if int(title[1]) > VERSION:
-        raise ValueError(
-            f"{file} is a manifest of version {title[1]}, which is newer than this package "
-            f"supports ({VERSION})"
+        text = file.read_text(encoding="utf-8-sig")  # Excel writes a BOM
+        comments = [*takewhile(lambda line: line.startswith("#"), text.splitlines()), "", ""]
+        table = pd.read_csv(
+            io.StringIO(text),
+            skiprows=len(comments) - 2,
+            dtype=str,
+            keep_default_na=False,  # "NA" may be a name
+            na_values=[""],
         )
-    try:
-        names = json.loads(second.removeprefix(_CLASSES))
-    except ValueError:
-        names = None
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ValueError(f'{file}, line 2: expected {_CLASSES}["NAME", ...], got {second!r}')
-    return names
-
-
-def _rows(file: Path, lines: Sequence[str], comments: int) -> Iterator[dict[str, str]]:
-    reader = csv.DictReader(lines[comments:])
-    columns = reader.fieldnames or ()
-    missing = [c for c in _COLUMNS if c not in columns]
+    except (OSError, ValueError) as error:  # pandas and decoders raise ValueErrors
+        raise ValueError(f"{file} is not a table in UTF-8: {error}") from error
+    missing = [c for c in _COLUMNS if c not in table]
     if missing:
         raise ValueError(f"{file} lacks the columns {missing}")
-    for row in reader:
-        where = f"{file}, line {comments + reader.line_num}"
-        if None in row or None in row.values():  # DictReader's marks for too many or too few
-            raise ValueError(f"{where}: expected {len(columns)} values: {', '.join(columns)}")
-        if row["split"] not in ("train", "test"):
-            raise ValueError(f"{where}: split must be train or test, got {row['split']!r}")
-        yield row
+    too_long = not isinstance(table.index, pd.RangeIndex)  # pandas took a column for the index
+    if too_long or table[[*_COLUMNS]].isna().any(axis=None):
+        raise ValueError(f"{file} has rows with more or fewer than {len(table.columns)} values")
+    unknown = sorted({*table["split"]} - {"train", "test"})
+    if unknown:
+        raise ValueError(f"{file}: split must be train or test, got {unknown}")
+    return _classes(file, *comments[:2]), table
+
+
+def _classes(file: Path, first: str, second: str) -> list[str] | None:
+    if not first.startswith(_TITLE) or first == f"{_TITLE}1":
+        return None
+    if first != f"{_TITLE}{VERSION}":
+        raise ValueError(f"{file}: this package reads manifests up to version {VERSION}: {first!r}")
+    try:
+        return [str(name) for name in json.loads(second.removeprefix(_CLASSES))]
+    except ValueError as error:
+        message = f'{file}, line 2: expected {_CLASSES}["NAME", ...], got {second!r}'
+        raise ValueError(message) from error

@@ -6,19 +6,26 @@ Li et al., "Deeper, Broader and Artier Domain Generalization" (ICCV 2017).
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
-from avalanche.benchmarks.datasets import default_dataset_location
 from typing_extensions import Unpack
 
 from covon_avalanche import domain_orders
-from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
-from covon_avalanche.streams.image_datasets import ImageFiles
-from covon_avalanche.streams.image_files import class_folders, listed_files, split_by_name
-from covon_avalanche.streams.transforms import Transform
+from covon_avalanche.streams.image_benchmark import (
+    ImageOptions,
+    check_counts,
+    choose_domains,
+    data_root,
+    image_benchmark,
+)
+from covon_avalanche.streams.image_files import (
+    ImageFiles,
+    class_folders,
+    listed_files,
+    split_by_name,
+)
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 #: Training and test images of each domain together.
@@ -30,8 +37,6 @@ def PACS(
     *,
     dataset_root: str | os.PathLike[str] | None = None,
     domains: Sequence[str] | None = None,
-    train_transform: Transform | None = None,
-    eval_transform: Transform | None = None,
     **options: Unpack[ImageOptions],
 ) -> CLScenario:
     """PACS: 9,991 images of seven classes in four domains.
@@ -48,35 +53,26 @@ def PACS(
 
     See :func:`image_benchmark` for the other parameters.
     """
-    root = Path(default_dataset_location("PACS") if dataset_root is None else dataset_root)
+    root = data_root(dataset_root, "PACS")
     names = choose_domains(domains, domain_orders.PACS, "PACS")
     parts = {name: _train_and_test(root, name) for name in names}
     for name, (train, test) in parts.items():
-        found = len(train) + len(test)
-        if found != COUNTS[name]:
-            warnings.warn(
-                f"PACS's {name} should have {COUNTS[name]} images, found {found}", stacklevel=2
-            )
+        check_counts(f"PACS's {name}", COUNTS[name], len(train) + len(test))
     return image_benchmark(
         {name: train for name, (train, _) in parts.items()},
         {name: test for name, (_, test) in parts.items()},
         CLASSES,
-        train_transform=train_transform,
-        eval_transform=eval_transform,
         **options,
     )
 
 
-def _train_and_test(root: Path, name: str) -> tuple[ImageFiles, ImageFiles]:
+def _train_and_test(root: Path, name: str) -> Sequence[ImageFiles]:
     for folder in (root, root / "splits"):
-        train, test = (folder / f"{name}_{kind}.txt" for kind in _LISTS)
-        if train.is_file() and test.is_file():
-            return (
-                listed_files(root, train, CLASSES, first_id=1),
-                listed_files(root, test, CLASSES, first_id=1),
-            )
+        lists = [folder / f"{name}_{kind}.txt" for kind in _LISTS]
+        if all(file.is_file() for file in lists):
+            return [listed_files(root, file, CLASSES, first_id=1) for file in lists]
     images = class_folders(root / name, CLASSES)
-    for label, class_name in enumerate(CLASSES):
-        if label not in images.labels:
-            raise ValueError(f"{root / name} has no images of the class {class_name!r}")
+    missing = [CLASSES[label] for label in range(len(CLASSES)) if label not in images.labels]
+    if missing:
+        raise ValueError(f"{root / name} has no images of the classes {missing}")
     return split_by_name(images, root)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypedDict
 
 import torch
-from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
-from avalanche.benchmarks.datasets import default_dataset_location
-from avalanche.benchmarks.scenarios.task_aware import with_task_labels
-from avalanche.benchmarks.utils import AvalancheDataset, _make_taskaware_classification_dataset
+from avalanche.benchmarks import CLScenario
 from filelock import FileLock
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets import MNIST
 from torchvision.transforms import Normalize
+from typing_extensions import Unpack
+
+from covon_avalanche.streams.image_benchmark import data_root, one_head_benchmark
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -63,16 +64,18 @@ class PermutedImages(Dataset):
         return images.view(len(indices), 1, *self.images.shape[1:]), self.targets[indices]
 
 
-def PermutedDigits(
-    n_experiences: int = 5,
-    *,
-    n_permutations: int | None = None,
-    seed: int = 0,
-    permute_first: bool = False,
-    validation_size: int | float = 0,
-    train_transform: Transform | None = None,
-    eval_transform: Transform | None = None,
-) -> CLScenario:
+class PermutedOptions(TypedDict, total=False):
+    """Options that both streams share, see :func:`PermutedDigits`."""
+
+    n_permutations: int | None
+    seed: int
+    permute_first: bool
+    validation_size: int | float
+    train_transform: Transform | None
+    eval_transform: Transform | None
+
+
+def PermutedDigits(n_experiences: int = 5, **options: Unpack[PermutedOptions]) -> CLScenario:
     """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; nothing is downloaded.
 
     1,437 images are for training and 360 for testing, in a fixed stratified split. Task
@@ -103,28 +106,18 @@ def PermutedDigits(
     return _benchmark(
         (images[train], targets[train]),
         (images[test], targets[test]),
-        scale=16,
-        normalisation=(0.3053, 0.3760),
-        n_experiences=n_experiences,
-        n_permutations=n_permutations,
-        seed=seed,
-        permute_first=permute_first,
-        validation_size=validation_size,
-        train_transform=train_transform,
-        eval_transform=eval_transform,
+        16,
+        (0.3053, 0.3760),
+        n_experiences,
+        **options,
     )
 
 
 def PermutedMNIST(
     n_experiences: int = 10,
     *,
-    n_permutations: int | None = None,
-    seed: int = 0,
-    permute_first: bool = False,
-    validation_size: int | float = 0,
     dataset_root: str | os.PathLike[str] | None = None,
-    train_transform: Transform | None = None,
-    eval_transform: Transform | None = None,
+    **options: Unpack[PermutedOptions],
 ) -> CLScenario:
     """MNIST: 60,000 training and 10,000 test images of 28 x 28 pixels.
 
@@ -135,21 +128,10 @@ def PermutedMNIST(
 
     See :func:`PermutedDigits` for the other parameters; images have shape (1, 28, 28).
     """
-    root = default_dataset_location("mnist") if dataset_root is None else dataset_root
-    train, test = ((data.data, data.targets) for data in _mnist(Path(root)))
-    return _benchmark(
-        train,
-        test,
-        scale=255,
-        normalisation=(0.1307, 0.3081),
-        n_experiences=n_experiences,
-        n_permutations=n_permutations,
-        seed=seed,
-        permute_first=permute_first,
-        validation_size=validation_size,
-        train_transform=train_transform,
-        eval_transform=eval_transform,
+    train, test = (
+        (mnist.data, mnist.targets) for mnist in _mnist(data_root(dataset_root, "mnist"))
     )
+    return _benchmark(train, test, 255, (0.1307, 0.3081), n_experiences, **options)
 
 
 def _mnist(root: Path) -> list[MNIST]:
@@ -165,16 +147,16 @@ def _mnist(root: Path) -> list[MNIST]:
 def _benchmark(
     train: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
-    *,
     scale: float,
     normalisation: tuple[float, float],
     n_experiences: int,
-    n_permutations: int | None,
-    seed: int,
-    permute_first: bool,
-    validation_size: int | float,
-    train_transform: Transform | None,
-    eval_transform: Transform | None,
+    *,
+    n_permutations: int | None = None,
+    seed: int = 0,
+    permute_first: bool = False,
+    validation_size: int | float = 0,
+    train_transform: Transform | None = None,
+    eval_transform: Transform | None = None,
 ) -> CLScenario:
     if n_experiences < 1:
         raise ValueError(f"n_experiences must be >= 1, got {n_experiences}")
@@ -213,22 +195,9 @@ def _benchmark(
             "eval": (eval_transform or standardise, None),
         }
 
-    def dataset(stream: str, order: Tensor) -> AvalancheDataset:
-        images, targets = streams[stream]
-        data = _make_taskaware_classification_dataset(
-            PermutedImages(images, targets, order, scale, normalisation),
-            task_labels=0,
-            transform_groups=groups,
-            targets=targets.tolist(),
-        )
-        return data if stream == "train" else data.eval()
-
-    benchmark = benchmark_from_datasets(
-        **{
-            stream: [dataset(stream, orders[i % distinct]) for i in range(n_experiences)]
-            for stream in streams
-        }
-    )
-    benchmark = with_task_labels(with_classes_timeline(benchmark))
-    benchmark.n_classes = 10
-    return benchmark
+    used = [orders[i % distinct] for i in range(n_experiences)]
+    datasets = {
+        stream: [(PermutedImages(x, y, order, scale, normalisation), y.tolist()) for order in used]
+        for stream, (x, y) in streams.items()
+    }
+    return one_head_benchmark(datasets, groups, 10)

@@ -49,16 +49,19 @@ def image_transforms(
     if not (len(mean) == len(std) == 3 and all(s > 0 for s in std)):
         raise ValueError(f"mean and std must be three numbers each, std > 0, got {mean}, {std}")
     colours = tuple(map(float, mean)), tuple(map(float, std))
-    return RandomCrop(size, *colours), CentralCrop(size, *colours)
+    return ImageTransform(random_crop, size, *colours), ImageTransform(central_crop, size, *colours)
 
 
 @dataclass  # Avalanche compares transforms
-class _Crop:
-    """A part of an image, resized and normalised.
+class ImageTransform:
+    """A part of an image, normalised.
 
     ``takes_pixels`` tells a stream that the transform accepts tensors instead of PIL images.
+
+    :param crop: returns the part, of this size.
     """
 
+    crop: Callable[[Tensor, int], Tensor]
     size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -69,35 +72,26 @@ class _Crop:
         self._factor, self._shift = 1 / (255 * std), -mean / std
 
     def __call__(self, image: Image.Image | Tensor) -> Tensor:
-        part = self._crop(image if isinstance(image, Tensor) else pixels_of(image))
+        part = self.crop(image if isinstance(image, Tensor) else pixels_of(image), self.size)
         out = torch.empty(3, self.size, self.size)
         return out.copy_(part).mul_(self._factor).add_(self._shift)
 
-    def _crop(self, image: Tensor) -> Tensor:
-        raise NotImplementedError
 
-
-class RandomCrop(_Crop):
+def random_crop(image: Tensor, size: int) -> Tensor:
     """A random part of the image with a random aspect ratio, flipped half of the time."""
-
-    def _crop(self, image: Tensor) -> Tensor:
-        top, left, height, width = RandomResizedCrop.get_params(
-            image, scale=[0.08, 1.0], ratio=[3 / 4, 4 / 3]
-        )
-        part = image[:, top : top + height, left : left + width]
-        part = resize(part, [self.size, self.size], InterpolationMode.BILINEAR, antialias=True)
-        return part.flip(-1) if torch.rand(1) < 0.5 else part
+    top, left, height, width = RandomResizedCrop.get_params(
+        image, scale=[0.08, 1.0], ratio=[3 / 4, 4 / 3]
+    )
+    part = image[:, top : top + height, left : left + width]
+    part = resize(part, [size, size], InterpolationMode.BILINEAR, antialias=True)
+    return part.flip(-1) if torch.rand(1) < 0.5 else part
 
 
-class CentralCrop(_Crop):
+def central_crop(image: Tensor, size: int) -> Tensor:
     """The middle of the resized image."""
-
-    deterministic = True
-
-    def _crop(self, image: Tensor) -> Tensor:
-        image = resize_shorter(image, self.size * 8 // 7)
-        top, left = (round((side - self.size) / 2) for side in image.shape[1:])
-        return image[:, top : top + self.size, left : left + self.size]
+    image = resize_shorter(image, size * 8 // 7)
+    top, left = (round((side - size) / 2) for side in image.shape[1:])
+    return image[:, top : top + size, left : left + size]
 
 
 def resize_shorter(image: Tensor, size: int) -> Tensor:

@@ -1,10 +1,14 @@
-"""Heads for the networks of torchvision, timm and open_clip."""
+"""Heads for the networks of torchvision, timm and open_clip, and their normalisation."""
+
+import json
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
-from covon_avalanche.backbones import ALIASES, create_backbone
+from covon_avalanche.backbones import ALIASES, create_backbone, normalisation
+from covon_avalanche.streams import image_transforms
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "efficientnet_b0"])
@@ -15,15 +19,18 @@ def test_torchvision_heads(name):
 
 def test_timm_heads_tags_and_sizes():
     timm = pytest.importorskip("timm", reason="needs the extra vision")
-    model = create_backbone("timm/vit_tiny_patch16_224", 5, image_size=64)
-    assert model(torch.randn(2, 3, 64, 64)).shape == (2, 5)
-    assert model.num_classes == 5
-    with pytest.raises(ValueError, match="timm has no model 'vit_huge'"):
-        create_backbone("timm/vit_huge", 5)
     tags = timm.list_pretrained()
     for alias in ALIASES.values():
         library, _, name = alias.partition("/")
         assert library != "timm" or name in tags
+    without_head = "vit_small_patch14_dinov2.lvd142m"
+    assert timm.get_pretrained_cfg(without_head).num_classes == 0
+    for name, size in ((without_head, 28), ("vit_tiny_patch16_224", 64), ("resnet18", 64)):
+        model = create_backbone(f"timm/{name}", 5, image_size=size)
+        assert model(torch.randn(2, 3, size, size)).shape == (2, 5)
+    if timm.is_model("qwen3_vit_88m_enc"):
+        with pytest.raises(ValueError, match="has no classifier"):
+            create_backbone("timm/qwen3_vit_88m_enc", 5)
 
 
 @pytest.mark.parametrize(
@@ -45,24 +52,66 @@ def test_timm_networks_of_two_heads_or_none_and_their_files(name, tmp_path):
     assert all(torch.equal(value, other[key]) for key, value in mine.state_dict().items())
 
 
-def test_timm_networks_without_a_classifier_get_one_and_those_of_any_size_stay():
-    timm = pytest.importorskip("timm", reason="needs the extra vision")
-    name = "vit_small_patch14_dinov2.lvd142m"
-    assert timm.get_pretrained_cfg(name).num_classes == 0
-    model = create_backbone(f"timm/{name}", 5, image_size=28)
-    assert model(torch.randn(2, 3, 28, 28)).shape == (2, 5)
-    model = create_backbone("timm/resnet18", 5, image_size=64)
-    assert model(torch.randn(2, 3, 64, 64)).shape == (2, 5)
-    with pytest.raises(ValueError, match=r"timm has no weights 'resnet18\.mine'"):
-        create_backbone("timm/resnet18.mine", 5)
-    if timm.is_model("qwen3_vit_88m_enc"):
-        with pytest.raises(ValueError, match="has no classifier"):
-            create_backbone("timm/qwen3_vit_88m_enc", 5)
-
-
-def test_weights_of_open_clip_are_checked():
+def test_of_a_complete_clip_the_image_tower_is_loaded(tmp_path):
     open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
-    name, _, tag = ALIASES["clip-b16"].partition("/")[2].partition(":")
-    assert (name, tag) in open_clip.list_pretrained()
-    with pytest.raises(ValueError, match="open_clip has no weights 'mine' for 'RN50'"):
-        create_backbone("open_clip/RN50:mine", 5, weights="default")
+    sides = {
+        "vision_cfg": {"image_size": 32, "layers": 2, "width": 64, "patch_size": 8},
+        "text_cfg": {"context_length": 16, "width": 48, "heads": 2, "layers": 2},
+    }
+    (tmp_path / "tiny-clip.json").write_text(json.dumps({"embed_dim": 24, **sides}))
+    open_clip.add_model_config(tmp_path)
+    clip = open_clip.create_model("tiny-clip").eval()
+    save_file(clip.state_dict(), tmp_path / "clip.safetensors")
+    model = create_backbone("open_clip/tiny-clip", 3, weights=tmp_path / "clip.safetensors").eval()
+    save_file(model.state_dict(), tmp_path / "mine.safetensors")
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model.visual(images), clip.encode_image(images))
+    again = create_backbone("open_clip/tiny-clip", 3, weights=tmp_path / "mine.safetensors").eval()
+    assert torch.equal(again(images), model(images))
+    assert model(images).shape == (2, 3)
+
+
+def test_normalisation_is_that_of_the_weights():
+    timm = pytest.importorskip("timm", reason="needs the extra vision")
+    open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
+    assert normalisation("squeezenet") == {
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+    }
+    clip = {"mean": open_clip.OPENAI_DATASET_MEAN, "std": open_clip.OPENAI_DATASET_STD}
+    assert normalisation("clip-b16") == normalisation("open_clip/RN50") == clip
+    siglip = normalisation("open_clip/ViT-B-16-SigLIP:webli")
+    assert siglip == {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    assert normalisation("timm/resnet18.a1_in1k")["mean"] == timm.data.IMAGENET_DEFAULT_MEAN
+    for transform in image_transforms(16, **normalisation("vit-b16-in1k")):  # from -1 to 1
+        black, white = (transform(Image.new("RGB", (20, 20), c)) for c in ("black", "white"))
+        assert torch.allclose(black, torch.tensor(-1.0))
+        assert torch.allclose(white, torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet18", "LIBRARY/MODEL with one of .*got 'resnet18'"),
+        ("torchvision/resnet17", "Unknown model resnet17"),
+        ("timm/vit_huge", "timm has no model or weights 'vit_huge'"),
+        ("timm/resnet18.mine", "timm has no model or weights 'resnet18.mine'"),
+        ("open_clip/RN51", "open_clip has no model 'RN51'"),
+        ("open_clip/RN50:mine", "open_clip has no weights 'mine' for 'RN50'"),
+    ],
+)
+def test_unknown_names_are_refused(name, message):
+    library = name.partition("/")[0]
+    if library in ("timm", "open_clip"):
+        pytest.importorskip(library, reason="needs the extra vision")
+    with pytest.raises(ValueError, match=message):
+        create_backbone(name, 5, weights="default")
+    with pytest.raises(ValueError, match=message):
+        normalisation(name)
+
+
+def test_networks_that_cannot_have_one_head_are_refused():
+    with pytest.raises(ValueError, match="'googlenet' has auxiliary outputs"):
+        create_backbone("torchvision/googlenet", 7)
+    with pytest.raises(ValueError, match="num_classes must be >= 1, got 0"):
+        create_backbone("squeezenet", 0)

@@ -1,127 +1,145 @@
-"""Downloads from a local server that breaks off and reports errors."""
+"""Downloads from a local server that breaks off and reports errors; unpacking of archives."""
 
 import hashlib
-import shutil
+import stat
+import zipfile
 
 import pytest
 from data_server import serve
 
-from covon_avalanche.datasets.catalogue import RemoteFile
-from covon_avalanche.datasets.download import DataError, download
+from covon_avalanche.datasets.catalogue import CATALOGUE, RemoteFile
+from covon_avalanche.datasets.download import download, unpack
 
 DATA = bytes(range(256)) * 8000  # about 2 MB
-
-
-@pytest.fixture
-def server():
-    with serve() as (address, files):
-        files.content["/data.bin"] = DATA
-        yield address, files
-
-
-def remote(address, *, size=len(DATA), md5=None):
-    digest = hashlib.md5(DATA).hexdigest() if md5 is None else md5
-    return RemoteFile(f"{address}/data.bin", size, digest)
+MD5 = hashlib.md5(DATA).hexdigest()
 
 
 def names(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
+@pytest.fixture
+def server():
+    with serve() as (address, files):
+        files.content["/data.bin"] = DATA
+        yield files, RemoteFile(f"{address}/data.bin", len(DATA), MD5)
+
+
 def test_a_file_arrives_once(server, tmp_path):
-    address, files = server
+    files, remote = server
     seen = []
-    path = download(remote(address), tmp_path / "new", progress=seen.append)
+    path = download(remote, tmp_path / "new", progress=seen.append)
     assert path.read_bytes() == DATA
     assert seen[-1] == len(DATA)
-    assert download(remote(address), tmp_path / "new") == path
+    assert download(remote, tmp_path / "new") == path
     assert len(files.asked) == 1
     assert names(tmp_path / "new") == ["data.bin"]
+    path.write_bytes(b"of an older version")
+    assert download(remote, tmp_path / "new").read_bytes() == DATA
 
 
-def test_a_broken_connection_goes_on_from_where_it_broke(server, tmp_path):
-    address, files = server
-    files.break_after = [500_000, 700_000]
-    path = download(remote(address), tmp_path, pause=0.01)
-    assert path.read_bytes() == DATA
-    ranges = [wanted for _, wanted in files.asked]
-    assert ranges[0] is None
-    assert [int(r[6:-1]) for r in ranges[1:]] == [500_000, 1_200_000]
-
-
-def test_the_next_call_goes_on_where_the_last_one_gave_up(server, tmp_path):
-    address, files = server
-    files.break_after = [500_000, 0]
-    with pytest.raises(DataError, match=r"data.bin: the connection failed 2 times ..*to resume"):
-        download(remote(address), tmp_path, attempts=2, pause=0.01)
+def test_broken_connections_are_resumed_where_they_broke(server, tmp_path):
+    """By the same call, and by the next one."""
+    files, remote = server
+    files.break_after = [500_000, 700_000, 0]
+    with pytest.raises(ValueError, match=r"data.bin: interrupted after 1200000 of .*to resume"):
+        download(remote, tmp_path, attempts=3, pause=0.01)
     assert names(tmp_path) == [".data.bin.part"]
-    download(remote(address), tmp_path)
-    assert files.asked[-1][1] == "bytes=500000-"
+    assert download(remote, tmp_path).read_bytes() == DATA
+    ranges = [f"bytes={received}-" for received in (0, 500_000, 1_200_000, 1_200_000)]
+    assert [wanted for _, wanted in files.asked] == ranges
     assert names(tmp_path) == ["data.bin"]
 
 
-def test_a_server_without_ranges_starts_anew(server, tmp_path):
-    address, files = server
+def test_a_server_without_ranges_starts_from_the_beginning(server, tmp_path):
+    files, remote = server
     files.ranges = False
     files.break_after = [500_000]
-    assert download(remote(address), tmp_path, pause=0.01).read_bytes() == DATA
+    assert download(remote, tmp_path, pause=0.01).read_bytes() == DATA
 
 
-@pytest.mark.parametrize(
-    ("part", "tells_size", "requests"),
-    [
-        (DATA, True, 1),  # all had arrived when the process was killed
-        (DATA, False, 2),
-        (DATA + b"more", True, 2),  # of another version
-    ],
-)
-def test_a_range_after_the_end_is_the_whole_file_or_starts_anew(
-    server, tmp_path, part, tells_size, requests
-):
-    address, files = server
-    files.tells_size = tells_size
-    (tmp_path / ".data.bin.part").write_bytes(part)
-    path = download(RemoteFile(f"{address}/data.bin"), tmp_path)
-    assert path.read_bytes() == DATA
-    assert len(files.asked) == requests
-    assert names(tmp_path) == ["data.bin"]
+def test_a_process_that_was_killed_after_the_last_byte_has_all(server, tmp_path):
+    files, remote = server
+    (tmp_path / ".data.bin.part").write_bytes(DATA)
+    assert download(remote, tmp_path).read_bytes() == DATA
+    assert not files.asked
 
 
-def test_an_error_of_the_server_is_tried_again(server, tmp_path):
-    address, files = server
+def test_errors_of_the_server_are_tried_again_and_refusals_not(server, tmp_path):
+    files, remote = server
     files.errors = [503, 500]
-    assert download(remote(address), tmp_path, pause=0.01).read_bytes() == DATA
-    (tmp_path / "data.bin").unlink()
+    assert download(remote, tmp_path, pause=0.01).read_bytes() == DATA
     files.errors = [503, 503]
-    with pytest.raises(DataError, match=r"failed 2 times \(HTTP Error 503"):
-        download(remote(address), tmp_path, attempts=2, pause=0.01)
+    with pytest.raises(ValueError, match=r"data.bin: HTTP Error 503"):
+        download(remote, tmp_path / "new", attempts=2, pause=0.01)
+    missing = RemoteFile(f"{remote.url}.zip", 1, MD5)
+    with pytest.raises(ValueError, match=r"data.bin.zip: HTTP Error 404"):
+        download(missing, tmp_path)
+    assert [path for path, _ in files.asked].count("/data.bin.zip") == 1
 
 
 def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
-    address, _ = server
-    with pytest.raises(DataError, match=r"has the md5 .* instead of 0000: it is damaged"):
-        download(remote(address, md5="0000"), tmp_path)
-    assert names(tmp_path) == []
+    _, remote = server
+    for size in (len(DATA), 10):
+        with pytest.raises(ValueError, match=r"data.bin does not have the md5 0000"):
+            download(RemoteFile(remote.url, size, "0000"), tmp_path)
+        assert names(tmp_path) == []
 
 
-def test_a_wrong_size_and_a_wrong_older_file_are_said(server, tmp_path):
-    address, _ = server
-    with pytest.raises(DataError, match=r"has \d+ bytes instead of 10"):
-        download(remote(address, size=10), tmp_path)
-    (tmp_path / "data.bin").write_bytes(b"old")
-    with pytest.raises(DataError, match=r"has 3 bytes instead of .*: remove it"):
-        download(remote(address), tmp_path)
+def archive(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for member, content in members.items():
+            packed.writestr(member, content)
+    return path
 
 
-def test_refusals_are_one_sentence(server, tmp_path, monkeypatch):
-    address, _ = server
-    with pytest.raises(DataError, match="the server says 404"):
-        download(RemoteFile(f"{address}/missing.zip"), tmp_path)
-    with pytest.raises(DataError, match="neither http nor https"):
-        download(RemoteFile("file:///etc/passwd"), tmp_path)
-    with pytest.raises(DataError, match=r"the connection failed 1 times"):
-        download(RemoteFile("http://127.0.0.1:9/x"), tmp_path, attempts=1)
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(ValueError, match=r"needs 0.3 GB of free disk, has 0.0"):
-        download(remote(address), tmp_path)
+def test_an_archive_is_unpacked_over_older_files(tmp_path):
+    file = archive(tmp_path / "a.zip", {"clipart/axe/1.jpg": b"new", "clipart/bat/2.jpg": b"x"})
+    target = tmp_path / "out"
+    for name, content in (
+        ("clipart/axe/1.jpg", b"old"),
+        ("clipart/axe/mine.jpg", b"kept"),
+        (".a.zip.unpacking/clipart/axe/3.jpg", b"of a killed process"),
+    ):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes(content)
+    unpack(file, target)
+    found = {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*") if p.is_file()}
+    assert found == {
+        "clipart/axe/1.jpg": b"new",
+        "clipart/axe/mine.jpg": b"kept",
+        "clipart/bat/2.jpg": b"x",
+    }
+
+
+def test_nothing_is_written_outside_the_folder_and_links_become_files(tmp_path):
+    link = zipfile.ZipInfo("a/link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    members = {link: b"/etc/passwd", "../1.txt": b"x", "/etc/2.txt": b"x", "a/../../3.txt": b"x"}
+    target = tmp_path / "in" / "out"
+    unpack(archive(tmp_path / "a.zip", members), target)
+    assert names(tmp_path) == ["a.zip", "in"]
+    assert names(tmp_path / "in") == ["out"]
+    assert sorted(p.name for p in target.rglob("*.txt")) == ["1.txt", "2.txt", "3.txt"]
+    assert not (target / "a/link").is_symlink()
+    assert (target / "a/link").read_bytes() == b"/etc/passwd"
+
+
+def test_damaged_archives_leave_nothing(tmp_path):
+    file = archive(tmp_path / "a.zip", {"1.jpg": b"x", "2.jpg": b"y" * 1000})
+    data = file.read_bytes()
+    (tmp_path / "out").mkdir()
+    for damaged in (b"no zip", data.replace(b"PK\x03\x04", b"PK\x03\x00", 2)):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"a.zip cannot be unpacked"):
+            unpack(file, tmp_path / "out")
+        assert names(tmp_path / "out") == []
+
+
+def test_the_catalogue_is_complete_where_it_can_be():
+    domainnet = CATALOGUE["DomainNet"].files
+    assert len(domainnet) == 18
+    assert len({file.md5 for file in domainnet}) == 18
+    assert all(file.size and len(file.md5) == 32 for file in domainnet)
+    for dataset in CATALOGUE.values():
+        assert dataset.files or "unpack it so that" in dataset.note

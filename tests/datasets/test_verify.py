@@ -1,14 +1,11 @@
 """Every damaged, missing or extra image is named; the manifest makes the same benchmark."""
 
-import csv
 import errno
-import warnings
 from pathlib import Path
 
 import pytest
-from miniature import cddb, domainnet, own, pacs, paint
+from miniature import cddb, domainnet, open_stream, own, pacs, paint
 
-from covon_avalanche.datasets.download import DataError
 from covon_avalanche.datasets.verify import COLUMNS, verify, write_manifest
 from covon_avalanche.streams import CDDB, PACS, DomainFolders, DomainNet
 
@@ -16,8 +13,13 @@ OPTIONS = {"domains": ["photo", "sketch"]}
 
 
 def test_a_whole_data_set_has_no_problems(tmp_path, monkeypatch):
+    root = pacs(tmp_path)
+    assert verify(PACS, root, **OPTIONS).problems == [
+        "PACS's photo should have 1670 images, found 70",
+        "PACS's sketch should have 3929 images, found 70",
+    ]
     monkeypatch.setattr("covon_avalanche.streams.pacs.COUNTS", {"photo": 70, "sketch": 70})
-    report = verify(PACS, pacs(tmp_path), **OPTIONS)
+    report = verify(PACS, root, **OPTIONS)
     assert report.problems == []
     assert len(report.entries) == 140
     assert len({e.sha256 for e in report.entries}) == 14  # one picture a class and domain
@@ -64,31 +66,36 @@ def test_what_no_stream_reads_is_not_extra(tmp_path):
     assert verify(DomainFolders, table).problems == []
 
 
-def test_missing_images_of_pacs_are_counted(tmp_path):
-    report = verify(PACS, pacs(tmp_path), **OPTIONS)
-    assert report.problems == [
-        "PACS's photo should have 1670 images, found 70",
-        "PACS's sketch should have 3929 images, found 70",
-    ]
-
-
 def test_a_manifest_makes_the_same_benchmark(tmp_path):
     root = pacs(tmp_path / "PACS")
     (root / "photo" / "dog" / "0.jpg").write_bytes(b"")
-    report = verify(PACS, root, **OPTIONS)
-    write_manifest(report, tmp_path / "pacs.csv")
+    write_manifest(verify(PACS, root, **OPTIONS), tmp_path / "pacs.csv")
     lines = (tmp_path / "pacs.csv").read_text().splitlines()
     assert lines[0] == "# covon_avalanche manifest, version 2"
     assert lines[1].startswith('# classes: ["dog", "elephant", ')
-    assert tuple(next(csv.reader(lines[2:]))) == COLUMNS
+    assert lines[2] == ",".join(COLUMNS)
     again = DomainFolders(tmp_path / "pacs.csv")
-    original = PACS(dataset_root=root, **OPTIONS)
+    original = open_stream(PACS, root, **OPTIONS)
     assert again.classes == original.classes
     for stream in ("train", "test"):
         for domain, images in original.images[stream].items():
             files = [f.resolve() for f in images.files if f.stat().st_size]
             assert [f.resolve() for f in again.images[stream][domain].files] == files
-    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_a_manifest_keeps_class_ids(tmp_path):
+    """In an order that is not alphabetical, and of classes that a domain lacks."""
+    file = tmp_path / "a.csv"
+    domains = list(cddb(tmp_path / "CDDB"))
+    write_manifest(verify(CDDB, tmp_path / "CDDB", track="easy", domains=domains), file)
+    assert DomainFolders(file).classes == ["real", "fake"]
+    assert DomainFolders(file, classes=["fake", "real"]).classes == ["fake", "real"]
+    root = domainnet(tmp_path / "domainnet", "lists")
+    write_manifest(verify(DomainNet, root, domains=["painting"]), file)
+    painting = DomainFolders(file)
+    assert painting.n_classes == 345
+    assert 327 not in painting.images["train"]["painting"].labels
+    assert 328 in painting.images["train"]["painting"].labels
 
 
 @pytest.mark.parametrize("place", ["data", "link"])
@@ -106,36 +113,12 @@ def test_a_manifest_below_a_linked_folder_finds_its_images(tmp_path, monkeypatch
         assert all(file.is_file() for file in again.images["train"]["photo"].files)
 
 
-def test_a_manifest_keeps_class_ids(tmp_path):
-    domains = list(cddb(tmp_path / "CDDB"))
-    file = tmp_path / "cddb.csv"
-    write_manifest(verify(CDDB, tmp_path / "CDDB", track="easy", domains=domains), file)
-    original = CDDB(dataset_root=tmp_path / "CDDB", track="easy", domains=domains)
-    again = DomainFolders(file)
-    assert again.classes == ["real", "fake"]
-    for domain in domains:
-        labels = [b.images["test"][domain].labels for b in (again, original)]
-        assert labels[0] == labels[1]
-    assert DomainFolders(file, classes=["fake", "real"]).classes == ["fake", "real"]
-    root = domainnet(tmp_path / "domainnet", "lists")
-    write_manifest(verify(DomainNet, root, domains=["painting"]), file)
-    painting = DomainFolders(file)
-    assert painting.n_classes == 345
-    assert 327 not in painting.images["train"]["painting"].labels
-    assert 328 in painting.images["train"]["painting"].labels
-
-
 def unreadable(dataset_root):
     raise PermissionError(errno.EACCES, "Permission denied", str(dataset_root / "list.txt"))
 
 
-def test_what_is_not_there_at_all(tmp_path):
-    with pytest.raises(DataError, match=r"Permission denied: .*list.txt"):
+def test_data_that_are_not_there_are_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"Permission denied: .*list.txt"):
         verify(unreadable, tmp_path)
-    with pytest.raises(DataError, match=r"there is no folder .*photo"):
+    with pytest.raises(ValueError, match=r"there is no folder .*photo"):
         verify(PACS, tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(DataError, match="cannot be written"):
-            (tmp_path / "file").write_text("")
-            write_manifest(verify(PACS, pacs(tmp_path), **OPTIONS), tmp_path / "file" / "a.csv")

@@ -19,7 +19,7 @@ SMALL = {"backbone": "squeezenet", "weights": ""}
 MAKERS = {
     "domainnet": ("domainnet", lambda root: domainnet(root, "lists"), ["clipart", "painting"]),
     "cddb-hard": ("CDDB", cddb, ["gaugan", "biggan"]),
-    "core50": ("core50", lambda root: core50(root, "tree"), ["s11", "s4"]),
+    "core50": ("core50", core50, ["s11", "s4"]),
     "pacs": ("PACS", pacs, ["photo", "sketch"]),
 }
 
@@ -53,7 +53,7 @@ def test_shipped_recipes_run_on_the_real_layouts(name, tmp_path):
 @pytest.mark.parametrize("learned", [3, 4])
 def test_the_authors_split_of_core50_tests_on_other_sessions_too(learned, tmp_path):
     (tmp_path / "core50").mkdir()
-    core50(tmp_path / "core50", "tree")
+    core50(tmp_path / "core50")
     recipe = load_recipe("core50")
     stream = recipe.stream.model_copy(update={"split": "authors"})
     recipe = recipe.model_copy(update={"stream": stream})
@@ -92,7 +92,7 @@ def test_streams_that_know_their_domains_need_none_in_a_recipe():
 
 def test_the_run_of_a_core50_recipe_decides_what_is_trained(tmp_path):
     (tmp_path / "core50").mkdir()
-    core50(tmp_path / "core50", "tree")
+    core50(tmp_path / "core50")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about counts
         benchmark = build_benchmark(

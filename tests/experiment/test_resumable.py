@@ -304,7 +304,7 @@ def test_a_forged_checkpoint_is_put_aside_and_the_run_starts_anew(stopped, tmp_p
         nodes[schedule["attributes"]["lr_lambdas"]["#"]]["items"] = [{"#": first}]
         nodes += [
             {"is": "partial", "parts": [{"#": first + i} for i in (1, 2, 3)]},
-            {"is": "function", "name": "covon_avalanche.datasets.unpack:shutil.rmtree"},
+            {"is": "function", "name": "covon_avalanche.datasets.download:shutil.rmtree"},
             {"is": "tuple", "items": [str(victim)]},
             {"is": "dict", "items": []},
         ]

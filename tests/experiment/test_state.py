@@ -279,7 +279,7 @@ def test_files_that_name_code_are_refused():
         {"is": "function", "name": "torch:load"},
         {"is": "enum", "class": "os:environ", "name": "PATH"},
         {"is": "function", "name": "covon_avalanche.atomic_write:os.system"},
-        {"is": "function", "name": "covon_avalanche.datasets.unpack:shutil.rmtree"},
+        {"is": "function", "name": "covon_avalanche.datasets.download:shutil.rmtree"},
         {"is": "function", "name": "covon_avalanche.atomic_write:write_atomically"},
         {"is": "object", "class": "covon_avalanche.experiment.cluster:ClusterRun"},
         {"is": "object", "class": "covon_avalanche.posterior.gaussian:Tensor"},

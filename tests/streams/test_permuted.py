@@ -16,66 +16,26 @@ def tensors(experience):
     return torch.stack([r[0] for r in rows]), torch.tensor([r[1] for r in rows])
 
 
+def images(benchmark, experience=0, stream="train"):
+    return tensors(benchmark.streams[stream][experience])[0]
+
+
+def as_set(pixels):
+    return {tuple(row.flatten().tolist()) for row in pixels}
+
+
 def test_digits_are_the_real_ones_split_once_and_for_all():
     benchmark = PermutedDigits(1)
-    x = torch.cat([tensors(benchmark.train_stream[0])[0], tensors(benchmark.test_stream[0])[0]])
+    x = torch.cat([images(benchmark), images(benchmark, stream="test")])
     pixels = (x * 0.3760 + 0.3053) * 16
     assert (pixels - pixels.round()).abs().max() < 1e-4
-    images = {tuple(row.flatten().round().int().tolist()) for row in pixels}
-    original = {tuple(row.tolist()) for row in load_digits().data.astype(int)}
-    assert images == original
-    assert (len(benchmark.train_stream[0].dataset), len(benchmark.test_stream[0].dataset)) == (
-        1437,
-        360,
-    )
+    assert as_set(pixels.round()) == as_set(torch.from_numpy(load_digits().data))
+    assert (len(images(benchmark)), len(images(benchmark, stream="test"))) == (1437, 360)
     again = PermutedDigits(1, seed=5)
-    assert torch.equal(tensors(again.test_stream[0])[0], tensors(benchmark.test_stream[0])[0])
-    counts = tensors(benchmark.test_stream[0])[1].bincount()
-    assert counts.min() >= 34  # stratified
+    assert torch.equal(images(again, stream="test"), images(benchmark, stream="test"))
+    assert tensors(benchmark.test_stream[0])[1].bincount().min() >= 34  # stratified
     assert abs(x.mean()) < 0.01
     assert abs(x.std() - 1) < 0.01
-
-
-def test_permutations():
-    """The first experience is natural, the others are the same images in other orders."""
-    benchmark = PermutedDigits(4, seed=3)
-    natural, labels = tensors(benchmark.train_stream[0])
-    natural_test, _ = tensors(benchmark.test_stream[0])
-    seen = []
-    for i in range(1, 4):
-        x, y = tensors(benchmark.train_stream[i])
-        test, _ = tensors(benchmark.test_stream[i])
-        assert torch.equal(y, labels)
-        assert not torch.equal(x, natural)
-        # the same columns in another order, one order for training and test
-        order = column_order(torch.cat([natural, natural_test]), torch.cat([x, test]))
-        assert torch.equal(x.flatten(1), natural.flatten(1)[:, order])
-        assert torch.equal(test.flatten(1), natural_test.flatten(1)[:, order])
-        assert torch.equal(x.flatten(1).sort().values, natural.flatten(1).sort().values)
-        seen.append(tuple(order))
-    assert len(set(seen)) == 3
-    same = PermutedDigits(2, seed=3)
-    assert torch.equal(tensors(same.train_stream[1])[0], tensors(benchmark.train_stream[1])[0])
-    other = PermutedDigits(2, seed=4)
-    assert not torch.equal(tensors(other.train_stream[1])[0], tensors(benchmark.train_stream[1])[0])
-
-
-def test_permutations_may_come_back():
-    stream = PermutedDigits(5, n_permutations=2, seed=3).train_stream
-    natural, permuted = (tensors(e)[0] for e in PermutedDigits(2, seed=3).train_stream)
-    for i, experience in enumerate(stream):
-        assert torch.equal(tensors(experience)[0], permuted if i % 2 else natural)
-    for wrong in (0, 6):
-        with pytest.raises(ValueError, match=f"from 1 to n_experiences = 5, got {wrong}"):
-            PermutedDigits(5, n_permutations=wrong)
-
-
-def test_the_first_experience_may_be_permuted_too():
-    streams = [PermutedDigits(2, permute_first=p).train_stream for p in (False, True)]
-    natural, permuted = (tensors(stream[0])[0] for stream in streams)
-    assert not torch.equal(natural, permuted)
-    assert torch.equal(natural.flatten(1).sort().values, permuted.flatten(1).sort().values)
-    assert torch.equal(*(tensors(stream[1])[0] for stream in streams))
 
 
 def column_order(natural, permuted):
@@ -84,17 +44,45 @@ def column_order(natural, permuted):
     return [columns[tuple(c.tolist())] for c in permuted.flatten(1).T]
 
 
-@pytest.mark.parametrize(("size", "images"), [(237, 237), (0.25, 359)])
-def test_validation_images_are_held_out_of_training_and_alike_in_all_domains(size, images):
+def test_the_first_experience_is_natural_and_the_others_are_permuted():
+    """One order of the columns for training and test, another one in each experience."""
+    benchmark = PermutedDigits(4, seed=3)
+    natural = torch.cat([images(benchmark), images(benchmark, stream="test")])
+    orders = []
+    for i in range(1, 4):
+        x = torch.cat([images(benchmark, i), images(benchmark, i, "test")])
+        orders.append(tuple(column_order(natural, x)))
+        assert torch.equal(x.flatten(1), natural.flatten(1)[:, orders[-1]])
+        assert torch.equal(x.flatten(1).sort().values, natural.flatten(1).sort().values)
+        assert list(benchmark.train_stream[i].dataset.targets) == list(
+            benchmark.train_stream[0].dataset.targets
+        )
+    assert len({*orders, tuple(column_order(natural, natural))}) == 4
+    assert torch.equal(images(PermutedDigits(2, seed=3), 1), images(benchmark, 1))
+    assert not torch.equal(images(PermutedDigits(2, seed=4), 1), images(benchmark, 1))
+    both = PermutedDigits(2, seed=3, permute_first=True)
+    assert not torch.equal(images(both), images(benchmark))
+    assert torch.equal(
+        images(both).flatten(1).sort().values, natural[:1437].flatten(1).sort().values
+    )
+    assert torch.equal(images(both, 1), images(benchmark, 1))
+
+
+def test_permutations_may_recur():
+    benchmark, two = PermutedDigits(5, n_permutations=2, seed=3), PermutedDigits(2, seed=3)
+    assert all(torch.equal(images(benchmark, i), images(two, i % 2)) for i in range(5))
+
+
+@pytest.mark.parametrize(("size", "held_out"), [(237, 237), (0.25, 359)])
+def test_validation_images_are_held_out_of_training_and_alike_in_all_domains(size, held_out):
     benchmark = PermutedDigits(3, validation_size=size)
-    valid = benchmark.streams["valid"]
-    whole, _ = tensors(PermutedDigits(1).train_stream[0])
     for i in range(3):
-        assert len(valid[i].dataset) == images
-        assert len(benchmark.train_stream[i].dataset) == 1437 - images
-    x = torch.cat([tensors(benchmark.train_stream[0])[0], tensors(valid[0])[0]])
-    assert {tuple(r.flatten().tolist()) for r in x} == {tuple(r.flatten().tolist()) for r in whole}
-    assert torch.equal(tensors(valid[0])[1], tensors(valid[2])[1])
+        assert len(benchmark.streams["valid"][i].dataset) == held_out
+        assert len(benchmark.train_stream[i].dataset) == 1437 - held_out
+    x = torch.cat([images(benchmark), images(benchmark, stream="valid")])
+    assert as_set(x) == as_set(images(PermutedDigits(1)))
+    targets = [list(benchmark.streams["valid"][i].dataset.targets) for i in (0, 2)]
+    assert targets[0] == targets[1]
     assert "valid" not in PermutedDigits(1).streams
 
 
@@ -126,19 +114,26 @@ def test_transforms_get_the_permuted_image_in_0_1():
     assert 0.5 < seen[0].max() <= 1
     plain = PermutedDigits(2, validation_size=10)
     for stream in ("test", "valid"):  # not the training transform there
-        got = benchmark.streams[stream][1].dataset[0][0]
-        torch.testing.assert_close(got, plain.streams[stream][1].dataset[0][0])
+        torch.testing.assert_close(images(benchmark, 1, stream), images(plain, 1, stream))
     assert (benchmark.train_stream[1].dataset.eval()[0][0] != 0).any()
     other = PermutedDigits(1, eval_transform=lambda image: image + 7)
-    assert other.test_stream[0].dataset[0][0].min() >= 7
+    assert images(other, stream="test").min() >= 7
 
 
-def test_bad_sizes_are_named():
-    with pytest.raises(ValueError, match="n_experiences must be >= 1, got 0"):
-        PermutedDigits(0)
-    for size in (1437, -1, 1.0):
-        with pytest.raises(ValueError, match=r"validation_size must be .* below 1437, got"):
-            PermutedDigits(1, validation_size=size)
+@pytest.mark.parametrize(
+    ("n", "options", "message"),
+    [
+        (0, {}, "n_experiences must be >= 1, got 0"),
+        (5, {"n_permutations": 0}, "from 1 to n_experiences = 5, got 0"),
+        (5, {"n_permutations": 6}, "from 1 to n_experiences = 5, got 6"),
+        (1, {"validation_size": 1437}, "validation_size must be .* below 1437, got 1437"),
+        (1, {"validation_size": -1}, "validation_size must be .* below 1437, got -1"),
+        (1, {"validation_size": 1.0}, "validation_size must be .* below 1437, got 1.0"),
+    ],
+)
+def test_values_out_of_range_are_refused(n, options, message):
+    with pytest.raises(ValueError, match=message):
+        PermutedDigits(n, **options)
 
 
 class SlowMNIST:
