@@ -171,9 +171,7 @@ def build_strategy(
             **method.arguments,
         )
     except TypeError as error:
-        if settings.kind != "custom":
-            raise
-        raise ValueError(f"{base.__name__} cannot be made: {error}") from error
+        raise ValueError(f"{base.__name__} cannot be created: {error}") from error
     if strategy.optimizer is not optimizer:  # a class of the user's may make its own
         cosine.scheduler = _cosine_schedule(strategy.optimizer, recipe)
     return strategy

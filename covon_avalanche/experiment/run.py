@@ -31,7 +31,6 @@ from covon_avalanche.experiment.machine import (
     versions,
 )
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.registry import Joint
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, Result
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash, settings_of
@@ -141,7 +140,7 @@ class _Run:
         reset_peak_memory(self.recipe.device)
         checkpointer = None if self.folder is None else self._checkpointer(self.folder)
         first = 0 if checkpointer is None else checkpointer.resume()
-        joint = isinstance(self.settings, Joint)
+        joint = self.settings.kind == "joint"
         experiences = [self.benchmark.train_stream] if joint else self.benchmark.train_stream
         workers = {"num_workers": self.recipe.workers}
         for experience in list(experiences)[first:]:
@@ -189,7 +188,7 @@ class _Run:
             return
         status = Status(
             domains=self._domains,
-            of_domains=1 if isinstance(self.settings, Joint) else self.recipe.stream.n_experiences,
+            of_domains=1 if self.settings.kind == "joint" else self.recipe.stream.n_experiences,
             accuracy=self._accuracy,
             epoch=Epoch(**self.log.epochs[-1]) if self.log.epochs else None,
             of_epochs=self.strategy.train_epochs,

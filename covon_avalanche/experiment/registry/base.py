@@ -33,7 +33,7 @@ class Table(BaseModel):
 
 @dataclass(frozen=True)
 class Method:
-    """What makes a strategy, beside the arguments that all Avalanche strategies take."""
+    """The strategy class, its extra arguments and its plugins."""
 
     strategy: type[SupervisedTemplate]
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Mergeable(WithOptimizer):
     """Weight of the new domain, of ``merge = "ema"``."""
 
     def merge_plugins(self) -> list[SupervisedPlugin]:
-        """The plugin that merges, if any: the first of all, so that others see merged weights."""
+        """The merging plugin, if any; it comes first, so that others see the merged weights."""
         if self.merge == "none":
             return []
         from covon_avalanche.plugins import MergePlugin
@@ -146,13 +146,11 @@ def merge_rule(name: str, gamma: float) -> MergeRule:
     """
     from covon_avalanche import merging
 
-    match name:
-        case "regmean":
-            return merging.RegMean()
-        case "average":
-            return merging.Average()
-        case "ema":
-            return merging.EMA(gamma)
-        case "fisher":
-            return merging.FisherMerge()
-    raise ValueError(f"there is no merging rule {name!r}")
+    if name == "ema":
+        return merging.EMA(gamma)
+    rules = {
+        "regmean": merging.RegMean,
+        "average": merging.Average,
+        "fisher": merging.FisherMerge,
+    }
+    return rules[name]()

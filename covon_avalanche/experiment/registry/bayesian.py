@@ -28,13 +28,11 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-PAPER = {"hess_approx": "reparam", "beta2": 0.9999, "gamma_precision": None}
-"""Algorithm 1 as published: what ``preset = "paper"`` sets."""
 _OLD_MERGES = {"merge": "eq8", "inputs": "regmean"}  # values of the former key "consolidation"
 
 
 class TaskSettings(Table):
-    """What a domain changes; what it leaves out stays as it was in the one before."""
+    """Settings of one domain; an omitted setting keeps its previous value."""
 
     lr: PositiveFloat | None = None
     ess: PositiveFloat | None = None
@@ -49,7 +47,7 @@ class CoVON(StrategySettings):
 
     kind: Literal["covon"]
     preset: Annotated[Literal["paper"] | None, Field(exclude=True)] = None
-    """``paper`` is short for the settings in ``PAPER``; it is not stored."""
+    """``paper`` is short for ``covon_avalanche.optim.ALGORITHM_1``; it is not stored."""
     ess: PositiveFloat | None = None
     ess_per_example: PositiveFloat | None = None
     """Instead of ``ess``: this times the training examples of each domain."""
@@ -60,7 +58,7 @@ class CoVON(StrategySettings):
     gamma_precision: PositiveFloat | Literal["auto"] | None = None
     """``None``: ``gamma``, Eq. 8."""
     beta2: Annotated[float | None, Field(gt=0, lt=1)] = None
-    """``None``: a window that grows with the task."""
+    """``None``: the averaging window grows with the task."""
     clip_radius: PositiveFloat
     prior_mean: Literal["zero", "init"] = "zero"
     """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
@@ -89,7 +87,11 @@ class CoVON(StrategySettings):
             old = data.pop("consolidation")
             data["merge"] = _OLD_MERGES.get(old, old)
         if data.get("preset") == "paper":
-            for key, value in PAPER.items():
+            from covon_avalanche.optim.covon import ALGORITHM_1
+
+            paper = {**ALGORITHM_1, "beta2": ALGORITHM_1["betas"][1]}
+            del paper["betas"]
+            for key, value in paper.items():
                 if data.setdefault(key, value) != value:
                     raise ValueError(
                         f'preset = "paper" sets {key} = {value!r}, but {data[key]!r} is given'
@@ -107,6 +109,8 @@ class CoVON(StrategySettings):
     def _instead(cls, schedule: list[TaskSettings], info: ValidationInfo) -> list[TaskSettings]:
         if schedule and info.data.get("later_hess_init") is not None:
             raise ValueError("replaces later_hess_init: give one of them")
+        if info.data.get("merge") == "ema" and any(task.gamma for task in schedule):
+            raise ValueError('cannot change gamma, which merge = "ema" fixes')
         return schedule
 
     def without_own_epochs(self) -> CoVON:
@@ -119,7 +123,9 @@ class CoVON(StrategySettings):
 
         own = self.only("lr", "hess_init", "weight_decay", "gamma", "gamma_precision")
         own |= self.only("clip_radius", "prior_mean", "hess_approx", "mc_samples")
-        consolidation: Any = self.merge if self.merge in ("ema", "replace", "none") else "merge"
+        if self.merge == "ema" and self.gamma_precision == "auto":
+            own["gamma_precision"] = None
+        consolidation: Any = self.merge if self.merge in ("replace", "none") else "merge"
         return Optimizer(
             model.named_parameters(),
             ess=self.ess or 1.0,  # with ess_per_example each domain sets it
@@ -136,7 +142,7 @@ class CoVON(StrategySettings):
         if self.schedule:
             schedule = [task.model_dump(exclude_none=True) for task in self.schedule]
         arguments: dict[str, Any] = {"schedule": schedule, **self.only("ess_per_example")}
-        if self.merge in ("regmean", "average", "fisher"):  # the optimizer does the others
+        if self.merge not in ("eq8", "replace", "none"):  # which the optimizer does itself
             arguments["merge"] = merge_rule(self.merge, self.gamma)
         return Method(CoVONStrategy, arguments)
 
