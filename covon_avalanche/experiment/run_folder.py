@@ -33,7 +33,7 @@ def settings_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
     return {**whole, "strategy": own}
 
 
-def upgrade_settings(stored: dict[str, Any]) -> dict[str, Any]:
+def settings_today(stored: dict[str, Any]) -> dict[str, Any]:
     """Settings of a stored result in the current schema, with the defaults of newer settings.
     Settings that are not valid (any more) are returned unchanged."""
     one = {"seeds": [0], "strategies": {"it": stored["strategy"]}}
@@ -44,7 +44,7 @@ def upgrade_settings(stored: dict[str, Any]) -> dict[str, Any]:
         return stored
 
 
-def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def decisive(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that decide a result: no names."""
     return {key: value for key, value in settings.items() if key not in ("name", "title")}
 
@@ -52,7 +52,7 @@ def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
 def run_hash(recipe: Recipe, strategy: str, seed: int) -> str:
     """Ten hexadecimal digits of all that decides a result: the settings and the seed, but no
     names, no other strategies and no versions."""
-    text = json.dumps([result_settings(settings_of(recipe, strategy)), seed], sort_keys=True)
+    text = json.dumps([decisive(settings_of(recipe, strategy)), seed], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.experiment.registry import stored_strategy
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import result_settings, upgrade_settings
+from covon_avalanche.experiment.run_folder import decisive, settings_today
 
 _SAMPLED = ("sampled_average_accuracy", "sampled_nll", "sampled_brier", "sampled_ece")
 MEASURES = (
@@ -79,7 +79,7 @@ def results_frame(results: Iterable[Result]) -> pd.DataFrame:
 
 
 def _row(result: Result) -> dict[str, Any]:
-    settings = upgrade_settings(result.settings)
+    settings = settings_today(result.settings)
     strategy = stored_strategy(settings["strategy"])
     calibration = result.calibration if strategy.has_probabilities else {}
     return {
@@ -140,9 +140,7 @@ def read_results(paths: Iterable[Path]) -> list[Result]:
     for path in paths:
         for source, result in _read(path):
             name = (result.recipe, result.strategy, result.seed)
-            settings = result.run_hash or json.dumps(
-                result_settings(result.settings), sort_keys=True
-            )
+            settings = result.run_hash or json.dumps(decisive(result.settings), sort_keys=True)
             first, known = found.setdefault((*name, settings, result.stream), (source, result))
             if _measured(known) != _measured(result):
                 raise ResultError(

@@ -11,7 +11,7 @@ from covon_avalanche.experiment.build import build_benchmark, build_model, build
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, validate
 from covon_avalanche.experiment.run import run_strategy
-from covon_avalanche.experiment.run_folder import run_hash, settings_of
+from covon_avalanche.experiment.run_folder import run_hash
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.streams.transforms import IMAGENET
 
@@ -121,20 +121,6 @@ def test_a_run_that_would_have_no_effect_is_refused(stream, message):
         with_stream(name="CORe50", **stream)
     assert with_stream(name="CORe50", run=3, domains=["s1", "s2"]).stream.n_experiences == 2
     assert with_stream(name="CORe50", run=0, domains=["s2", "s1"]).stream.n_experiences == 2
-
-
-def test_a_recipe_may_leave_out_broken_images(tmp_path):
-    root = own(tmp_path, "split")
-    (root / "day" / "train" / "cat" / "2.png").write_bytes(b"no image")
-    stream = {"name": "DomainFolders", "domains": ["day", "night"], "folder": str(root)}
-    recipe = with_stream(**stream, skip_broken=True)
-    with pytest.warns(UserWarning, match="1 images cannot be decoded and are skipped"):
-        benchmark = build_benchmark(recipe, seed=0)
-    assert [len(e.dataset) for e in benchmark.train_stream] == [15, 16]
-    assert settings_of(recipe, "covon-paper")["stream"]["skip_broken"]
-    for unset in ({}, {"skip_broken": False}):  # as before, so that stored runs keep their hash
-        known = settings_of(with_stream(**stream, **unset), "covon-paper")
-        assert "skip_broken" not in known["stream"]
 
 
 @pytest.mark.parametrize("layout", ["plain", "csv"])

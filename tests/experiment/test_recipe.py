@@ -9,7 +9,7 @@ from covon_avalanche.experiment.recipe import (
     shipped_recipes,
     validate,
 )
-from covon_avalanche.experiment.recipe_text import recipe_text
+from covon_avalanche.experiment.recipe_text import recipe_text, toml_value
 
 GOOD = """
 name = "tiny"
@@ -33,6 +33,9 @@ gamma = 0.8
 beta2 = 0.99
 clip_radius = 0.1
 """
+LAST = "clip_radius = 0.1"
+SEARCH = f"{LAST}\n[search.mine]\n"
+OWN = f"{LAST}\n[strategies.own]\nkind = 'custom'\nlr = 0.1\nimplementation = 'm:C'\n"
 
 
 def write(tmp_path, text):
@@ -41,45 +44,25 @@ def write(tmp_path, text):
     return str(path)
 
 
-def test_all_shipped_recipes_are_valid_and_named_as_their_file():
-    assert "permuted-digits" in shipped_recipes()
-    for name in shipped_recipes():
-        assert load_recipe(name).name == name
-
-
-def test_the_main_recipe_compares_what_it_says():
-    recipe = load_recipe("permuted-digits")
-    assert list(recipe.strategies) == [
-        "finetune",
-        "ewc",
-        "ewc-star",
-        "ada-reg",
-        "vcl",
-        "covon-nom",
-        "covon",
-        "joint",
-    ]
-    assert recipe.strategies["covon-nom"].gamma == 1
-    assert recipe.stream.n_experiences == 5
-    assert len(recipe.seeds) == 3
-
-
 @pytest.mark.parametrize("name", shipped_recipes())
-def test_shipped_recipes_written_as_text_are_the_same(name, tmp_path):
+def test_shipped_recipes_are_named_as_their_file_and_the_same_written_as_text(name, tmp_path):
     recipe = load_recipe(name)
+    assert recipe.name == name
     written = load_recipe(write(tmp_path, recipe_text(recipe, {})))
     assert written == recipe.model_copy(update={"search": {}})
 
 
-def test_names_and_keys_that_need_quotes_are_written_with_them(tmp_path):
-    arguments = {"with space": [1, {"é": 'a "b"\x7f'}], "plain": True}
+def test_names_and_values_that_need_quotes_and_comments_are_written(tmp_path):
+    arguments = {"with space": [1, {"é": 'a "b"'}], "plain": True}
     mine = {"kind": "custom", "lr": 0.1, "implementation": "m:C", "arguments": arguments}
-    recipe = load_recipe(write(tmp_path, GOOD))
-    data = recipe.model_dump() | {"strategies": {"mine.1+": mine}}
+    data = load_recipe(write(tmp_path, GOOD)).model_dump() | {"strategies": {"mine.1+": mine}}
     recipe = validate(data, "here")
     text = recipe_text(recipe, {"mine.1+": "the best"})
-    assert '[strategies."mine.1+"]  # the best' in text
-    assert load_recipe(write(tmp_path, text)) == recipe
+    assert text.startswith("# mine.1+: the best\n")
+    path = write(tmp_path, text)
+    assert load_recipe(path) == recipe
+    again = load_recipe(path, [f"strategies={toml_value(data['strategies'])}"])
+    assert again == recipe
 
 
 def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
@@ -91,78 +74,64 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
     assert whole["mine-0.5"].kind == "finetune"
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "[1, { a = -inf }]", "1979-05-27"])
-def test_arguments_are_what_results_can_hold(tmp_path, value):
-    own = '[strategies.own]\nkind = "custom"\nlr = 0.1\nimplementation = "m:C"\n'
-    own += f"arguments = {{ x = {value} }}"
-    with pytest.raises(RecipeError, match=r"arguments: must be finite numbers, texts"):
-        load_recipe(write(tmp_path, GOOD + own))
-
-
-def test_a_users_file(tmp_path):
-    recipe = load_recipe(write(tmp_path, GOOD))
-    assert recipe.strategies["mine"].ess == 1000
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("lr = 1e-3", "lr = inf", r"strategies\.finetune\.lr = inf: "),
         ("lr = 1e-3", 'lr = "fast"', r"strategies\.finetune\.lr = 'fast': "),
         ("lr = 1e-3", "lr = 1e-3\nmomentum = 0.9", r"momentum = 0\.9: needs optimizer = \"sgd\""),
+        ("lr = 1e-3", 'lr = 1e-3\nmerge = "eq8"', r"merge = 'eq8': "),
         ("lr = 0.1", "lr = 0.1\ness_per_example = 1.0", "mine: give ess or ess_per_example"),
         ("lr = 0.1", "lr = 0.1\nschedule = [{}]", r"\.schedule = .*: replaces later_hess_init"),
+        ("later_hess_init = 0.1", 'merge = "ema"\nschedule = [{gamma = 0.5}]', "change gamma"),
+        (
+            "lr = 0.1",
+            'lr = 0.1\npreset = "paper"',
+            r"mine: preset = \"paper\" sets beta2 = 0\.9999",
+        ),
+        ("lr = 0.1", 'lr = 0.1\nhess_approx = "per_example"', "'gradsq' or 'reparam'"),
+        ("lr = 0.1", 'lr = 0.1\nmerge = "ema"\nconsolidation = "ema"', "is the old name of merge"),
         ("epochs = 1", "epochs = 1.5", r"epochs = 1\.5: "),
         ("epochs = 1", 'epochs = 1\ndevice = "tpu"', "device = 'tpu': "),
-        ("epochs = 1", 'epochs = 1\nprecision = "float8"', "precision = 'float8': "),
-        ("factor = 0.5", "factor = 2.0", r"final_lr_factor = 2\.0: "),
         ("seeds = [0]", "seeds = [-1]", r"seeds\.0 = -1: "),
+        ("seeds = [0]", "seeds = []", r"seeds = \[\]: .*at least 1"),
+        ("seeds = [0]", "seeds = [0, 0]", r"seeds = \[0, 0\]: .*distinct"),
         ("[strategies.mine]", '[strategies."../x"]', r"'\.\./x' is no name for a strategy"),
         ("[strategies.mine]", "[strategy.mine]", "strategy: unknown key"),
         ("lr = 0.1", "lrr = 0.1", r"strategies\.mine\.lrr: unknown key; known are .*clip_radius"),
         ("gamma = 0.8", "", r"strategies\.mine\.gamma: is missing"),
-        ("gamma = 0.8", "gamma = -1.0", r"strategies\.mine\.gamma = -1\.0: .*greater than 0"),
-        ("epochs = 1", "epochs = 0", r"epochs = 0: .*greater than 0"),
-        (
-            "gamma = 0.8",
-            "gamma = 1.5",
-            r"strategies\.mine\.gamma = 1\.5: .*less than or equal",
-        ),
+        ("gamma = 0.8", "gamma = 1.5", r"strategies\.mine\.gamma = 1\.5: .*less than or equal"),
         ('kind = "covon"', "", r"strategies\.mine\.kind: is missing; known are finetune, .*covon"),
-        ('name = "PermutedDigits", ', "", r"stream\.name: is missing; known are PermutedDigits, "),
         ('kind = "covon"', 'kind = "covonn"', r"strategies\.mine: .*'covonn'.*'covon'"),
+        ('name = "PermutedDigits", ', "", r"stream\.name: is missing; known are PermutedDigits, "),
         ('"PermutedDigits"', '"Digits"', r"stream: .*'Digits'.*'PermutedDigits'"),
-        ("seeds = [0]", "seeds = []", r"seeds = \[\]: .*at least 1"),
-        ("title = ", "title ", "not valid TOML"),
-        ("seeds = [0]", "seeds = [0, 0]", r"seeds = \[0, 0\]: .*distinct"),
         (
             "n_experiences = 2",
             "n_domains = 2",
-            r"stream\.n_domains: unknown key; known are .*permute_first",
+            r"stream\.n_domains: unknown key; known are .*permute",
         ),
         ("hidden_size = 8, ", "", r"model\.hidden_size: is missing"),
         ('name = "PermutedDigits"', 'name = "PACS"', r"stream\.n_experiences: unknown key"),
-        ("beta2 = 0.99", "beta2 = 1.0", r"strategies\.mine\.beta2 = 1\.0: .*less than 1"),
+        ("title = ", "title ", "not valid TOML"),
         (
-            "clip_radius = 0.1",
-            "clip_radius = 0.1\n[search.mien]\nlr = { low = 0.1, high = 0.2 }",
-            "search: .*no strategy 'mien'; known are finetune, mine",
+            LAST,
+            f"{LAST}\nschedule = [{{}}, {{ beta2 = 0.9 }}]",
+            r"\.1\.beta2: unknown key; .* lr, ",
+        ),
+        (LAST, f"{LAST}\n[search.mien]", "search: .*no strategy 'mien'; known are finetune, mine"),
+        (
+            LAST,
+            f"{SEARCH}lr = {{ low = 0.2, high = 0.1 }}",
+            r"lr: low must be below high, got 0\.2",
         ),
         (
-            "clip_radius = 0.1",
-            "clip_radius = 0.1\n[search.mine]\nlr = { low = 0.2, high = 0.1 }",
-            r"search\.mine\.lr: low must be below high, got 0\.2 and 0\.1$",
+            LAST,
+            f"{SEARCH}lr = {{ low = 0.1, hgih = 2 }}",
+            r"lr\.hgih: unknown key; known are low, h",
         ),
-        (
-            "clip_radius = 0.1",
-            "clip_radius = 0.1\n[search.mine]\nlr = { low = 0.1, hgih = 0.2 }",
-            r"search\.mine\.lr\.hgih: unknown key; known are low, high, log$",
-        ),
-        (
-            "clip_radius = 0.1",
-            "clip_radius = 0.1\nschedule = [{}, { beta2 = 0.9 }]",
-            r"strategies\.mine\.schedule\.1\.beta2: unknown key; known are lr, .*epochs$",
-        ),
+        (LAST, f"{OWN.replace(':', '.')}", "implementation = 'm.C': must look like module:Class"),
+        (LAST, f"{OWN}arguments = {{ x = nan }}", "arguments: must be finite numbers, texts"),
+        (LAST, f"{OWN}arguments = {{ x = [1979-05-27] }}", "must be finite numbers, texts"),
     ],
 )
 def test_errors_name_file_key_and_rule(tmp_path, old, new, message):
