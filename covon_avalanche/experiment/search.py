@@ -169,6 +169,8 @@ class Search:
         :param trials: total number, including those of other processes.
         """
         study = self.study()
+        if len(study.get_trials(deepcopy=False, states=_DONE)) >= trials:
+            return
         self._enqueue_own_settings(study)
 
         def end(study: optuna.Study, trial: FrozenTrial) -> None:
@@ -177,19 +179,18 @@ class Search:
             text = trial.user_attrs.get("error", "pruned" if pruned else value)
             notify(f"{self.strategy}, trial {trial.number + 1}: {text}")
 
-        if len(study.get_trials(deepcopy=False, states=_DONE)) < trials:
-            enough = MaxTrialsCallback(trials, states=_DONE)
-            study.optimize(lambda trial: self._objective(trial, options), callbacks=[end, enough])
+        enough = MaxTrialsCallback(trials, states=_DONE)
+        study.optimize(lambda trial: self._objective(trial, options), callbacks=[end, enough])
 
     def _enqueue_own_settings(self, study: optuna.Study) -> None:
         flat, space = _flat(self.settings), space_of(self.recipe, self.strategy)
         own = {key: flat[key] for key, values in space.items() if _lies_in(flat[key], values)}
-        known = (
-            trial.system_attrs.get("fixed_params")
+        tried = (
+            {**trial.system_attrs.get("fixed_params", {}), **trial.params}
             for trial in study.get_trials(deepcopy=False)
             if trial.state is not TrialState.FAIL
         )
-        if own not in known:
+        if not any(own.items() <= params.items() for params in tried):
             study.enqueue_trial(own)
 
     def _objective(self, trial: optuna.Trial, options: RunOptions) -> float:
