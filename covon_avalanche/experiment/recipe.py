@@ -167,21 +167,29 @@ def recipe_file(name_or_path: str) -> Path:
     return _folder() / f"{name_or_path}.toml"
 
 
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Key and value of ``KEY=VALUE`` with a TOML value, or text without quotation marks.
+
+    :raises RecipeError: if it looks different.
+    """
+    key, equals, value = text.partition("=")
+    if not (equals and key.strip()):
+        raise RecipeError(f"a setting must look like KEY=VALUE, got {text!r}")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
 def _override(data: dict[str, Any], override: str) -> None:
     """Put a value given on the command line into a recipe's data."""
-    key, equals, text = override.partition("=")
-    if not (equals and key.strip()):
-        raise RecipeError(f"a setting must look like KEY=VALUE, got {override!r}")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a string without quotation marks
-    rest = key.strip()
+    key, value = parse_setting(override)
+    rest = key
     while (table := _first_key(data, rest)) != rest:
         rest = rest[len(table) + 1 :]
         data = data.setdefault(table, {})
         if not isinstance(data, dict):
-            raise RecipeError(f"{key.strip()}: {table} is a value, not a table")
+            raise RecipeError(f"{key}: {table} is a value, not a table")
     data[rest] = value
 
 

@@ -1,4 +1,4 @@
-"""The result of one run, as it stands on disk. Nothing here imports torch."""
+"""The result of one run, as stored on disk. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ EvaluatedOn = Literal["test", "valid"]
 
 
 class ResultError(ValueError):
-    """A file that is no result, or results that do not go together; one sentence.
-
-    :param damaged: whether the file could be read and is no result of any version.
-    """
-
-    def __init__(self, sentence: str, damaged: bool = False) -> None:
-        super().__init__(sentence)
-        self.damaged = damaged
+    """A file that is not a result, or conflicting results; one sentence."""
 
 
 class Epoch(BaseModel):
@@ -51,7 +44,7 @@ class Result(BaseModel):
 
     schema_version: Literal[1, 2] = 2
     run_hash: str = ""
-    """Of what decided the result, see :func:`run_hash`."""
+    """Hash of the settings and the seed, see :func:`run_hash`."""
     recipe: str
     strategy: str
     seed: int
@@ -134,14 +127,14 @@ class Result(BaseModel):
         except OSError as error:
             raise ResultError(f"{path} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise ResultError(f"{path} is no result: it is not text", damaged=True) from error
+            raise ResultError(f"{path} is not a result: it is not text") from error
         return cls.parse(text, str(path))
 
     @classmethod
     def parse(cls, text: str, name: str) -> Result:
         """A result from JSON.
 
-        :param name: of where it is from, for the error.
+        :param name: its source, for the error.
         :raises ResultError: saying what is wrong with it.
         """
         try:
@@ -149,7 +142,7 @@ class Result(BaseModel):
             version = data["schema_version"]
         except (ValueError, KeyError, TypeError):
             raise ResultError(
-                f"{name} is no result: it is not JSON with a schema_version", damaged=True
+                f"{name} is not a result: it is not JSON with a schema_version"
             ) from None
         if isinstance(version, int) and version > SCHEMA:
             raise ResultError(
@@ -161,12 +154,10 @@ class Result(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             what = [".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")]
-            sentence = f"{name} is no result: {': '.join(filter(None, what))}"
-            raise ResultError(sentence, damaged=True) from error
+            raise ResultError(f"{name} is not a result: {': '.join(filter(None, what))}") from error
 
     def outcome(self) -> dict[str, Any]:
-        """All that the settings decide: the result without what depends on when and where it was
-        measured."""
+        """The reproducible part of the result: without times, memory, versions and machine."""
         data = self.model_dump(
             exclude={"train_seconds", "peak_memory", "continued", "versions", "machine"}
         )

@@ -19,7 +19,6 @@ from covon_avalanche.evaluation.calibration import mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
-from covon_avalanche.experiment.data_fingerprint import data_fingerprint
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator
@@ -57,7 +56,7 @@ def run_in_folder(
     with folder.opened():
         stored = folder.result()
         if stored is not None:
-            return folder.renamed(stored)
+            return stored
         about = {"versions": versions(), "machine": machine(recipe.device)}
         starts = folder.write_start({"seed": seed, **about})
         title = f"{recipe.name}, {strategy}, seed {seed}"
@@ -110,7 +109,7 @@ class _Run:
             try:
                 self._train()
             except StateError as error:
-                # The half-restored run is discarded; its checkpoint has been put aside already.
+                # The half-restored run is discarded; its checkpoint is not tried again.
                 _log.warning("%s; the checkpoint before it is used", error)
             else:
                 return self._result()
@@ -122,7 +121,8 @@ class _Run:
         self.benchmark = build_benchmark(recipe, seed=self.seed, dataset_root=root)
         _check(recipe, self.benchmark, self.stream)
         if self.folder is not None:
-            self.folder.check_data(data_fingerprint(recipe, self.benchmark, root))
+            streams = self.benchmark.streams.items()
+            self.folder.check_data({k: [len(e.dataset) for e in stream] for k, stream in streams})
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
         torch.manual_seed(self.seed)
@@ -158,8 +158,7 @@ class _Run:
             folder.hash,
             {"model": self.model, "strategy": self.strategy, "diagnostics": self.diagnostics},
             ExternalObjects(self.benchmark.streams),
-            seconds=self.options.checkpoint_seconds,
-            share=self.options.checkpoint_share,
+            self.options,
             on_store=self.log.leave_out,
         )
         self.strategy.checkpointer = checkpointer

@@ -23,7 +23,6 @@ def training_loggers(
 
     :param folder: of the run; TensorBoard's files and W&B's go below.
     :param title: of the run in W&B, where a resumed run is one run.
-    :raises ValueError: if W&B is not installed.
     """
     loggers: list[BaseLogger] = []
     with ExitStack() as at_end:
@@ -40,10 +39,8 @@ def training_loggers(
 def _wandb_logger(
     project: str, folder: Path, title: str, settings: dict[str, Any]
 ) -> Iterator[BaseLogger]:
-    try:
-        import wandb
-    except ImportError:
-        raise ValueError("--wandb needs wandb: pip install wandb") from None
+    import wandb
+
     id_file = folder / "wandb-id.txt"
     if not id_file.exists():
         write_atomically(id_file, f"{secrets.token_hex(8)}\n")

@@ -83,7 +83,7 @@ def refused(*arguments: str) -> str:
         ("custom", "supervised:Naive", "supervised:Nothing", "cannot be imported"),
         ("custom", "avalanche.training.supervised:Naive", "nowhere:Naive", "cannot be imported"),
         ("custom", "avalanche.training.supervised:Naive", "json:JSONDecoder", "must be a subclass"),
-        ("custom", "supervised:Naive", "plugins:GEMPlugin", "cannot be made: "),
+        ("custom", "supervised:Naive", "plugins:GEMPlugin", "cannot be created: "),
     ],
 )
 def test_recipes(tmp_path, strategy, old, new, sentence):
@@ -106,7 +106,7 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
         (["run", "--set", "epochs.x=3"], "epochs.x: epochs is a value, not a table"),
         (["run", "--set", "strategies.covon.lr=0"], "strategies.covon.lr = 0: "),
         (["run", "core50", "domainnet", "--out", "x"], "--out is for one recipe"),
-        (["run", "--launcher", "slurm", "--slurm", "gpu"], "a parameter must look like KEY=VALUE"),
+        (["run", "--launcher", "slurm", "--slurm", "gpu"], "a setting must look like KEY=VALUE"),
         (["run", "--slurm", "partition=gpu"], "--slurm partition=gpu is for --launcher slurm only"),
         (["run", "--launcher", "slurm", "--jobs", "2"], "--jobs 2 is for runs on this machine"),
         (["show", "nothing"], "there is no recipe 'nothing'"),
@@ -208,7 +208,7 @@ class TestResults:
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', "\udcff"])
     def test_that_are_none(self, file, text):
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
-        assert f"{file} is no result: " in refused("report", str(file))
+        assert f"{file} is not a result: " in refused("report", str(file))
 
     @pytest.mark.parametrize(
         ("changes", "sentence"),
@@ -231,7 +231,7 @@ class TestResults:
     def test_that_contradict_themselves(self, file, changes, sentence):
         file.write_text(json.dumps(json.loads(file.read_text()) | changes))
         for arguments in (("report", str(file)), ("compare", str(file), str(file))):
-            assert f"{file} is no result: {sentence}\n" in refused(*arguments) + "\n"
+            assert f"{file} is not a result: {sentence}\n" in refused(*arguments) + "\n"
 
     def test_a_folder_of_several(self, file):
         made_up("covon", 1, [[0.9]]).save(file.parent / "other/result.json")

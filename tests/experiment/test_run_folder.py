@@ -1,13 +1,12 @@
-"""The folder of a run: one process, its log, its name, and results that are there already."""
+"""The folder of a run: one process, its log, its name, existing results, changed data."""
 
-import errno
 import math
 import warnings
-from pathlib import Path
 
 import pytest
 from small_recipes import FEW, STRATEGIES, small_recipe
 
+from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash
@@ -46,11 +45,11 @@ def test_the_status_is_that_of_the_latest_epoch_and_of_the_error(recipe, tmp_pat
     assert folder.status() is None
 
 
-def test_the_log_has_the_warnings_of_a_run_and_the_user_sees_them(recipe, tmp_path):
+def test_the_log_has_the_warnings_of_a_run(recipe, tmp_path):
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
-    with pytest.warns(UserWarning, match="the posterior is flat"), folder.opened():
+    with folder.opened():
         warnings.warn("the posterior is flat", stacklevel=1)
-    assert "WARNING UserWarning: the posterior is flat" in folder.log_file.read_text()
+    assert "UserWarning: the posterior is flat" in folder.log_file.read_text()
     with pytest.warns(UserWarning, match="afterwards"):
         warnings.warn("afterwards", stacklevel=1)
     assert "afterwards" not in folder.log_file.read_text()
@@ -74,32 +73,29 @@ def test_the_hash_names_what_decides_a_result():
     assert len(different) == 5
 
 
-def test_a_finished_run_is_not_made_again_and_a_damaged_result_is(recipe, tmp_path):
+def test_a_finished_run_is_not_repeated_and_a_result_that_cannot_be_read_is_an_error(
+    recipe, tmp_path
+):
     first = run_in_folder(recipe, "finetune", 0, tmp_path)
-    folder = RunFolder(tmp_path, recipe, "finetune", 0)
-    written = folder.result_file.stat().st_mtime_ns
+    file = RunFolder(tmp_path, recipe, "finetune", 0).result_file
+    written = file.stat().st_mtime_ns
     assert run_in_folder(recipe, "finetune", 0, tmp_path) == first
-    assert folder.result_file.stat().st_mtime_ns == written
-    folder.result_file.write_text("{")
-    again = run_in_folder(recipe, "finetune", 0, tmp_path)
-    assert again.outcome() == first.outcome()
-    assert folder.result_file.with_suffix(".damaged").read_text() == "{"
+    assert file.stat().st_mtime_ns == written
+    file.write_text("{")
+    with pytest.raises(ResultError, match=r"result\.json is not a result: it is not JSON"):
+        run_in_folder(recipe, "finetune", 0, tmp_path)
+    assert file.read_text() == "{"
 
 
-def test_a_result_that_cannot_be_read_stays(recipe, tmp_path, monkeypatch):
-    run_in_folder(recipe, "finetune", 0, tmp_path)
+def test_an_unfinished_run_is_not_resumed_with_other_data(recipe, tmp_path):
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
-    written = folder.result_file.read_bytes()
-
-    def failing(*_, **__):
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", failing)
-        with pytest.raises(ResultError, match=r"result\.json cannot be read: Input/output error"):
-            run_in_folder(recipe, "finetune", 0, tmp_path)
-    assert folder.result_file.read_bytes() == written
-    assert not list(folder.path.glob("*damaged*"))
+    folder.checkpoint_folder.mkdir(parents=True)
+    for images in (9, 14):  # without a checkpoint the data may change
+        folder.check_data({"train": [14, 14], "test": [images]})
+    save_checkpoint(folder.checkpoint_folder, Point(1), {}, {}, folder.hash)
+    folder.check_data({"train": [14, 14], "test": [14]})
+    with pytest.raises(ValueError, match=r"the data have changed .*\[14, 13\].* remove the folder"):
+        folder.check_data({"train": [14, 13], "test": [14]})
 
 
 def test_a_finished_run_is_stored_under_the_names_of_today(recipe, tmp_path):

@@ -1,7 +1,5 @@
 """TensorBoard and Weights & Biases."""
 
-import sys
-
 import pytest
 import wandb
 from small_recipes import FEW, STRATEGIES, small_recipe
@@ -18,12 +16,6 @@ def test_tensorboard_files_are_below_the_run_and_change_nothing(tmp_path):
     logged = run_in_folder(RECIPE, "finetune", 0, tmp_path, RunOptions(tensorboard=True))
     assert list(tmp_path.glob("finetune/seed-0-*/tensorboard/events.*"))
     assert logged.outcome() == plain.outcome()
-
-
-def test_wandb_is_asked_for_where_it_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="--wandb needs wandb"):
-        run_in_folder(RECIPE, "finetune", 0, tmp_path, WANDB)
 
 
 def test_each_run_is_one_of_wandb(tmp_path, monkeypatch):

@@ -111,7 +111,7 @@ def test_what_is_missing_or_wrong_is_named(tmp_path):
     with pytest.raises(ResultError, match=r"nothing\.jsonl cannot be read: No such file"):
         read_results([tmp_path / "nothing.jsonl"])
     (tmp_path / "stored.jsonl").write_text(made_up("a", 0, [[0.5]]).model_dump_json() + "\n{}\n")
-    with pytest.raises(ResultError, match=r"stored\.jsonl, line 2 is no result"):
+    with pytest.raises(ResultError, match=r"stored\.jsonl, line 2 is not a result"):
         read_results([tmp_path / "stored.jsonl"])
     (tmp_path / "stored.jsonl").write_bytes("é".encode("latin-1"))
     with pytest.raises(ResultError, match=r"stored\.jsonl has no results: it is not text"):
