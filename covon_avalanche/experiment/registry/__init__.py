@@ -15,6 +15,7 @@ from covon_avalanche.experiment.registry.baselines import (
     SI,
     Ceiling,
     Finetune,
+    FromAvalanche,
     ICaRL,
     LwF,
     Replay,
@@ -28,7 +29,7 @@ from covon_avalanche.experiment.registry.bayesian import (
     EWCStar,
     TaskSettings,
 )
-from covon_avalanche.experiment.registry.custom import Custom, FromAvalanche
+from covon_avalanche.experiment.registry.custom import Custom
 
 _Any = (
     Finetune | Ceiling | Replay | EWC | LwF | SI | EWCStar | AdaReg | VCL | EVCL | TDVCL | ICaRL

@@ -1,19 +1,14 @@
-"""Avalanche's own strategies, and bounds."""
+"""Avalanche's own strategies, and upper bounds."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from covon_avalanche.experiment.registry.base import (
-    Mergeable,
-    Method,
-    WithOptimizer,
-)
+from covon_avalanche.experiment.registry.base import Mergeable, Method, WithOptimizer
 
-if TYPE_CHECKING:
-    from avalanche.training.plugins import SupervisedPlugin
+_STRATEGIES, _PLUGINS = "avalanche.training.supervised", "avalanche.training.plugins"
 
 
 class Finetune(Mergeable):
@@ -21,20 +16,16 @@ class Finetune(Mergeable):
 
     kind: Literal["finetune"]
 
-    def plugins(self) -> list[SupervisedPlugin]:
-        return self.merge_plugins()
-
 
 class Ceiling(WithOptimizer):
     """All domains at once, or each together with all before it: upper bounds."""
 
     kind: Literal["joint", "cumulative"]
-    ceiling: ClassVar[bool] = True
+    ceiling = True
 
     def build(self) -> Method:
-        from avalanche.training.supervised import Cumulative, JointTraining
-
-        return Method(JointTraining if self.kind == "joint" else Cumulative)
+        name = "JointTraining" if self.kind == "joint" else "Cumulative"
+        return Method.of(f"{_STRATEGIES}:{name}", {})
 
 
 class EWC(Mergeable):
@@ -42,11 +33,8 @@ class EWC(Mergeable):
 
     kind: Literal["ewc"]
     ewc_lambda: NonNegativeFloat
-
-    def build(self) -> Method:
-        from avalanche.training.supervised import EWC as Strategy
-
-        return Method(Strategy, {"ewc_lambda": self.ewc_lambda}, tuple(self.merge_plugins()))
+    class_path = f"{_STRATEGIES}:EWC"
+    class_arguments = ("ewc_lambda",)
 
 
 class LwF(Mergeable):
@@ -55,12 +43,9 @@ class LwF(Mergeable):
     kind: Literal["lwf"]
     alpha: NonNegativeFloat
     temperature: PositiveFloat = 2.0
-    not_searched: ClassVar[frozenset[str]] = frozenset({"temperature"})
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        from avalanche.training.plugins import LwFPlugin
-
-        return [*self.merge_plugins(), LwFPlugin(self.alpha, self.temperature)]
+    class_path = f"{_PLUGINS}:LwFPlugin"
+    class_arguments = ("alpha", "temperature")
+    not_searched = frozenset({"temperature"})
 
 
 class SI(WithOptimizer):
@@ -68,11 +53,8 @@ class SI(WithOptimizer):
 
     kind: Literal["si"]
     si_lambda: NonNegativeFloat
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        from covon_avalanche.plugins import SIPlugin
-
-        return [SIPlugin(si_lambda=self.si_lambda)]
+    class_path = "covon_avalanche.plugins:SIPlugin"
+    class_arguments = ("si_lambda",)
 
 
 class Replay(WithOptimizer):
@@ -80,23 +62,39 @@ class Replay(WithOptimizer):
 
     kind: Literal["replay"]
     mem_size: PositiveInt
+    class_path = f"{_PLUGINS}:ReplayPlugin"
+    class_arguments = ("mem_size",)
     stores_examples: ClassVar[bool] = True
 
-    def plugins(self) -> list[SupervisedPlugin]:
-        from avalanche.training.plugins import ReplayPlugin
 
-        return [ReplayPlugin(self.mem_size)]
-
-
-class ICaRL(WithOptimizer):
+class ICaRL(Replay):
     """iCaRL for domain-incremental streams; Avalanche's is for class-incremental ones."""
 
-    kind: Literal["icarl"]
-    mem_size: PositiveInt
-    stores_examples: ClassVar[bool] = True
-    has_probabilities: ClassVar[bool] = False
+    kind: Literal["icarl"]  # type: ignore[assignment]
+    class_path = "covon_avalanche.plugins:ICaRLPlugin"
+    has_probabilities = False
 
-    def plugins(self) -> list[SupervisedPlugin]:
-        from covon_avalanche.plugins import ICaRLPlugin
 
-        return [ICaRLPlugin(self.mem_size)]
+class FromAvalanche(WithOptimizer):
+    """A strategy of Avalanche that takes all other keys of its table as arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: Literal["mas", "rwalk", "gem", "agem", "der", "er-ace"]
+
+    @property
+    def stores_examples(self) -> bool:
+        return self.kind not in ("mas", "rwalk")
+
+    def build(self) -> Method:
+        return Method.of(_FROM_AVALANCHE[self.kind], self.model_extra or {})
+
+
+_FROM_AVALANCHE = {
+    "mas": f"{_STRATEGIES}:MAS",
+    "rwalk": f"{_PLUGINS}:RWalkPlugin",
+    "gem": f"{_STRATEGIES}:GEM",
+    "agem": f"{_STRATEGIES}:AGEM",
+    "der": f"{_STRATEGIES}:DER",
+    "er-ace": f"{_STRATEGIES}:ER_ACE",
+}

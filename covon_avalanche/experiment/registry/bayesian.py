@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -24,7 +24,6 @@ from covon_avalanche.experiment.registry.base import (
 )
 
 if TYPE_CHECKING:
-    from avalanche.training.plugins import SupervisedPlugin
     from torch import nn
     from torch.optim import Optimizer
 
@@ -70,7 +69,7 @@ class CoVON(StrategySettings):
     schedule: list[TaskSettings] = Field([])
     """Settings by domain, in order; instead of ``later_hess_init``."""
 
-    not_searched: ClassVar[frozenset[str]] = frozenset({"gamma", "gamma_precision"})
+    not_searched = frozenset({"gamma", "gamma_precision"})
 
     @model_validator(mode="before")
     @classmethod
@@ -135,8 +134,6 @@ class CoVON(StrategySettings):
         )
 
     def build(self) -> Method:
-        from covon_avalanche.strategies import CoVONStrategy
-
         later = self.later_hess_init or self.hess_init
         schedule = [{"hess_init": self.hess_init}, {"hess_init": later}]
         if self.schedule:
@@ -144,7 +141,7 @@ class CoVON(StrategySettings):
         arguments: dict[str, Any] = {"schedule": schedule, **self.only("ess_per_example")}
         if self.merge not in ("eq8", "replace", "none"):  # which the optimizer does itself
             arguments["merge"] = merge_rule(self.merge, self.gamma)
-        return Method(CoVONStrategy, arguments)
+        return Method.of("covon_avalanche.strategies:CoVONStrategy", arguments)
 
 
 class Variational(StrategySettings):
@@ -166,11 +163,7 @@ class VCL(Variational):
     """Mean-field VCL."""
 
     kind: Literal["vcl"]
-
-    def build(self) -> Method:
-        from covon_avalanche.strategies import VCLStrategy
-
-        return Method(VCLStrategy)
+    class_path = "covon_avalanche.strategies:VCLStrategy"
 
 
 class EVCL(Variational):
@@ -178,11 +171,8 @@ class EVCL(Variational):
 
     kind: Literal["evcl"]
     strength: NonNegativeFloat
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        from covon_avalanche.plugins import EVCLPlugin
-
-        return [EVCLPlugin(strength=self.strength)]
+    class_path = "covon_avalanche.plugins:EVCLPlugin"
+    class_arguments = ("strength",)
 
 
 class TDVCL(Variational):
@@ -196,46 +186,29 @@ class TDVCL(Variational):
     replay_examples: NonNegativeInt = 200
     replay_mb_size: PositiveInt = 64
 
+    class_path = "covon_avalanche.plugins:TDVCLPlugin"
+    class_arguments = ("n_steps", "decay", "replay_tasks", "replay_examples", "replay_mb_size")
+
     @property
     def stores_examples(self) -> bool:
-        """With one step or an empty memory it does not."""
+        """Whether there is a memory, and more than one step, which it is for."""
         return self.n_steps >= 2 and min(self.replay_tasks, self.replay_examples) >= 1
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        from covon_avalanche.plugins import TDVCLPlugin
-
-        names = ("n_steps", "decay", "replay_tasks", "replay_examples", "replay_mb_size")
-        return [TDVCLPlugin(**self.only(*names))]
 
 
 class AdaReg(StrategySettings):
-    """Ada-Reg with AdamW."""
+    """Ada-Reg with AdamW. Weight decay is the first prior's precision."""
 
     kind: Literal["ada-reg"]
     strength: NonNegativeFloat
-
-    @property
-    def optimizer_weight_decay(self) -> float:
-        return 0.0  # it is the first prior's precision
-
-    def build(self) -> Method:
-        from covon_avalanche.strategies import AdaRegStrategy
-
-        return Method(AdaRegStrategy, self.only("strength", "weight_decay"))
+    class_path = "covon_avalanche.strategies:AdaRegStrategy"
+    class_arguments = ("strength", "weight_decay")
 
 
 class EWCStar(WithOptimizer):
-    """EWC*."""
+    """EWC*. Weight decay is the first prior's precision."""
 
     kind: Literal["ewc-star"]
     strength: NonNegativeFloat
     fisher: Literal["exact", "batch"] = "exact"
-
-    @property
-    def optimizer_weight_decay(self) -> float:
-        return 0.0  # it is the first prior's precision
-
-    def build(self) -> Method:
-        from covon_avalanche.strategies import EWCStarStrategy
-
-        return Method(EWCStarStrategy, self.only("strength", "weight_decay", "fisher"))
+    class_path = "covon_avalanche.strategies:EWCStarStrategy"
+    class_arguments = ("strength", "weight_decay", "fisher")

@@ -1,16 +1,14 @@
-"""Strategies and plugins that are named by their class: Avalanche's, and user-defined ones."""
+"""A user-defined strategy or plugin."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from covon_avalanche.experiment.registry.base import Method, WithOptimizer
 
@@ -31,7 +29,7 @@ def _json_compatible(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class Custom(WithOptimizer):
-    """A user-defined strategy or plugin."""
+    """A class given by its module and name."""
 
     kind: Literal["custom"]
     implementation: Annotated[str, AfterValidator(_module_and_class)]
@@ -51,59 +49,7 @@ class Custom(WithOptimizer):
         return self.replay
 
     def build(self) -> Method:
-        """The user's class; see :func:`_method`."""
+        """The user's class, see :meth:`Method.of`."""
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
-        return _method(self.implementation, self.arguments)
-
-
-class FromAvalanche(WithOptimizer):
-    """A strategy of Avalanche that takes all other keys of its table as arguments."""
-
-    model_config = ConfigDict(extra="allow")
-
-    kind: Literal["mas", "rwalk", "gem", "agem", "der", "er-ace"]
-
-    @property
-    def stores_examples(self) -> bool:
-        return self.kind not in ("mas", "rwalk")
-
-    def build(self) -> Method:
-        """The class, with the arguments of the recipe; see :func:`_method`."""
-        return _method(_CLASSES[self.kind], self.model_extra or {})
-
-
-_CLASSES = {
-    "mas": "avalanche.training.supervised:MAS",
-    "rwalk": "avalanche.training.plugins:RWalkPlugin",
-    "gem": "avalanche.training.supervised:GEM",
-    "agem": "avalanche.training.supervised:AGEM",
-    "der": "avalanche.training.supervised:DER",
-    "er-ace": "avalanche.training.supervised:ER_ACE",
-}
-
-
-def _method(implementation: str, arguments: Mapping[str, Any]) -> Method:
-    """A strategy, or Naive with a plugin, from ``module:Class`` and its arguments.
-
-    :raises ValueError: if it cannot be imported or created, or is neither strategy nor plugin.
-    """
-    from avalanche.training.plugins import SupervisedPlugin
-    from avalanche.training.supervised import Naive
-    from avalanche.training.templates import SupervisedTemplate
-
-    module, _, name = implementation.partition(":")
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{implementation} cannot be imported: {error}") from error
-    if isinstance(cls, type) and issubclass(cls, SupervisedTemplate):
-        return Method(cls, arguments)
-    if isinstance(cls, type) and issubclass(cls, SupervisedPlugin):
-        try:
-            return Method(Naive, plugins=(cls(**arguments),))
-        except TypeError as error:
-            raise ValueError(f"{implementation} cannot be created: {error}") from error
-    raise ValueError(
-        f"{implementation} must be a subclass of SupervisedTemplate or SupervisedPlugin"
-    )
+        return Method.of(self.implementation, self.arguments)
