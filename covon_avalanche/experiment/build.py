@@ -47,8 +47,8 @@ def build_benchmark(
         default Avalanche's data folder.
     """
     stream, model = recipe.stream, recipe.model
-    unlike = {"name", "folder", "n_experiences", "image_size", "cache_size"}
-    options = stream.model_dump(exclude=unlike, exclude_none=True) | {"seed": seed}
+    recipe_only = {"name", "folder", "n_experiences", "image_size", "cache_size"}
+    options = stream.model_dump(exclude=recipe_only, exclude_none=True) | {"seed": seed}
     build = getattr(streams, stream.name)
     if isinstance(stream, PermutedStream):
         if stream.name == "PermutedMNIST":
@@ -85,19 +85,14 @@ def build_model(
             hidden_layers=model.hidden_layers,
             drop_rate=0,
         )
-    weights = weights_file(model, dataset_root) or model.weights or None
+    weights: Any = model.weights or None
+    if weights not in (None, "default"):
+        weights = _below(dataset_root, weights)
     height = benchmark.test_stream[0].dataset.eval()[0][0].shape[-2]
     backbone = create_backbone(
         model.backbone, benchmark.n_classes, weights=weights, image_size=height
     )
     return backbone.to(memory_format=torch.channels_last)
-
-
-def weights_file(model: Model, dataset_root: str | os.PathLike[str] | None = None) -> Path | None:
-    """The file that a backbone's weights come from, if it is one of the user's."""
-    if isinstance(model, Perceptron) or model.weights in ("", "default"):
-        return None
-    return _below(dataset_root, model.weights)
 
 
 def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:
@@ -147,7 +142,7 @@ def build_strategy(
 
     Training can be resumed, and batches come from tensors where the data allow it.
 
-    :raises ValueError: if a class of the user's cannot be found or built.
+    :raises ValueError: if a user-defined class cannot be found or created.
     """
     model.to(recipe.device)
     optimizer = settings.make_optimizer(model)
@@ -172,7 +167,7 @@ def build_strategy(
         )
     except TypeError as error:
         raise ValueError(f"{base.__name__} cannot be created: {error}") from error
-    if strategy.optimizer is not optimizer:  # a class of the user's may make its own
+    if strategy.optimizer is not optimizer:  # a user-defined class may create its own
         cosine.scheduler = _cosine_schedule(strategy.optimizer, recipe)
     return strategy
 

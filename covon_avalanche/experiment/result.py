@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
@@ -83,29 +83,6 @@ class Result(BaseModel):
     """Of CoVON's posterior at the end of each domain, before the merge, see ``Diagnostics``."""
     versions: dict[str, str]
     machine: dict[str, Any]
-
-    @model_validator(mode="after")
-    def _coherent(self) -> Result:
-        """What tables and figures rely on."""
-        strategy = self.settings.get("strategy")
-        if not isinstance(strategy, dict) or not isinstance(strategy.get("kind"), str):
-            raise ValueError("settings.strategy.kind is missing")
-        if not isinstance(self.settings.get("stream", {}), dict):
-            raise ValueError("settings.stream must be a table")
-        if not self.accuracy or self.accuracy[-1] is None:
-            raise ValueError("accuracy has no row after the last domain")
-        if not self.counts or min(self.counts) < 1:
-            raise ValueError(f"counts must be at least 1 for each domain, got {self.counts}")
-        for t, row in enumerate(self.accuracy):
-            if row is not None and len(row) != len(self.counts):
-                raise ValueError(
-                    f"accuracy.{t} has {len(row)} domains, but counts has {len(self.counts)}"
-                )
-        if not self.held_out and len(self.accuracy) != len(self.counts):
-            raise ValueError(
-                f"accuracy has {len(self.accuracy)} rows for the {len(self.counts)} domains"
-            )
-        return self
 
     @property
     def matrix(self) -> AccuracyMatrix:

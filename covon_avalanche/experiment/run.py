@@ -21,7 +21,7 @@ from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
-from covon_avalanche.experiment.evaluator import Evaluator
+from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
 from covon_avalanche.experiment.machine import (
     free_memory,
     machine,
@@ -35,7 +35,6 @@ from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash, settings_of
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.state import ExternalObjects, StateError
-from covon_avalanche.experiment.training_loggers import training_loggers
 from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 

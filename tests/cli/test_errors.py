@@ -210,29 +210,6 @@ class TestResults:
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
         assert f"{file} is not a result: " in refused("report", str(file))
 
-    @pytest.mark.parametrize(
-        ("changes", "sentence"),
-        [
-            ({"settings": {}}, "settings.strategy.kind is missing"),
-            ({"settings": {"strategy": "covon"}}, "settings.strategy.kind is missing"),
-            (
-                {"settings": {"strategy": {"kind": "covon"}, "stream": "PACS"}},
-                "settings.stream must be a table",
-            ),
-            ({"accuracy": []}, "accuracy has no row after the last domain"),
-            ({"accuracy": [[0.9, 0.1], None]}, "accuracy has no row after the last domain"),
-            ({"accuracy": [[0.9], [0.8, 0.8]]}, "accuracy.0 has 1 domains, but counts has 2"),
-            ({"accuracy": [[0.8, 0.8]]}, "accuracy has 1 rows for the 2 domains"),
-            ({"counts": [10]}, "accuracy.0 has 2 domains, but counts has 1"),
-            ({"counts": []}, "counts must be at least 1 for each domain, got []"),
-            ({"counts": [10, 0]}, "counts must be at least 1 for each domain, got [10, 0]"),
-        ],
-    )
-    def test_that_contradict_themselves(self, file, changes, sentence):
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-        for arguments in (("report", str(file)), ("compare", str(file), str(file))):
-            assert f"{file} is not a result: {sentence}\n" in refused(*arguments) + "\n"
-
     def test_a_folder_of_several(self, file):
         made_up("covon", 1, [[0.9]]).save(file.parent / "other/result.json")
         folder = str(file.parent)
