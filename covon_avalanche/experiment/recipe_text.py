@@ -1,10 +1,8 @@
-"""Recipes and their values as TOML."""
+"""Recipes as TOML."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
 
 import tomli_w
 
@@ -21,13 +19,3 @@ def recipe_text(recipe: Recipe, comments: Mapping[str, str]) -> str:
         mode="json", exclude={"search"}, exclude_defaults=True, exclude_none=True
     )
     return head + tomli_w.dumps(data)
-
-
-def toml_value(value: Any) -> str:
-    """A number, text, list or table on one line."""
-    if isinstance(value, dict):
-        pairs = (f"{json.dumps(key)} = {toml_value(v)}" for key, v in value.items())
-        return f"{{ {', '.join(pairs)} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml_value, value))}]"
-    return json.dumps(value, ensure_ascii=False)

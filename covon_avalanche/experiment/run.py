@@ -139,14 +139,14 @@ class _Run:
         reset_peak_memory(self.recipe.device)
         checkpointer = None if self.folder is None else self._checkpointer(self.folder)
         first = 0 if checkpointer is None else checkpointer.resume()
-        joint = self.settings.kind == "joint"
-        experiences = [self.benchmark.train_stream] if joint else self.benchmark.train_stream
-        workers = {"num_workers": self.recipe.workers}
-        for experience in list(experiences)[first:]:
+        stream, workers = self.benchmark.train_stream, {"num_workers": self.recipe.workers}
+        experiences = [stream] if self.settings.kind == "joint" else list(stream)
+        for experience in experiences[first:]:
             self.strategy.train(experience, **workers)
             self._note_diagnostics()
             self.strategy.eval(self.benchmark.streams[self.stream], **workers)
-            self.on_domain(self._domains, self._accuracy or 0.0)
+            curve = self.metrics.matrix.curve()
+            self.on_domain(len(curve), curve[-1] or 0.0)
             self._write_status()
             if checkpointer is not None:
                 checkpointer.end_experience()
@@ -163,15 +163,6 @@ class _Run:
         self.strategy.checkpointer = checkpointer
         return checkpointer
 
-    @property
-    def _domains(self) -> int:
-        return len(self.metrics.matrix.rows)
-
-    @property
-    def _accuracy(self) -> float | None:
-        """Mean over the domains learned."""
-        return self.metrics.matrix.curve()[-1] if self._domains else None
-
     def _epoch_done(self, epoch: Epoch) -> None:
         """Write all epochs again, because those after a checkpoint are repeated. The last epoch
         of a domain is written at once, short ones before it together."""
@@ -184,17 +175,18 @@ class _Run:
     def _write_status(self) -> None:
         if self.folder is None:
             return
+        curve = self.metrics.matrix.curve()
         status = Status(
-            domains=self._domains,
+            domains=len(curve),
             of_domains=1 if self.settings.kind == "joint" else self.recipe.stream.n_experiences,
-            accuracy=self._accuracy,
+            accuracy=curve[-1] if curve else None,
             epoch=Epoch(**self.log.epochs[-1]) if self.log.epochs else None,
             of_epochs=self.strategy.train_epochs,
         )
         self.folder.write_status(status)
 
     def _note_diagnostics(self) -> None:
-        """Keep and log those of the experience just trained, where there are any."""
+        """Keep and log CoVON's diagnostics of the experience just trained."""
         for plugin in self.strategy.plugins:
             if isinstance(plugin, CoVONPlugin) and plugin.diagnostics:
                 found = plugin.diagnostics["all"]._asdict()
@@ -246,13 +238,9 @@ class _Run:
 
 def _check_device(name: str) -> None:
     kind, _, index = name.partition(":")
-    there = {
-        "cpu": 1,
-        "cuda": torch.cuda.device_count(),
-        "mps": int(torch.backends.mps.is_available()),
-    }
-    if int(index or 0) >= there[kind]:
-        raise ValueError(f'device = "{name}": this machine has {there[kind]} {kind} devices')
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": torch.mps.device_count()}
+    if int(index or 0) >= counts[kind]:
+        raise ValueError(f'device = "{name}": this machine has {counts[kind]} {kind} devices')
 
 
 def _check(recipe: Recipe, benchmark: CLScenario, stream: str) -> None:
