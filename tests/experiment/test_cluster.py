@@ -7,20 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import submitit
-from small_recipes import FEW, STRATEGIES, small_recipe
 
 from covon_avalanche.experiment.cluster import ClusterRun, submit
 from covon_avalanche.experiment.grid import RunSpec
 from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
-
-
-@pytest.fixture
-def recipe():
-    return small_recipe(
-        {"finetune": STRATEGIES["finetune"]}, epochs=1, train_mb_size=64, stream=FEW
-    )
 
 
 def test_submitted_runs_are_the_same_as_local_ones(recipe, tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import time
+from functools import cache
 
 import pytest
 import torch
@@ -69,36 +70,25 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def killed_at(monkeypatch):
-    """Stop the run right after a checkpoint, the first being 0, or never."""
+def resumed(tmp_path, monkeypatch):
+    """The result of a run that is stopped after these numbers of checkpoints, then finished."""
     store = Checkpointer._store
 
-    def set_limit(limit):
-        left = itertools.repeat(0) if limit is None else iter(range(limit))
-
-        def counted(self):
-            stored = store(self)
-            if next(left, None) is None:
-                raise Killed
-            return stored
-
-        monkeypatch.setattr(Checkpointer, "_store", counted)
-
-    return set_limit
-
-
-@pytest.fixture
-def resumed(tmp_path, killed_at):
-    """The result of a run that is stopped after these numbers of checkpoints."""
-
-    def run(recipe, *limits, options=OFTEN):
+    def run(recipe, *limits, options=OFTEN, finish=True):
         (name,) = recipe.strategies
         for limit in limits:
-            killed_at(limit)
-            with contextlib.suppress(Killed):
+            left = iter(range(limit))
+
+            def counted(self, left=left):
+                stored = store(self)
+                if next(left, None) is None:
+                    raise Killed
+                return stored
+
+            with monkeypatch.context() as patch, contextlib.suppress(Killed):
+                patch.setattr(Checkpointer, "_store", counted)
                 run_in_folder(recipe, name, 0, tmp_path, options)
-        killed_at(None)
-        return run_in_folder(recipe, name, 0, tmp_path, options)
+        return run_in_folder(recipe, name, 0, tmp_path, options) if finish else None
 
     return run
 
@@ -110,22 +100,15 @@ def recipe_of(name, **changes):
     return small_recipe({name: (STRATEGIES | VARIANTS)[name]}, **changes)
 
 
-@pytest.fixture(scope="module")
-def whole():
-    """The results of runs that nobody stopped."""
-    known = {}
-
-    def run(name):
-        if name not in known:
-            known[name] = run_strategy(recipe_of(name), name, 0).outcome()
-        return known[name]
-
-    return run
+@cache
+def whole(name):
+    """The result of a run that nobody stopped."""
+    return run_strategy(recipe_of(name), name, 0).outcome()
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [n for n in (*STRATEGIES, *VARIANTS) if n != "covon-nom"])
-def test_a_run_stopped_at_many_points_has_the_result_of_a_whole_one(name, resumed, whole, caplog):
+def test_a_run_stopped_at_many_points_has_the_result_of_a_whole_one(name, resumed, caplog):
     result = resumed(recipe_of(name), 0, 5, 8)  # within batches of both domains
     assert result.outcome() == whole(name)
     assert result.continued >= STOPS.get(name, 3)
@@ -225,107 +208,83 @@ def test_epochs_are_written_as_they_come_and_once(name, tmp_path, resumed, monke
 
 
 @pytest.fixture
-def stopped(tmp_path, killed_at):
+def stopped(tmp_path, resumed):
     """The folder of a run that was stopped in the second domain, and its recipe."""
     recipe = recipe_of("finetune")
-    killed_at(14)
-    with pytest.raises(Killed):
-        run_in_folder(recipe, "finetune", 0, tmp_path, OFTEN)
-    killed_at(None)
+    resumed(recipe, 14, finish=False)
     return RunFolder(tmp_path, recipe, "finetune", 0), recipe
 
 
-def of_another_run(folder, point):
-    state, tensors = load_checkpoint(folder.checkpoint_folder, point, folder.hash)
-    save_checkpoint(folder.checkpoint_folder, point, state, tensors, "another")
-
-
-def of_another_format(folder, point):
-    state, tensors = load_checkpoint(folder.checkpoint_folder, point, folder.hash)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", 99)
-        save_checkpoint(folder.checkpoint_folder, point, state, tensors, folder.hash)
-
-
-def truncated(folder, point):
-    file = point.file(folder.checkpoint_folder)
+def truncated(file):
     file.write_bytes(file.read_bytes()[:-5])
 
 
-def changed(folder, point):
-    file = point.file(folder.checkpoint_folder)
+def changed(file):
     content = file.read_bytes().replace(b"train_epochs", b"train_epoch_")
     assert content != file.read_bytes()
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("spoil", [of_another_run, of_another_format, truncated, changed])
+def forged(nodes):
+    (schedule,) = [n for n in nodes if n.get("class", "").endswith(":LambdaLR")]
+    nodes[schedule["attributes"]["lr_lambdas"]["#"]]["items"] = [{"#": len(nodes)}]
+    nodes.append({"is": "function", "name": "covon_avalanche.datasets.unpack:shutil.rmtree"})
+
+
+def of_another_model(nodes):
+    (model, *_) = [n for n in nodes if n["is"] == "module"]
+    next(iter(model["tensors"].values()))["size"][0] -= 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (truncated, "cannot be read"),
+        (changed, "is damaged"),
+        ("another", "belongs to another run"),
+        ("_versions", "was made by other versions: torch 99.0"),
+        (forged, "rmtree is not made from a file"),
+        (of_another_model, "this is another model"),
+    ],
+)
 def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_used(
-    spoil, stopped, tmp_path, whole, caplog
+    spoil, message, stopped, tmp_path, caplog, monkeypatch
 ):
-    folder, recipe = stopped
+    (folder, recipe), run = stopped, stopped[0].hash
     latest, before, *_ = stored_points(folder.checkpoint_folder)
-    spoil(folder, latest)
+    if spoil in (truncated, changed):
+        spoil(latest.file(folder.checkpoint_folder))
+    else:
+        state, tensors = load_checkpoint(folder.checkpoint_folder, latest, run)
+        with monkeypatch.context() as patch:
+            if spoil == "_versions":
+                patch.setattr(checkpoint, spoil, lambda: {"torch": "99.0"})
+            elif spoil == "another":
+                run = spoil
+            else:
+                spoil(state["nodes"])
+            save_checkpoint(folder.checkpoint_folder, latest, state, tensors, run)
     with caplog.at_level(logging.INFO, "covon_avalanche"):
         result = run_in_folder(recipe, "finetune", 0, tmp_path)
-    assert f"{latest.file(folder.checkpoint_folder)}" in caplog.text
-    assert "the one before it is used" in caplog.text
+    assert message in caplog.text
+    assert "the one before it is used" in caplog.text or "the checkpoint before it" in caplog.text
     assert f"epoch {before.epoch + 1}, batch {before.batch + 1}" in caplog.text
-    assert result.outcome() == whole("finetune")
-
-
-def test_a_checkpoint_of_another_model_restarts_the_run(stopped, tmp_path, caplog):
-    folder, _ = stopped
-    other = recipe_of("finetune", model={"hidden_size": 13, "hidden_layers": 1})
-    theirs = RunFolder(tmp_path, other, "finetune", 0)
-    for point in stored_points(folder.checkpoint_folder):
-        state, tensors = load_checkpoint(folder.checkpoint_folder, point, folder.hash)
-        save_checkpoint(theirs.checkpoint_folder, point, state, tensors, theirs.hash)
-    result = run_in_folder(other, "finetune", 0, tmp_path)
-    assert "this is another model" in caplog.text
-    assert result.outcome() == run_strategy(other, "finetune", 0).outcome()
-
-
-def test_a_forged_checkpoint_runs_nothing_and_the_run_restarts(stopped, tmp_path, whole, caplog):
-    folder, recipe = stopped
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    for point in stored_points(folder.checkpoint_folder):
-        state, tensors = load_checkpoint(folder.checkpoint_folder, point, folder.hash)
-        nodes = state["nodes"]
-        (schedule,) = [n for n in nodes if n.get("class", "").endswith(":LambdaLR")]
-        name = "covon_avalanche.datasets.unpack:shutil.rmtree"
-        nodes[schedule["attributes"]["lr_lambdas"]["#"]]["items"] = [{"#": len(nodes)}]
-        nodes.append({"is": "function", "name": name})
-        save_checkpoint(folder.checkpoint_folder, point, state, tensors, folder.hash)
-    result = run_in_folder(recipe, "finetune", 0, tmp_path)
-    assert victim.exists()
-    assert result.outcome() == whole("finetune")
-    assert "rmtree is not made from a file" in caplog.text
-
-
-def test_another_version_restarts_the_run(stopped, tmp_path, whole, caplog, monkeypatch):
-    _, recipe = stopped
-    monkeypatch.setattr(checkpoint, "_versions", lambda: {"torch": "99.0"})
-    result = run_in_folder(recipe, "finetune", 0, tmp_path)
-    assert "was made by other versions: covon_avalanche " in caplog.text
     assert result.outcome() == whole("finetune")
 
 
 @pytest.mark.parametrize(
     ("function", "error"), [("restore", AttributeError), ("_set_generator_states", IndexError)]
 )
-def test_a_checkpoint_with_which_anything_goes_wrong_is_not_tried_again(
-    function, error, stopped, tmp_path, whole, caplog, monkeypatch
+def test_without_a_usable_checkpoint_the_run_restarts(
+    function, error, stopped, tmp_path, caplog, monkeypatch
 ):
-    folder, recipe = stopped
-
     def fail(error):
         def failing(*_):
             raise error("no such thing")
 
         return failing
 
+    folder, recipe = stopped
     with monkeypatch.context() as patch:  # says nothing about the checkpoint
         patch.setattr(resumable, function, fail(torch.OutOfMemoryError))
         with pytest.raises(torch.OutOfMemoryError):

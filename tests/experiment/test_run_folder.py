@@ -4,18 +4,12 @@ import math
 import warnings
 
 import pytest
-from small_recipes import FEW, STRATEGIES, small_recipe
+from small_recipes import STRATEGIES, small_recipe
 
 from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash
-
-
-@pytest.fixture
-def recipe():
-    strategies = {"finetune": STRATEGIES["finetune"]}
-    return small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW)
 
 
 def test_one_process_at_a_time(recipe, tmp_path):
