@@ -18,7 +18,7 @@ from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import ValidationError
 
-from covon_avalanche.experiment.recipe import Choices, Range, Recipe, RecipeError, Space, validate
+from covon_avalanche.experiment.recipe import Recipe, RecipeError, Space, validate
 from covon_avalanche.experiment.registry import StrategySettings
 from covon_avalanche.experiment.run_folder import run_hash
 from covon_avalanche.experiment.run_options import RunOptions
@@ -39,7 +39,7 @@ def space_of(recipe: Recipe, strategy: str) -> dict[str, Space]:
     space = recipe.search.get(strategy, {})
     if not space:
         space = {
-            key: Range(low=value / 10, high=value * 10)
+            key: Space(low=value / 10, high=value * 10)
             for key, value in settings.model_dump().items()
             if isinstance(value, float) and value > 0
             if key not in settings.not_searched and _is_unbounded(settings, key)
@@ -51,8 +51,7 @@ def space_of(recipe: Recipe, strategy: str) -> dict[str, Space]:
                 f"search.{strategy}.{key}: {strategy} has no such setting; known are "
                 f"{', '.join(known)}"
             )
-        ends = [values.low, values.high] if isinstance(values, Range) else values.choices
-        for value in ends:
+        for value in values.ends:
             try:
                 _validated(settings, key, value)
             except ValidationError as error:
@@ -220,13 +219,12 @@ class Search:
             return 0.0
         return result.average_accuracy
 
-    def _suggest(self, trial: optuna.Trial, key: str, values: Range | Choices) -> Any:
-        if isinstance(values, Choices):
-            return trial.suggest_categorical(key, values.choices)
-        low, high = (_validated(self.settings, key, end) for end in (values.low, values.high))
-        if isinstance(low, int):
-            return trial.suggest_int(key, low, high, log=values.log)
-        return trial.suggest_float(key, values.low, values.high, log=values.log)
+    def _suggest(self, trial: optuna.Trial, key: str, space: Space) -> Any:
+        if space.choices is not None:
+            return trial.suggest_categorical(key, space.choices)
+        low, high = (_validated(self.settings, key, end) for end in space.ends)
+        suggest = trial.suggest_int if isinstance(low, int) else trial.suggest_float
+        return suggest(key, low, high, log=space.log)
 
     def best(self, trials: int) -> tuple[dict[str, Any], float]:
         """The best trial's settings and its A_T on validation images.
@@ -248,7 +246,8 @@ class Search:
         return dict(best.params), float(best.value)
 
 
-def _lies_in(value: Any, values: Range | Choices) -> bool:
-    if isinstance(values, Choices):
-        return value in values.choices
-    return value is not None and values.low <= value <= values.high
+def _lies_in(value: Any, space: Space) -> bool:
+    if space.choices is not None:
+        return value in space.choices
+    low, high = space.ends
+    return value is not None and low <= value <= high

@@ -8,7 +8,7 @@ from optuna.storages.journal import JournalFileSymlinkLock
 from small_recipes import STRATEGIES, small_recipe
 
 from covon_avalanche.experiment import run
-from covon_avalanche.experiment.recipe import Range, Recipe, RecipeError
+from covon_avalanche.experiment.recipe import Recipe, RecipeError, Space
 from covon_avalanche.experiment.search import Search, space_of, with_settings
 
 STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
@@ -161,7 +161,7 @@ def test_a_diverging_trial_counts_as_nothing_learned(tmp_path):
 def test_spaces():
     recipe = recipe_of("covon")
     space = space_of(recipe, "covon")
-    assert space["lr"] == Range(low=0.01, high=1.0)
+    assert space["lr"] == Space(low=0.01, high=1.0)
     assert not {"gamma", "beta2"} & set(space)  # they have scales of their own
     given = {"covon": {"lr": {"low": 0.1, "high": 0.2}, "hess_approx": {"choices": ["gradsq"]}}}
     own = recipe_of("covon", search=given)
@@ -175,7 +175,7 @@ def test_the_space_of_every_strategy_has_only_what_it_takes(name):
     space = space_of(recipe, name)
     assert "lr" in space
     for key, values in space.items():
-        for end in (values.low, values.high):
+        for end in values.ends:
             with_settings(recipe, name, {key: end})
 
 
