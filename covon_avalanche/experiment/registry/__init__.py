@@ -14,6 +14,7 @@ from covon_avalanche.experiment.registry.baselines import (
     EWC,
     SI,
     Ceiling,
+    Custom,
     Finetune,
     FromAvalanche,
     ICaRL,
@@ -29,7 +30,6 @@ from covon_avalanche.experiment.registry.bayesian import (
     EWCStar,
     TaskSettings,
 )
-from covon_avalanche.experiment.registry.custom import Custom
 
 _Any = (
     Finetune | Ceiling | Replay | EWC | LwF | SI | EWCStar | AdaReg | VCL | EVCL | TDVCL | ICaRL

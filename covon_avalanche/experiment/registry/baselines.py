@@ -1,10 +1,12 @@
-"""Avalanche's own strategies, and upper bounds."""
+"""Avalanche's own strategies, upper bounds, and user-defined classes."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import sys
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, JsonValue, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from covon_avalanche.experiment.registry.base import Mergeable, Method, WithOptimizer
 
@@ -98,3 +100,28 @@ _FROM_AVALANCHE = {
     "der": f"{_STRATEGIES}:DER",
     "er-ace": f"{_STRATEGIES}:ER_ACE",
 }
+
+
+class Custom(WithOptimizer):
+    """A user-defined strategy or plugin."""
+
+    kind: Literal["custom"]
+    implementation: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    """``module:Class``, found as Python finds modules and in the working directory: a subclass of
+    Avalanche's ``SupervisedTemplate``, or of ``SupervisedPlugin`` (then Naive with this plugin)."""
+    arguments: dict[str, JsonValue] = Field({})
+    """Of the class. A strategy also gets ``model``, ``optimizer`` (made of ``lr``,
+    ``weight_decay``, ``optimizer`` and ``momentum``), ``criterion``, ``train_mb_size``,
+    ``train_epochs``, ``eval_mb_size``, ``device``, ``plugins`` and ``evaluator`` by name. If its
+    constructor makes another optimizer, the cosine schedule is that one's."""
+    replay: bool = False
+    """Whether it stores examples, for the tables."""
+
+    @property
+    def stores_examples(self) -> bool:
+        return self.replay
+
+    def build(self) -> Method:
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return Method.of(self.implementation, self.arguments)
