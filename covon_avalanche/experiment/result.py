@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
@@ -73,12 +73,14 @@ class Result(BaseModel):
     train_seconds: list[float]
     """Wall-clock seconds of training, per domain."""
     parameters: int
-    parameters_worth: float
+    memory_ratio: Annotated[
+        float, Field(validation_alias=AliasChoices("memory_ratio", "parameters_worth"))
+    ]
     """Tensors kept between steps, in units of the weights, see ``MemoryFootprint``."""
     peak_memory: int | None = None
     """Bytes of the process, or of the accelerator where there is one."""
-    continued: int = 0
-    """How often the run was started again after an interruption."""
+    resumed: Annotated[int, Field(validation_alias=AliasChoices("resumed", "continued"))] = 0
+    """How often the run was resumed after an interruption."""
     diagnostics: list[dict[str, float]] = []
     """Of CoVON's posterior at the end of each domain, before the merge, see ``Diagnostics``."""
     versions: dict[str, str]
@@ -136,7 +138,7 @@ class Result(BaseModel):
     def outcome(self) -> dict[str, Any]:
         """The reproducible part of the result: without times, memory, versions and machine."""
         data = self.model_dump(
-            exclude={"train_seconds", "peak_memory", "continued", "versions", "machine"}
+            exclude={"train_seconds", "peak_memory", "resumed", "versions", "machine"}
         )
         for epoch in data["epochs"]:
             del epoch["seconds"]

@@ -62,7 +62,7 @@ def run_in_folder(
         with training_loggers(folder.path, options, title, folder.settings) as loggers:
             run = _Run(recipe, strategy, seed, options, folder=folder, loggers=loggers)
             result = run.finish()
-        result.continued = starts - 1
+        result.resumed = starts - 1
         folder.write_result(result)
         return result
 
@@ -216,7 +216,7 @@ class _Run:
             epochs=[Epoch(**epoch) for epoch in self.log.epochs],
             train_seconds=self.log.seconds,
             parameters=sum(p.numel() for p in self.model.parameters()),
-            parameters_worth=memory.ratio,
+            memory_ratio=memory.ratio,
             peak_memory=peak_memory(self.recipe.device),
             diagnostics=self.diagnostics,
             versions=versions(),

@@ -32,7 +32,7 @@ def settings_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
     return {**whole, "strategy": own}
 
 
-def settings_today(stored: dict[str, Any]) -> dict[str, Any]:
+def upgrade_settings(stored: dict[str, Any]) -> dict[str, Any]:
     """Settings of a stored result in the current schema, with the defaults of newer settings.
     Settings that are no longer valid are returned unchanged."""
     one = {"seeds": [0], "strategies": {"strategy": stored["strategy"]}}
@@ -43,7 +43,7 @@ def settings_today(stored: dict[str, Any]) -> dict[str, Any]:
         return stored
 
 
-def decisive(settings: dict[str, Any]) -> dict[str, Any]:
+def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that affect the result: all but names."""
     return {key: value for key, value in settings.items() if key not in ("name", "title")}
 
@@ -51,7 +51,7 @@ def decisive(settings: dict[str, Any]) -> dict[str, Any]:
 def run_hash(recipe: Recipe, strategy: str, seed: int) -> str:
     """Ten hexadecimal digits of what affects a result: the settings and the seed, but no names,
     other strategies or versions."""
-    text = json.dumps([decisive(settings_of(recipe, strategy)), seed], sort_keys=True)
+    text = json.dumps([result_settings(settings_of(recipe, strategy)), seed], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from covon_avalanche.experiment.recipe import RecipeError, load_recipe, shipped_recipes
-from covon_avalanche.experiment.run_folder import decisive, settings_of
+from covon_avalanche.experiment.run_folder import result_settings, settings_of
 from covon_avalanche.report.results import flatten
 
 
@@ -48,8 +48,8 @@ def _changes(run: pd.Series) -> list[str] | None:
         return None
     if run["strategy"] not in recipe.strategies:
         return None
-    again = decisive(settings_of(recipe, run["strategy"]))
-    return changes if again == decisive(run["settings"]) else None
+    again = result_settings(settings_of(recipe, run["strategy"]))
+    return changes if again == result_settings(run["settings"]) else None
 
 
 def _differing(run: pd.Series, others: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -62,7 +62,7 @@ def _differing(run: pd.Series, others: Sequence[Mapping[str, Any]]) -> list[str]
 
 def _recipe_keys(run: pd.Series) -> dict[str, Any]:
     """The settings that decide the run, by their keys in the recipe."""
-    settings = decisive(run["settings"])
+    settings = result_settings(run["settings"])
     own = {"strategies": {run["strategy"]: settings.pop("strategy")}}
     return flatten(settings) | flatten(own)
 

@@ -9,7 +9,7 @@ from covon_avalanche import BayesByBackprop, MergePlugin
 from covon_avalanche import CoVON as Optimizer
 from covon_avalanche.experiment.recipe import load_recipe, shipped_recipes
 from covon_avalanche.experiment.registry import KINDS, CoVON, stored_strategy
-from covon_avalanche.experiment.run_folder import run_hash, settings_of, settings_today
+from covon_avalanche.experiment.run_folder import run_hash, settings_of, upgrade_settings
 from covon_avalanche.merging import EMA, Average, FisherMerge, RegMean
 
 BASE = {"kind": "covon", "lr": 0.1, "ess": 10.0, "hess_init": 0.1, "gamma": 0.9, "clip_radius": 1.0}
@@ -67,7 +67,7 @@ def test_facts_that_tables_need():
 def test_keys_and_values_of_earlier_versions_are_translated(old, new):
     assert covon(**old) == covon(**new)
     stored = settings_of(small_recipe({"covon": STRATEGIES["covon"]}), "covon")
-    current = settings_today({**stored, "strategy": {**BASE, **old}})["strategy"]
+    current = upgrade_settings({**stored, "strategy": {**BASE, **old}})["strategy"]
     assert new.items() <= current.items()
 
 

@@ -111,7 +111,7 @@ def whole(name):
 def test_a_run_stopped_at_many_points_has_the_result_of_a_whole_one(name, resumed, caplog):
     result = resumed(recipe_of(name), 0, 5, 8)  # within batches of both domains
     assert result.outcome() == whole(name)
-    assert result.continued >= STOPS.get(name, 3)
+    assert result.resumed >= STOPS.get(name, 3)
     assert "before it is used" not in caplog.text  # all could be restored
 
 
@@ -126,7 +126,7 @@ def test_replay_resumes_alike_with_dropout(resumed, monkeypatch):
     recipe = small_recipe({"replay": settings}, epochs=2, train_mb_size=64, stream=FEW)
     undisturbed = run_strategy(recipe, "replay", 0)
     result = resumed(recipe, 11)  # after the first epoch with the memory
-    assert result.continued == 1
+    assert result.resumed == 1
     assert result.outcome() == undisturbed.outcome()
 
 
@@ -146,7 +146,7 @@ def test_augmented_images_and_channels_last_weights_resume_alike(name, workers, 
     undisturbed = run_strategy(recipe, name, 0, data)
     result = resumed(recipe, 0, 4, options=data)  # inside an epoch of each domain
     assert result.outcome() == undisturbed.outcome()
-    assert result.continued == 2
+    assert result.resumed == 2
 
 
 def test_it_resumes_inside_an_epoch_instead_of_starting_again(resumed, caplog):

@@ -128,7 +128,7 @@ def test_numbers_that_are_not_finite_survive(tmp_path):
 
 def test_results_of_the_first_schema_can_be_read(tmp_path):
     new = made_up("covon", 0, [[0.5]])
-    later = {"reliability", "run_hash", "held_out", "sampled", "epochs", "peak_memory", "continued"}
+    later = {"reliability", "run_hash", "held_out", "sampled", "epochs", "peak_memory", "resumed"}
     old = new.model_copy(update={"schema_version": 1}).model_dump_json(exclude=later)
     (tmp_path / "r.json").write_text(old)
     assert Result.load(tmp_path / "r.json").average_accuracy == new.average_accuracy
