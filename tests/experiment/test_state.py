@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from torch import nn
 from toys import toy_benchmark
 
-from covon_avalanche import CoVON
 from covon_avalanche.experiment.state import ExternalObjects, StateError, capture, restore
 
 NOWHERE = ExternalObjects({})
@@ -88,14 +87,16 @@ def test_everything_else_that_runs_are_made_of():
         "transposed": torch.arange(6.0).reshape(2, 3).T,
         "size": torch.Size([2, 3]),
         "device": torch.device("cpu"),
-        "dtype": torch.float16,
         "range": range(1, 9, 2),
         "infinite": float("-inf"),
+        "generator": torch.Generator().manual_seed(3),
     }
     known = {"counts": defaultdict(int)}
     found = through(root, {**dict.fromkeys(root), **known})
     for name in ("array", "half", "flag", "empty", "transposed"):
         assert torch.equal(torch.as_tensor(found.pop(name)), torch.as_tensor(root.pop(name)))
+    states = [values.pop("generator").get_state() for values in (found, root)]
+    assert torch.equal(*states)
     assert found == root
     assert found["bounded"].maxlen == 2
     assert found["counts"]["new"] == 0
@@ -136,36 +137,27 @@ def test_cycles_and_shared_memory():
 
 def test_a_model_its_copy_and_its_optimizer():
     def build():
-        torch.manual_seed(0)
         model = nn.Linear(3, 2)
-        options = dict(ess=10.0, implementation="foreach", batch_size=8)
-        optimizer = CoVON(model.named_parameters(), **options)
-        return {"model": model, "optimizer": optimizer, "old": None, "names": {}}
+        return {"model": model, "optimizer": torch.optim.Adam(model.parameters()), "old": None}
 
     def step(run, x):
-        with run["optimizer"].sampled_params():
-            run["optimizer"].zero_grad()
-            run["model"](x).square().mean().backward()
+        run["model"](x).square().mean().backward()
         run["optimizer"].step()
 
     x, run = torch.randn(5, 3), build()
     step(run, x)
-    run["optimizer"].consolidate()
-    step(run, x)
     run["old"] = copy.deepcopy(run["model"]).requires_grad_(False).eval()
     run["names"] = dict(run["model"].named_parameters())
-    fresh = through(run, build())
+    fresh = through(run, {**build(), "names": {}})
     assert fresh["names"]["weight"] is fresh["model"].weight
     assert fresh["old"] is not fresh["model"]
     assert not fresh["old"].training
     assert not fresh["old"].weight.requires_grad
     assert torch.equal(fresh["model"].weight.grad, run["model"].weight.grad)
-    for _ in range(2):
-        step(run, x)
-        step(fresh, x)
+    for made in (run, fresh):
+        step(made, x)
     assert torch.equal(fresh["model"].weight, run["model"].weight)
-    posteriors = [r["optimizer"].posterior() for r in (run, fresh)]
-    assert torch.equal(*(q.precision["weight"] for q in posteriors))
+    assert not torch.equal(fresh["model"].weight, fresh["old"].weight)
 
 
 def test_data_of_the_benchmark_is_named_not_stored():
@@ -229,11 +221,10 @@ def test_what_the_new_run_lacks_is_named():
         {"is": "object", "class": "covon_avalanche.posterior.gaussian:Tensor"},
         {"is": "object", "class": "covon_avalanche.posterior.gaussian:dataclass"},
         {"is": "tuple", "class": "covon_avalanche.posterior.gaussian:DiagGaussian", "items": []},
-        {"is": "dtype", "name": "load"},
     ],
 )
 def test_files_that_name_code_are_refused(node):
-    with pytest.raises(StateError, match=r"is not made from a file|there is no torch\.load"):
+    with pytest.raises(StateError, match="is not made from a file"):
         restore({"root": {"#": 0}, "nodes": [node]}, {}, None, NOWHERE)
 
 

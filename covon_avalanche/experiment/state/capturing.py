@@ -147,8 +147,8 @@ class _Capture:
                 return {"is": "partial", "parts": [self.encode(part, path) for part in parts]}
             case str() | int() | float() | Enum() | random.Random():  # more than in their __dict__
                 raise StateError(f"{path} is a {type(value).__name__}")
-            case torch.device() | torch.dtype():
-                return {"is": type(value).__name__, "name": str(value).removeprefix("torch.")}
+            case torch.device():
+                return {"is": "device", "name": str(value)}
             case range():
                 return {"is": "range", "items": [value.start, value.stop, value.step]}
             case dict():

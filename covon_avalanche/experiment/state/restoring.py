@@ -51,10 +51,7 @@ def restore(
 
 class _Restore:
     def __init__(
-        self,
-        nodes: list[State],
-        tensors: Mapping[str, Tensor],
-        external: ExternalObjects,
+        self, nodes: list[State], tensors: Mapping[str, Tensor], external: ExternalObjects
     ) -> None:
         self.nodes, self.tensors, self.external = nodes, tensors, external
         self._made: dict[int, Any] = {}
@@ -102,16 +99,10 @@ class _Restore:
             case "partial":
                 return self._partial(node, path)
             case "generator":
-                made = there if isinstance(there, torch.Generator) else torch.Generator()
-                made.set_state(self._view(node))
-                return made
+                generator = there if isinstance(there, torch.Generator) else torch.Generator()
+                return generator.set_state(self._view(node))
             case "device":
                 return torch.device(node["name"])
-            case "dtype":
-                dtype = getattr(torch, node["name"], None)
-                if not isinstance(dtype, torch.dtype):
-                    raise StateError(f"{path}: there is no torch.{node['name']}")
-                return dtype
             case "range":
                 return range(*node["items"])
             case "dict" | "OrderedDict" | "defaultdict":
