@@ -93,10 +93,8 @@ def test_the_preset_of_the_paper():
 
 
 def test_optimizers_have_the_settings():
-    model = nn.Linear(2, 2)
-
     def group(own):
-        optimizer = own.make_optimizer(model)
+        optimizer = own.make_optimizer(nn.Linear(2, 2))
         return type(optimizer), optimizer.param_groups[0]
 
     kind, options = group(settings("covon", **NEWTON, merge="replace", gamma_precision="auto"))
@@ -108,11 +106,8 @@ def test_optimizers_have_the_settings():
         options = group(covon(merge=merge, gamma_precision="auto"))[1]
         assert (options["consolidation"], options["gamma_precision"]) == ("merge", precision)
         assert options["betas"] == (0.9, None)
-    kind, options = group(settings("vcl"))
-    assert kind is BayesByBackprop
-    assert {"lr": 0.01, "ess": 1437.0, "weight_decay": 1e-4}.items() <= options.items()
-    kind, options = group(settings("finetune", weight_decay=0.5))
-    assert (kind, options["weight_decay"]) == (torch.optim.AdamW, 0.5)
+    assert group(settings("vcl"))[0] is BayesByBackprop
+    assert group(settings("finetune", weight_decay=0.5))[1]["weight_decay"] == 0.5
     for name in ("ada-reg", "ewc-star"):  # there it is the first prior's
         assert group(settings(name, weight_decay=0.5))[1]["weight_decay"] == 0
         assert settings(name, weight_decay=0.5).build().arguments["weight_decay"] == 0.5

@@ -46,7 +46,6 @@ def test_every_strategy_learns_and_its_result_is_complete(name):
     assert len(result.diagnostics) == 2 * (recipe.strategies[name].kind == "covon")
 
 
-@pytest.mark.parametrize("strategy", ["covon", "vcl", "ewc-star"])
 @pytest.mark.parametrize("strategy", ["covon", "vcl"])
 def test_the_same_seed_gives_the_same_result(strategy):
     recipe = recipe_of(strategy)

@@ -49,36 +49,35 @@ def test_the_log_has_the_warnings_of_a_run(recipe, tmp_path):
     assert "afterwards" not in folder.log_file.read_text()
 
 
-def test_the_hash_names_what_decides_a_result():
+def test_the_hash_is_of_what_affects_a_result():
     recipe = small_recipe({"covon": STRATEGIES["covon"]})
-    known = run_hash(recipe, "covon", 0)
-    assert known == run_hash(recipe.model_copy(update={"title": "x", "seeds": [7]}), "covon", 0)
-    settings = recipe.strategies["covon"]
-    other = {"covon": settings.model_copy(update={"gamma": 0.5}), "more": settings}
-    same = {"covon": settings, "more": settings}
-    assert known == run_hash(recipe.model_copy(update={"strategies": same}), "covon", 0)
-    different = {
-        known,
-        run_hash(recipe, "covon", 1),
-        run_hash(recipe.model_copy(update={"strategies": other}), "covon", 0),
-        run_hash(recipe.model_copy(update={"epochs": 3}), "covon", 0),
-        run_hash(recipe.model_copy(update={"workers": 1}), "covon", 0),
-    }
-    assert len(different) == 5
+    own = recipe.strategies["covon"]
+
+    def changed(seed=0, **update):
+        return run_hash(recipe.model_copy(update=update), "covon", seed)
+
+    known = changed()
+    assert changed(title="x", seeds=[7], strategies={"covon": own, "more": own}) == known
+    other = {"covon": own.model_copy(update={"gamma": 0.5})}
+    different = {known, changed(seed=1), changed(strategies=other), changed(epochs=3)}
+    assert len(different | {changed(workers=1)}) == 5
 
 
-def test_a_finished_run_is_not_repeated_and_a_result_that_cannot_be_read_is_an_error(
-    recipe, tmp_path
-):
+def test_a_finished_run_is_not_repeated_but_takes_the_names_of_its_recipe(recipe, tmp_path):
     first = run_in_folder(recipe, "finetune", 0, tmp_path)
-    file = RunFolder(tmp_path, recipe, "finetune", 0).result_file
-    written = file.stat().st_mtime_ns
-    assert run_in_folder(recipe, "finetune", 0, tmp_path) == first
-    assert file.stat().st_mtime_ns == written
-    file.write_text("{")
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    first.model_copy(update={"calibration": {"nll": math.nan}}).save(folder.result_file)
+    written = folder.result_file.stat().st_mtime_ns
+    assert run_in_folder(recipe, "finetune", 0, tmp_path).accuracy == first.accuracy
+    assert folder.result_file.stat().st_mtime_ns == written
+    renamed = recipe.model_copy(update={"name": "mine", "title": "Mine"})
+    named = run_in_folder(renamed, "finetune", 0, tmp_path)
+    for one in (named, Result.load(folder.result_file)):
+        assert (one.recipe, one.settings["name"], one.settings["title"]) == ("mine", "mine", "Mine")
+        assert one.accuracy == first.accuracy
+    folder.result_file.write_text("{")
     with pytest.raises(ResultError, match=r"result\.json is not a result: it is not JSON"):
         run_in_folder(recipe, "finetune", 0, tmp_path)
-    assert file.read_text() == "{"
 
 
 def test_an_unfinished_run_is_not_resumed_with_other_data(recipe, tmp_path):
@@ -90,19 +89,3 @@ def test_an_unfinished_run_is_not_resumed_with_other_data(recipe, tmp_path):
     folder.check_data({"train": [14, 14], "test": [14]})
     with pytest.raises(ValueError, match=r"the data have changed .*\[14, 13\].* remove the folder"):
         folder.check_data({"train": [14, 13], "test": [14]})
-
-
-def test_a_finished_run_is_stored_under_the_names_of_today(recipe, tmp_path):
-    run_in_folder(recipe, "finetune", 0, tmp_path)
-    folder = RunFolder(tmp_path, recipe, "finetune", 0)
-    result = folder.result().model_copy(update={"calibration": {"nll": math.nan}})
-    result.save(folder.result_file)
-    written = folder.result_file.stat().st_mtime_ns
-    run_in_folder(recipe, "finetune", 0, tmp_path)
-    assert folder.result_file.stat().st_mtime_ns == written  # under these names it is already
-    renamed = recipe.model_copy(update={"name": "mine", "title": "Mine"})
-    named = run_in_folder(renamed, "finetune", 0, tmp_path)
-    stored = Result.load(folder.result_file)
-    for one in (named, stored):
-        assert (one.recipe, one.settings["name"], one.settings["title"]) == ("mine", "mine", "Mine")
-    assert stored.accuracy == result.accuracy
