@@ -96,7 +96,7 @@ def build_model(
 
 
 def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:
-    """A path below the folder of the data; an absolute one as it is."""
+    """A path below the data folder; absolute paths stay as they are."""
     return Path(default_dataset_location("") if dataset_root is None else dataset_root) / path
 
 
@@ -104,7 +104,6 @@ class Autocast:
     """Mixin for strategies: the model computes in bfloat16; losses and weights stay float32."""
 
     def forward(self) -> Tensor:
-        """The model's output, as float32."""
         strategy: Any = self
         with torch.autocast(strategy.device.type, torch.bfloat16):
             output: Tensor = super().forward()  # type: ignore[misc]
@@ -123,10 +122,10 @@ class Cosine:
 
 
 class CosinePlugin(LRSchedulerPlugin):
-    """Lowers the learning rate within each domain, over as many epochs as it has."""
+    """Lowers the learning rate within each domain, over its epochs."""
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        """Take over the number of epochs: a schedule may have changed it for this domain."""
+        # a schedule may have changed the number of epochs for this domain
         for cosine in self.scheduler.lr_lambdas:
             cosine.epochs = strategy.train_epochs
 

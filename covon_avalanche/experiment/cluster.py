@@ -31,7 +31,7 @@ class ClusterRun:
         return run_in_folder(self.recipe, *self.spec, self.runs, self.options).average_accuracy
 
     def checkpoint(self) -> Any:
-        """Before the job's time is up: submit the same again."""
+        """Submit the same job again before its time is up."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -52,8 +52,7 @@ def submit(
     :param parameters: ``KEY=VALUE`` by submitit's names, with TOML values.
     :param cluster: ``"local"`` for processes of this machine, to try it.
     :return: identifiers of the jobs.
-    :raises ValueError: if there is no submitit, no cluster, or no such parameter, or the cluster
-        refuses the jobs.
+    :raises ValueError: if submitit is missing, or rejects a parameter or the jobs.
     """
     try:
         import submitit

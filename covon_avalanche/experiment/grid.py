@@ -42,9 +42,9 @@ class Outcome:
     result: Result | None = None
     error: str | None = None
     bad_input: bool = False
-    """Whether the error is in what the user gave: data, settings, folders."""
+    """Whether the user's input caused the error: data, settings, folders."""
     log: Path | None = None
-    """Where the traceback is, if the run came as far as its folder."""
+    """The file with the traceback, if the run has a folder."""
 
 
 def run_grid(
@@ -119,8 +119,8 @@ def _killed(folder: RunFolder, spec: RunSpec, future: Future[Outcome]) -> Outcom
 
 @contextmanager
 def _interrupted() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, asked for where stopping is safe: a KeyboardInterrupt that
-    Python raises in a callback or destructor would be lost."""
+    """Tells whether Ctrl-C was pressed; to be called where stopping is safe, because a
+    KeyboardInterrupt that Python raises in a callback or destructor would be lost."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may handle signals
         return

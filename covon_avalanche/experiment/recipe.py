@@ -58,7 +58,7 @@ class Space(Table):
 
 
 class Recipe(Table):
-    """One comparison."""
+    """A comparison of strategies on a stream."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
     title: str
@@ -132,7 +132,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 def validate(data: dict[str, Any], name: str) -> Recipe:
     """A recipe from plain data.
 
-    :param name: of it, for the error.
+    :param name: for the error.
     :raises RecipeError: naming the key and what is wrong.
     """
     try:
@@ -142,9 +142,9 @@ def validate(data: dict[str, Any], name: str) -> Recipe:
 
 
 def recipe_file(name_or_path: str) -> Path:
-    """Where a shipped recipe, or one given by its path, is.
+    """The file of a shipped recipe, or of one given by its path.
 
-    :raises RecipeError: if there is no shipped one of that name.
+    :raises RecipeError: if there is no shipped recipe of that name.
     """
     path = Path(name_or_path)
     if path.suffix == ".toml" or path.is_file():
@@ -160,7 +160,7 @@ def recipe_file(name_or_path: str) -> Path:
 def parse_setting(text: str) -> tuple[str, Any]:
     """Key and value of ``KEY=VALUE`` with a TOML value, or text without quotation marks.
 
-    :raises RecipeError: if it looks different.
+    :raises RecipeError: if there is no key or no value.
     """
     key, equals, value = text.partition("=")
     if not (equals and key.strip()):
@@ -239,9 +239,9 @@ def choose(
 ) -> Recipe:
     """The recipe with some strategies, other seeds or epochs.
 
-    :param strategies: names with commas.
+    :param strategies: names, separated by commas.
     :param seeds: such as ``0-4`` or ``0,3,7``.
-    :param epochs: per domain, instead of a schedule's own, too.
+    :param epochs: per domain; they also replace those of schedules.
     :raises RecipeError: naming what is unknown or cannot be read.
     """
     update: dict[str, object] = {}

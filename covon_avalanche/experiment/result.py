@@ -21,7 +21,7 @@ class ResultError(ValueError):
 
 
 class Epoch(BaseModel):
-    """What training did in one epoch."""
+    """Training in one epoch."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -29,16 +29,15 @@ class Epoch(BaseModel):
     epoch: int
     """In this experience; both from 0."""
     loss: float
-    """What was minimised, penalties included: mean over the images."""
+    """The training objective, penalties included: mean over the images."""
     accuracy: float
-    """On the training images as they were seen, by the weights of each step (a posterior sample
-    of CoVON and VCL)."""
+    """On the training batches, by the weights of each step (posterior samples of CoVON and VCL)."""
     images: int
     seconds: float
 
 
 class Result(BaseModel):
-    """One (recipe, strategy, seed)."""
+    """The result of a strategy of a recipe with a seed."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
@@ -49,7 +48,7 @@ class Result(BaseModel):
     strategy: str
     seed: int
     stream: EvaluatedOn
-    """What was evaluated; ``valid`` in the search of hyperparameters."""
+    """The evaluated stream; ``valid`` in the search of hyperparameters."""
     settings: dict[str, Any]
     """The resolved recipe of this run."""
     accuracy: list[list[float] | None]
@@ -57,7 +56,7 @@ class Result(BaseModel):
     counts: list[int]
     """Images per domain in ``stream``."""
     held_out: bool = False
-    """Whether the domains of ``stream`` are others than those trained (CORe50's test sessions)."""
+    """Whether the domains of ``stream`` are never trained on (CORe50's test sessions)."""
     average_accuracy: float
     """A_T, domain mean."""
     weighted_accuracy: float
@@ -88,7 +87,7 @@ class Result(BaseModel):
 
     @property
     def matrix(self) -> AccuracyMatrix:
-        """The accuracies with what is computed from them."""
+        """The accuracies, and the metrics computed from them."""
         return AccuracyMatrix(self.counts, self.accuracy, self.held_out)
 
     def save(self, path: Path) -> None:

@@ -154,7 +154,7 @@ class Checkpointer:
         return True
 
     def remaining(self, loader: Any, batches: int) -> Iterator[Any]:
-        """The other batches of an epoch after the first ``batches``, in their original order."""
+        """The batches of an epoch after the first ``batches``, in their original order."""
         _set_generator_states(self._epoch_start)
         iterator = iter(loader)
         for _ in range(batches):
@@ -182,7 +182,7 @@ class Checkpointer:
             self._store_inside()
 
     def end_experience(self) -> None:
-        """After the evaluation of what was trained."""
+        """After the evaluation that follows training."""
         self._point = Point(self._point.experience + 1)
         self._between = self._between and self._store()
 
@@ -216,8 +216,8 @@ def _is_plain(strategy: Any) -> bool:
 
 
 def _shuffles_again(loader: Any) -> bool:
-    """Whether a smaller data set may be reshuffled within the epoch: in an order that depends on
-    what else has drawn from torch's generator, such as dropout."""
+    """Whether a smaller data set may be reshuffled within the epoch, in an order that depends on
+    other uses of torch's generator, such as dropout."""
     return getattr(loader, "oversample_small_datasets", False) and len(loader.datasets) > 1
 
 

@@ -40,7 +40,7 @@ from covon_avalanche.plugins.posterior import PosteriorPlugin
 
 OnDomain = Callable[[int, float], None]
 _log = logging.getLogger(__name__)
-_WRITE_EVERY = 1.0  # seconds between two times that short epochs are written
+_WRITE_EVERY = 1.0  # seconds, for epochs that are shorter
 
 
 def run_in_folder(
@@ -48,7 +48,7 @@ def run_in_folder(
 ) -> Result:
     """Run, resume an interrupted run, or return the result of a finished one.
 
-    :param runs: the run gets a folder below, see :class:`RunFolder`.
+    :param runs: folder of all runs, see :class:`RunFolder`.
     :raises ValueError: if another process works on this run; otherwise as :func:`run_strategy`.
     """
     folder = RunFolder(runs, recipe, strategy, seed)
@@ -82,7 +82,7 @@ def run_strategy(
         the same result on the same machine with the same number of threads.
     :param stream: what to evaluate on; ``valid`` needs the recipe's ``stream.validation_size``.
     :param on_domain: called with the number of domains learned and the mean accuracy on them.
-    :raises ValueError: if data and recipe do not fit, or the device is not there, naming the value.
+    :raises ValueError: if data and recipe do not fit, or the device does not exist.
     :raises FloatingPointError: if the training diverges.
     """
     return _Run(recipe, strategy, seed, options, stream, on_domain).finish()
@@ -100,7 +100,7 @@ class _Run:
     loggers: tuple[Sequence[BaseLogger], Sequence[Any]] = ((), ())
 
     def finish(self) -> Result:
-        """Build everything, restore the last checkpoint if there is one, and do the rest."""
+        """Build everything, restore the last checkpoint, if any, and train the rest."""
         _check_device(self.recipe.device)
         while True:
             free_memory()
@@ -135,7 +135,7 @@ class _Run:
         self.diagnostics: list[dict[str, float]] = []
 
     def _train(self) -> None:
-        """Train on the experiences that are missing, and evaluate after each."""
+        """Train on the remaining experiences, and evaluate after each."""
         reset_peak_memory(self.recipe.device)
         checkpointer = None if self.folder is None else self._checkpointer(self.folder)
         first = 0 if checkpointer is None else checkpointer.resume()
@@ -164,8 +164,8 @@ class _Run:
         return checkpointer
 
     def _epoch_done(self, epoch: Epoch) -> None:
-        """Write all epochs again, because those after a checkpoint are repeated. The last epoch
-        of a domain is written at once, short ones before it together."""
+        """Rewrite all epochs, because those after a checkpoint are repeated: after the last of a
+        domain, otherwise at most once a second."""
         last = epoch.epoch + 1 == self.strategy.train_epochs
         if self.folder is not None and (last or time.monotonic() > self._written_at + _WRITE_EVERY):
             self.folder.write_epochs(self.log.epochs)

@@ -25,7 +25,7 @@ _LOCK_TIMEOUT = 0.5  # seconds; ``is_running`` holds the lock for a moment
 
 
 def settings_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
-    """The part of a recipe that one of its strategies uses, without what is not set."""
+    """The part of a recipe that one of its strategies uses, without unset values."""
     unused = {"strategies", "seeds", "search"}
     whole = recipe.model_dump(mode="json", exclude=unused, exclude_none=True)
     own = recipe.strategies[strategy].model_dump(mode="json", exclude_none=True)
@@ -71,7 +71,7 @@ class Status(BaseModel):
 
     @property
     def share(self) -> float:
-        """Fraction of all epochs that is done."""
+        """Completed fraction of all epochs."""
         done = float(self.domains)
         if self.epoch is not None:
             within = (self.epoch.epoch + 1) / max(1, self.of_epochs)
@@ -90,7 +90,7 @@ class Status(BaseModel):
 
 
 def error_sentence(error: BaseException) -> tuple[str, bool]:
-    """What an error says, and whether the user's input caused it."""
+    """The message of an error, and whether the user's input caused it."""
     bad_input = isinstance(error, ValueError | OSError)
     name = "" if bad_input else f"{type(error).__name__}: "
     return name + (" ".join(str(error).split()) or "no reason given"), bad_input
@@ -113,7 +113,7 @@ class StoredRun:
             return None
 
     def is_running(self) -> bool:
-        """Whether a process works on it."""
+        """Whether a process is working on it."""
         lock = FileLock(self.path / ".lock")
         try:
             lock.acquire(timeout=0)
@@ -197,16 +197,14 @@ class RunFolder(StoredRun):
         return starts
 
     def write_epochs(self, epochs: list[dict[str, Any]]) -> None:
-        """``metrics.jsonl``."""
         lines = "".join(json.dumps(epoch) + "\n" for epoch in epochs)
         write_atomically(self.path / "metrics.jsonl", lines)
 
     def write_status(self, status: Status) -> None:
-        """``status.json``."""
         write_atomically(self.status_file, status.model_dump_json() + "\n")
 
     def write_failure(self, error: str) -> None:
-        """Keep in ``status.json`` why the run failed."""
+        """Store in ``status.json`` why the run failed."""
         with suppress(OSError):
             self.write_status((self.status() or Status()).model_copy(update={"error": error}))
 

@@ -124,11 +124,11 @@ class Search:
 
     @property
     def settings(self) -> StrategySettings:
-        """The recipe's own."""
+        """The recipe's own settings of the strategy."""
         return self.recipe.strategies[self.strategy]
 
     def study(self) -> optuna.Study:
-        """Optuna's study in the journal."""
+        """The Optuna study in the journal; it is created if there is none."""
         domains = self.recipe.stream.n_experiences
         return optuna.create_study(
             study_name=self._name,

@@ -42,7 +42,7 @@ KINDS: dict[str, type[StrategySettings]] = {
 
 
 def stored_strategy(settings: Mapping[str, Any]) -> StrategySettings:
-    """The settings of a stored result, not validated: another version may have made it."""
+    """The settings of a stored result, not validated: it may be of another version."""
     return KINDS.get(settings["kind"], StrategySettings).model_construct(**settings)
 
 

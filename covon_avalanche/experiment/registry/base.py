@@ -1,4 +1,4 @@
-"""What all strategies of recipes have in common. Nothing here imports torch before it builds."""
+"""Settings that strategies share, and how they are built. Importing it does not import torch."""
 
 from __future__ import annotations
 
@@ -116,7 +116,6 @@ class StrategySettings(Table):
         return self
 
     def only(self, *names: str) -> dict[str, Any]:
-        """Some of the settings."""
         return self.model_dump(include=set(names))
 
 
@@ -168,10 +167,7 @@ class Mergeable(WithOptimizer):
 
 
 def merge_rule(name: str, gamma: float) -> MergeRule:
-    """The rule of this name.
-
-    :param gamma: of ``"ema"``.
-    """
+    """The rule of this name; ``gamma`` is for ``"ema"``."""
     from covon_avalanche import merging
 
     if name == "ema":

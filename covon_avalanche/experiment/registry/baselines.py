@@ -20,7 +20,7 @@ class Finetune(Mergeable):
 
 
 class Ceiling(WithOptimizer):
-    """All domains at once, or each together with all before it: upper bounds."""
+    """Joint training on all domains, or on each together with all earlier ones: upper bounds."""
 
     kind: Literal["joint", "cumulative"]
     ceiling = True

@@ -191,7 +191,7 @@ class TDVCL(Variational):
 
     @property
     def stores_examples(self) -> bool:
-        """Whether there is a memory, and more than one step, which it is for."""
+        """Only the n-step objective uses the memory."""
         return self.n_steps >= 2 and min(self.replay_tasks, self.replay_examples) >= 1
 
 

@@ -84,7 +84,7 @@ def importable(value: Any) -> str:
 
 
 def capture(root: Any, external: ExternalObjects) -> tuple[State, dict[str, Tensor]]:
-    """All that affects how a run continues.
+    """Everything that affects how a run continues.
 
     :param root: a dictionary with ``"model"`` first, then the strategy that trains it, and
         what else is to be stored.
@@ -164,7 +164,7 @@ class _Capture:
         return self._object(value, path)
 
     def _view(self, tensor: Tensor) -> State:
-        """Where a tensor's values are: tensors that share memory will share it again."""
+        """The location of a tensor's values: tensors that share memory will share it again."""
         if tensor.is_complex() or tensor.is_quantized:
             raise TypeError(f"{tensor.dtype} has no place in the file")
         tensor = tensor.detach()

@@ -59,7 +59,7 @@ class _Restore:
         self._claimed: set[int] = set()  # what is there already may stand for one node only
 
     def decode(self, value: Any, there: Any, path: str) -> Any:
-        """The value; ``there`` is what the new run has in its place."""
+        """The value; ``there`` is the new run's value in its place."""
         if not isinstance(value, dict):
             return value
         number = value["#"]
@@ -131,14 +131,14 @@ class _Restore:
         return _KNOWN_FUNCTIONS[name]
 
     def _partial(self, node: State, path: str) -> functools.partial:
-        """Of known functions only: with other arguments any function of the run is another."""
+        """Of known functions only: other functions could do harm with other arguments."""
         function, arguments, keywords = node["parts"]
         known = self._function(self.nodes[function["#"]].get("name", ""), _MISSING, path)
         arguments = self.decode(arguments, _MISSING, path)
         return functools.partial(known, *arguments, **self.decode(keywords, _MISSING, path))
 
     def _class(self, name: str, there: Any, path: str, kind: type = object) -> Any:
-        """That of what is there, or one that is defined, not only imported, where the name says."""
+        """The class of ``there``, or a trusted one that its module defines, not only imports."""
         found: Any = type(there)
         if there is _MISSING or importable(found) != name:
             module, _, qualname = name.partition(":")
@@ -232,7 +232,7 @@ class _Restore:
         return there
 
     def _fill(self, tensor: Tensor, node: State, path: str) -> None:
-        """Put stored values into a model's tensor; what shares its memory is to share it again."""
+        """Copy stored values into a model's tensor, whose memory others may share again."""
         stored = self._view(node)
         if stored.shape != tensor.shape:
             raise StateError(
