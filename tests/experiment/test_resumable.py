@@ -149,12 +149,6 @@ def test_augmented_images_and_channels_last_weights_resume_alike(name, workers, 
     assert result.resumed == 2
 
 
-def test_it_resumes_inside_an_epoch_instead_of_starting_again(resumed, caplog):
-    with caplog.at_level(logging.INFO, "covon_avalanche"):
-        resumed(recipe_of("finetune"), 7)
-    assert "resumed at domain 1, epoch 2, batch 4" in caplog.text
-
-
 def test_storing_does_not_count_as_training(tmp_path, monkeypatch):
     save, slept = resumable.save_checkpoint, []
 
