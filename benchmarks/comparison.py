@@ -21,7 +21,7 @@ from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid
 from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
-from covon_avalanche.experiment.run_folder import decisive, settings_of, settings_today
+from covon_avalanche.experiment.run_folder import result_settings, settings_of, upgrade_settings
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
 from covon_avalanche.report import Comparison, comparisons, load_results
@@ -65,12 +65,12 @@ def run_recipe(
 
     :param file: ``.jsonl``; see :func:`~covon_avalanche.load_results`.
     """
-    wanted = {name: decisive(settings_of(recipe, name)) for name in recipe.strategies}
+    wanted = {name: result_settings(settings_of(recipe, name)) for name in recipe.strategies}
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     stored = {
         (r.strategy, r.seed): r
         for r in map(Result.model_validate_json, lines)
-        if decisive(settings_today(r.settings)) == wanted.get(r.strategy)
+        if result_settings(upgrade_settings(r.settings)) == wanted.get(r.strategy)
     }
     order = list(wanted)
 

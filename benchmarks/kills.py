@@ -94,7 +94,7 @@ def measure(kills: int, epochs: int, folder: Path, chance: random.Random) -> dic
         for path in theirs.keys() & ours.keys():
             mine = Result.model_validate_json(ours[path])
             found["results"] += 1
-            found["interrupted runs"] += mine.continued > 0
+            found["interrupted runs"] += mine.resumed > 0
             other = Result.model_validate_json(theirs[path])
             found["differing"] += mine.outcome() != other.outcome()
         seed += 2

@@ -211,7 +211,7 @@ def measure(run: Case, root: Path) -> Case:
         "bwt": result.bwt,
         "curve": result.matrix.curve(),
         "seconds": sum(result.train_seconds),
-        "memory": result.parameters_worth,
+        "memory": result.memory_ratio,
         "diagnostics": result.diagnostics,
     }
 

@@ -48,7 +48,7 @@ def made_up(
         calibration={"nll": 0.5, "brier": 0.25, "ece": 0.125},
         train_seconds=[seconds] * len(rows),
         parameters=5,
-        parameters_worth=5.0,
+        memory_ratio=5.0,
         versions={"torch": "2.15.0"},
         machine={"cores": 2},
     )

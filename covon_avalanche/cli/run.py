@@ -63,7 +63,7 @@ def run(
     ),
     slurm: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="For the cluster, e.g. partition=gpu; repeatable."),
+        typer.Option(metavar="KEY=VALUE", help="E.g. slurm_partition=gpu; repeatable."),
     ] = None,
 ) -> None:
     """Compare continual-learning strategies: train each with each seed, then a table and a plot.

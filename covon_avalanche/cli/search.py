@@ -128,7 +128,7 @@ def _work(
         import covon_avalanche.experiment.run  # noqa: F401 -- SIGTERM may be lost in an import
         from covon_avalanche.experiment.search import Search
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         Search(recipe, strategy, journal, seed).run(trials, options, notify=_print)
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)  # and takes no other strategy

@@ -1,1 +1,1 @@
-"""Recipe to run to result to report."""
+"""Run, resume and report experiments."""

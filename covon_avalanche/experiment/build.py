@@ -47,8 +47,8 @@ def build_benchmark(
         default Avalanche's data folder.
     """
     stream, model = recipe.stream, recipe.model
-    unlike = {"name", "folder", "n_experiences", "image_size", "cache_size"}
-    options = stream.model_dump(exclude=unlike, exclude_none=True) | {"seed": seed}
+    recipe_only = {"name", "folder", "n_experiences", "image_size", "cache_size"}
+    options = stream.model_dump(exclude=recipe_only, exclude_none=True) | {"seed": seed}
     build = getattr(streams, stream.name)
     if isinstance(stream, PermutedStream):
         if stream.name == "PermutedMNIST":
@@ -85,7 +85,9 @@ def build_model(
             hidden_layers=model.hidden_layers,
             drop_rate=0,
         )
-    weights = weights_file(model, dataset_root) or model.weights or None
+    weights: Any = model.weights or None
+    if weights not in (None, "default"):
+        weights = _below(dataset_root, weights)
     height = benchmark.test_stream[0].dataset.eval()[0][0].shape[-2]
     backbone = create_backbone(
         model.backbone, benchmark.n_classes, weights=weights, image_size=height
@@ -93,15 +95,8 @@ def build_model(
     return backbone.to(memory_format=torch.channels_last)
 
 
-def weights_file(model: Model, dataset_root: str | os.PathLike[str] | None = None) -> Path | None:
-    """The file that a backbone's weights come from, if it is one of the user's."""
-    if isinstance(model, Perceptron) or model.weights in ("", "default"):
-        return None
-    return _below(dataset_root, model.weights)
-
-
 def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:
-    """A path below the folder of the data; an absolute one as it is."""
+    """A path below the data folder; absolute paths stay as they are."""
     return Path(default_dataset_location("") if dataset_root is None else dataset_root) / path
 
 
@@ -109,7 +104,6 @@ class Autocast:
     """Mixin for strategies: the model computes in bfloat16; losses and weights stay float32."""
 
     def forward(self) -> Tensor:
-        """The model's output, as float32."""
         strategy: Any = self
         with torch.autocast(strategy.device.type, torch.bfloat16):
             output: Tensor = super().forward()  # type: ignore[misc]
@@ -128,10 +122,10 @@ class Cosine:
 
 
 class CosinePlugin(LRSchedulerPlugin):
-    """Lowers the learning rate within each domain, over as many epochs as it has."""
+    """Lowers the learning rate within each domain, over its epochs."""
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        """Take over the number of epochs: a schedule may have changed it for this domain."""
+        # a schedule may have changed the number of epochs for this domain
         for cosine in self.scheduler.lr_lambdas:
             cosine.epochs = strategy.train_epochs
 
@@ -147,7 +141,7 @@ def build_strategy(
 
     Training can be resumed, and batches come from tensors where the data allow it.
 
-    :raises ValueError: if a class of the user's cannot be found or built.
+    :raises ValueError: if a user-defined class cannot be found or created.
     """
     model.to(recipe.device)
     optimizer = settings.make_optimizer(model)
@@ -171,10 +165,8 @@ def build_strategy(
             **method.arguments,
         )
     except TypeError as error:
-        if settings.kind != "custom":
-            raise
-        raise ValueError(f"{base.__name__} cannot be made: {error}") from error
-    if strategy.optimizer is not optimizer:  # a class of the user's may make its own
+        raise ValueError(f"{base.__name__} cannot be created: {error}") from error
+    if strategy.optimizer is not optimizer:  # a user-defined class may create its own
         cosine.scheduler = _cosine_schedule(strategy.optimizer, recipe)
     return strategy
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: tensors in safetensors, the rest in JSON. Nothing of them is executed."""
+"""Checkpoints on disk: one safetensors file each. Loading them executes nothing."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from covon_avalanche.atomic_write import replaced_when_whole, write_atomically
+from covon_avalanche.atomic_write import replaced_when_whole
 from covon_avalanche.experiment.machine import versions
 
-FORMAT = 1
-_DECISIVE = ("covon_avalanche", "torch", "avalanche-lib")
+FORMAT = 2
+_VERSIONED = ("covon_avalanche", "torch", "avalanche-lib")
+_STATE = "state.json"
 
 
 class Point(NamedTuple):
@@ -29,69 +31,55 @@ class Point(NamedTuple):
 
     @property
     def is_between(self) -> bool:
-        """Whether no experience has been begun and not finished."""
+        """Whether the point lies between two experiences."""
         return self == Point(self.experience)
 
-    def __str__(self) -> str:
-        return f"{self.experience:04d}-{self.epoch:05d}-{self.batch:07d}"
+    def file(self, folder: Path) -> Path:
+        """The file of a checkpoint at this point."""
+        return folder / f"{self.experience:04d}-{self.epoch:05d}-{self.batch:07d}.safetensors"
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used; one sentence."""
 
 
-class OtherVersionsError(CheckpointError):
-    """A checkpoint made by other versions: what it stores need not fit these."""
-
-
 def save_checkpoint(
     folder: Path, point: Point, state: Mapping[str, Any], tensors: Mapping[str, Tensor], run: str
 ) -> None:
-    """Write ``POINT.safetensors``, then ``POINT.json``, which vouches for both.
+    """Write a file with the tensors, the state as JSON, and a checksum of both.
 
     :param run: identity of the run; the checkpoint is of no use to another one.
     :raises OSError: if there is no room or no permission; older checkpoints stay as they are.
     """
-    data = folder / f"{point}.safetensors"
-    with replaced_when_whole(data) as part:
-        try:
-            save_file(dict(tensors), part)
-        except SafetensorError as error:
-            raise OSError(f"{data} cannot be written: {error}") from error
-        digest = _file_digest(part)
     about = {"format": FORMAT, "run": run, "versions": _versions()}
-    text = json.dumps({**about, "state": state, "tensors": digest})
-    write_atomically(
-        folder / f"{point}.json", json.dumps({"digest": _digest(text.encode()), "body": text})
-    )
+    text = bytearray(json.dumps({**about, "state": state}).encode())
+    content = {**tensors, _STATE: torch.frombuffer(text, dtype=torch.uint8)}
+    file = point.file(folder)
+    with replaced_when_whole(file) as part:
+        try:
+            save_file(content, part, metadata={"checksum": _checksum(content)})
+        except SafetensorError as error:
+            raise OSError(f"{file} cannot be written: {error}") from error
 
 
 def load_checkpoint(folder: Path, point: Point, run: str) -> tuple[dict[str, Any], dict]:
     """State and tensors of a checkpoint.
 
-    :raises CheckpointError: if it is truncated, changed, of another run or a newer format.
-    :raises OtherVersionsError: if it was made by other versions.
+    :raises CheckpointError: if it is truncated, changed, of another run or other versions.
     """
-    file = folder / f"{point}.json"
+    file = point.file(folder)
     try:
-        outer = json.loads(file.read_text(encoding="utf-8"))
-        text = outer["body"]
-        if outer["digest"] != _digest(text.encode()):
-            raise CheckpointError(f"the checkpoint {file} has been changed")
-        body = json.loads(text)
-        if body["format"] > FORMAT:
-            raise CheckpointError(f"the checkpoint {file} is of a newer version of this package")
+        with safe_open(file, "pt") as stored:
+            content = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            if stored.metadata()["checksum"] != _checksum(content):
+                raise CheckpointError(f"the checkpoint {file} is damaged")
+        body = json.loads(content.pop(_STATE).numpy().tobytes())
         if body["run"] != run:
             raise CheckpointError(f"the checkpoint {file} belongs to another run")
-        if body.get("versions") != _versions():
-            made = " and ".join(f"{k} {v}" for k, v in body.get("versions", {}).items())
-            raise OtherVersionsError(
-                f"the checkpoint {file} was made by {made or 'other versions'}, not by those here"
-            )
-        data = file.with_suffix(".safetensors")
-        if body["tensors"] != _file_digest(data):
-            raise CheckpointError(f"the checkpoint {data} is damaged")
-        return body["state"], load_file(data)
+        if body["format"] != FORMAT or body["versions"] != _versions():
+            made = " and ".join(f"{name} {v}" for name, v in body["versions"].items())
+            raise CheckpointError(f"the checkpoint {file} was made by other versions: {made}")
+        return body["state"], content
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -99,9 +87,9 @@ def load_checkpoint(folder: Path, point: Point, run: str) -> tuple[dict[str, Any
 
 
 def stored_points(folder: Path) -> list[Point]:
-    """The points there are files for, latest first."""
-    pattern = re.compile(r"(\d{4,})-(\d{5,})-(\d{7,})\.json")
-    found = [pattern.fullmatch(path.name) for path in folder.glob("*.json")]
+    """The points of all checkpoints in a folder, latest first."""
+    pattern = re.compile(r"(\d{4,})-(\d{5,})-(\d{7,})\.safetensors")
+    found = [pattern.fullmatch(path.name) for path in folder.glob("*.safetensors")]
     return sorted((Point(*map(int, m.groups())) for m in found if m), reverse=True)
 
 
@@ -112,30 +100,23 @@ def remove_outdated(folder: Path) -> None:
     last = between[0].experience if between else 0
     inside = [p for p in points if p > Point(last)][:2]
     for point in set(points) - {*between, *inside}:
-        for suffix in (".json", ".safetensors"):
-            (folder / f"{point}{suffix}").unlink(missing_ok=True)
+        point.file(folder).unlink(missing_ok=True)
 
 
-def put_aside(folder: Path, point: Point) -> None:
-    """Rename the files of a point, so that it is not used again."""
-    for suffix in (".json", ".safetensors"):
-        file = folder / f"{point}{suffix}"
-        if file.exists():
-            file.replace(file.with_name(f"{file.name}.refused"))
+def mark_unusable(folder: Path, point: Point) -> None:
+    """Rename a checkpoint, so that it is not tried again."""
+    file = point.file(folder)
+    file.replace(file.with_name(f"{file.name}.unusable"))
 
 
 def _versions() -> dict[str, str]:
-    """Of what makes the objects that are stored."""
-    return {name: version for name, version in versions().items() if name in _DECISIVE}
+    """Versions of the packages that define the classes of stored objects."""
+    return {name: version for name, version in versions().items() if name in _VERSIONED}
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _file_digest(path: Path) -> str:
+def _checksum(content: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            digest.update(chunk)
+    for name in sorted(content):
+        digest.update(name.encode())
+        digest.update(content[name].reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

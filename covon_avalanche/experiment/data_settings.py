@@ -1,7 +1,8 @@
-"""What a recipe may say about stream and model. Nothing here imports torch."""
+"""Settings of stream and model in a recipe. Nothing here imports torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -10,8 +11,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     Tag,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
@@ -27,87 +26,73 @@ class PermutedStream(Table):
     name: Literal["PermutedDigits", "PermutedMNIST"]
     n_experiences: PositiveInt
     n_permutations: PositiveInt | None = None
-    """Pixel orders, which come back in turn; by default as many as experiences."""
+    """Pixel orders, which recur in turn; by default as many as experiences."""
     permute_first: bool = False
     """Whether the first domain is permuted, too, instead of natural."""
     validation_size: NonNegativeInt | Fraction = 0
     """Training images, or their fraction, always held out, to choose hyperparameters with."""
 
 
-Domains = Annotated[list[str], Field(min_length=1)]
-"""In the order they are learned. Streams that know theirs fill them in, so that a resolved recipe
-names them; their field comes after those that choose the order, which are validated first."""
+class _Images(Table):
+    """Images on disk."""
 
-
-class _ImageStream(Table):
+    domains: Annotated[list[str], Field(min_length=1)]
+    """In the order they are learned. Published protocols fill in theirs, so that a resolved
+    recipe names the domains."""
     image_size: PositiveInt = 224
-    """Height and width of what the network sees."""
+    """Height and width of the network's input."""
     validation_size: Fraction | PositiveInt = 0.0
     """Fraction of the training images, or their number, always held out."""
     limit: PositiveInt | None = None
     """Most images per class and domain."""
     cache_size: PositiveInt | None = None
-    """Keep all images decoded, with this shorter side, in ``cache`` below the folder of the data
-    (by default Avalanche's): faster, for disk space. It decides what random crops are taken
-    from."""
-    skip_broken: bool | None = None
-    """Leave out images that cannot be decoded, with a warning that counts them; by default such an
-    image is an error."""
+    """Keep all images decoded, with this shorter side, in ``cache`` below the data folder:
+    faster, for disk space. Random crops are taken from the cached images."""
 
-    @field_validator("skip_broken")
+    @model_validator(mode="before")
     @classmethod
-    def _as_not_set(cls, skip_broken: bool | None) -> bool | None:
-        return skip_broken or None  # what is not set is no part of a run's hash
+    def _default_domains(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("domains") is None:
+            order = _published_order(**data)
+            return {**data, "domains": order} if order else data
+        return data
 
     @property
     def n_experiences(self) -> int:
         """How many domains are learned."""
-        return len(self.domains)  # type: ignore[attr-defined]  # each kind has its own
+        return len(self.domains)
 
 
-class ImageStream(_ImageStream):
-    """Images on disk: ``PACS`` or ``DomainNet``."""
+def _published_order(
+    name: str, track: str = "hard", split: str = "official", run: int = 0, **others: Any
+) -> Sequence[str] | None:
+    """The domains of a stream, if it knows them; the values need not be valid."""
+    if name == "CORe50" and run in range(len(domain_orders.NI_ORDERS)):
+        return domain_orders.core50_sessions(split, run)
+    orders = {"PACS": domain_orders.PACS, "DomainNet": domain_orders.DOMAINNET}
+    return domain_orders.TRACKS.get(str(track)) if name == "CDDB" else orders.get(name)
+
+
+class ImageStream(_Images):
+    """Streams without other settings."""
 
     name: Literal["PACS", "DomainNet"]
-    domains: Domains = Field(None, validate_default=True)
-
-    @field_validator("domains", mode="before")
-    @classmethod
-    def _all(cls, domains: Any, info: ValidationInfo) -> Any:
-        orders = {"PACS": domain_orders.PACS, "DomainNet": domain_orders.DOMAINNET}
-        return orders.get(info.data.get("name", "")) if domains is None else domains
 
 
-class CDDBStream(_ImageStream):
+class CDDBStream(_Images):
     """Real against generated images."""
 
     name: Literal["CDDB"]
     track: Literal["hard", "easy", "long"] = "hard"
-    domains: Domains = Field(None, validate_default=True)
-
-    @field_validator("domains", mode="before")
-    @classmethod
-    def _of_the_track(cls, domains: Any, info: ValidationInfo) -> Any:
-        if domains is None and "track" in info.data:
-            return domain_orders.TRACKS[info.data["track"]]
-        return domains
 
 
-class CORe50Stream(_ImageStream):
+class CORe50Stream(_Images):
     """Objects filmed in sessions; with the official split the test sessions are others."""
 
     name: Literal["CORe50"]
     split: Literal["official", "authors"] = "official"
     run: Annotated[int, Field(ge=0, le=9)] = 0
     labels: Literal["object", "category"] = "object"
-    domains: Domains = Field(None, validate_default=True)
-
-    @field_validator("domains", mode="before")
-    @classmethod
-    def _of_the_run(cls, domains: Any, info: ValidationInfo) -> Any:
-        if domains is None and {"split", "run"} <= info.data.keys():
-            return domain_orders.core50_sessions(info.data["split"], info.data["run"])
-        return domains
 
     @model_validator(mode="after")
     def _run_has_an_effect(self) -> CORe50Stream:
@@ -115,14 +100,13 @@ class CORe50Stream(_ImageStream):
         return self
 
 
-class FolderStream(_ImageStream):
-    """One's own images."""
+class FolderStream(_Images):
+    """User-defined images."""
 
     name: Literal["DomainFolders"]
-    domains: Domains
     folder: str
     """With ``DOMAIN/CLASS/*``, or a CSV table, see ``DomainFolders``; a relative path is below
-    the folder of the data (by default Avalanche's)."""
+    the data folder."""
 
 
 _AnyStream = PermutedStream | ImageStream | CDDBStream | CORe50Stream | FolderStream
@@ -147,8 +131,8 @@ class Backbone(Table):
 
     backbone: str
     weights: str
-    """``default`` for the library's own, or a file; a relative path is below the folder of the
-    data (by default Avalanche's). ``""`` asks for random weights."""
+    """``default`` for the library's own, or a file; a relative path is below the data folder.
+    ``""`` asks for random weights."""
 
 
 def _kind_of_model(value: object) -> str:

@@ -26,7 +26,7 @@ class EpochLog(SupervisedPlugin):
         self.on_epoch = on_epoch
         self.epochs: list[dict[str, Any]] = []
         self.seconds: list[float] = []
-        """Of training, by experience; time lost in interruptions is not counted."""
+        """Of training, by experience, without interruptions."""
         self._since = 0.0
         self._begin()
 
@@ -36,13 +36,12 @@ class EpochLog(SupervisedPlugin):
         self._images = 0
 
     def before_training(self, strategy: Any, **kwargs: Any) -> None:
-        """Start the clock."""
         self.seconds.append(0.0)
         self._begin()
         self._since = time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """Do not count the last so many seconds as training."""
+        """Do not count the last ``seconds`` as training."""
         self._since += seconds
 
     def _tick(self) -> float:
@@ -53,7 +52,6 @@ class EpochLog(SupervisedPlugin):
 
     @torch.no_grad()
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        """Count a batch."""
         images = len(strategy.mb_y)
         self._loss = self._loss.to(strategy.loss.device) + images * strategy.loss.detach()
         hits = (strategy.mb_output.argmax(1) == strategy.mb_y).sum()
@@ -61,7 +59,6 @@ class EpochLog(SupervisedPlugin):
         self._images += images
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        """Record an epoch."""
         experience = len(self.seconds) - 1
         number = sum(epoch["experience"] == experience for epoch in self.epochs)
         epoch = Epoch(
@@ -83,5 +80,4 @@ class EpochLog(SupervisedPlugin):
         self._since = time.perf_counter()  # the call does not count as training
 
     def after_training(self, strategy: Any, **kwargs: Any) -> None:
-        """Stop the clock."""
         self._tick()

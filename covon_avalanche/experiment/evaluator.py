@@ -1,15 +1,24 @@
-"""Avalanche's evaluation plugin without what it does for nobody."""
+"""Avalanche's evaluation plugin for runs, with loggers for TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from avalanche.evaluation import PluginMetric
+from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
+from avalanche.logging import BaseLogger, TensorboardLogger, WandBLogger
 from avalanche.training.plugins import EvaluationPlugin
+
+from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.experiment.run_options import RunOptions
 
 
 class Evaluator(EvaluationPlugin):
-    """Skips the callbacks that no metric has, where there are no loggers.
+    """Skips callbacks that no metric implements, where there are no loggers.
 
     Avalanche's plugin has all callbacks, eight in each iteration, and copies the experience in
     each before it looks whether a metric has that one: a twentieth of the time of a small
@@ -17,13 +26,60 @@ class Evaluator(EvaluationPlugin):
     """
 
     def _update_metrics_and_loggers(self, strategy: Any, callback: str) -> Any:
-        if self.loggers or any(_has_own(metric, callback) for metric in self.metrics):
+        base = getattr(PluginMetric, callback, None)
+        methods = (getattr(metric, callback, base) for metric in self.metrics)
+        if self.loggers or any(getattr(m, "__func__", m) is not base for m in methods):
             return super()._update_metrics_and_loggers(strategy, callback)
         return None
 
 
-def _has_own(metric: Any, callback: str) -> bool:
-    """Whether it does something there: the base class has all callbacks, which do nothing."""
-    method = getattr(metric, callback, None)
-    of_base = getattr(PluginMetric, callback, None)
-    return method is not None and getattr(method, "__func__", method) is not of_base
+@contextmanager
+def training_loggers(
+    folder: Path, options: RunOptions, title: str, settings: dict[str, Any]
+) -> Iterator[tuple[list[BaseLogger], list[Any]]]:
+    """The loggers that the options ask for, and the metrics that they log.
+
+    :param folder: the run's; TensorBoard's files and W&B's go below.
+    :param title: of the run in W&B, where a resumed run is one run.
+    """
+    loggers: list[BaseLogger] = []
+    if options.tensorboard:
+        loggers.append(TensorboardLogger(folder / "tensorboard"))
+    if options.wandb is not None:
+        loggers.append(_wandb_logger(options.wandb, folder, title, settings))
+    metrics = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
+    try:
+        yield loggers, metrics if loggers else []
+    except BaseException:
+        _finish_wandb(options, exit_code=1)
+        raise
+    _finish_wandb(options)
+
+
+def _finish_wandb(options: RunOptions, exit_code: int = 0) -> None:
+    if options.wandb is not None:
+        import wandb
+
+        wandb.finish(exit_code=exit_code)
+
+
+def _wandb_logger(project: str, folder: Path, title: str, settings: dict[str, Any]) -> BaseLogger:
+    id_file = folder / "wandb-id.txt"
+    if not id_file.exists():
+        write_atomically(id_file, f"{secrets.token_hex(8)}\n")
+    run_id = id_file.read_text(encoding="utf-8").strip()
+    params = {"dir": str(folder), "id": run_id, "resume": "allow"}
+    return _Wandb(project_name=project, run_name=title, config=settings, params=params)
+
+
+class _Wandb(WandBLogger):
+    """Avalanche's logger without its charts, which newer W&B no longer has."""
+
+    def after_training_exp(self, strategy: Any, metric_values: Any, **kwargs: Any) -> None:
+        self.exp_count = strategy.clock.train_exp_counter  # also of a resumed run
+        super().after_training_exp(strategy, metric_values, **kwargs)
+
+    def log_single_metric(self, name: str, value: Any, x_plot: int) -> None:
+        self.step = x_plot
+        if isinstance(value, (int, float)):
+            self.wandb.log({name: value}, step=x_plot)

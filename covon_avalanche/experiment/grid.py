@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -41,9 +42,9 @@ class Outcome:
     result: Result | None = None
     error: str | None = None
     bad_input: bool = False
-    """Whether the error is in what the user gave: data, settings, folders."""
+    """Whether the user's input caused the error: data, settings, folders."""
     log: Path | None = None
-    """Where the traceback is, if the run came as far as its folder."""
+    """The file with the traceback, if the run has a folder."""
 
 
 def run_grid(
@@ -59,8 +60,8 @@ def run_grid(
     """Run all specs; every finished run has written its result file.
 
     Finished runs are not repeated, interrupted ones are resumed. A run that fails does not stop
-    the others. When a process dies (killed by the system for lack of memory, say), the runs of
-    that moment are retried one at a time until one of them dies again: that one has failed.
+    the others. If a worker process is killed, the runs in progress at that moment have failed;
+    running the grid again resumes them.
 
     :param runs: folder of all runs, see :class:`RunFolder`.
     :param processes: number of parallel runs.
@@ -68,93 +69,58 @@ def run_grid(
     :param poll: called in this process several times a second with the runs in progress.
     :return: the results of the runs that did not fail, in the order of the specs.
     """
-    grid = _Grid(recipe, runs, options, on_end, poll)
-    waiting = [spec for spec in specs if not grid.is_finished(spec)]
-    with _interrupted() as grid.interrupted:
-        while waiting:
-            died = grid.run(waiting, processes)
-            for i, spec in enumerate(died):
-                if grid.run([spec], 1):
-                    grid.died_twice(spec)
-                    waiting[:0] = died[i + 1 :]
-                    break
-    return [grid.results[spec] for spec in specs if spec in grid.results]
+    results: dict[RunSpec, Result] = {}
 
-
-@dataclass
-class _Grid:
-    recipe: Recipe
-    runs: Path
-    options: RunOptions
-    on_end: Callable[[Outcome], None]
-    poll: Callable[[list[RunSpec]], None]
-    interrupted: Callable[[], bool] = lambda: False
-
-    def __post_init__(self) -> None:
-        self.results: dict[RunSpec, Result] = {}
-
-    def folder(self, spec: RunSpec) -> RunFolder:
-        return RunFolder(self.runs, self.recipe, *spec)
-
-    def is_finished(self, spec: RunSpec) -> bool:
-        """A result under earlier names is left to a worker, which locks the folder."""
-        folder = self.folder(spec)
-        result = folder.result()
-        if result is None or not folder.is_named_as(result):
-            return False
-        self.end(Outcome(spec, result))
-        return True
-
-    def end(self, outcome: Outcome) -> None:
+    def end(outcome: Outcome) -> None:
         if outcome.result is not None:
-            self.results[outcome.spec] = outcome.result
-        self.on_end(outcome)
+            results[outcome.spec] = outcome.result
+        on_end(outcome)
 
-    def died_twice(self, spec: RunSpec) -> None:
-        error = "its process died twice, alone too; perhaps for lack of memory"
-        self.folder(spec).write_failure(error)
-        self.end(Outcome(spec, error=error))
+    waiting: deque[RunSpec] = deque()
+    for spec in specs:
+        if (result := RunFolder(runs, recipe, *spec).result()) is None:
+            waiting.append(spec)
+        else:
+            end(Outcome(spec, result))
+    with _interrupted() as interrupted:
+        while waiting:  # once more after a process was killed
+            running: dict[Future[Outcome], RunSpec] = {}
+            try:
+                with worker_pool(min(processes, len(waiting))) as pool:
+                    while waiting or running:
+                        if interrupted():
+                            raise KeyboardInterrupt
+                        while waiting and len(running) < processes:
+                            task = (recipe, waiting[0], runs, options)
+                            running[pool.submit(_run, *task)] = waiting[0]
+                            waiting.popleft()
+                        done = wait(running, _POLL_SECONDS, FIRST_COMPLETED).done
+                        poll(list(running.values()))
+                        for future in done:
+                            end(future.result())
+                            del running[future]
+            except BrokenProcessPool:
+                for future, spec in running.items():
+                    end(_killed(RunFolder(runs, recipe, *spec), spec, future))
+    return [results[spec] for spec in specs if spec in results]
 
-    def run(self, waiting: list[RunSpec], processes: int) -> list[RunSpec]:
-        """Take specs and run them until none waits, or until a process dies.
 
-        :return: the runs that were in progress when a process died.
-        """
-        died: list[RunSpec] = []
-        broken = False
-        running: dict[Future[Outcome], RunSpec] = {}
-        try:
-            with worker_pool(min(processes, len(waiting))) as pool:
-                while running or (waiting and not broken):
-                    if self.interrupted():
-                        raise KeyboardInterrupt
-                    try:
-                        while waiting and len(running) < processes and not broken:
-                            spec = waiting[0]
-                            task = (self.recipe, spec, self.runs, self.options)
-                            running[pool.submit(_run, *task)] = spec
-                            waiting.pop(0)
-                    except BrokenProcessPool:
-                        broken = True
-                    done = wait(running, _POLL_SECONDS, FIRST_COMPLETED).done
-                    self.poll(list(running.values()))
-                    for future in done:
-                        spec = running.pop(future)
-                        try:
-                            self.end(future.result())
-                        except BrokenProcessPool:
-                            broken = True
-                            died.append(spec)
-        finally:
-            for spec in [*running.values(), *died]:
-                self.folder(spec).remove_partial_files()
-        return died
+def _killed(folder: RunFolder, spec: RunSpec, future: Future[Outcome]) -> Outcome:
+    """The outcome of a run that was in progress when a process was killed."""
+    if future.done() and future.exception() is None:
+        return future.result()
+    error = (
+        "a worker process was killed, perhaps for lack of memory; the same command resumes its "
+        "runs, with --jobs 1 one at a time"
+    )
+    folder.write_failure(error)
+    return Outcome(spec, error=error)
 
 
 @contextmanager
 def _interrupted() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, asked for where stopping is safe: a KeyboardInterrupt that
-    Python raises in a callback or destructor would be lost."""
+    """Tells whether Ctrl-C was pressed; to be called where stopping is safe, because a
+    KeyboardInterrupt that Python raises in a callback or destructor would be lost."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may handle signals
         return

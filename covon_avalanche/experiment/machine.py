@@ -1,4 +1,4 @@
-"""What a run ran on, and how much memory it took."""
+"""Versions, hardware and memory of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGES = ("covon_avalanche", "torch", "avalanche-lib", "scikit-learn", "numpy
 
 @cache
 def versions() -> dict[str, str]:
-    """Of Python and the packages that decide a result."""
+    """Versions of Python and of the packages that affect results."""
     return {"python": platform.python_version(), **{p: version(p) for p in _PACKAGES}}
 
 
@@ -50,15 +50,15 @@ def _in_use(device: str) -> bool:
 
 
 def free_memory() -> None:
-    """Of what earlier runs of this process have left: strategies refer to themselves, so that
-    they stay until they are looked for."""
+    """Free memory held by earlier runs of this process: strategies contain reference cycles, which
+    only the garbage collector frees."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def reset_peak_memory(device: str) -> None:
-    """Begin to measure; without effect where the system does not offer it."""
+    """Start to measure, where the system supports it."""
     if _in_use(device):
         torch.cuda.reset_peak_memory_stats(device)
     try:
@@ -69,7 +69,7 @@ def reset_peak_memory(device: str) -> None:
 
 def peak_memory(device: str) -> int | None:
     """Bytes of the device if it is an accelerator, else of this process; ``None`` where the system
-    does not tell."""
+    does not report it."""
     if _in_use(device):
         return int(torch.cuda.max_memory_allocated(device))
     try:

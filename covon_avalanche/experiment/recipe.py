@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    Discriminator,
     Field,
     NonNegativeInt,
     PositiveInt,
-    Tag,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -33,49 +31,41 @@ StrategyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+*-]*$")]
 """Also the name of a folder."""
 
 
-class Range(Table):
-    """Numbers to choose from, on a logarithmic scale by default."""
+class Space(Table):
+    """Values of a setting to search: from ``low`` to ``high``, or among ``choices``."""
 
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
     log: bool = True
+    """Whether the scale from ``low`` to ``high`` is logarithmic."""
+    choices: Annotated[list[Any], Field(min_length=1)] | None = None
+
+    @property
+    def ends(self) -> list[Any]:
+        """The choices, or the smallest and the largest value."""
+        return self.choices or [self.low, self.high]
 
     @model_validator(mode="after")
-    def _ordered(self) -> Range:
-        if not self.low < self.high:
-            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
-        if self.log and self.low <= 0:
-            raise ValueError(f"low must be > 0 on a logarithmic scale, got {self.low}")
+    def _ordered(self) -> Space:
+        if self.choices is None:
+            if self.low is None or self.high is None:
+                raise ValueError("give low and high, or choices")
+            if not self.low < self.high:
+                raise ValueError(f"low must be below high, got {self.low} and {self.high}")
+            if self.log and self.low <= 0:
+                raise ValueError(f"low must be > 0 on a logarithmic scale, got {self.low}")
         return self
 
 
-class Choices(Table):
-    """Values to choose from."""
-
-    choices: Annotated[list[Any], Field(min_length=1)]
-
-
-def _kind_of_space(value: object) -> str:
-    has = "choices" in value if isinstance(value, dict) else isinstance(value, Choices)
-    return "choices" if has else "range"
-
-
-SPACES = {"range": Range, "choices": Choices}
-Space = Annotated[
-    Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")],
-    Discriminator(_kind_of_space),
-]
-
-
 class Recipe(Table):
-    """One comparison."""
+    """A comparison of strategies on a stream."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
     title: str
     stream: Stream
     model: Model
     epochs: PositiveInt
-    """Epochs per domain; joint training makes as many over all of them."""
+    """Epochs per domain; for joint training, over all domains."""
     train_mb_size: PositiveInt
     eval_mb_size: PositiveInt = 1024
     final_lr_factor: Annotated[float, Field(gt=0, le=1)]
@@ -83,16 +73,16 @@ class Recipe(Table):
     follow a cosine, a single epoch keeps the first."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$")] = "cpu"
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of forward and backward pass; ``bfloat16`` is torch's autocast. Weights are float32."""
+    """Of the forward and backward passes; ``bfloat16`` is torch's autocast, weights are float32."""
     workers: NonNegativeInt = 0
-    """Processes that load the data of a run, where they do not come as tensors."""
+    """Processes that load images from disk."""
     posterior_samples: NonNegativeInt = 0
-    """Evaluate CoVON and VCL at the end with the mean of so many posterior samples, too."""
+    """At the end, also evaluate CoVON and VCL with the mean prediction of posterior samples."""
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)]
     """Seeds of permutations, initial weights, data order and noise."""
     strategies: Annotated[dict[StrategyName, Strategy], Field(min_length=1)]
     search: dict[StrategyName, dict[str, Space]] = Field({})
-    """Where ``covon search`` looks for settings of a strategy, by setting."""
+    """Spaces of ``covon search``, by strategy and setting."""
 
     @field_validator("seeds")
     @classmethod
@@ -142,7 +132,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 def validate(data: dict[str, Any], name: str) -> Recipe:
     """A recipe from plain data.
 
-    :param name: of it, for the error.
+    :param name: for the error.
     :raises RecipeError: naming the key and what is wrong.
     """
     try:
@@ -152,9 +142,9 @@ def validate(data: dict[str, Any], name: str) -> Recipe:
 
 
 def recipe_file(name_or_path: str) -> Path:
-    """Where a shipped recipe, or one given by its path, is.
+    """The file of a shipped recipe, or of one given by its path.
 
-    :raises RecipeError: if there is no shipped one of that name.
+    :raises RecipeError: if there is no shipped recipe of that name.
     """
     path = Path(name_or_path)
     if path.suffix == ".toml" or path.is_file():
@@ -167,21 +157,29 @@ def recipe_file(name_or_path: str) -> Path:
     return _folder() / f"{name_or_path}.toml"
 
 
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Key and value of ``KEY=VALUE`` with a TOML value, or text without quotation marks.
+
+    :raises RecipeError: if there is no key or no value.
+    """
+    key, equals, value = text.partition("=")
+    if not (equals and key.strip()):
+        raise RecipeError(f"a setting must look like KEY=VALUE, got {text!r}")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
 def _override(data: dict[str, Any], override: str) -> None:
     """Put a value given on the command line into a recipe's data."""
-    key, equals, text = override.partition("=")
-    if not (equals and key.strip()):
-        raise RecipeError(f"a setting must look like KEY=VALUE, got {override!r}")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a string without quotation marks
-    rest = key.strip()
+    key, value = parse_setting(override)
+    rest = key
     while (table := _first_key(data, rest)) != rest:
         rest = rest[len(table) + 1 :]
         data = data.setdefault(table, {})
         if not isinstance(data, dict):
-            raise RecipeError(f"{key.strip()}: {table} is a value, not a table")
+            raise RecipeError(f"{key}: {table} is a value, not a table")
     data[rest] = value
 
 
@@ -195,19 +193,18 @@ _CHOICES: dict[str, tuple[int, Mapping[str, Any]]] = {
     "strategies": (2, KINDS),
     "stream": (1, STREAMS),
     "model": (1, MODELS),
-    "search": (3, SPACES),
 }
 """Where pydantic puts the name of the class that it has chosen, and the classes by that name."""
 
 
 def _sentence(error: ValidationError) -> str:
-    """The most telling of the errors: misspelt keys first, they explain missing ones."""
+    """The most informative of the errors: misspelt keys first, they explain missing ones."""
     order = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(), key=lambda e: order.get(e["type"], 1))
     parts = [str(part) for part in first["loc"]]
     if parts[-1] == "[key]":
         return (
-            f"{'.'.join(parts[:-2])}: {first['input']!r} is no name for a strategy: use letters, "
+            f"{'.'.join(parts[:-2])}: {first['input']!r} is not a strategy name: use letters, "
             "digits and _ . + * -"
         )
     model: Any = Recipe
@@ -216,6 +213,8 @@ def _sentence(error: ValidationError) -> str:
         model = classes[parts.pop(position)]
         if parts[2:3] == ["schedule"]:
             model = TaskSettings
+    elif parts[0] == "search":
+        model = Space
     key = ".".join(parts)
     if first["type"] == "extra_forbidden":
         return f"{key}: unknown key; known are {', '.join(model.model_fields)}"
@@ -240,9 +239,9 @@ def choose(
 ) -> Recipe:
     """The recipe with some strategies, other seeds or epochs.
 
-    :param strategies: names with commas.
+    :param strategies: names, separated by commas.
     :param seeds: such as ``0-4`` or ``0,3,7``.
-    :param epochs: per domain, instead of a schedule's own, too.
+    :param epochs: per domain; they also replace those of schedules.
     :raises RecipeError: naming what is unknown or cannot be read.
     """
     update: dict[str, object] = {}

@@ -1,12 +1,12 @@
-"""The result of one run, as it stands on disk. Nothing here imports torch."""
+"""The result of one run, as stored on disk. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
@@ -16,14 +16,7 @@ EvaluatedOn = Literal["test", "valid"]
 
 
 class ResultError(ValueError):
-    """A file that is no result, or results that do not go together; one sentence.
-
-    :param damaged: whether the file could be read and is no result of any version.
-    """
-
-    def __init__(self, sentence: str, damaged: bool = False) -> None:
-        super().__init__(sentence)
-        self.damaged = damaged
+    """A file that is not a result, or conflicting results; one sentence."""
 
 
 class ReliabilityBin(NamedTuple):
@@ -35,7 +28,7 @@ class ReliabilityBin(NamedTuple):
 
 
 class Epoch(BaseModel):
-    """What training did in one epoch."""
+    """Training in one epoch."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,27 +36,26 @@ class Epoch(BaseModel):
     epoch: int
     """In this experience; both from 0."""
     loss: float
-    """What was minimised, penalties included: mean over the images."""
+    """The training objective, penalties included: mean over the images."""
     accuracy: float
-    """On the training images as they were seen, by the weights of each step (a posterior sample
-    of CoVON and VCL)."""
+    """On the training batches, by the weights of each step (posterior samples of CoVON and VCL)."""
     images: int
     seconds: float
 
 
 class Result(BaseModel):
-    """One (recipe, strategy, seed)."""
+    """The result of a strategy of a recipe with a seed."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     schema_version: Literal[1, 2] = 2
     run_hash: str = ""
-    """Of what decided the result, see :func:`run_hash`."""
+    """Hash of the settings and the seed, see :func:`run_hash`."""
     recipe: str
     strategy: str
     seed: int
     stream: EvaluatedOn
-    """What was evaluated; ``valid`` in the search of hyperparameters."""
+    """The evaluated stream; ``valid`` in the search of hyperparameters."""
     settings: dict[str, Any]
     """The resolved recipe of this run."""
     accuracy: list[list[float] | None]
@@ -71,7 +63,7 @@ class Result(BaseModel):
     counts: list[int]
     """Images per domain in ``stream``."""
     held_out: bool = False
-    """Whether the domains of ``stream`` are others than those trained (CORe50's test sessions)."""
+    """Whether the domains of ``stream`` are never trained on (CORe50's test sessions)."""
     average_accuracy: float
     """A_T, domain mean."""
     weighted_accuracy: float
@@ -87,43 +79,22 @@ class Result(BaseModel):
     train_seconds: list[float]
     """Wall-clock seconds of training, per domain."""
     parameters: int
-    parameters_worth: float
+    memory_ratio: Annotated[
+        float, Field(validation_alias=AliasChoices("memory_ratio", "parameters_worth"))
+    ]
     """Tensors kept between steps, in units of the weights, see ``MemoryFootprint``."""
     peak_memory: int | None = None
     """Bytes of the process, or of the accelerator where there is one."""
-    continued: int = 0
-    """How often the run was started again after an interruption."""
+    resumed: Annotated[int, Field(validation_alias=AliasChoices("resumed", "continued"))] = 0
+    """How often the run was resumed after an interruption."""
     diagnostics: list[dict[str, float]] = []
     """Of CoVON's posterior at the end of each domain, before the merge, see ``Diagnostics``."""
     versions: dict[str, str]
     machine: dict[str, Any]
 
-    @model_validator(mode="after")
-    def _coherent(self) -> Result:
-        """What tables and figures rely on."""
-        strategy = self.settings.get("strategy")
-        if not isinstance(strategy, dict) or not isinstance(strategy.get("kind"), str):
-            raise ValueError("settings.strategy.kind is missing")
-        if not isinstance(self.settings.get("stream", {}), dict):
-            raise ValueError("settings.stream must be a table")
-        if not self.accuracy or self.accuracy[-1] is None:
-            raise ValueError("accuracy has no row after the last domain")
-        if not self.counts or min(self.counts) < 1:
-            raise ValueError(f"counts must be at least 1 for each domain, got {self.counts}")
-        for t, row in enumerate(self.accuracy):
-            if row is not None and len(row) != len(self.counts):
-                raise ValueError(
-                    f"accuracy.{t} has {len(row)} domains, but counts has {len(self.counts)}"
-                )
-        if not self.held_out and len(self.accuracy) != len(self.counts):
-            raise ValueError(
-                f"accuracy has {len(self.accuracy)} rows for the {len(self.counts)} domains"
-            )
-        return self
-
     @property
     def matrix(self) -> AccuracyMatrix:
-        """The accuracies with what is computed from them."""
+        """The accuracies, and the metrics computed from them."""
         return AccuracyMatrix(self.counts, self.accuracy, self.held_out)
 
     def save(self, path: Path) -> None:
@@ -141,14 +112,14 @@ class Result(BaseModel):
         except OSError as error:
             raise ResultError(f"{path} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise ResultError(f"{path} is no result: it is not text", damaged=True) from error
+            raise ResultError(f"{path} is not a result: it is not text") from error
         return cls.parse(text, str(path))
 
     @classmethod
     def parse(cls, text: str, name: str) -> Result:
         """A result from JSON.
 
-        :param name: of where it is from, for the error.
+        :param name: its source, for the error.
         :raises ResultError: saying what is wrong with it.
         """
         try:
@@ -156,7 +127,7 @@ class Result(BaseModel):
             version = data["schema_version"]
         except (ValueError, KeyError, TypeError):
             raise ResultError(
-                f"{name} is no result: it is not JSON with a schema_version", damaged=True
+                f"{name} is not a result: it is not JSON with a schema_version"
             ) from None
         if isinstance(version, int) and version > SCHEMA:
             raise ResultError(
@@ -168,14 +139,12 @@ class Result(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             what = [".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")]
-            sentence = f"{name} is no result: {': '.join(filter(None, what))}"
-            raise ResultError(sentence, damaged=True) from error
+            raise ResultError(f"{name} is not a result: {': '.join(filter(None, what))}") from error
 
     def outcome(self) -> dict[str, Any]:
-        """All that the settings decide: the result without what depends on when and where it was
-        measured."""
+        """The reproducible part of the result: without times, memory, versions and machine."""
         data = self.model_dump(
-            exclude={"train_seconds", "peak_memory", "continued", "versions", "machine"}
+            exclude={"train_seconds", "peak_memory", "resumed", "versions", "machine"}
         )
         for epoch in data["epochs"]:
             del epoch["seconds"]

@@ -16,14 +16,14 @@ from avalanche.training.templates.update_type import SGDUpdate
 
 from covon_avalanche.experiment.checkpoint import (
     CheckpointError,
-    OtherVersionsError,
     Point,
     load_checkpoint,
-    put_aside,
+    mark_unusable,
     remove_outdated,
     save_checkpoint,
     stored_points,
 )
+from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.state import ExternalObjects, StateError, capture, restore
 
 _log = logging.getLogger(__name__)
@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 class Resumable:
     """Mixin for Avalanche strategies, to be named before the strategy's own class.
 
-    Without a ``checkpointer`` it changes nothing. With one, ``train`` continues inside an
-    experience where a checkpoint says so: the callbacks before the first epoch run as usual (they
-    make loaders and closures, which are not stored), then everything takes the stored values.
+    Without a ``checkpointer`` it changes nothing. With one, ``train`` may resume inside an
+    experience: the callbacks before the first epoch run as usual (they create loaders and closures,
+    which are not stored), then everything is set to the stored values.
     """
 
     checkpointer: ClassVar[Checkpointer | None] = None
@@ -70,13 +70,12 @@ class Resumable:
 class Checkpointer:
     """Decides when a run is stored, and where it resumes.
 
-    It stores the points between experiences, ends of epochs, and points inside epochs that last
-    longer than ``seconds``, unless batches of a memory are mixed in. Storing takes no more than
-    about ``share`` of the time: ends of epochs are skipped until the last storing has paid off.
+    It stores the points between experiences, ends of epochs, and points inside long epochs, unless
+    batches of a memory are mixed in. Ends of epochs are skipped until the last storing has paid
+    off, see :class:`RunOptions`.
 
-    A method that is in the middle of its own iteration over a memory cannot be stored inside an
-    experience; it resumes from the start of the experience. What cannot be stored at all starts
-    again.
+    A method with an open iterator over its memory is only stored between experiences. A strategy
+    that cannot be stored at all restarts from the beginning.
 
     :param folder: for the files.
     :param run: identity of the run; checkpoints of others are not used.
@@ -91,13 +90,11 @@ class Checkpointer:
         run: str,
         root: dict[str, Any],
         external: ExternalObjects,
-        *,
-        seconds: float,
-        share: float,
+        options: RunOptions,
         on_store: Callable[[float], None],
     ) -> None:
         self.folder, self.run, self.root, self.external = folder, run, root, external
-        self.seconds, self.share, self.on_store = seconds, share, on_store
+        self.options, self.on_store = options, on_store
         self._inside = _is_plain(root["strategy"])
         self._between = True
         self._point = Point(0)
@@ -110,8 +107,8 @@ class Checkpointer:
         """Restore the latest usable point between experiences.
 
         :return: index of the experience that comes next; 0 if nothing was restored.
-        :raises StateError: if a checkpoint fits only in part: the run must be built again, and
-            the point is not tried again.
+        :raises StateError: if a checkpoint fits only in part: the run must be built again. That
+            checkpoint is not tried again.
         """
         self._restore_latest(lambda point: point.is_between and point.experience > 0)
         return self._point.experience
@@ -127,9 +124,8 @@ class Checkpointer:
         return self._point
 
     def _restore_latest(self, fits: Callable[[Point], bool]) -> None:
-        for point in stored_points(self.folder):
-            put_aside_meanwhile = point not in stored_points(self.folder)
-            if fits(point) and not put_aside_meanwhile and self._restore(point):
+        for point in filter(fits, stored_points(self.folder)):
+            if self._restore(point):
                 domain, epoch, batch = (number + 1 for number in point)
                 _log.info("resumed at domain %d, epoch %d, batch %d", domain, epoch, batch)
                 self._point = point
@@ -138,14 +134,9 @@ class Checkpointer:
     def _restore(self, point: Point) -> bool:
         try:
             state, tensors = load_checkpoint(self.folder, point, self.run)
-        except OtherVersionsError as error:
-            _log.warning("%s; the run starts anew", error)
-            for other in stored_points(self.folder):
-                put_aside(self.folder, other)
-            return False
         except CheckpointError as error:
-            _log.warning("%s; the one before it is used", error)
-            put_aside(self.folder, point)
+            _log.warning("%s; the one before it is used, if any", error)
+            mark_unusable(self.folder, point)
             return False
         generators: dict[str, Any] = {}
         try:
@@ -155,15 +146,15 @@ class Checkpointer:
         except (MemoryError, torch.OutOfMemoryError):
             raise  # says nothing about the checkpoint
         except Exception as error:
-            put_aside(self.folder, point)
+            mark_unusable(self.folder, point)
             if isinstance(error, StateError):
                 raise
             reason = f"{type(error).__name__}: {error}"
-            raise StateError(f"the checkpoint {point} does not fit this run: {reason}") from error
+            raise StateError(f"a checkpoint does not fit this run: {reason}") from error
         return True
 
     def remaining(self, loader: Any, batches: int) -> Iterator[Any]:
-        """The batches of an epoch after the first so many, in their original order."""
+        """The batches of an epoch after the first ``batches``, in their original order."""
         _set_generator_states(self._epoch_start)
         iterator = iter(loader)
         for _ in range(batches):
@@ -179,18 +170,19 @@ class Checkpointer:
     def end_batch(self) -> None:
         """After each step."""
         self._point = self._point._replace(batch=self._point.batch + 1)
-        due = time.monotonic() - self._stored_at >= self.seconds
+        due = time.monotonic() - self._stored_at >= self.options.checkpoint_seconds
         if due and not _shuffles_again(self.root["strategy"].dataloader):
             self._store_inside()
 
     def end_epoch(self, epoch: int) -> None:
         """After all callbacks of an epoch."""
         self._point = Point(self._point.experience, epoch + 1)
-        if self.share * (time.monotonic() - self._stored_at) >= self._cost * (1 - self.share):
+        share = self.options.checkpoint_share
+        if share * (time.monotonic() - self._stored_at) >= self._cost * (1 - share):
             self._store_inside()
 
     def end_experience(self) -> None:
-        """After the evaluation of what was trained."""
+        """After the evaluation that follows training."""
         self._point = Point(self._point.experience + 1)
         self._between = self._between and self._store()
 
@@ -224,13 +216,13 @@ def _is_plain(strategy: Any) -> bool:
 
 
 def _shuffles_again(loader: Any) -> bool:
-    """Whether a smaller data set may be reshuffled within the epoch: in an order that depends on
-    what else has drawn from torch's generator, such as dropout."""
+    """Whether a smaller data set may be reshuffled within the epoch, in an order that depends on
+    other uses of torch's generator, such as dropout."""
     return getattr(loader, "oversample_small_datasets", False) and len(loader.datasets) > 1
 
 
 def _generator_states() -> dict[str, Any]:
-    """Of all global random generators."""
+    """States of all global random generators."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),

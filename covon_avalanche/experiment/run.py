@@ -19,10 +19,9 @@ from covon_avalanche.evaluation.calibration import mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
-from covon_avalanche.experiment.data_fingerprint import data_fingerprint
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
-from covon_avalanche.experiment.evaluator import Evaluator
+from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
 from covon_avalanche.experiment.machine import (
     free_memory,
     machine,
@@ -31,19 +30,17 @@ from covon_avalanche.experiment.machine import (
     versions,
 )
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.registry import Joint
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, ReliabilityBin, Result
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash, settings_of
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.state import ExternalObjects, StateError
-from covon_avalanche.experiment.training_loggers import training_loggers
 from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 
 OnDomain = Callable[[int, float], None]
 _log = logging.getLogger(__name__)
-_WRITE_EVERY = 1.0  # seconds between two times that short epochs are written
+_WRITE_EVERY = 1.0  # seconds, for epochs that are shorter
 
 
 def run_in_folder(
@@ -51,21 +48,21 @@ def run_in_folder(
 ) -> Result:
     """Run, resume an interrupted run, or return the result of a finished one.
 
-    :param runs: the run gets a folder below, see :class:`RunFolder`.
+    :param runs: folder of all runs, see :class:`RunFolder`.
     :raises ValueError: if another process works on this run; otherwise as :func:`run_strategy`.
     """
     folder = RunFolder(runs, recipe, strategy, seed)
     with folder.opened():
         stored = folder.result()
         if stored is not None:
-            return folder.renamed(stored)
+            return stored
         about = {"versions": versions(), "machine": machine(recipe.device)}
         starts = folder.write_start({"seed": seed, **about})
         title = f"{recipe.name}, {strategy}, seed {seed}"
         with training_loggers(folder.path, options, title, folder.settings) as loggers:
             run = _Run(recipe, strategy, seed, options, folder=folder, loggers=loggers)
             result = run.finish()
-        result.continued = starts - 1
+        result.resumed = starts - 1
         folder.write_result(result)
         return result
 
@@ -85,7 +82,7 @@ def run_strategy(
         the same result on the same machine with the same number of threads.
     :param stream: what to evaluate on; ``valid`` needs the recipe's ``stream.validation_size``.
     :param on_domain: called with the number of domains learned and the mean accuracy on them.
-    :raises ValueError: if data and recipe do not fit, or the device is not there, naming the value.
+    :raises ValueError: if data and recipe do not fit, or the device does not exist.
     :raises FloatingPointError: if the training diverges.
     """
     return _Run(recipe, strategy, seed, options, stream, on_domain).finish()
@@ -103,7 +100,7 @@ class _Run:
     loggers: tuple[Sequence[BaseLogger], Sequence[Any]] = ((), ())
 
     def finish(self) -> Result:
-        """Build everything, restore the last checkpoint if there is one, and do the rest."""
+        """Build everything, restore the last checkpoint, if any, and train the rest."""
         _check_device(self.recipe.device)
         while True:
             free_memory()
@@ -111,7 +108,7 @@ class _Run:
             try:
                 self._train()
             except StateError as error:
-                # The half-restored run is discarded; its checkpoint has been put aside already.
+                # The half-restored run is discarded; its checkpoint is not tried again.
                 _log.warning("%s; the checkpoint before it is used", error)
             else:
                 return self._result()
@@ -123,7 +120,8 @@ class _Run:
         self.benchmark = build_benchmark(recipe, seed=self.seed, dataset_root=root)
         _check(recipe, self.benchmark, self.stream)
         if self.folder is not None:
-            self.folder.check_data(data_fingerprint(recipe, self.benchmark, root))
+            streams = self.benchmark.streams.items()
+            self.folder.check_data({k: [len(e.dataset) for e in stream] for k, stream in streams})
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
         torch.manual_seed(self.seed)
@@ -137,18 +135,18 @@ class _Run:
         self.diagnostics: list[dict[str, float]] = []
 
     def _train(self) -> None:
-        """Train on the experiences that are missing, and evaluate after each."""
+        """Train on the remaining experiences, and evaluate after each."""
         reset_peak_memory(self.recipe.device)
         checkpointer = None if self.folder is None else self._checkpointer(self.folder)
         first = 0 if checkpointer is None else checkpointer.resume()
-        joint = isinstance(self.settings, Joint)
-        experiences = [self.benchmark.train_stream] if joint else self.benchmark.train_stream
-        workers = {"num_workers": self.recipe.workers}
-        for experience in list(experiences)[first:]:
+        stream, workers = self.benchmark.train_stream, {"num_workers": self.recipe.workers}
+        experiences = [stream] if self.settings.kind == "joint" else list(stream)
+        for experience in experiences[first:]:
             self.strategy.train(experience, **workers)
             self._note_diagnostics()
             self.strategy.eval(self.benchmark.streams[self.stream], **workers)
-            self.on_domain(self._domains, self._accuracy or 0.0)
+            curve = self.metrics.matrix.curve()
+            self.on_domain(len(curve), curve[-1] or 0.0)
             self._write_status()
             if checkpointer is not None:
                 checkpointer.end_experience()
@@ -159,25 +157,15 @@ class _Run:
             folder.hash,
             {"model": self.model, "strategy": self.strategy, "diagnostics": self.diagnostics},
             ExternalObjects(self.benchmark.streams),
-            seconds=self.options.checkpoint_seconds,
-            share=self.options.checkpoint_share,
+            self.options,
             on_store=self.log.leave_out,
         )
         self.strategy.checkpointer = checkpointer
         return checkpointer
 
-    @property
-    def _domains(self) -> int:
-        return len(self.metrics.matrix.rows)
-
-    @property
-    def _accuracy(self) -> float | None:
-        """Mean over the domains learned."""
-        return self.metrics.matrix.curve()[-1] if self._domains else None
-
     def _epoch_done(self, epoch: Epoch) -> None:
-        """Write all epochs again, because those after a checkpoint are repeated. The last epoch
-        of a domain is written at once, short ones before it together."""
+        """Rewrite all epochs, because those after a checkpoint are repeated: after the last of a
+        domain, otherwise at most once a second."""
         last = epoch.epoch + 1 == self.strategy.train_epochs
         if self.folder is not None and (last or time.monotonic() > self._written_at + _WRITE_EVERY):
             self.folder.write_epochs(self.log.epochs)
@@ -187,17 +175,18 @@ class _Run:
     def _write_status(self) -> None:
         if self.folder is None:
             return
+        curve = self.metrics.matrix.curve()
         status = Status(
-            domains=self._domains,
-            of_domains=1 if isinstance(self.settings, Joint) else self.recipe.stream.n_experiences,
-            accuracy=self._accuracy,
+            domains=len(curve),
+            of_domains=1 if self.settings.kind == "joint" else self.recipe.stream.n_experiences,
+            accuracy=curve[-1] if curve else None,
             epoch=Epoch(**self.log.epochs[-1]) if self.log.epochs else None,
             of_epochs=self.strategy.train_epochs,
         )
         self.folder.write_status(status)
 
     def _note_diagnostics(self) -> None:
-        """Keep and log those of the experience just trained, where there are any."""
+        """Keep and log CoVON's diagnostics of the experience just trained."""
         for plugin in self.strategy.plugins:
             if isinstance(plugin, CoVONPlugin) and plugin.diagnostics:
                 found = plugin.diagnostics["all"]._asdict()
@@ -227,7 +216,7 @@ class _Run:
             epochs=[Epoch(**epoch) for epoch in self.log.epochs],
             train_seconds=self.log.seconds,
             parameters=sum(p.numel() for p in self.model.parameters()),
-            parameters_worth=memory.ratio,
+            memory_ratio=memory.ratio,
             peak_memory=peak_memory(self.recipe.device),
             diagnostics=self.diagnostics,
             versions=versions(),
@@ -249,13 +238,9 @@ class _Run:
 
 def _check_device(name: str) -> None:
     kind, _, index = name.partition(":")
-    there = {
-        "cpu": 1,
-        "cuda": torch.cuda.device_count(),
-        "mps": int(torch.backends.mps.is_available()),
-    }
-    if int(index or 0) >= there[kind]:
-        raise ValueError(f'device = "{name}": this machine has {there[kind]} {kind} devices')
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": torch.mps.device_count()}
+    if int(index or 0) >= counts[kind]:
+        raise ValueError(f'device = "{name}": this machine has {counts[kind]} {kind} devices')
 
 
 def _check(recipe: Recipe, benchmark: CLScenario, stream: str) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a run: named by what decides its result, used by one process at a time.
+"""The folder of a run: named by a hash of its settings, used by one process at a time.
 
 Nothing here imports torch.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,40 +18,40 @@ from pydantic import BaseModel, ValidationError
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.result import Epoch, Result, ResultError
+from covon_avalanche.experiment.result import Epoch, Result
 
 _log = logging.getLogger(__name__)
 _LOCK_TIMEOUT = 0.5  # seconds; ``is_running`` holds the lock for a moment
 
 
 def settings_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
-    """The part of a recipe that one of its strategies uses, without what is not set."""
+    """The part of a recipe that one of its strategies uses, without unset values."""
     unused = {"strategies", "seeds", "search"}
     whole = recipe.model_dump(mode="json", exclude=unused, exclude_none=True)
     own = recipe.strategies[strategy].model_dump(mode="json", exclude_none=True)
     return {**whole, "strategy": own}
 
 
-def settings_today(stored: dict[str, Any]) -> dict[str, Any]:
+def upgrade_settings(stored: dict[str, Any]) -> dict[str, Any]:
     """Settings of a stored result in the current schema, with the defaults of newer settings.
-    Settings that are not valid (any more) are returned unchanged."""
-    one = {"seeds": [0], "strategies": {"it": stored["strategy"]}}
+    Settings that are no longer valid are returned unchanged."""
+    one = {"seeds": [0], "strategies": {"strategy": stored["strategy"]}}
     whole = {key: value for key, value in stored.items() if key != "strategy"}
     try:
-        return settings_of(Recipe.model_validate({**whole, **one}), "it")
+        return settings_of(Recipe.model_validate({**whole, **one}), "strategy")
     except ValidationError:
         return stored
 
 
-def decisive(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that decide a result: no names."""
+def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that affect the result: all but names."""
     return {key: value for key, value in settings.items() if key not in ("name", "title")}
 
 
 def run_hash(recipe: Recipe, strategy: str, seed: int) -> str:
-    """Ten hexadecimal digits of all that decides a result: the settings and the seed, but no
-    names, no other strategies and no versions."""
-    text = json.dumps([decisive(settings_of(recipe, strategy)), seed], sort_keys=True)
+    """Ten hexadecimal digits of what affects a result: the settings and the seed, but no names,
+    other strategies or versions."""
+    text = json.dumps([result_settings(settings_of(recipe, strategy)), seed], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
@@ -72,7 +71,7 @@ class Status(BaseModel):
 
     @property
     def share(self) -> float:
-        """Fraction of all epochs that is done."""
+        """Completed fraction of all epochs."""
         done = float(self.domains)
         if self.epoch is not None:
             within = (self.epoch.epoch + 1) / max(1, self.of_epochs)
@@ -91,7 +90,7 @@ class Status(BaseModel):
 
 
 def error_sentence(error: BaseException) -> tuple[str, bool]:
-    """What an error says, and whether the user's input caused it."""
+    """The message of an error, and whether the user's input caused it."""
     bad_input = isinstance(error, ValueError | OSError)
     name = "" if bad_input else f"{type(error).__name__}: "
     return name + (" ".join(str(error).split()) or "no reason given"), bad_input
@@ -114,7 +113,7 @@ class StoredRun:
             return None
 
     def is_running(self) -> bool:
-        """Whether a process works on it."""
+        """Whether a process is working on it."""
         lock = FileLock(self.path / ".lock")
         try:
             lock.acquire(timeout=0)
@@ -127,7 +126,7 @@ class StoredRun:
 class RunFolder(StoredRun):
     """``RUNS/STRATEGY/seed-SEED-HASH`` with
 
-    ``run.json``: settings, versions and machine; ``data.json``: of images, what they were;
+    ``run.json``: settings, versions and machine; ``data.json``: numbers of images;
     ``log.txt``: the package's messages, and the traceback of what stopped the run;
     ``metrics.jsonl``: one line per epoch; ``status.json`` and ``checkpoints``, while it is not
     finished; ``result.json``, when it is.
@@ -138,11 +137,10 @@ class RunFolder(StoredRun):
         super().__init__(runs / strategy / f"seed-{seed}-{self.hash}")
         self.checkpoint_folder = self.path / "checkpoints"
         self.settings = settings_of(recipe, strategy)
-        self.names = {key: self.settings[key] for key in ("name", "title")}
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the folder, keep other processes out, and log messages, warnings and the error
+        """Create the folder, keep other processes out, and log messages, warnings and the error
         that ends the run.
 
         :raises ValueError: if another process works in it.
@@ -169,34 +167,16 @@ class RunFolder(StoredRun):
             part.unlink(missing_ok=True)
 
     def result(self) -> Result | None:
-        """The result of a finished run. A damaged file is renamed, and the run is not finished.
+        """The result of a finished run, which is stored under the recipe's current name and title.
 
-        :raises ResultError: if it cannot be read or renamed, or is of a newer version.
+        :raises ResultError: if the file cannot be read or is not a result.
         """
-        try:
-            return Result.load(self.result_file)
-        except ResultError as error:
-            if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
-                return None
-            if not error.damaged:
-                raise
-            _log.warning("%s; it is run again", error)
-        try:
-            self.result_file.replace(self.result_file.with_suffix(".damaged"))
-        except OSError as error:
-            raise ResultError(
-                f"{self.result_file} is no result and cannot be put aside: {error.strerror}"
-            ) from error
-        return None
-
-    def is_named_as(self, result: Result) -> bool:
-        """Whether a stored result has the recipe's current name and title."""
-        return result.recipe == self.names["name"] and self.names.items() <= result.settings.items()
-
-    def renamed(self, result: Result) -> Result:
-        """The stored result under the current names, which do not decide the folder."""
-        if not self.is_named_as(result):
-            changes = {"recipe": self.names["name"], "settings": result.settings | self.names}
+        if not self.result_file.exists():
+            return None
+        result = Result.load(self.result_file)
+        names = {key: self.settings[key] for key in ("name", "title")}
+        if result.recipe != names["name"] or not names.items() <= result.settings.items():
+            changes = {"recipe": names["name"], "settings": result.settings | names}
             result = result.model_copy(update=changes)
             result.save(self.result_file)
         return result
@@ -217,16 +197,14 @@ class RunFolder(StoredRun):
         return starts
 
     def write_epochs(self, epochs: list[dict[str, Any]]) -> None:
-        """``metrics.jsonl``."""
         lines = "".join(json.dumps(epoch) + "\n" for epoch in epochs)
         write_atomically(self.path / "metrics.jsonl", lines)
 
     def write_status(self, status: Status) -> None:
-        """``status.json``."""
         write_atomically(self.status_file, status.model_dump_json() + "\n")
 
     def write_failure(self, error: str) -> None:
-        """Keep in ``status.json`` why the run failed."""
+        """Store in ``status.json`` why the run failed."""
         with suppress(OSError):
             self.write_status((self.status() or Status()).model_copy(update={"error": error}))
 
@@ -236,52 +214,41 @@ class RunFolder(StoredRun):
         for file in [*self.checkpoint_folder.glob("*"), self.status_file]:
             file.unlink(missing_ok=True)
 
-    def check_data(self, data: dict[str, str]) -> None:
+    def check_data(self, images: dict[str, list[int]]) -> None:
         """Write ``data.json``, or compare with it if there is a checkpoint.
 
-        :param data: see :func:`data_fingerprint`.
-        :raises ValueError: if the data have changed since the run was begun.
+        :param images: numbers of images by stream and domain.
+        :raises ValueError: if the data have changed since the run was started.
         """
-        file = self.path / "data.json"
-        before = data
-        if any(self.checkpoint_folder.glob("*.json")):
-            with suppress(OSError, ValueError):
-                before = dict(json.loads(file.read_text(encoding="utf-8")))
-        for name in [*before, *data]:
-            then, now = before.get(name, "none"), data.get(name, "none")
-            if then != now:
-                raise ValueError(
-                    f"{self.path} was begun with other data: {name} were {then} and are {now} now; "
-                    "remove the folder or choose another --out"
-                )
-        if data:
-            write_atomically(file, json.dumps(data, indent=1) + "\n")
+        file, now = self.path / "data.json", json.dumps(images)
+        resumes = file.exists() and any(self.checkpoint_folder.glob("*.safetensors"))
+        if resumes and (before := file.read_text(encoding="utf-8")) != now:
+            raise ValueError(
+                f"the data have changed since {self.path} was started: it had {before} images, "
+                f"now there are {now}; remove the folder or choose another --out"
+            )
+        write_atomically(file, now)
 
 
 @contextmanager
 def _logged(file: Path) -> Iterator[None]:
-    """Write into a file what the package logs, warnings, and the exception that ends it."""
-    package = logging.getLogger("covon_avalanche")
+    """Write the package's messages, warnings, and the exception that ends the run to a file."""
     handler = logging.FileHandler(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    level, show = package.level, warnings.showwarning
-
-    def log_and_show(
-        message: Warning | str, category: type[Warning], *where: Any, **more: Any
-    ) -> None:
-        _log.warning("%s: %s", category.__name__, message)
-        show(message, category, *where, **more)
-
-    package.addHandler(handler)
+    package, python = logging.getLogger("covon_avalanche"), logging.getLogger("py.warnings")
+    level = package.level
     package.setLevel(logging.INFO)
-    warnings.showwarning = log_and_show
+    package.addHandler(handler)
+    python.addHandler(handler)
+    logging.captureWarnings(True)
     try:
         yield
     except (Exception, SystemExit):
         _log.exception("the run stopped")
         raise
     finally:
-        warnings.showwarning = show
+        logging.captureWarnings(False)
+        python.removeHandler(handler)
         package.removeHandler(handler)
         package.setLevel(level)
         handler.close()

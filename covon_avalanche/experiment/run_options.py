@@ -1,4 +1,4 @@
-"""How runs are carried out. Nothing here changes a result, and nothing imports torch."""
+"""Options of a run that do not affect its result. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line passes to every run."""
+    """Options that the command line passes to every run."""
 
     dataset_root: Path | None = None
     """The folder with the data of all streams; by default Avalanche's."""
     checkpoint_seconds: float = 300.0
     """Time between two checkpoints inside an epoch."""
     checkpoint_share: float = 0.02
-    """Largest fraction of the time to spend on checkpoints at ends of epochs; 1 makes them all."""
+    """Largest fraction of the time spent on checkpoints at ends of epochs; 1 stores them all."""
     tensorboard: bool = False
     """Log for TensorBoard in the run's folder."""
     wandb: str | None = None

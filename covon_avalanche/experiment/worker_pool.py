@@ -16,11 +16,8 @@ _Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
 def default_processes(device: str) -> int:
-    """One per core that this process may use, or one on an accelerator, whose memory several
-    would share.
-
-    :param device: of the recipe.
-    """
+    """One per core that this process may use, or one on an accelerator, because several would share
+    its memory."""
     from joblib import cpu_count
 
     return cpu_count() if device == "cpu" else 1
@@ -32,9 +29,9 @@ def worker_pool(
 ) -> Iterator[ProcessPoolExecutor]:
     """Spawned processes with one thread each, which end when this process is killed.
 
-    After an exception, Ctrl-C for one, they are terminated at once.
+    After an exception such as KeyboardInterrupt they are terminated at once.
 
-    :param on_terminate: how they handle SIGTERM.
+    :param on_terminate: their handler of SIGTERM.
     """
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +10,7 @@ from typing import Any
 import pandas as pd
 
 from covon_avalanche.experiment.recipe import RecipeError, load_recipe, shipped_recipes
-from covon_avalanche.experiment.recipe_text import toml_value
-from covon_avalanche.experiment.run_folder import decisive, settings_of
+from covon_avalanche.experiment.run_folder import result_settings, settings_of
 from covon_avalanche.report.results import flatten
 
 
@@ -48,13 +48,13 @@ def _changes(run: pd.Series) -> list[str] | None:
         return None
     if run["strategy"] not in recipe.strategies:
         return None
-    again = decisive(settings_of(recipe, run["strategy"]))
-    return changes if again == decisive(run["settings"]) else None
+    again = result_settings(settings_of(recipe, run["strategy"]))
+    return changes if again == result_settings(run["settings"]) else None
 
 
 def _differing(run: pd.Series, others: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
-        f"{key}={toml_value(value)}"
+        f"{key}={_toml_value(value)}"
         for key, value in _recipe_keys(run).items()
         if any(other.get(key) != value for other in others)
     ]
@@ -62,6 +62,16 @@ def _differing(run: pd.Series, others: Sequence[Mapping[str, Any]]) -> list[str]
 
 def _recipe_keys(run: pd.Series) -> dict[str, Any]:
     """The settings that decide the run, by their keys in the recipe."""
-    settings = decisive(run["settings"])
+    settings = result_settings(run["settings"])
     own = {"strategies": {run["strategy"]: settings.pop("strategy")}}
     return flatten(settings) | flatten(own)
+
+
+def _toml_value(value: Any) -> str:
+    """A number, text, list or table on one line."""
+    if isinstance(value, dict):
+        pairs = (f"{json.dumps(key)} = {_toml_value(v)}" for key, v in value.items())
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)

@@ -13,7 +13,7 @@ import pandas as pd
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.experiment.registry import stored_strategy
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import decisive, settings_today
+from covon_avalanche.experiment.run_folder import result_settings, upgrade_settings
 
 _SAMPLED = ("sampled_average_accuracy", "sampled_nll", "sampled_brier", "sampled_ece")
 MEASURES = (
@@ -47,7 +47,7 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     ``parameters``          number of weights
     ``memory_ratio``        tensors kept between steps, in units of the weights
     ``peak_memory``         largest memory of the process or accelerator, bytes
-    ``continued``           how often the run was resumed
+    ``resumed``             how often the run was resumed
     ``run_hash``            hash of what decides the result
     ``accuracy``            ``accuracy[t][i]``, see :func:`accuracy_matrix`
     ``counts``              images per domain
@@ -79,7 +79,7 @@ def results_frame(results: Iterable[Result]) -> pd.DataFrame:
 
 
 def _row(result: Result) -> dict[str, Any]:
-    settings = settings_today(result.settings)
+    settings = upgrade_settings(result.settings)
     strategy = stored_strategy(settings["strategy"])
     calibration = result.calibration if strategy.has_probabilities else {}
     return {
@@ -101,9 +101,9 @@ def _row(result: Result) -> dict[str, Any]:
         **{n: result.sampled.get(n.removeprefix("sampled_"), math.nan) for n in _SAMPLED},
         "train_seconds": sum(result.train_seconds),
         "parameters": result.parameters,
-        "memory_ratio": result.parameters_worth,
+        "memory_ratio": result.memory_ratio,
         "peak_memory": _or_nan(result.peak_memory),
-        "continued": result.continued,
+        "resumed": result.resumed,
         "run_hash": result.run_hash,
         "accuracy": result.accuracy,
         "counts": result.counts,
@@ -140,7 +140,9 @@ def read_results(paths: Iterable[Path]) -> list[Result]:
     for path in paths:
         for source, result in _read(path):
             name = (result.recipe, result.strategy, result.seed)
-            settings = result.run_hash or json.dumps(decisive(result.settings), sort_keys=True)
+            settings = result.run_hash or json.dumps(
+                result_settings(result.settings), sort_keys=True
+            )
             first, known = found.setdefault((*name, settings, result.stream), (source, result))
             if _measured(known) != _measured(result):
                 raise ResultError(

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from covon_avalanche.experiment.result import ResultError
-from covon_avalanche.experiment.run_folder import decisive
+from covon_avalanche.experiment.run_folder import result_settings
 from covon_avalanche.report.results import MEASURES, accuracy_matrix, flatten
 
 MIN_SEEDS = 3
@@ -156,7 +156,7 @@ def comparisons(runs: pd.DataFrame) -> list[Comparison]:
 
 def _shared_settings(run: pd.Series) -> dict[str, Any]:
     """What all runs of a comparison have in common."""
-    settings = {k: v for k, v in decisive(run["settings"]).items() if k != "strategy"}
+    settings = {k: v for k, v in result_settings(run["settings"]).items() if k != "strategy"}
     return {"recipe": run["recipe"], "evaluated": run["evaluated"], **flatten(settings)}
 
 

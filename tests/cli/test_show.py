@@ -42,7 +42,7 @@ def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path):
         lines = [line for line in show(tmp_path).splitlines() if "seed-" in line]
     progress = "domain 2/2, epoch 3/4, loss 0.250, accuracy 50.0 %, 1,500 images/s"
     states = ["running", "failed", "interrupted", "finished", "damaged", "interrupted"]
-    parts = [progress, "the loss is [nan]", progress, "A_T 80.00 %", "is no result", ""]
+    parts = [progress, "the loss is [nan]", progress, "A_T 80.00 %", "is not a result", ""]
     assert len(lines) == len(states)
     for folder, line, state, part in zip(folders, lines, states, parts, strict=True):
         assert "finetune" in line

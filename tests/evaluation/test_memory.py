@@ -71,7 +71,7 @@ def test_stored_examples_count_as_what_the_network_gets(kind):
     recipe = small_recipe({kind: {**STRATEGIES[kind], setting: examples}}, epochs=1)
     result = run_strategy(recipe, kind, 0)
     stored = examples * bytes_each / (4 * result.parameters)
-    assert result.parameters_worth == pytest.approx(others + stored, abs=1e-3)
+    assert result.memory_ratio == pytest.approx(others + stored, abs=1e-3)
 
 
 def test_counting_draws_no_random_numbers_of_augmentation():

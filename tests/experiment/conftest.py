@@ -1,8 +1,11 @@
-"""Runs collect garbage before they begin: quickly, without all that was imported."""
+"""A recipe of one short run; runs collect garbage quickly, without all that was imported."""
 
 import gc
 
 import pytest
+from small_recipes import FEW, STRATEGIES, small_recipe
+
+from covon_avalanche.experiment.recipe import Recipe
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -12,3 +15,10 @@ def little_garbage():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    """Fine-tuning, one epoch of four batches."""
+    strategies = {"finetune": STRATEGIES["finetune"]}
+    return small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW)

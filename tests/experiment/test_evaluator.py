@@ -1,10 +1,11 @@
-"""The evaluation plugin of runs gives what Avalanche's gives."""
+"""The evaluation plugin of runs gives what Avalanche's gives; TensorBoard and W&B."""
 
 import io
 
 import pytest
 import torch
-from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, loss_metrics
+import wandb
+from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.logging import TextLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
@@ -12,64 +13,77 @@ from toys import QUIET, toy_benchmark, toy_model
 
 from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.experiment.evaluator import Evaluator
+from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run_options import RunOptions
+
+METRICS = dict(minibatch=True, epoch=True, experience=True, stream=True)
 
 
-def naive(evaluator: EvaluationPlugin) -> Naive:
-    model = toy_model()
-    return Naive(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        criterion=torch.nn.CrossEntropyLoss(),
-        **{**QUIET, "evaluator": evaluator},
-    )
-
-
-def values(kind, loggers) -> dict:
+def trained(evaluator: EvaluationPlugin) -> dict:
+    """The metrics of two domains."""
     torch.manual_seed(0)
-    levels = {"minibatch": True, "epoch": True, "experience": True, "stream": True}
-    evaluator = kind(
-        accuracy_metrics(**levels),
-        loss_metrics(**levels),
-        forgetting_metrics(experience=True, stream=True),
-        DomainMetrics(),
-        loggers=loggers,
-    )
-    strategy = naive(evaluator)
-    benchmark = toy_benchmark(2)
+    model, benchmark = toy_model(), toy_benchmark(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {**QUIET, "criterion": torch.nn.CrossEntropyLoss(), "evaluator": evaluator}
+    strategy = Naive(model=model, optimizer=optimizer, **options)
     for experience in benchmark.train_stream:
         strategy.train(experience)
         strategy.eval(benchmark.test_stream)
-    return {k: v for k, v in evaluator.get_all_metrics().items() if "Time" not in k}
+    return {k: str(v) for k, v in evaluator.get_all_metrics().items() if "Time" not in k}
 
 
 @pytest.mark.parametrize("logged", [False, True])
 def test_all_values_are_those_of_avalanches_plugin(logged):
-    texts = [io.StringIO(), io.StringIO()]
-    loggers = [[TextLogger(text)] if logged else [] for text in texts]
-    found = [
-        values(kind, own) for kind, own in zip((Evaluator, EvaluationPlugin), loggers, strict=True)
-    ]
-    assert found[0].keys() == found[1].keys()
-    assert len(found[0]) > 10
-    assert all(str(found[0][key]) == str(found[1][key]) for key in found[0])
-    assert texts[0].getvalue() == texts[1].getvalue()
-    assert bool(texts[0].getvalue()) == logged
+    found = []
+    for kind in (Evaluator, EvaluationPlugin):
+        metrics = [accuracy_metrics(**METRICS), loss_metrics(**METRICS), DomainMetrics()]
+        text = io.StringIO()
+        evaluator = kind(*metrics, loggers=[TextLogger(text)] if logged else [])
+        found.append((trained(evaluator), text.getvalue()))
+    assert found[0] == found[1]
+    assert len(found[0][0]) > 10
+    assert bool(found[0][1]) == logged
 
 
 def test_callbacks_that_no_metric_has_are_skipped(monkeypatch):
-    done = []
+    done = set()
     whole = EvaluationPlugin._update_metrics_and_loggers
 
     def noted(self, strategy, callback):
-        done.append(callback)
+        done.add(callback)
         return whole(self, strategy, callback)
 
     monkeypatch.setattr(EvaluationPlugin, "_update_metrics_and_loggers", noted)
-    evaluator = Evaluator(DomainMetrics(), loggers=[])
-    strategy = naive(evaluator)
-    benchmark = toy_benchmark(1)
-    strategy.train(benchmark.train_stream[0])
-    assert not [callback for callback in done if callback.endswith("iteration")]
-    strategy.eval(benchmark.test_stream)
+    trained(Evaluator(DomainMetrics(), loggers=[]))
     assert "after_eval_iteration" in done
-    assert "before_forward" not in done
+    assert not done & {"before_forward", "after_training_iteration"}
+
+
+def test_tensorboard_files_are_below_the_run_and_change_nothing(recipe, tmp_path):
+    plain = run_strategy(recipe, "finetune", 0)
+    logged = run_in_folder(recipe, "finetune", 0, tmp_path, RunOptions(tensorboard=True))
+    assert list(tmp_path.glob("finetune/seed-0-*/tensorboard/events.*"))
+    assert logged.outcome() == plain.outcome()
+
+
+def test_each_run_is_one_of_wandb(recipe, tmp_path, monkeypatch):
+    """Logged offline; a run that is repeated in its folder keeps its identity there."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logged, init = [], wandb.init
+
+    def spied_init(**settings):
+        run = init(**settings)
+        logged.append((run.id, values := {}))
+        monkeypatch.setattr(wandb, "log", lambda new, step: values.update(new))
+        return run
+
+    monkeypatch.setattr(wandb, "init", spied_init)
+    for seed in (0, 1, 1):
+        result = run_in_folder(recipe, "finetune", seed, tmp_path, RunOptions(wandb="project"))
+        next(tmp_path.glob(f"finetune/seed-{seed}-*/result.json")).unlink()
+    (first, _), (second, _), (again, values) = logged
+    assert first != second == again
+    accuracy = values["Top1_Acc_Epoch/train_phase/train_stream/Task000"]
+    assert accuracy == pytest.approx(result.epochs[-1].accuracy)
+    assert list(tmp_path.glob(f"finetune/seed-0-*/wandb/offline-run-*-{first}"))

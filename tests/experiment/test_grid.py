@@ -8,7 +8,7 @@ from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder
 
 MODULE = """
-import os, pathlib, signal, time
+import os, signal
 from avalanche.training.plugins import SupervisedPlugin
 
 class Unpleasant(Exception):
@@ -24,8 +24,6 @@ class Raises(SupervisedPlugin):
 
 class Dies(SupervisedPlugin):
     def before_training(self, *args, **kwargs):
-        folder = next(pathlib.Path("runs", "dies").iterdir())
-        (folder / f".mine.{os.getpid()}.part").write_text("half")
         os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory is short
 """
 ERRORS = {
@@ -38,12 +36,10 @@ ERRORS = {
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
-    """Some raise, the process of one dies; two processes."""
+    """Some raise, the process of one is killed."""
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs"
     (tmp_path / "misbehaving.py").write_text(MODULE)
-    runs.mkdir()
-    (runs / ".theirs.1.part").write_text("another process writes this")
     custom = dict(kind="custom", lr=0.01, implementation="misbehaving:Raises")
     strategies = {
         name: {**custom, "arguments": {"error": error}} for name, (error, *_) in ERRORS.items()
@@ -53,24 +49,30 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
     strategies["dies"] = {**custom, "implementation": "misbehaving:Dies"}
     recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
     *specs, dies = specs_of(recipe)
-    specs += [RunSpec("covon", 1), dies]
     outcomes, polled = {}, []
-    found = run_grid(
-        recipe,
-        specs,
-        runs,
-        processes=2,
-        on_end=lambda outcome: outcomes.setdefault(outcome.spec, outcome),
-        poll=polled.extend,
-    )
-    assert set(polled) == set(outcomes) == set(specs)
+    watching = {
+        "on_end": lambda outcome: outcomes.update({outcome.spec: outcome}),
+        "poll": polled.extend,
+    }
+
+    # A killed process is reported, and the run that waits goes on.
+    (result,) = run_grid(recipe, [dies, RunSpec("covon", 1)], runs, **watching)
+    assert result == outcomes[RunSpec("covon", 1)].result
+    assert "a worker process was killed" in outcomes[dies].error
+    assert RunFolder(runs, recipe, *dies).status().error == outcomes[dies].error
+
+    # Finished runs are not repeated, failed ones are.
+    polled.clear()
+    found = run_grid(recipe, [*specs, RunSpec("covon", 1)], runs, processes=2, **watching)
+    assert set(polled) == set(specs)
+    assert found[-1] == result
 
     # Results are those of single runs, and on disk.
     assert [(r.strategy, r.seed) for r in found] == [("covon", 0), ("covon", 1)]
     for result in found:
         spec = RunSpec("covon", result.seed)
         assert run_strategy(recipe, *spec).outcome() == result.outcome()
-        assert RunFolder(runs, recipe, *spec).result() == result == outcomes[spec].result
+        assert RunFolder(runs, recipe, *spec).result() == result
     assert len(list(runs.rglob("result.json"))) == 2
 
     # What a run raises is said and logged.
@@ -80,18 +82,3 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
         assert outcome.bad_input is bad_input
         assert "Traceback" in outcome.log.read_text(encoding="utf-8")
         assert RunFolder(runs, recipe, name, 0).status().error == outcome.error
-
-    # A killed process takes only its own run along.
-    outcome = outcomes[RunSpec("dies", 0)]
-    assert "its process died twice" in outcome.error
-    assert RunFolder(runs, recipe, "dies", 0).status().error == outcome.error
-    assert [path.name for path in runs.rglob("*.part")] == [".theirs.1.part"]
-
-    # Finished runs are not repeated, failed ones are.
-    again = []
-    monkeypatch.setattr(
-        "covon_avalanche.experiment.grid._Grid.run",
-        lambda self, waiting, processes: again.extend(waiting) or waiting.clear() or [],
-    )
-    assert run_grid(recipe, [*specs[-3:-1], RunSpec("own", 0)], runs) == found
-    assert again == [RunSpec("own", 0)]

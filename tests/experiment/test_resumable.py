@@ -1,12 +1,10 @@
 """Interrupted runs resume bit-exactly."""
 
 import contextlib
-import hashlib
 import itertools
-import json
 import logging
 import time
-from importlib.metadata import version
+from functools import cache
 
 import pytest
 import torch
@@ -17,16 +15,11 @@ from torch import nn
 
 from covon_avalanche.experiment import checkpoint, resumable
 from covon_avalanche.experiment import run as running
-from covon_avalanche.experiment.checkpoint import (
-    Point,
-    load_checkpoint,
-    save_checkpoint,
-    stored_points,
-)
+from covon_avalanche.experiment.checkpoint import load_checkpoint, save_checkpoint, stored_points
 from covon_avalanche.experiment.result import Epoch
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
-from covon_avalanche.experiment.run_folder import RunFolder, run_hash
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
 EPOCHS_ONLY = RunOptions(checkpoint_seconds=1e9, checkpoint_share=1)
@@ -77,36 +70,25 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def killed_at(monkeypatch):
-    """Stop the run right after a checkpoint, the first being 0, or never."""
+def resumed(tmp_path, monkeypatch):
+    """The result of a run that is stopped after these numbers of checkpoints, then finished."""
     store = Checkpointer._store
 
-    def set_limit(limit):
-        left = itertools.repeat(0) if limit is None else iter(range(limit))
-
-        def counted(self):
-            stored = store(self)
-            if next(left, None) is None:
-                raise Killed
-            return stored
-
-        monkeypatch.setattr(Checkpointer, "_store", counted)
-
-    return set_limit
-
-
-@pytest.fixture
-def resumed(tmp_path, killed_at):
-    """The result of a run that is stopped after these numbers of checkpoints."""
-
-    def run(recipe, *limits, options=OFTEN):
+    def run(recipe, *limits, options=OFTEN, finish=True):
         (name,) = recipe.strategies
         for limit in limits:
-            killed_at(limit)
-            with contextlib.suppress(Killed):
+            left = iter(range(limit))
+
+            def counted(self, left=left):
+                stored = store(self)
+                if next(left, None) is None:
+                    raise Killed
+                return stored
+
+            with monkeypatch.context() as patch, contextlib.suppress(Killed):
+                patch.setattr(Checkpointer, "_store", counted)
                 run_in_folder(recipe, name, 0, tmp_path, options)
-        killed_at(None)
-        return run_in_folder(recipe, name, 0, tmp_path, options)
+        return run_in_folder(recipe, name, 0, tmp_path, options) if finish else None
 
     return run
 
@@ -118,26 +100,19 @@ def recipe_of(name, **changes):
     return small_recipe({name: (STRATEGIES | VARIANTS)[name]}, **changes)
 
 
-@pytest.fixture(scope="module")
-def whole():
-    """The results of runs that nobody stopped."""
-    known = {}
-
-    def run(name):
-        if name not in known:
-            known[name] = run_strategy(recipe_of(name), name, 0).outcome()
-        return known[name]
-
-    return run
+@cache
+def whole(name):
+    """The result of a run that nobody stopped."""
+    return run_strategy(recipe_of(name), name, 0).outcome()
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [n for n in (*STRATEGIES, *VARIANTS) if n != "covon-nom"])
-def test_a_run_stopped_at_many_points_has_the_result_of_a_whole_one(name, resumed, whole, caplog):
+def test_a_run_stopped_at_many_points_has_the_result_of_a_whole_one(name, resumed, caplog):
     result = resumed(recipe_of(name), 0, 5, 8)  # within batches of both domains
     assert result.outcome() == whole(name)
-    assert result.continued >= STOPS.get(name, 3)
-    assert "before it is used" not in caplog.text  # none was put aside
+    assert result.resumed >= STOPS.get(name, 3)
+    assert "before it is used" not in caplog.text  # all could be restored
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -151,7 +126,7 @@ def test_replay_resumes_alike_with_dropout(resumed, monkeypatch):
     recipe = small_recipe({"replay": settings}, epochs=2, train_mb_size=64, stream=FEW)
     undisturbed = run_strategy(recipe, "replay", 0)
     result = resumed(recipe, 11)  # after the first epoch with the memory
-    assert result.continued == 1
+    assert result.resumed == 1
     assert result.outcome() == undisturbed.outcome()
 
 
@@ -171,13 +146,7 @@ def test_augmented_images_and_channels_last_weights_resume_alike(name, workers, 
     undisturbed = run_strategy(recipe, name, 0, data)
     result = resumed(recipe, 0, 4, options=data)  # inside an epoch of each domain
     assert result.outcome() == undisturbed.outcome()
-    assert result.continued == 2
-
-
-def test_it_resumes_inside_an_epoch_instead_of_starting_again(resumed, caplog):
-    with caplog.at_level(logging.INFO, "covon_avalanche"):
-        resumed(recipe_of("finetune"), 7)
-    assert "resumed at domain 1, epoch 2, batch 4" in caplog.text
+    assert result.resumed == 2
 
 
 def test_storing_does_not_count_as_training(tmp_path, monkeypatch):
@@ -233,116 +202,83 @@ def test_epochs_are_written_as_they_come_and_once(name, tmp_path, resumed, monke
 
 
 @pytest.fixture
-def stopped(tmp_path, killed_at):
+def stopped(tmp_path, resumed):
     """The folder of a run that was stopped in the second domain, and its recipe."""
     recipe = recipe_of("finetune")
-    killed_at(14)
-    with pytest.raises(Killed):
-        run_in_folder(recipe, "finetune", 0, tmp_path, OFTEN)
-    killed_at(None)
+    resumed(recipe, 14, finish=False)
     return RunFolder(tmp_path, recipe, "finetune", 0), recipe
 
 
-@pytest.mark.parametrize("what", ["truncated", "changed", "state", "of another run", "newer"])
+def truncated(file):
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+def changed(file):
+    content = file.read_bytes().replace(b"train_epochs", b"train_epoch_")
+    assert content != file.read_bytes()
+    file.write_bytes(content)
+
+
+def forged(nodes):
+    (schedule,) = [n for n in nodes if n.get("class", "").endswith(":LambdaLR")]
+    nodes[schedule["attributes"]["lr_lambdas"]["#"]]["items"] = [{"#": len(nodes)}]
+    nodes.append({"is": "function", "name": "covon_avalanche.datasets.download:shutil.rmtree"})
+
+
+def of_another_model(nodes):
+    (model, *_) = [n for n in nodes if n["is"] == "module"]
+    next(iter(model["tensors"].values()))["size"][0] -= 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (truncated, "cannot be read"),
+        (changed, "is damaged"),
+        ("another", "belongs to another run"),
+        ("_versions", "was made by other versions: torch 99.0"),
+        (forged, "rmtree is not made from a file"),
+        (of_another_model, "this is another model"),
+    ],
+)
 def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_used(
-    what, stopped, tmp_path, whole, caplog
+    spoil, message, stopped, tmp_path, caplog, monkeypatch
 ):
-    folder, recipe = stopped
+    (folder, recipe), run = stopped, stopped[0].hash
     latest, before, *_ = stored_points(folder.checkpoint_folder)
-    spoil(folder.checkpoint_folder, latest, folder.hash, what)
-    with caplog.at_level(logging.INFO, "covon_avalanche"):
-        result = run_in_folder(recipe, "finetune", 0, tmp_path)
-    assert f"{latest}" in caplog.text
-    assert "the one before it is used" in caplog.text
-    assert f"epoch {before.epoch + 1}, batch {before.batch + 1}" in caplog.text
-    assert result.outcome() == whole("finetune")
-
-
-def spoil(folder, point, run, what):
-    file = folder / f"{point}.json"
-    data = file.with_suffix(".safetensors")
-    if what == "truncated":
-        data.write_bytes(data.read_bytes()[:-5])
-    elif what == "changed":
-        content = bytearray(data.read_bytes())
-        content[-1] ^= 1
-        data.write_bytes(content)
-    elif what == "state":
-        file.write_text(file.read_text().replace("train_epochs", "train_epoch_"))
-    elif what == "of another run":
-        state, tensors = load_checkpoint(folder, point, run)
-        save_checkpoint(folder, point, state, tensors, "another")
+    if spoil in (truncated, changed):
+        spoil(latest.file(folder.checkpoint_folder))
     else:
-        body = json.dumps(json.loads(json.loads(file.read_text())["body"]) | {"format": 99})
-        digest = hashlib.sha256(body.encode()).hexdigest()
-        file.write_text(json.dumps({"digest": digest, "body": body}))
-
-
-def test_a_checkpoint_of_another_model_starts_the_run_again(stopped, tmp_path, caplog):
-    folder, recipe = stopped
-    other = recipe_of("finetune", model={"hidden_size": 13, "hidden_layers": 1})
-    theirs = RunFolder(tmp_path, other, "finetune", 0)
-    theirs.checkpoint_folder.mkdir(parents=True)
-    for point in stored_points(folder.checkpoint_folder):
-        known = run_hash(recipe, "finetune", 0)
-        state, tensors = load_checkpoint(folder.checkpoint_folder, point, known)
-        save_checkpoint(theirs.checkpoint_folder, point, state, tensors, theirs.hash)
-    result = run_in_folder(other, "finetune", 0, tmp_path)
-    assert "this is another model" in caplog.text
-    assert result.outcome() == run_strategy(other, "finetune", 0).outcome()
-
-
-def test_a_forged_checkpoint_is_put_aside_and_the_run_starts_anew(stopped, tmp_path, whole, caplog):
-    folder, recipe = stopped
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    for point in stored_points(folder.checkpoint_folder):
-        state, tensors = load_checkpoint(folder.checkpoint_folder, point, folder.hash)
-        nodes = state["nodes"]
-        (schedule,) = [n for n in nodes if n.get("class", "").endswith(":LambdaLR")]
-        first = len(nodes)
-        nodes[schedule["attributes"]["lr_lambdas"]["#"]]["items"] = [{"#": first}]
-        nodes += [
-            {"is": "partial", "parts": [{"#": first + i} for i in (1, 2, 3)]},
-            {"is": "function", "name": "covon_avalanche.datasets.download:shutil.rmtree"},
-            {"is": "tuple", "items": [str(victim)]},
-            {"is": "dict", "items": []},
-        ]
-        save_checkpoint(folder.checkpoint_folder, point, state, tensors, folder.hash)
-    result = run_in_folder(recipe, "finetune", 0, tmp_path)
-    assert victim.exists()
-    assert result.outcome() == whole("finetune")
-    assert "rmtree is not made from a file" in caplog.text
-
-
-def test_another_version_starts_the_run_anew_with_one_warning(
-    stopped, tmp_path, whole, caplog, monkeypatch
-):
-    folder, recipe = stopped
-    assert len(stored_points(folder.checkpoint_folder)) > 1
-    monkeypatch.setattr(checkpoint, "_versions", lambda: {"torch": "99.0"})
+        state, tensors = load_checkpoint(folder.checkpoint_folder, latest, run)
+        with monkeypatch.context() as patch:
+            if spoil == "_versions":
+                patch.setattr(checkpoint, spoil, lambda: {"torch": "99.0"})
+            elif spoil == "another":
+                run = spoil
+            else:
+                spoil(state["nodes"])
+            save_checkpoint(folder.checkpoint_folder, latest, state, tensors, run)
     with caplog.at_level(logging.INFO, "covon_avalanche"):
         result = run_in_folder(recipe, "finetune", 0, tmp_path)
-    (warning,) = [r.getMessage() for r in caplog.records if r.name == resumable.__name__]
-    assert f"was made by covon_avalanche {version('covon_avalanche')}" in warning
-    assert warning.endswith("the run starts anew")
+    assert message in caplog.text
+    assert "the one before it is used" in caplog.text or "the checkpoint before it" in caplog.text
+    assert f"epoch {before.epoch + 1}, batch {before.batch + 1}" in caplog.text
     assert result.outcome() == whole("finetune")
 
 
 @pytest.mark.parametrize(
     ("function", "error"), [("restore", AttributeError), ("_set_generator_states", IndexError)]
 )
-def test_whatever_goes_wrong_with_a_checkpoint_puts_it_aside(
-    function, error, stopped, tmp_path, whole, caplog, monkeypatch
+def test_without_a_usable_checkpoint_the_run_restarts(
+    function, error, stopped, tmp_path, caplog, monkeypatch
 ):
-    folder, recipe = stopped
-
     def fail(error):
         def failing(*_):
             raise error("no such thing")
 
         return failing
 
+    folder, recipe = stopped
     with monkeypatch.context() as patch:  # says nothing about the checkpoint
         patch.setattr(resumable, function, fail(torch.OutOfMemoryError))
         with pytest.raises(torch.OutOfMemoryError):
@@ -352,12 +288,3 @@ def test_whatever_goes_wrong_with_a_checkpoint_puts_it_aside(
     result = run_in_folder(recipe, "finetune", 0, tmp_path)
     assert f"does not fit this run: {error.__name__}: no such thing" in caplog.text
     assert result.outcome() == whole("finetune")
-
-
-def test_points_are_sorted_as_training_passes_them():
-    assert Point(0, 1, 3) < Point(0, 2) < Point(1) < Point(1, 0, 1)
-    assert [point.is_between for point in (Point(2), Point(2, 1), Point(2, 0, 1))] == [
-        True,
-        False,
-        False,
-    ]

@@ -46,7 +46,7 @@ def test_every_strategy_learns_and_its_result_is_complete(name):
     assert len(result.diagnostics) == 2 * (recipe.strategies[name].kind == "covon")
 
 
-@pytest.mark.parametrize("strategy", ["covon", "vcl", "ewc-star"])
+@pytest.mark.parametrize("strategy", ["covon", "vcl"])
 def test_the_same_seed_gives_the_same_result(strategy):
     recipe = recipe_of(strategy)
     first, again, other = (run_strategy(recipe, strategy, seed) for seed in (1, 1, 0))
@@ -66,7 +66,7 @@ def test_results_are_plain_json_with_all_that_decides_them(tmp_path):
     assert {"torch", "avalanche-lib", "covon_avalanche", "python"} <= data["versions"].keys()
     assert data["machine"]["threads"] == 1
     assert {p.name for p in folder.path.iterdir() if p.is_file()} == {
-        *(".lock", "log.txt", "metrics.jsonl", "result.json", "run.json")
+        *(".lock", "data.json", "log.txt", "metrics.jsonl", "result.json", "run.json")
     }
     assert not list(folder.path.rglob("*.safetensors"))
 
@@ -105,20 +105,18 @@ def test_a_run_does_not_keep_the_models_of_those_before_it(monkeypatch):
 
 
 def test_bfloat16_is_autocast_with_float32_weights():
-    exact = run_strategy(recipe_of(), "covon", 0)
-    rounded = run_strategy(recipe_of(precision="bfloat16"), "covon", 0)
-    assert exact.outcome() != rounded.outcome()
-    assert rounded.average_accuracy == pytest.approx(exact.average_accuracy, abs=0.1)
-    assert rounded.epochs[0].loss == pytest.approx(exact.epochs[0].loss, rel=0.05)
     dtypes = set()
 
     def look(module, inputs, output):
         if isinstance(module, torch.nn.Linear):
             dtypes.add((output.dtype, module.weight.dtype))
 
+    exact = run_strategy(recipe_of(), "covon", 0)
     with torch.nn.modules.module.register_module_forward_hook(look):
-        run_strategy(recipe_of(precision="bfloat16", epochs=1), "covon", 0)
+        rounded = run_strategy(recipe_of(precision="bfloat16"), "covon", 0)
     assert dtypes == {(torch.bfloat16, torch.float32)}
+    assert exact.outcome() != rounded.outcome()
+    assert rounded.epochs[0].loss == pytest.approx(exact.epochs[0].loss, rel=0.05)
 
 
 def test_posterior_samples_are_an_evaluation_beside_that_of_the_mean():

@@ -1,22 +1,15 @@
-"""The folder of a run: one process, its log, its name, and results that are there already."""
+"""The folder of a run: one process, its log, its name, existing results, changed data."""
 
-import errno
 import math
 import warnings
-from pathlib import Path
 
 import pytest
-from small_recipes import FEW, STRATEGIES, small_recipe
+from small_recipes import STRATEGIES, small_recipe
 
+from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash
-
-
-@pytest.fixture
-def recipe():
-    strategies = {"finetune": STRATEGIES["finetune"]}
-    return small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW)
 
 
 def test_one_process_at_a_time(recipe, tmp_path):
@@ -46,73 +39,53 @@ def test_the_status_is_that_of_the_latest_epoch_and_of_the_error(recipe, tmp_pat
     assert folder.status() is None
 
 
-def test_the_log_has_the_warnings_of_a_run_and_the_user_sees_them(recipe, tmp_path):
+def test_the_log_has_the_warnings_of_a_run(recipe, tmp_path):
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
-    with pytest.warns(UserWarning, match="the posterior is flat"), folder.opened():
+    with folder.opened():
         warnings.warn("the posterior is flat", stacklevel=1)
-    assert "WARNING UserWarning: the posterior is flat" in folder.log_file.read_text()
+    assert "UserWarning: the posterior is flat" in folder.log_file.read_text()
     with pytest.warns(UserWarning, match="afterwards"):
         warnings.warn("afterwards", stacklevel=1)
     assert "afterwards" not in folder.log_file.read_text()
 
 
-def test_the_hash_names_what_decides_a_result():
+def test_the_hash_is_of_what_affects_a_result():
     recipe = small_recipe({"covon": STRATEGIES["covon"]})
-    known = run_hash(recipe, "covon", 0)
-    assert known == run_hash(recipe.model_copy(update={"title": "x", "seeds": [7]}), "covon", 0)
-    settings = recipe.strategies["covon"]
-    other = {"covon": settings.model_copy(update={"gamma": 0.5}), "more": settings}
-    same = {"covon": settings, "more": settings}
-    assert known == run_hash(recipe.model_copy(update={"strategies": same}), "covon", 0)
-    different = {
-        known,
-        run_hash(recipe, "covon", 1),
-        run_hash(recipe.model_copy(update={"strategies": other}), "covon", 0),
-        run_hash(recipe.model_copy(update={"epochs": 3}), "covon", 0),
-        run_hash(recipe.model_copy(update={"workers": 1}), "covon", 0),
-    }
-    assert len(different) == 5
+    own = recipe.strategies["covon"]
+
+    def changed(seed=0, **update):
+        return run_hash(recipe.model_copy(update=update), "covon", seed)
+
+    known = changed()
+    assert changed(title="x", seeds=[7], strategies={"covon": own, "more": own}) == known
+    other = {"covon": own.model_copy(update={"gamma": 0.5})}
+    different = {known, changed(seed=1), changed(strategies=other), changed(epochs=3)}
+    assert len(different | {changed(workers=1)}) == 5
 
 
-def test_a_finished_run_is_not_made_again_and_a_damaged_result_is(recipe, tmp_path):
+def test_a_finished_run_is_not_repeated_but_takes_the_names_of_its_recipe(recipe, tmp_path):
     first = run_in_folder(recipe, "finetune", 0, tmp_path)
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    first.model_copy(update={"calibration": {"nll": math.nan}}).save(folder.result_file)
     written = folder.result_file.stat().st_mtime_ns
-    assert run_in_folder(recipe, "finetune", 0, tmp_path) == first
+    assert run_in_folder(recipe, "finetune", 0, tmp_path).accuracy == first.accuracy
     assert folder.result_file.stat().st_mtime_ns == written
-    folder.result_file.write_text("{")
-    again = run_in_folder(recipe, "finetune", 0, tmp_path)
-    assert again.outcome() == first.outcome()
-    assert folder.result_file.with_suffix(".damaged").read_text() == "{"
-
-
-def test_a_result_that_cannot_be_read_stays(recipe, tmp_path, monkeypatch):
-    run_in_folder(recipe, "finetune", 0, tmp_path)
-    folder = RunFolder(tmp_path, recipe, "finetune", 0)
-    written = folder.result_file.read_bytes()
-
-    def failing(*_, **__):
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", failing)
-        with pytest.raises(ResultError, match=r"result\.json cannot be read: Input/output error"):
-            run_in_folder(recipe, "finetune", 0, tmp_path)
-    assert folder.result_file.read_bytes() == written
-    assert not list(folder.path.glob("*damaged*"))
-
-
-def test_a_finished_run_is_stored_under_the_names_of_today(recipe, tmp_path):
-    run_in_folder(recipe, "finetune", 0, tmp_path)
-    folder = RunFolder(tmp_path, recipe, "finetune", 0)
-    result = folder.result().model_copy(update={"calibration": {"nll": math.nan}})
-    result.save(folder.result_file)
-    written = folder.result_file.stat().st_mtime_ns
-    run_in_folder(recipe, "finetune", 0, tmp_path)
-    assert folder.result_file.stat().st_mtime_ns == written  # under these names it is already
     renamed = recipe.model_copy(update={"name": "mine", "title": "Mine"})
     named = run_in_folder(renamed, "finetune", 0, tmp_path)
-    stored = Result.load(folder.result_file)
-    for one in (named, stored):
+    for one in (named, Result.load(folder.result_file)):
         assert (one.recipe, one.settings["name"], one.settings["title"]) == ("mine", "mine", "Mine")
-    assert stored.accuracy == result.accuracy
+        assert one.accuracy == first.accuracy
+    folder.result_file.write_text("{")
+    with pytest.raises(ResultError, match=r"result\.json is not a result: it is not JSON"):
+        run_in_folder(recipe, "finetune", 0, tmp_path)
+
+
+def test_an_unfinished_run_is_not_resumed_with_other_data(recipe, tmp_path):
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    folder.checkpoint_folder.mkdir(parents=True)
+    for images in (9, 14):  # without a checkpoint the data may change
+        folder.check_data({"train": [14, 14], "test": [images]})
+    save_checkpoint(folder.checkpoint_folder, Point(1), {}, {}, folder.hash)
+    folder.check_data({"train": [14, 14], "test": [14]})
+    with pytest.raises(ValueError, match=r"the data have changed .*\[14, 13\].* remove the folder"):
+        folder.check_data({"train": [14, 13], "test": [14]})

@@ -1,14 +1,11 @@
 """States of runs as JSON and tensors, and back."""
 
+import copy
 import json
 import random
-import re
 import shutil
-import threading
-from array import array
-from collections import OrderedDict, defaultdict, deque, namedtuple
+from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
-from decimal import Decimal
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -23,21 +20,10 @@ from hypothesis import strategies as st
 from torch import nn
 from toys import toy_benchmark
 
-from covon_avalanche import CoVON
 from covon_avalanche.experiment.state import ExternalObjects, StateError, capture, restore
 
 NOWHERE = ExternalObjects({})
-Pair = namedtuple("Pair", "a b")
-
-
-class Kind(str, Enum):
-    """Equal to a text, but another type."""
-
-    A = "a"
-
-
-class Word(str):
-    """A text that may be more than that."""
+Kind = Enum("Kind", "A")
 
 
 @dataclass(slots=True)
@@ -91,7 +77,6 @@ def test_plain_values_come_back_equal_and_of_the_same_type(value):
 def test_everything_else_that_runs_are_made_of():
     root = {
         "set": {1, 2},
-        "frozen": frozenset({"a"}),
         "bounded": deque([1, 2], maxlen=2),
         "counts": defaultdict(int, a=1),
         "array": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -102,45 +87,20 @@ def test_everything_else_that_runs_are_made_of():
         "transposed": torch.arange(6.0).reshape(2, 3).T,
         "size": torch.Size([2, 3]),
         "device": torch.device("cpu"),
-        "dtype": torch.float16,
         "range": range(1, 9, 2),
-        "bytes": b"\x00\xff",
         "infinite": float("-inf"),
+        "generator": torch.Generator().manual_seed(3),
     }
     known = {"counts": defaultdict(int)}
     found = through(root, {**dict.fromkeys(root), **known})
     for name in ("array", "half", "flag", "empty", "transposed"):
         assert torch.equal(torch.as_tensor(found.pop(name)), torch.as_tensor(root.pop(name)))
+    states = [values.pop("generator").get_state() for values in (found, root)]
+    assert torch.equal(*states)
     assert found == root
     assert found["bounded"].maxlen == 2
     assert found["counts"]["new"] == 0
     assert {k: type(v) for k, v in found.items()} == {k: type(v) for k, v in root.items()}
-
-
-def draw(generator):
-    """Something that depends on all of a generator's state."""
-    if isinstance(generator, random.Random):
-        return [generator.gauss(0, 1), generator.random()]
-    return [*generator.normal(size=3), generator.bytes(3)]
-
-
-def of_numpy(kind):
-    """Makes a generator from a seed."""
-    return lambda seed: np.random.Generator(getattr(np.random, kind)(seed))
-
-
-NUMPY = [of_numpy(kind) for kind in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")]
-
-
-@pytest.mark.parametrize("make", [*NUMPY, np.random.RandomState, random.Random])
-def test_generators_of_plugins_continue(make):
-    generator = make(1)
-    draw(generator)
-    mine = make(2)
-    assert through({"rng": generator}, {"rng": mine})["rng"] is mine
-    assert draw(mine) == draw(generator)
-    with pytest.raises(StateError, match="the new run has no such generator"):
-        through({"rng": generator}, {"rng": None})
 
 
 def test_objects_stay_who_they_are_and_what_is_not_stored_stays_too():
@@ -153,11 +113,6 @@ def test_objects_stay_who_they_are_and_what_is_not_stored_stays_too():
     assert fresh.inner.values == [1]
     assert (fresh.temporary, fresh.function) == ("new", function)
     assert not hasattr(fresh, "gone")
-
-
-def test_a_text_that_is_an_enum_stays_one():
-    found = through({"plugin": Thing(kind=Kind.A)}, {"plugin": Thing(kind=Kind.A)})
-    assert type(found["plugin"].kind) is Kind
 
 
 def test_two_things_do_not_become_one_where_the_new_run_has_one():
@@ -182,39 +137,27 @@ def test_cycles_and_shared_memory():
 
 def test_a_model_its_copy_and_its_optimizer():
     def build():
-        torch.manual_seed(0)
         model = nn.Linear(3, 2)
-        optimizer = CoVON(
-            model.named_parameters(), ess=10.0, implementation="foreach", batch_size=8
-        )
-        return {"model": model, "optimizer": optimizer, "old": None, "names": {}}
+        return {"model": model, "optimizer": torch.optim.Adam(model.parameters()), "old": None}
 
     def step(run, x):
-        with run["optimizer"].sampled_params():
-            run["optimizer"].zero_grad()
-            run["model"](x).square().mean().backward()
+        run["model"](x).square().mean().backward()
         run["optimizer"].step()
 
     x, run = torch.randn(5, 3), build()
     step(run, x)
-    run["optimizer"].consolidate()
-    step(run, x)
-    import copy
-
     run["old"] = copy.deepcopy(run["model"]).requires_grad_(False).eval()
     run["names"] = dict(run["model"].named_parameters())
-    fresh = through(run, build())
+    fresh = through(run, {**build(), "names": {}})
     assert fresh["names"]["weight"] is fresh["model"].weight
     assert fresh["old"] is not fresh["model"]
     assert not fresh["old"].training
     assert not fresh["old"].weight.requires_grad
     assert torch.equal(fresh["model"].weight.grad, run["model"].weight.grad)
-    for _ in range(2):
-        step(run, x)
-        step(fresh, x)
+    for made in (run, fresh):
+        step(made, x)
     assert torch.equal(fresh["model"].weight, run["model"].weight)
-    posteriors = [r["optimizer"].posterior() for r in (run, fresh)]
-    assert torch.equal(*(q.precision["weight"] for q in posteriors))
+    assert not torch.equal(fresh["model"].weight, fresh["old"].weight)
 
 
 def test_data_of_the_benchmark_is_named_not_stored():
@@ -235,61 +178,54 @@ def test_data_of_the_benchmark_is_named_not_stored():
         assert torch.equal(mine[0], theirs[0])
 
 
-def test_what_cannot_be_stored_is_named():
-    for value, sentence in (
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
         (iter([1]), "is in the middle of an iteration"),
         ((i for i in range(3)), "is in the middle of an iteration"),
         (np.array(["a", "b"]), "cannot be stored: can't convert"),
         (torch.eye(3).to_sparse(), "cannot be stored: "),
         (torch.ones(3, dtype=torch.complex128), "cannot be stored: torch.complex128"),
-        (Word("a"), "is a Word"),
-        (bytearray(b"a"), "is a bytearray"),
-        (array("d", [1.0]), "is a array"),
-        (Decimal("0.1"), "is a Decimal"),
-        (1j, "is a complex"),
+        (Kind.A, "is a Kind"),
+        (random.Random(0), "is a Random"),
+        (np.random.default_rng(0), "is a Generator, whose values are not all in its __dict__"),
         (Counter(3), "is a Counter, whose values are not all in its __dict__"),
         (NamedCounter(3), "is a NamedCounter"),
-    ):
-        with pytest.raises(StateError, match=rf"run\['plugin'\]\.loader {sentence}"):
-            capture({"plugin": Thing(loader=value)}, NOWHERE)
-
-
-def test_what_has_no_state_stays_the_new_runs():
-    def build():
-        return [threading.Lock(), threading.RLock(), Path("x"), re.compile("x"), object(), np.add]
-
-    fresh = build()
-    mine = list(fresh)
-    assert through({"values": build()}, {"values": fresh})["values"] == mine
+    ],
+)
+def test_what_cannot_be_stored_is_named(value, sentence):
+    with pytest.raises(StateError, match=rf"run\['plugin'\]\.loader {sentence}"):
+        capture({"plugin": Thing(loader=value)}, NOWHERE)
 
 
 def test_what_the_new_run_lacks_is_named():
-    state, tensors = capture({"plugin": Thing(log=print)}, NOWHERE)
-    restore(state, tensors, {"plugin": Thing(log=print)}, NOWHERE)
+    root = {"plugin": Thing(log=print, path=Path("x"), sentinel=object())}
+    fresh = {"plugin": Thing(log=print, path=Path("y"), sentinel=object())}
+    mine = dict(vars(fresh["plugin"]))
+    assert vars(through(root, fresh)["plugin"]) == mine
     with pytest.raises(StateError, match=r"run\['plugin'\]\.log: a builtins:print is not made"):
-        restore(state, tensors, {"plugin": Thing()}, NOWHERE)
+        through(root, {"plugin": Thing()})
     with pytest.raises(StateError, match=r"test_state:Thing is not made from a file"):
-        restore(state, tensors, {"plugin": None}, NOWHERE)
+        through(root, {"plugin": None})
 
 
-def test_files_that_name_code_are_refused():
-    for node in (
+@pytest.mark.parametrize(
+    "node",
+    [
         {"is": "function", "name": "os:system"},
         {"is": "object", "class": "subprocess:Popen", "attributes": {}},
         {"is": "function", "name": "torch:load"},
-        {"is": "enum", "class": "os:environ", "name": "PATH"},
         {"is": "function", "name": "covon_avalanche.atomic_write:os.system"},
-        {"is": "function", "name": "covon_avalanche.datasets.download:shutil.rmtree"},
         {"is": "function", "name": "covon_avalanche.atomic_write:write_atomically"},
         {"is": "object", "class": "covon_avalanche.experiment.cluster:ClusterRun"},
         {"is": "object", "class": "covon_avalanche.posterior.gaussian:Tensor"},
         {"is": "object", "class": "covon_avalanche.posterior.gaussian:dataclass"},
-        {"is": "enum", "class": "covon_avalanche.posterior.gaussian:DiagGaussian", "name": "a"},
         {"is": "tuple", "class": "covon_avalanche.posterior.gaussian:DiagGaussian", "items": []},
-        {"is": "dtype", "name": "load"},
-    ):
-        with pytest.raises(StateError, match=r"is not made from a file|there is no torch\.load"):
-            restore({"root": {"#": 0}, "nodes": [node]}, {}, None, NOWHERE)
+    ],
+)
+def test_files_that_name_code_are_refused(node):
+    with pytest.raises(StateError, match="is not made from a file"):
+        restore({"root": {"#": 0}, "nodes": [node]}, {}, None, NOWHERE)
 
 
 def test_a_function_of_the_run_does_not_come_back_with_other_arguments():

@@ -152,5 +152,5 @@ def test_a_run_killed_in_the_middle_of_a_task_resumes_bit_by_bit(rule, tmp_path,
         run_in_folder(recipe, "own", 0, tmp_path, OFTEN)
     monkeypatch.setattr(Merging, "killed", False)
     resumed = run_in_folder(recipe, "own", 0, tmp_path)
-    assert resumed.continued == 1
+    assert resumed.resumed == 1
     assert resumed.outcome() == run_strategy(recipe, "own", 0).outcome()

@@ -111,7 +111,7 @@ def test_what_is_missing_or_wrong_is_named(tmp_path):
     with pytest.raises(ResultError, match=r"nothing\.jsonl cannot be read: No such file"):
         read_results([tmp_path / "nothing.jsonl"])
     (tmp_path / "stored.jsonl").write_text(made_up("a", 0, [[0.5]]).model_dump_json() + "\n{}\n")
-    with pytest.raises(ResultError, match=r"stored\.jsonl, line 2 is no result"):
+    with pytest.raises(ResultError, match=r"stored\.jsonl, line 2 is not a result"):
         read_results([tmp_path / "stored.jsonl"])
     (tmp_path / "stored.jsonl").write_bytes("é".encode("latin-1"))
     with pytest.raises(ResultError, match=r"stored\.jsonl has no results: it is not text"):
@@ -128,7 +128,7 @@ def test_numbers_that_are_not_finite_survive(tmp_path):
 
 def test_results_of_the_first_schema_can_be_read(tmp_path):
     new = made_up("covon", 0, [[0.5]])
-    later = {"reliability", "run_hash", "held_out", "sampled", "epochs", "peak_memory", "continued"}
+    later = {"reliability", "run_hash", "held_out", "sampled", "epochs", "peak_memory", "resumed"}
     old = new.model_copy(update={"schema_version": 1}).model_dump_json(exclude=later)
     (tmp_path / "r.json").write_text(old)
     assert Result.load(tmp_path / "r.json").average_accuracy == new.average_accuracy

@@ -1,4 +1,4 @@
-"""All strategies that recipes can name: one class a kind, with its settings and its builder.
+"""All strategies that recipes can name: their settings, and how to build them.
 
 A new strategy is a subclass of :class:`StrategySettings` in one of the files here, listed below.
 Nothing here imports torch before a strategy is built.
@@ -9,22 +9,17 @@ from typing import Annotated, Any, get_args
 
 from pydantic import Field
 
-from covon_avalanche.experiment.registry.base import Method, StrategySettings, Table
+from covon_avalanche.experiment.registry.base import StrategySettings, Table
 from covon_avalanche.experiment.registry.baselines import (
-    AGEM,
-    DER,
-    ERACE,
     EWC,
-    GEM,
-    MAS,
     SI,
-    Cumulative,
+    Ceiling,
+    Custom,
     Finetune,
+    FromAvalanche,
     ICaRL,
-    Joint,
     LwF,
     Replay,
-    RWalk,
 )
 from covon_avalanche.experiment.registry.bayesian import (
     EVCL,
@@ -35,20 +30,19 @@ from covon_avalanche.experiment.registry.bayesian import (
     EWCStar,
     TaskSettings,
 )
-from covon_avalanche.experiment.registry.custom import Custom
 
 _Any = (
-    Finetune | Joint | Cumulative | Replay | DER | ERACE | GEM | AGEM | EWC | MAS | RWalk | LwF
-) | (SI | EWCStar | AdaReg | VCL | EVCL | TDVCL | ICaRL | CoVON | Custom)
+    Finetune | Ceiling | Replay | EWC | LwF | SI | EWCStar | AdaReg | VCL | EVCL | TDVCL | ICaRL
+) | (CoVON | FromAvalanche | Custom)
 Strategy = Annotated[_Any, Field(discriminator="kind")]
 KINDS: dict[str, type[StrategySettings]] = {
-    get_args(cls.model_fields["kind"].annotation)[0]: cls for cls in get_args(_Any)
+    kind: cls for cls in get_args(_Any) for kind in get_args(cls.model_fields["kind"].annotation)
 }
 """The class of each kind."""
 
 
 def stored_strategy(settings: Mapping[str, Any]) -> StrategySettings:
-    """The settings of a stored result, not validated: another version may have made it."""
+    """The settings of a stored result, not validated: it may be of another version."""
     return KINDS.get(settings["kind"], StrategySettings).model_construct(**settings)
 
 
@@ -56,8 +50,6 @@ __all__ = [
     "KINDS",
     "CoVON",
     "Finetune",
-    "Joint",
-    "Method",
     "Strategy",
     "StrategySettings",
     "Table",

@@ -1,9 +1,10 @@
-"""What all strategies of recipes have in common. Nothing here imports torch before it builds."""
+"""Settings that strategies share, and how they are built. Importing it does not import torch."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -33,24 +34,55 @@ class Table(BaseModel):
 
 @dataclass(frozen=True)
 class Method:
-    """What makes a strategy, beside the arguments that all Avalanche strategies take."""
+    """The strategy class, its extra arguments and its plugins."""
 
     strategy: type[SupervisedTemplate]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     plugins: tuple[SupervisedPlugin, ...] = ()
 
+    @classmethod
+    def of(cls, implementation: str, arguments: Mapping[str, Any]) -> Method:
+        """A strategy, or Naive with a plugin, from its class.
+
+        :param implementation: ``module:Class``.
+        :raises ValueError: if it cannot be imported or created, or is neither strategy nor plugin.
+        """
+        from avalanche.training.plugins import SupervisedPlugin
+        from avalanche.training.supervised import Naive
+        from avalanche.training.templates import SupervisedTemplate
+
+        module, _, name = implementation.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"{implementation} cannot be imported: {error}") from error
+        if isinstance(found, type) and issubclass(found, SupervisedTemplate):
+            return cls(found, arguments)
+        if isinstance(found, type) and issubclass(found, SupervisedPlugin):
+            try:
+                return cls(Naive, plugins=(found(**arguments),))
+            except TypeError as error:
+                raise ValueError(f"{implementation} cannot be created: {error}") from error
+        raise ValueError(
+            f"{implementation} must be a subclass of SupervisedTemplate or SupervisedPlugin"
+        )
+
 
 class StrategySettings(Table):
     """The settings of a strategy, and how to build it with them. One subclass a kind.
 
-    Trains with AdamW; subclasses override :meth:`make_optimizer` for another optimizer, and
-    :meth:`build` for another Avalanche strategy than Naive with the plugins of :meth:`plugins`.
+    Subclasses name the class that they build; they override :meth:`make_optimizer` for another
+    optimizer than AdamW.
     """
 
     kind: str
     lr: PositiveFloat
     weight_decay: NonNegativeFloat = 0.0
 
+    class_path: ClassVar[str] = "avalanche.training.supervised:Naive"
+    """``module:Class`` of an Avalanche strategy, or of a plugin for Naive."""
+    class_arguments: ClassVar[tuple[str, ...]] = ()
+    """The settings that are arguments of this class."""
     ceiling: ClassVar[bool] = False
     """Whether it sees more than one domain at a time, so that it is no continual learner."""
     has_probabilities: ClassVar[bool] = True
@@ -66,7 +98,7 @@ class StrategySettings(Table):
     @property
     def optimizer_weight_decay(self) -> float:
         """The optimizer's; 0 where a plugin takes weight decay as the first prior's precision."""
-        return self.weight_decay
+        return 0.0 if "weight_decay" in self.class_arguments else self.weight_decay
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """The optimizer of all the model's parameters."""
@@ -77,20 +109,13 @@ class StrategySettings(Table):
 
     def build(self) -> Method:
         """The Avalanche strategy."""
-        from avalanche.training.supervised import Naive
-
-        return Method(Naive, plugins=tuple(self.plugins()))
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        """What makes Naive the method."""
-        return []
+        return Method.of(self.class_path, self.only(*self.class_arguments))
 
     def without_own_epochs(self) -> StrategySettings:
         """The same settings with the recipe's number of epochs for all domains."""
         return self
 
     def only(self, *names: str) -> dict[str, Any]:
-        """Some of the settings."""
         return self.model_dump(include=set(names))
 
 
@@ -130,29 +155,26 @@ class Mergeable(WithOptimizer):
     merge_gamma: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Weight of the new domain, of ``merge = "ema"``."""
 
-    def merge_plugins(self) -> list[SupervisedPlugin]:
-        """The plugin that merges, if any: the first of all, so that others see merged weights."""
+    def build(self) -> Method:
+        """The method with a merging plugin, which comes first: others see the merged weights."""
+        method = super().build()
         if self.merge == "none":
-            return []
+            return method
         from covon_avalanche.plugins import MergePlugin
 
-        return [MergePlugin(merge_rule(self.merge, self.merge_gamma))]
+        plugin = MergePlugin(merge_rule(self.merge, self.merge_gamma))
+        return replace(method, plugins=(plugin, *method.plugins))
 
 
 def merge_rule(name: str, gamma: float) -> MergeRule:
-    """The rule of this name.
-
-    :param gamma: of ``"ema"``.
-    """
+    """The rule of this name; ``gamma`` is for ``"ema"``."""
     from covon_avalanche import merging
 
-    match name:
-        case "regmean":
-            return merging.RegMean()
-        case "average":
-            return merging.Average()
-        case "ema":
-            return merging.EMA(gamma)
-        case "fisher":
-            return merging.FisherMerge()
-    raise ValueError(f"there is no merging rule {name!r}")
+    if name == "ema":
+        return merging.EMA(gamma)
+    rules = {
+        "regmean": merging.RegMean,
+        "average": merging.Average,
+        "fisher": merging.FisherMerge,
+    }
+    return rules[name]()

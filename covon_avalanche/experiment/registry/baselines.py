@@ -1,19 +1,16 @@
-"""Avalanche's own strategies, and bounds."""
+"""Avalanche's own strategies, upper bounds, and user-defined classes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+import sys
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, JsonValue, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from covon_avalanche.experiment.registry.base import (
-    Mergeable,
-    Method,
-    WithOptimizer,
-)
+from covon_avalanche.experiment.registry.base import Mergeable, Method, WithOptimizer
 
-if TYPE_CHECKING:
-    from avalanche.training.plugins import SupervisedPlugin
+_STRATEGIES, _PLUGINS = "avalanche.training.supervised", "avalanche.training.plugins"
 
 
 class Finetune(Mergeable):
@@ -21,32 +18,16 @@ class Finetune(Mergeable):
 
     kind: Literal["finetune"]
 
-    def plugins(self) -> list[SupervisedPlugin]:
-        return self.merge_plugins()
 
+class Ceiling(WithOptimizer):
+    """Joint training on all domains, or on each together with all earlier ones: upper bounds."""
 
-class Joint(WithOptimizer):
-    """All domains at once: the ceiling, no continual learner."""
-
-    kind: Literal["joint"]
-    ceiling: ClassVar[bool] = True
+    kind: Literal["joint", "cumulative"]
+    ceiling = True
 
     def build(self) -> Method:
-        from avalanche.training.supervised import JointTraining
-
-        return Method(JointTraining)
-
-
-class Cumulative(WithOptimizer):
-    """Each domain together with all before it: a ceiling, too."""
-
-    kind: Literal["cumulative"]
-    ceiling: ClassVar[bool] = True
-
-    def build(self) -> Method:
-        from avalanche.training.supervised import Cumulative as Strategy
-
-        return Method(Strategy)
+        name = "JointTraining" if self.kind == "joint" else "Cumulative"
+        return Method.of(f"{_STRATEGIES}:{name}", {})
 
 
 class EWC(Mergeable):
@@ -54,11 +35,8 @@ class EWC(Mergeable):
 
     kind: Literal["ewc"]
     ewc_lambda: NonNegativeFloat
-
-    def build(self) -> Method:
-        from avalanche.training.supervised import EWC as Strategy
-
-        return Method(Strategy, {"ewc_lambda": self.ewc_lambda}, tuple(self.merge_plugins()))
+    class_path = f"{_STRATEGIES}:EWC"
+    class_arguments = ("ewc_lambda",)
 
 
 class LwF(Mergeable):
@@ -67,12 +45,9 @@ class LwF(Mergeable):
     kind: Literal["lwf"]
     alpha: NonNegativeFloat
     temperature: PositiveFloat = 2.0
-    not_searched: ClassVar[frozenset[str]] = frozenset({"temperature"})
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        from avalanche.training.plugins import LwFPlugin
-
-        return [*self.merge_plugins(), LwFPlugin(self.alpha, self.temperature)]
+    class_path = f"{_PLUGINS}:LwFPlugin"
+    class_arguments = ("alpha", "temperature")
+    not_searched = frozenset({"temperature"})
 
 
 class SI(WithOptimizer):
@@ -80,122 +55,73 @@ class SI(WithOptimizer):
 
     kind: Literal["si"]
     si_lambda: NonNegativeFloat
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        from covon_avalanche.plugins import SIPlugin
-
-        return [SIPlugin(si_lambda=self.si_lambda)]
+    class_path = "covon_avalanche.plugins:SIPlugin"
+    class_arguments = ("si_lambda",)
 
 
-class MAS(WithOptimizer):
-    """Avalanche's Memory Aware Synapses."""
-
-    kind: Literal["mas"]
-    lambda_reg: NonNegativeFloat
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        from avalanche.training.plugins import MASPlugin
-
-        return [MASPlugin(self.lambda_reg, self.alpha)]
-
-
-class RWalk(WithOptimizer):
-    """Avalanche's Riemannian Walk."""
-
-    kind: Literal["rwalk"]
-    ewc_lambda: NonNegativeFloat
-    ewc_alpha: Annotated[float, Field(ge=0, le=1)] = 0.9
-    delta_t: PositiveInt = 10
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        from avalanche.training.plugins import RWalkPlugin
-
-        return [RWalkPlugin(**self.only("ewc_lambda", "ewc_alpha", "delta_t"))]
-
-
-class WithMemory(WithOptimizer):
-    """A method that keeps training examples of earlier domains."""
-
-    @property
-    def stores_examples(self) -> bool:
-        return True
-
-
-class Replay(WithMemory):
+class Replay(WithOptimizer):
     """Avalanche's experience replay."""
 
     kind: Literal["replay"]
     mem_size: PositiveInt
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        from avalanche.training.plugins import ReplayPlugin
-
-        return [ReplayPlugin(self.mem_size)]
+    class_path = f"{_PLUGINS}:ReplayPlugin"
+    class_arguments = ("mem_size",)
+    stores_examples: ClassVar[bool] = True
 
 
-class DER(WithMemory):
-    """Avalanche's Dark Experience Replay; DER++ with ``beta > 0``."""
-
-    kind: Literal["der"]
-    mem_size: PositiveInt
-    alpha: NonNegativeFloat = 0.1
-    beta: NonNegativeFloat = 0.5
-    batch_size_mem: PositiveInt | None = None
-
-    def build(self) -> Method:
-        from avalanche.training.supervised import DER as Strategy
-
-        return Method(Strategy, self.only("mem_size", "alpha", "beta", "batch_size_mem"))
-
-
-class ERACE(WithMemory):
-    """Avalanche's ER-ACE, replay with an asymmetric cross-entropy."""
-
-    kind: Literal["er-ace"]
-    mem_size: PositiveInt
-    batch_size_mem: PositiveInt = 10
-
-    def build(self) -> Method:
-        from avalanche.training.supervised import ER_ACE
-
-        return Method(ER_ACE, self.only("mem_size", "batch_size_mem"))
-
-
-class ICaRL(WithMemory):
+class ICaRL(Replay):
     """iCaRL for domain-incremental streams; Avalanche's is for class-incremental ones."""
 
-    kind: Literal["icarl"]
-    mem_size: PositiveInt
-    has_probabilities: ClassVar[bool] = False
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        from covon_avalanche.plugins import ICaRLPlugin
-
-        return [ICaRLPlugin(self.mem_size)]
+    kind: Literal["icarl"]  # type: ignore[assignment]
+    class_path = "covon_avalanche.plugins:ICaRLPlugin"
+    has_probabilities = False
 
 
-class GEM(WithMemory):
-    """Avalanche's Gradient Episodic Memory."""
+class FromAvalanche(WithOptimizer):
+    """A strategy of Avalanche that takes all other keys of its table as arguments."""
 
-    kind: Literal["gem"]
-    patterns_per_exp: PositiveInt
-    memory_strength: NonNegativeFloat = 0.5
+    model_config = ConfigDict(extra="allow")
 
-    def plugins(self) -> list[SupervisedPlugin]:
-        from avalanche.training.plugins import GEMPlugin
+    kind: Literal["mas", "rwalk", "gem", "agem", "der", "er-ace"]
 
-        return [GEMPlugin(self.patterns_per_exp, self.memory_strength)]
+    @property
+    def stores_examples(self) -> bool:
+        return self.kind not in ("mas", "rwalk")
+
+    def build(self) -> Method:
+        return Method.of(_FROM_AVALANCHE[self.kind], self.model_extra or {})
 
 
-class AGEM(WithMemory):
-    """Avalanche's Averaged Gradient Episodic Memory."""
+_FROM_AVALANCHE = {
+    "mas": f"{_STRATEGIES}:MAS",
+    "rwalk": f"{_PLUGINS}:RWalkPlugin",
+    "gem": f"{_STRATEGIES}:GEM",
+    "agem": f"{_STRATEGIES}:AGEM",
+    "der": f"{_STRATEGIES}:DER",
+    "er-ace": f"{_STRATEGIES}:ER_ACE",
+}
 
-    kind: Literal["agem"]
-    patterns_per_exp: PositiveInt
-    sample_size: PositiveInt = 64
 
-    def plugins(self) -> list[SupervisedPlugin]:
-        from avalanche.training.plugins import AGEMPlugin
+class Custom(WithOptimizer):
+    """A user-defined strategy or plugin."""
 
-        return [AGEMPlugin(self.patterns_per_exp, self.sample_size)]
+    kind: Literal["custom"]
+    implementation: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    """``module:Class``, found as Python finds modules and in the working directory: a subclass of
+    Avalanche's ``SupervisedTemplate``, or of ``SupervisedPlugin`` (then Naive with this plugin)."""
+    arguments: dict[str, JsonValue] = Field({})
+    """Of the class. A strategy also gets ``model``, ``optimizer`` (made of ``lr``,
+    ``weight_decay``, ``optimizer`` and ``momentum``), ``criterion``, ``train_mb_size``,
+    ``train_epochs``, ``eval_mb_size``, ``device``, ``plugins`` and ``evaluator`` by name. If its
+    constructor makes another optimizer, the cosine schedule is that one's."""
+    replay: bool = False
+    """Whether it stores examples, for the tables."""
+
+    @property
+    def stores_examples(self) -> bool:
+        return self.replay
+
+    def build(self) -> Method:
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return Method.of(self.implementation, self.arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -24,17 +24,14 @@ from covon_avalanche.experiment.registry.base import (
 )
 
 if TYPE_CHECKING:
-    from avalanche.training.plugins import SupervisedPlugin
     from torch import nn
     from torch.optim import Optimizer
 
-PAPER = {"hess_approx": "reparam", "beta2": 0.9999, "gamma_precision": None}
-"""Algorithm 1 as published: what ``preset = "paper"`` sets."""
 _OLD_MERGES = {"merge": "eq8", "inputs": "regmean"}  # values of the former key "consolidation"
 
 
 class TaskSettings(Table):
-    """What a domain changes; what it leaves out stays as it was in the one before."""
+    """Settings of one domain; an omitted setting keeps its previous value."""
 
     lr: PositiveFloat | None = None
     ess: PositiveFloat | None = None
@@ -49,7 +46,7 @@ class CoVON(StrategySettings):
 
     kind: Literal["covon"]
     preset: Annotated[Literal["paper"] | None, Field(exclude=True)] = None
-    """``paper`` is short for the settings in ``PAPER``; it is not stored."""
+    """``paper`` is short for ``covon_avalanche.optim.ALGORITHM_1``; it is not stored."""
     ess: PositiveFloat | None = None
     ess_per_example: PositiveFloat | None = None
     """Instead of ``ess``: this times the training examples of each domain."""
@@ -60,7 +57,7 @@ class CoVON(StrategySettings):
     gamma_precision: PositiveFloat | Literal["auto"] | None = None
     """``None``: ``gamma``, Eq. 8."""
     beta2: Annotated[float | None, Field(gt=0, lt=1)] = None
-    """``None``: a window that grows with the task."""
+    """``None``: the averaging window grows with the task."""
     clip_radius: PositiveFloat
     prior_mean: Literal["zero", "init"] = "zero"
     """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
@@ -72,7 +69,7 @@ class CoVON(StrategySettings):
     schedule: list[TaskSettings] = Field([])
     """Settings by domain, in order; instead of ``later_hess_init``."""
 
-    not_searched: ClassVar[frozenset[str]] = frozenset({"gamma", "gamma_precision"})
+    not_searched = frozenset({"gamma", "gamma_precision"})
 
     @model_validator(mode="before")
     @classmethod
@@ -89,7 +86,11 @@ class CoVON(StrategySettings):
             old = data.pop("consolidation")
             data["merge"] = _OLD_MERGES.get(old, old)
         if data.get("preset") == "paper":
-            for key, value in PAPER.items():
+            from covon_avalanche.optim.covon import ALGORITHM_1
+
+            paper = {**ALGORITHM_1, "beta2": ALGORITHM_1["betas"][1]}
+            del paper["betas"]
+            for key, value in paper.items():
                 if data.setdefault(key, value) != value:
                     raise ValueError(
                         f'preset = "paper" sets {key} = {value!r}, but {data[key]!r} is given'
@@ -107,6 +108,8 @@ class CoVON(StrategySettings):
     def _instead(cls, schedule: list[TaskSettings], info: ValidationInfo) -> list[TaskSettings]:
         if schedule and info.data.get("later_hess_init") is not None:
             raise ValueError("replaces later_hess_init: give one of them")
+        if info.data.get("merge") == "ema" and any(task.gamma for task in schedule):
+            raise ValueError('cannot change gamma, which merge = "ema" fixes')
         return schedule
 
     def without_own_epochs(self) -> CoVON:
@@ -119,7 +122,9 @@ class CoVON(StrategySettings):
 
         own = self.only("lr", "hess_init", "weight_decay", "gamma", "gamma_precision")
         own |= self.only("clip_radius", "prior_mean", "hess_approx", "mc_samples")
-        consolidation: Any = self.merge if self.merge in ("ema", "replace", "none") else "merge"
+        if self.merge == "ema" and self.gamma_precision == "auto":
+            own["gamma_precision"] = None
+        consolidation: Any = self.merge if self.merge in ("replace", "none") else "merge"
         return Optimizer(
             model.named_parameters(),
             ess=self.ess or 1.0,  # with ess_per_example each domain sets it
@@ -129,16 +134,14 @@ class CoVON(StrategySettings):
         )
 
     def build(self) -> Method:
-        from covon_avalanche.strategies import CoVONStrategy
-
         later = self.later_hess_init or self.hess_init
         schedule = [{"hess_init": self.hess_init}, {"hess_init": later}]
         if self.schedule:
             schedule = [task.model_dump(exclude_none=True) for task in self.schedule]
         arguments: dict[str, Any] = {"schedule": schedule, **self.only("ess_per_example")}
-        if self.merge in ("regmean", "average", "fisher"):  # the optimizer does the others
+        if self.merge not in ("eq8", "replace", "none"):  # which the optimizer does itself
             arguments["merge"] = merge_rule(self.merge, self.gamma)
-        return Method(CoVONStrategy, arguments)
+        return Method.of("covon_avalanche.strategies:CoVONStrategy", arguments)
 
 
 class Variational(StrategySettings):
@@ -160,11 +163,7 @@ class VCL(Variational):
     """Mean-field VCL."""
 
     kind: Literal["vcl"]
-
-    def build(self) -> Method:
-        from covon_avalanche.strategies import VCLStrategy
-
-        return Method(VCLStrategy)
+    class_path = "covon_avalanche.strategies:VCLStrategy"
 
 
 class EVCL(Variational):
@@ -172,11 +171,8 @@ class EVCL(Variational):
 
     kind: Literal["evcl"]
     strength: NonNegativeFloat
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        from covon_avalanche.plugins import EVCLPlugin
-
-        return [EVCLPlugin(strength=self.strength)]
+    class_path = "covon_avalanche.plugins:EVCLPlugin"
+    class_arguments = ("strength",)
 
 
 class TDVCL(Variational):
@@ -190,46 +186,29 @@ class TDVCL(Variational):
     replay_examples: NonNegativeInt = 200
     replay_mb_size: PositiveInt = 64
 
+    class_path = "covon_avalanche.plugins:TDVCLPlugin"
+    class_arguments = ("n_steps", "decay", "replay_tasks", "replay_examples", "replay_mb_size")
+
     @property
     def stores_examples(self) -> bool:
-        """With one step or an empty memory it does not."""
+        """Only the n-step objective uses the memory."""
         return self.n_steps >= 2 and min(self.replay_tasks, self.replay_examples) >= 1
-
-    def plugins(self) -> list[SupervisedPlugin]:
-        from covon_avalanche.plugins import TDVCLPlugin
-
-        names = ("n_steps", "decay", "replay_tasks", "replay_examples", "replay_mb_size")
-        return [TDVCLPlugin(**self.only(*names))]
 
 
 class AdaReg(StrategySettings):
-    """Ada-Reg with AdamW."""
+    """Ada-Reg with AdamW. Weight decay is the first prior's precision."""
 
     kind: Literal["ada-reg"]
     strength: NonNegativeFloat
-
-    @property
-    def optimizer_weight_decay(self) -> float:
-        return 0.0  # it is the first prior's precision
-
-    def build(self) -> Method:
-        from covon_avalanche.strategies import AdaRegStrategy
-
-        return Method(AdaRegStrategy, self.only("strength", "weight_decay"))
+    class_path = "covon_avalanche.strategies:AdaRegStrategy"
+    class_arguments = ("strength", "weight_decay")
 
 
 class EWCStar(WithOptimizer):
-    """EWC*."""
+    """EWC*. Weight decay is the first prior's precision."""
 
     kind: Literal["ewc-star"]
     strength: NonNegativeFloat
     fisher: Literal["exact", "batch"] = "exact"
-
-    @property
-    def optimizer_weight_decay(self) -> float:
-        return 0.0  # it is the first prior's precision
-
-    def build(self) -> Method:
-        from covon_avalanche.strategies import EWCStarStrategy
-
-        return Method(EWCStarStrategy, self.only("strength", "weight_decay", "fisher"))
+    class_path = "covon_avalanche.strategies:EWCStarStrategy"
+    class_arguments = ("strength", "weight_decay", "fisher")

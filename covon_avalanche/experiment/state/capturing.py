@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import io
 import random
-import re
-import threading
 import types
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
@@ -20,26 +18,73 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from covon_avalanche.experiment.state.common import (
-    FUNCTIONS,
-    ExternalObjects,
-    State,
-    StateError,
-    generator_state,
-    importable,
-    skipped_attributes,
+State = dict[str, Any]
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
+OF_TORCH = ("zeros", "ones", "empty", "zeros_like", "ones_like")
+# Attributes of a strategy that are set again before they are used.
+_SKIPPED = frozenset(
+    ("experience", "dataloader", "adapted_dataset", "mbatch", "mb_output", "loss")
+    + ("current_eval_stream", "_eval_streams", "_example_cache", "checkpointer")
 )
+# Not stored: those of the newly built run stay.
+_NOT_STORED_TYPES = (BaseLogger, DataLoader, PurePath, types.ModuleType, types.MethodType)
 
-# Owned by whoever built the strategy; nothing of them changes in training that decides a result.
-_STAY = (
-    *(BaseLogger, DataLoader, io.IOBase, PurePath, re.Pattern, np.ufunc),
-    *(types.ModuleType, types.MethodType, types.MethodDescriptorType, types.WrapperDescriptorType),
-    *(type(threading.Lock()), type(threading.RLock()), torch.memory_format, torch.layout),
-)
+
+class StateError(ValueError):
+    """A state that cannot be stored, or does not fit the run it should go into."""
+
+
+class ExternalObjects:
+    """Objects that the run is given and does not change, by name: the benchmark's data."""
+
+    def __init__(self, streams: Mapping[str, Any]) -> None:
+        self.objects: dict[str, Any] = {}
+        self.names: dict[int, str] = {}
+        for name, stream in streams.items():
+            for i, experience in enumerate(stream):
+                self._add(f"{name}.{i}", experience)
+            self._add(name, stream)
+
+    def _add(self, name: str, value: Any) -> None:
+        todo = [(name, value)]
+        while todo:
+            name, value = todo.pop()
+            if id(value) in self.names or not _is_addressable(value):
+                continue
+            self.names[id(value)], self.objects[name] = name, value
+            todo += [(f"{name}.{key}", child) for key, child in _parts(value)]
+
+
+def _is_addressable(value: Any) -> bool:
+    return isinstance(value, list | dict | Tensor | np.ndarray) or hasattr(value, "__dict__")
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Tensor | np.ndarray | type | types.FunctionType):
+        return iter(())
+    if isinstance(value, list):  # of datasets; not the 60,000 labels
+        return ((str(i), child) for i, child in enumerate(value) if hasattr(child, "__dict__"))
+    if isinstance(value, dict):
+        return ((str(key), child) for key, child in value.items())
+    return iter(vars(value).items())
+
+
+def skipped_attributes(value: Any) -> frozenset[str]:
+    """Attributes that are not stored; a class names its own in ``not_stored``."""
+    default = _SKIPPED if hasattr(value, "plugins") else frozenset[str]()
+    return getattr(type(value), "not_stored", default)
+
+
+def importable(value: Any) -> str:
+    """A class or function as ``module:name``."""
+    name = getattr(value, "__name__", "")
+    if name in OF_TORCH and getattr(torch, name) is value:
+        return f"torch:{name}"
+    return f"{value.__module__}:{value.__qualname__}"
 
 
 def capture(root: Any, external: ExternalObjects) -> tuple[State, dict[str, Tensor]]:
-    """All that decides how a run continues.
+    """Everything that affects how a run continues.
 
     :param root: a dictionary with ``"model"`` first, then the strategy that trains it, and
         what else is to be stored.
@@ -97,37 +142,29 @@ class _Capture:
                 return self._node(np.asarray(value), path) | {"is": "number"}
             case torch.Generator():
                 return {"is": "generator", **self._view(value.get_state())}
-            case np.random.Generator() | np.random.RandomState() | random.Random():
-                own = generator_state(value)
-                return {"is": "other generator", "state": self.encode(own, f"{path}.state")}
             case functools.partial():
                 parts = [value.func, list(value.args), dict(value.keywords)]
                 return {"is": "partial", "parts": [self.encode(part, path) for part in parts]}
-            case Enum():
-                return {"is": "enum", "class": importable(type(value)), "name": value.name}
-            case str() | int() | float():
+            case str() | int() | float() | Enum() | random.Random():  # more than in their __dict__
                 raise StateError(f"{path} is a {type(value).__name__}")
-            case torch.device() | torch.dtype():
-                return {"is": type(value).__name__, "name": str(value).removeprefix("torch.")}
-            case bytes():
-                return {"is": "bytes", "hex": value.hex()}
-            case range() | slice():
-                ends = [value.start, value.stop, value.step]
-                return {"is": type(value).__name__, "items": ends}
+            case torch.device():
+                return {"is": "device", "name": str(value)}
+            case range():
+                return {"is": "range", "items": [value.start, value.stop, value.step]}
             case dict():
                 return self._dict(value, path)
-            case list() | tuple() | set() | frozenset() | deque():
+            case list() | tuple() | set() | deque():
                 return self._sequence(value, path)
             case _ if isinstance(value, FUNCTIONS):
                 return {"is": "function", "name": importable(value)}
-            case _ if isinstance(value, _STAY):
-                return {"is": "the same"}
+            case _ if isinstance(value, _NOT_STORED_TYPES) or type(value) is object:
+                return {"is": "unchanged"}
             case _ if hasattr(value, "__next__"):
                 raise StateError(f"{path} is in the middle of an iteration")
         return self._object(value, path)
 
     def _view(self, tensor: Tensor) -> State:
-        """Where a tensor's values are: tensors that share memory will share it again."""
+        """The location of a tensor's values: tensors that share memory will share it again."""
         if tensor.is_complex() or tensor.is_quantized:
             raise TypeError(f"{tensor.dtype} has no place in the file")
         tensor = tensor.detach()
@@ -169,8 +206,6 @@ class _Capture:
 
     def _object(self, value: Any, path: str) -> State:
         attributes = getattr(value, "__dict__", None)
-        if type(value) is object:  # a sentinel
-            return {"is": "the same"}
         if attributes is None or _slots(value):
             raise StateError(
                 f"{path} is a {type(value).__name__}, whose values are not all in its __dict__"

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 import functools
-import random
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
-import numpy as np
 import torch
 from avalanche.benchmarks.utils import transform_groups
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from covon_avalanche.experiment.state.common import (
+from covon_avalanche.experiment.state.capturing import (
     FUNCTIONS,
     OF_TORCH,
     ExternalObjects,
@@ -27,12 +24,12 @@ from covon_avalanche.experiment.state.common import (
     skipped_attributes,
 )
 
-# Where classes are defined of which a file may ask for an object.
+# Modules whose classes a file may name.
 _TRUSTED = (
     *("avalanche.", "torch.utils.data.", "covon_avalanche.evaluation."),
     *("covon_avalanche.posterior.gaussian.", "covon_avalanche.optim.", "covon_avalanche.plugins."),
 )
-# All functions that a file may ask for where the new run does not have the same one.
+# All functions that a file may name where the new run does not have the same one.
 _KNOWN_FUNCTIONS = {f"torch:{name}": getattr(torch, name) for name in OF_TORCH} | {
     "avalanche.benchmarks.utils.transform_groups:identity": transform_groups.identity
 }
@@ -54,10 +51,7 @@ def restore(
 
 class _Restore:
     def __init__(
-        self,
-        nodes: list[State],
-        tensors: Mapping[str, Tensor],
-        external: ExternalObjects,
+        self, nodes: list[State], tensors: Mapping[str, Tensor], external: ExternalObjects
     ) -> None:
         self.nodes, self.tensors, self.external = nodes, tensors, external
         self._made: dict[int, Any] = {}
@@ -65,7 +59,7 @@ class _Restore:
         self._claimed: set[int] = set()  # what is there already may stand for one node only
 
     def decode(self, value: Any, there: Any, path: str) -> Any:
-        """The value; ``there`` is what the new run has in its place."""
+        """The value; ``there`` is the new run's value in its place."""
         if not isinstance(value, dict):
             return value
         number = value["#"]
@@ -83,7 +77,7 @@ class _Restore:
                 if node["name"] not in self.external.objects:
                     raise StateError(f"{path}: the benchmark has no {node['name']}")
                 return self.external.objects[node["name"]]
-            case "the same":
+            case "unchanged":
                 if there is _MISSING:
                     raise StateError(f"{path} cannot be restored")
                 return there
@@ -98,8 +92,6 @@ class _Restore:
                 return {**dict(owner.named_parameters()), **dict(owner.named_buffers())}[
                     node["name"]
                 ]
-            case "enum":
-                return self._class(node["class"], there, path, Enum)[node["name"]]
             case "array":
                 return self._view(node).numpy()
             case "number":
@@ -107,25 +99,15 @@ class _Restore:
             case "partial":
                 return self._partial(node, path)
             case "generator":
-                made = there if isinstance(there, torch.Generator) else torch.Generator()
-                made.set_state(self._view(node))
-                return made
-            case "other generator":
-                return self._generator(node, there, path)
+                generator = there if isinstance(there, torch.Generator) else torch.Generator()
+                return generator.set_state(self._view(node))
             case "device":
                 return torch.device(node["name"])
-            case "dtype":
-                dtype = getattr(torch, node["name"], None)
-                if not isinstance(dtype, torch.dtype):
-                    raise StateError(f"{path}: there is no torch.{node['name']}")
-                return dtype
-            case "bytes":
-                return bytes.fromhex(node["hex"])
-            case "range" | "slice":
-                return (range if node["is"] == "range" else slice)(*node["items"])
+            case "range":
+                return range(*node["items"])
             case "dict" | "OrderedDict" | "defaultdict":
                 return self._dict(number, node, there, path)
-            case "list" | "deque" | "tuple" | "set" | "frozenset":
+            case "list" | "deque" | "tuple" | "set":
                 return self._sequence(number, node, there, path)
             case "module":
                 return self._module(node, there, path)
@@ -148,28 +130,15 @@ class _Restore:
             raise StateError(f"{path}: a {name} is not made from a file")
         return _KNOWN_FUNCTIONS[name]
 
-    def _generator(self, node: State, there: Any, path: str) -> Any:
-        """One that the new run has, too, in the stored state."""
-        state = self.decode(node["state"], _MISSING, path)
-        if isinstance(there, np.random.Generator):
-            there.bit_generator.state = state
-        elif isinstance(there, np.random.RandomState):
-            there.set_state(state)
-        elif isinstance(there, random.Random):
-            there.setstate(state)
-        else:
-            raise StateError(f"{path}: the new run has no such generator")
-        return there
-
     def _partial(self, node: State, path: str) -> functools.partial:
-        """Of known functions only: with other arguments any function of the run is another."""
+        """Of known functions only: other functions could do harm with other arguments."""
         function, arguments, keywords = node["parts"]
         known = self._function(self.nodes[function["#"]].get("name", ""), _MISSING, path)
         arguments = self.decode(arguments, _MISSING, path)
         return functools.partial(known, *arguments, **self.decode(keywords, _MISSING, path))
 
     def _class(self, name: str, there: Any, path: str, kind: type = object) -> Any:
-        """That of what is there, or one that is defined, not only imported, where the name says."""
+        """The class of ``there``, or a trusted one that its module defines, not only imports."""
         found: Any = type(there)
         if there is _MISSING or importable(found) != name:
             module, _, qualname = name.partition(":")
@@ -221,7 +190,7 @@ class _Restore:
             if node["class"] == "torch:Size":
                 return torch.Size(made)
             return tuple.__new__(self._class(node["class"], there, path, tuple), made)
-        kinds = {"tuple": tuple, "set": set, "frozenset": frozenset}
+        kinds = {"tuple": tuple, "set": set}
         return kinds[node["is"]](made) if node["is"] in kinds else made
 
     def _object(self, number: int, node: State, there: Any, path: str) -> Any:
@@ -263,7 +232,7 @@ class _Restore:
         return there
 
     def _fill(self, tensor: Tensor, node: State, path: str) -> None:
-        """Put stored values into a model's tensor; what shares its memory is to share it again."""
+        """Copy stored values into a model's tensor, whose memory others may share again."""
         stored = self._view(node)
         if stored.shape != tensor.shape:
             raise StateError(
