@@ -13,7 +13,7 @@ from miniature import OWN_CODES, check_labels, open_stream, own, pacs, picture, 
 from small_recipes import STRATEGIES, small_recipe
 from torch.utils.data import DataLoader
 
-from covon_avalanche.experiment.build import build_benchmark, weights_file
+from covon_avalanche.experiment.build import build_benchmark
 from covon_avalanche.streams import PACS, DomainFolders, image_transforms, pixel_cache
 from covon_avalanche.streams.image_files import ImageFiles, decode
 from covon_avalanche.streams.pixel_cache import cached
@@ -163,12 +163,11 @@ def test_copies_map_the_file_and_workers_read_it(pictures, tmp_path):
 
 
 def test_the_cache_of_a_recipe_lies_below_the_folder_of_the_data(tmp_path, monkeypatch):
-    """Avalanche's, where none is named; and so do weights."""
+    """Avalanche's, where none is named."""
     monkeypatch.setitem(dataset_utils.AVALANCHE_CONFIG, "dataset_location", str(tmp_path))
     pacs(tmp_path / "PACS")
     stream = {"name": "PACS", "domains": ["photo"], "image_size": 32, "cache_size": 20}
-    model = {"backbone": "squeezenet", "weights": "mine.safetensors"}
+    model = {"backbone": "squeezenet"}
     recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=stream, model=model)
     build_benchmark(recipe, seed=0)
     assert pixel_files(tmp_path / "cache")
-    assert weights_file(recipe.model) == tmp_path / "mine.safetensors"
