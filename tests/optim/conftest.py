@@ -1,16 +1,20 @@
-"""The optimizers that all tests of the protocol run with."""
+"""The optimizers that tests of the protocol run with."""
 
 from functools import partial
 
 import pytest
 from toy_optimizers import make_covon, make_vcl
 
+IMPLEMENTATIONS = ("reference", "foreach", "compiled")
 EACH = {
-    implementation: partial(
-        make_covon, implementation=implementation, hess_approx="gradsq", batch_size=16
-    )
-    for implementation in ("reference", "foreach", "compiled")
+    name: partial(make_covon, implementation=name, hess_approx="gradsq", batch_size=16)
+    for name in IMPLEMENTATIONS
 }
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request):
+    return request.param
 
 
 @pytest.fixture(params=[make_covon, make_vcl], ids=["CoVON", "BayesByBackprop"])
@@ -20,5 +24,5 @@ def make(request):
 
 @pytest.fixture(params=[*EACH.values(), make_vcl], ids=[*EACH, "BayesByBackprop"])
 def make_each(request):
-    """Each implementation of CoVON, too."""
+    """With each implementation of CoVON."""
     return request.param

@@ -76,19 +76,14 @@ def test_conjugate_regression_gives_the_exact_sequential_posterior():
         for lr, steps in ((0.03, 600), (5.0, 120)):  # mean, then the flatter log std
             optimizer.param_groups[0]["lr"] = lr
             for _ in range(steps):
-                regression_step_scaled(optimizer, model, task, freeze_mean=lr > 1)
+                before = model.weight.detach().clone()
+                regression_step(optimizer, model, *task)
+                if lr > 1:
+                    model.weight.data.copy_(before)
         optimizer.consolidate()
         posterior = optimizer.posterior(model.named_parameters())
         torch.testing.assert_close(posterior.mean["weight"][0], mean, rtol=1e-6, atol=1e-8)
         torch.testing.assert_close(posterior.precision["weight"][0], precision, rtol=1e-6, atol=0)
-
-
-def regression_step_scaled(optimizer, model, task, *, freeze_mean):
-    """A step; with ``freeze_mean`` the mean is put back, so that lr can suit the spread."""
-    before = model.weight.detach().clone()
-    regression_step(optimizer, model, *task)
-    if freeze_mean:
-        model.weight.data.copy_(before)
 
 
 def test_an_importance_that_does_not_fit_is_named_before_anything_changes(linear, batch):

@@ -386,7 +386,6 @@ class TestGuards:
         with unchanged(optimizer), pytest.raises(FloatingPointError, match=says):
             optimizer.step()
 
-    @pytest.mark.parametrize("implementation", ["reference", "foreach", "compiled"])
     def test_a_precision_that_is_not_positive_is_named_before_sampling(
         self, linear, batch, implementation
     ):

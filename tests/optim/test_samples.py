@@ -115,22 +115,17 @@ def test_where_numba_does_not_work_torch_does(trouble, monkeypatch):
 def test_memory_that_others_see_is_written_to(make, how):
     """Other processes, or the flattened model, see the sample too, and the mean afterwards."""
     flat = torch.arange(20.0)
-    p = nn.Parameter(flat[4:16].view(3, 4) if how.startswith("a piece") else torch.ones(3, 4))
-    if how == "shared memory":
-        p.data.share_memory_()
-    address, before = p.data_ptr(), p.detach().clone()
+    p = nn.Parameter(flat.share_memory_() if how == "shared memory" else flat[4:16].view(3, 4))
+    address, before = p.data_ptr(), flat.clone()
     optimizer = make([p])
     with optimizer.sampled_params():
         assert p.data_ptr() == address
-        assert not torch.equal(p, before)
-        if how.startswith("a piece"):
-            assert torch.equal(flat[4:16].view(3, 4), p)
-            assert torch.equal(flat[:4], torch.arange(4.0))
+        assert (flat != before).sum() == p.numel()
         p.square().sum().backward()
-    assert torch.equal(p, before)
+    assert torch.equal(flat, before)
     optimizer.step()
     assert p.data_ptr() == address
-    assert not torch.equal(p, before)
+    assert not torch.equal(flat, before)
 
 
 def test_a_sample_that_waits_for_its_step_survives_a_prediction(make, linear, batch):
@@ -251,10 +246,6 @@ def test_the_default_device_of_new_tensors_does_not_matter(make_each, linear, ba
     assert all(value.device.type == "cpu" for value in contents(optimizer).values())
 
 
-EACH = pytest.mark.parametrize("implementation", ["reference", "foreach", "compiled"])
-
-
-@EACH
 def test_gradients_may_have_other_strides_and_weights_may_have_gaps(implementation):
     """What lies between the entries is left alone."""
     wide = torch.randn(40, 6)
@@ -274,7 +265,6 @@ def test_gradients_may_have_other_strides_and_weights_may_have_gaps(implementati
     assert torch.equal(runs[1].as_strided((40, 3), (6, 2), 1), wide[:, 1::2])
 
 
-@EACH
 def test_tensors_without_memory_of_their_own(implementation):
     """As quantised weights are."""
     p = nn.Parameter(TwoTensor(torch.ones(5), torch.ones(5)))
