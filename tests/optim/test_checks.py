@@ -15,7 +15,7 @@ from toy_optimizers import (
     unchanged,
 )
 
-from covon_avalanche.optim import CoVON
+from covon_avalanche.optim import BayesByBackprop, CoVON
 
 BOTH = [("lr", -1.0), ("lr", math.nan), ("lr", 1e39), ("ess", 0.0), ("weight_decay", 1e308)]
 BOTH += [("mc_samples", 0), ("mc_samples", 1.5), ("betas", 0.9), ("betas", (0.9,))]
@@ -94,6 +94,12 @@ def test_damaged_state_is_named_and_nothing_is_changed(trained, linear, batch):
         damage(damaged["state"][1])
         refused(trained, damaged, says)
     train_step(trained, linear, batch)  # training continues
+
+
+def test_the_state_of_another_optimizer_is_refused(trained, linear):
+    sibling = BayesByBackprop if isinstance(trained, CoVON) else CoVON
+    for other in (torch.optim.AdamW(linear.parameters()), sibling(linear.parameters(), ess=10)):
+        refused(trained, other.state_dict(), "another optimizer's state")
 
 
 @pytest.mark.parametrize(
