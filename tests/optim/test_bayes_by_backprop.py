@@ -59,9 +59,9 @@ def test_steps_follow_autograd_and_torchs_own_optimizers_over_three_tasks(inner,
         torch.testing.assert_close(
             optimizer.state[model.weight]["log_std"], log_std.detach(), rtol=1e-8, atol=1e-10
         )
-        new = torch.rand_like(mean) if strength else None
-        optimizer.consolidate(importance={model.weight: new} if strength else None)
-        importance = importance + new if strength else importance
+        new = torch.rand_like(mean)
+        optimizer.consolidate(importance={model.weight: new})
+        importance = importance + new
         prior = Normal(mean.detach().clone(), log_std.detach().exp())
 
 

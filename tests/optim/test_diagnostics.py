@@ -23,18 +23,14 @@ def in_a_task(values, hessians, **changes):
 
 def test_numbers_by_hand():
     optimizer = in_a_task([[1.0, 2.0]], [[1.05, 3.0]], ess=10.0, weight_decay=0.5, debias=False)
-    found = optimizer.diagnostics()
-    assert found["all"] == found["0.0"]
-    signal, precision = (0.25, 2.2), (15.5, 35.0)
+    found = optimizer.diagnostics()["all"]
+    precision = (15.5, 35.0)
     noise = (1 * precision[0] + 4 * precision[1]) * 0.2 / 1.8 * (1 - 0.64)
-    assert found["all"] == pytest.approx(
-        (
-            (math.hypot(*signal) / noise**0.5),
-            0.5,
-            0.5 * math.hypot(1, 2) / math.hypot(4, 4),
-            ((1 / precision[0] + 1 / precision[1]) / 5) ** 0.5,
-        )
-    )
+    assert found.hess_signal_to_noise == pytest.approx(math.hypot(0.25, 2.2) / noise**0.5)
+    assert found.hess_at_start == 0.5
+    assert found.prior_pull == pytest.approx(0.5 * math.hypot(1, 2) / math.hypot(4, 4))
+    variance = 1 / precision[0] + 1 / precision[1]
+    assert found.noise_to_weights == pytest.approx((variance / 5) ** 0.5)
     optimizer.zero_grad()
     assert math.isnan(optimizer.diagnostics()["all"].hess_signal_to_noise)
 

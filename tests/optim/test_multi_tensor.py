@@ -177,9 +177,7 @@ def test_an_accelerator_skips_a_bad_step_and_a_later_call_raises(event, when, ba
     step(optimizer, bad)
     assert event.waited == 0
     event.done, before = when == "later step", state()
-    says = (
-        "gradient of 'w' is not finite or too large in step 3 of this task; that step was skipped"
-    )
+    says = r"gradient of 'w' is not finite or too large in step 3 .*; that step was skipped"
     with pytest.raises(FloatingPointError, match=says):
         {
             "later step": lambda: step(optimizer),

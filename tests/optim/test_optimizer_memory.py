@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch._C._profiler import _EventType
-from toy_optimizers import step_on
+from toy_optimizers import record_sample, step_on
 
 from covon_avalanche.optim import CoVON, multi_tensor
 
@@ -17,9 +17,8 @@ WIDTH = 1200  # three layers of 1.4 million weights: several blocks each
 def make(implementation):
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
-    optimizer = CoVON(
-        model.named_parameters(), ess=1e4, batch_size=32, implementation=implementation
-    )
+    options = dict(ess=1e4, batch_size=32, implementation=implementation)
+    optimizer = CoVON(model.named_parameters(), **options)
     for p in model.parameters():
         p.grad = torch.randn_like(p) * 1e-3
     return model, optimizer
@@ -104,3 +103,6 @@ def test_what_the_optimizer_reports():
         iteration(optimizer)
         assert optimizer.memory() == dict.fromkeys({*first, *prior}, weights)
         optimizer.consolidate()
+    optimizer.param_groups[0]["mc_samples"] = 2  # sums of gradients and statistics
+    record_sample(optimizer, lambda: sum(p.sum() for p in model.parameters()))
+    assert optimizer.memory()["samples"] == 3 * weights
