@@ -23,12 +23,14 @@ RATES = Rates(
 )
 
 
+MIXED = ["tensors", *["numbers"] * 3, *["centre"] * 2, *["tensors"] * 2]
+
+
 def make_args(dtype, prior, *, sizes=SIZES) -> list[StepArgs]:
     """One parameter a size.
 
     :param prior: ``"tensors"``, ``"numbers"``, ``"centre"`` (a tensor for the mean only) or
-        ``"mixed"``: all of these in turn, some with ``weight_decay=0``, and with rates that
-        neighbours do not share.
+        ``"mixed"``: neighbours that differ in any one of kind, number and rates.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -40,7 +42,7 @@ def make_args(dtype, prior, *, sizes=SIZES) -> list[StepArgs]:
 
     mixed, args = prior == "mixed", []
     for i, n in enumerate(sizes):
-        kind = ("tensors", "numbers", "centre")[i % 3] if mixed else prior
+        kind = MIXED[i] if mixed else prior
         precision = float(i // 3) if mixed else 0.4
         args.append(
             StepArgs(
@@ -51,7 +53,7 @@ def make_args(dtype, prior, *, sizes=SIZES) -> list[StepArgs]:
                 hess=positive(n),
                 prior_mean=0.0 if kind == "numbers" else normal(n),
                 prior_precision=positive(n) if kind == "tensors" else precision,
-                rates=own_rates(i) if mixed else RATES,
+                rates=own_rates(i // 2) if mixed else RATES,
                 grad=normal(n),
                 momentum=normal(n),
                 step=5,
@@ -61,9 +63,9 @@ def make_args(dtype, prior, *, sizes=SIZES) -> list[StepArgs]:
 
 
 def own_rates(i: int) -> Rates:
-    """Of one parameter among several; one has no momentum and another no clipping."""
+    """Of one group among several; one has no momentum and another no clipping."""
     rates = RATES._replace(
-        ess=30.0 + i, lr=0.1 * (i % 2), beta1=0.8 - i / 10, one_minus_beta2=0.01 * (i + 1)
+        ess=30.0 + i, lr=0.1 / (i + 1), beta1=0.8 - i / 10, one_minus_beta2=0.01 * (i + 1)
     )
     if i == 2:
         return rates._replace(beta1=0.0, bias_correction=1.0)
