@@ -23,10 +23,14 @@ RATES = Rates(
 )
 
 
-def make_args(dtype, prior, *, sizes=SIZES, rates=RATES) -> list[StepArgs]:
+MIXED = ["tensors", *["numbers"] * 3, *["centre"] * 2, *["tensors"] * 2]
+
+
+def make_args(dtype, prior, *, sizes=SIZES) -> list[StepArgs]:
     """One parameter a size.
 
-    :param prior: ``"tensors"``, ``"numbers"`` or ``"centre"`` (a tensor for the mean only).
+    :param prior: ``"tensors"``, ``"numbers"``, ``"centre"`` (a tensor for the mean only) or
+        ``"mixed"``: neighbours that differ in any one of kind, number and rates.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -36,22 +40,36 @@ def make_args(dtype, prior, *, sizes=SIZES, rates=RATES) -> list[StepArgs]:
     def positive(n):
         return torch.rand(n, dtype=dtype, generator=generator) + 0.1
 
-    return [
-        StepArgs(
-            name=f"p{i}",
-            number=i,
-            mean=normal(n),
-            sample=normal(n),
-            hess=positive(n),
-            prior_mean=0.0 if prior == "numbers" else normal(n),
-            prior_precision=positive(n) if prior == "tensors" else 0.4,
-            rates=rates,
-            grad=normal(n),
-            momentum=normal(n),
-            step=5,
+    mixed, args = prior == "mixed", []
+    for i, n in enumerate(sizes):
+        kind = MIXED[i] if mixed else prior
+        precision = float(i // 3) if mixed else 0.4
+        args.append(
+            StepArgs(
+                name=f"p{i}",
+                number=i,
+                mean=normal(n),
+                sample=normal(n),
+                hess=positive(n),
+                prior_mean=0.0 if kind == "numbers" else normal(n),
+                prior_precision=positive(n) if kind == "tensors" else precision,
+                rates=own_rates(i // 2) if mixed else RATES,
+                grad=normal(n),
+                momentum=normal(n),
+                step=5,
+            )
         )
-        for i, n in enumerate(sizes)
-    ]
+    return args
+
+
+def own_rates(i: int) -> Rates:
+    """Of one group among several; one has no momentum and another no clipping."""
+    rates = RATES._replace(
+        ess=30.0 + i, lr=0.1 / (i + 1), beta1=0.8 - i / 10, one_minus_beta2=0.01 * (i + 1)
+    )
+    if i == 2:
+        return rates._replace(beta1=0.0, bias_correction=1.0)
+    return rates._replace(clip_radius=math.inf) if i == 3 else rates
 
 
 def expected(args: StepArgs, *, squared: bool, mc_samples: int) -> tuple[Tensor, ...]:

@@ -20,16 +20,38 @@ def make_covon(parameters, seed: int = 0, **changes) -> CoVON:
     return CoVON(parameters, **{**options, "generator": generator, **changes})
 
 
-def train_step(optimizer, model, batch) -> float:
-    """One step of any posterior optimizer on a batch."""
-    x, y = batch
+def record_sample(optimizer, loss) -> torch.Tensor:
+    """One sample, with the gradients of the loss that a function returns."""
+    with optimizer.sampled_params():
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+    return value
+
+
+def step_on(optimizer, loss) -> torch.Tensor:
+    """One step of any posterior optimizer on the loss that a function returns."""
     for _ in range(optimizer.mc_samples):
-        with optimizer.sampled_params():
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
+        value = record_sample(optimizer, loss)
     optimizer.step()
-    return loss.item()
+    return value
+
+
+def nll(model, batch):
+    """A classifier's loss on a batch, as a function."""
+    return lambda: nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def train_step(optimizer, model, batch) -> float:
+    """One step on a batch."""
+    return step_on(optimizer, nll(model, batch)).item()
+
+
+def train_task(optimizer, model, batch, steps: int = 3) -> None:
+    """A task of a few steps on the same batch."""
+    for _ in range(steps):
+        train_step(optimizer, model, batch)
+    optimizer.consolidate()
 
 
 def make_vcl(parameters, seed: int = 0, **changes) -> BayesByBackprop:
@@ -47,6 +69,24 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Whether two dicts of tensors are equal, bit by bit."""
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def contents(optimizer) -> dict[str, torch.Tensor]:
+    """A copy of an optimizer's parameters and their state, in the order of the parameters."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        f"{key} of {i}": torch.as_tensor(value).detach().clone()
+        for i, p in enumerate(parameters)
+        for key, value in {"mean": p, **optimizer.state.get(p, {})}.items()
+    }
+
+
+@contextmanager
+def unchanged(optimizer):
+    """Parameters and state are the same after the block as before, bit by bit."""
+    before = contents(optimizer)
+    yield
+    assert same(contents(optimizer), before)
 
 
 @contextmanager
@@ -116,8 +156,4 @@ def exact_posterior(tasks, weight_decay):
 
 
 def regression_step(optimizer, model, x, y, noise):
-    for _ in range(optimizer.mc_samples):
-        with optimizer.sampled_params():
-            optimizer.zero_grad()
-            (0.5 * (model(x)[:, 0] - y).square() / noise**2).mean().backward()
-    optimizer.step()
+    step_on(optimizer, lambda: (0.5 * (model(x)[:, 0] - y).square() / noise**2).mean())

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from toy_optimizers import train_task
 
 from covon_avalanche.optim import BayesByBackprop, CoVON
 from covon_avalanche.posterior.gaussian import DiagGaussian
@@ -29,13 +30,7 @@ def train(kind: str, rank: int, world: int, wrap) -> DiagGaussian:
     wrapped = wrap(model)
     optimizer = OPTIMIZERS[kind](model.named_parameters(), torch.Generator().manual_seed(5))
     for _ in range(2):
-        for _ in range(10):
-            for _ in range(optimizer.mc_samples):
-                with optimizer.sampled_params():
-                    optimizer.zero_grad()
-                    nn.functional.cross_entropy(wrapped(x), y).backward()
-            optimizer.step()
-        optimizer.consolidate()
+        train_task(optimizer, wrapped, (x, y), steps=10)
     return optimizer.posterior()
 
 

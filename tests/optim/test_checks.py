@@ -1,39 +1,119 @@
-"""Checks of arguments: rules and errors."""
+"""Bad settings, and damaged checkpoints: named, and nothing is changed."""
 
+import copy
 import math
 
 import pytest
+import torch
+from toy_optimizers import (
+    make_covon,
+    make_vcl,
+    nll,
+    record_sample,
+    train_step,
+    train_task,
+    unchanged,
+)
 
-from covon_avalanche.optim import checks
+from covon_avalanche.optim import BayesByBackprop, CoVON
+
+BOTH = [("lr", -1.0), ("lr", math.nan), ("lr", 1e39), ("ess", 0.0), ("weight_decay", 1e308)]
+BOTH += [("mc_samples", 0), ("mc_samples", 1.5), ("betas", 0.9), ("betas", (0.9,))]
+BOTH += [("betas", b) for b in ((0.9, 1.0), (-0.1, 0.5), (0.9, math.nan), (None, 0.9), ("0", 0))]
+COVON = [("hess_init", 0.0), ("clip_radius", 0.0), ("clip_radius", math.nan), ("gamma", 0.0)]
+COVON += [("gamma_precision", -1.0), ("batch_size", math.nan)]
+COVON += [(choice, "junk") for choice in ("hess_approx", "prior_mean", "consolidation")]
+VCL = [("std_init", math.inf), ("inner", "rmsprop"), ("weight_decay", 0.0), ("eps", 0.0)]
+VCL += [("betas", (0.9, None)), ("importance_strength", -1.0)]
 
 
 @pytest.mark.parametrize(
-    ("value", "zero", "good"),
+    ("make", "option", "value"),
+    [(make_covon, *s) for s in BOTH + COVON] + [(make_vcl, *s) for s in BOTH + VCL],
+)
+def test_bad_settings_are_named_when_made_and_when_written_later(
+    make, linear, batch, option, value
+):
+    """As schedulers write them: checked once a step, before anything is changed."""
+    with pytest.raises(ValueError, match=f"{option} must be .*got"):
+        make(linear.parameters(), **{option: value})
+    optimizer = make(linear.parameters())
+    train_step(optimizer, linear, batch)
+    record_sample(optimizer, nll(linear, batch))
+    good = optimizer.param_groups[0][option]
+    optimizer.param_groups[0][option] = value
+    with unchanged(optimizer), pytest.raises(ValueError, match=f"{option} must be"):
+        optimizer.step()
+    optimizer.param_groups[0][option] = good
+    optimizer.step()  # the sample is still there
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "values"),
     [
-        (1.0, False, True),
-        (3.4e38, False, True),
-        (3.5e38, False, False),
-        (0, False, False),
-        (0, True, True),
-        (-1e-9, True, False),
-        (math.nan, True, False),
-        (math.inf, False, False),
+        (make_covon, "mc_samples", (1, 2)),
+        (make_vcl, "mc_samples", (1, 2)),
+        (make_covon, "hess_approx", ("gradsq", "reparam")),
     ],
 )
-def test_positive_and_within_float32(value, zero, good):
-    if good:
-        checks.check_positive("x", value, zero=zero)
-        return
-    with pytest.raises(ValueError, match=rf"x must be (at most|{'>=' if zero else '>'} 0) .*got"):
-        checks.check_positive("x", value, zero=zero)
+def test_groups_must_agree(linear, make, option, values):
+    parameters = zip(linear.parameters(), values, strict=True)
+    with pytest.raises(ValueError, match=f"{option} must be the same in all groups"):
+        make([{"params": [p], option: value} for p, value in parameters])
 
 
-def test_averaging_coefficients():
-    checks.check_betas([0.0, 0.999])
-    checks.check_betas((0.9, None), second_may_be_none=True)
-    for bad in ((0.9, 1.0), (0.9,), (None, 0.9), 0.9, (0.9, math.nan), (-0.1, 0.5), ("0", 0)):
-        for none in (False, True):
-            with pytest.raises(ValueError, match="betas must be two numbers"):
-                checks.check_betas(bad, second_may_be_none=none)
-    with pytest.raises(ValueError, match="betas must be two numbers"):
-        checks.check_betas((0.9, None))
+@pytest.fixture
+def trained(make, linear, batch):
+    optimizer = make(linear.named_parameters())
+    train_task(optimizer, linear, batch)
+    train_step(optimizer, linear, batch)
+    return optimizer
+
+
+def refused(optimizer, damaged, says):
+    groups = copy.deepcopy(optimizer.state_dict()["param_groups"])
+    with unchanged(optimizer), pytest.raises(ValueError, match=says):
+        optimizer.load_state_dict(damaged)
+    assert optimizer.state_dict()["param_groups"] == groups
+
+
+def test_damaged_state_is_named_and_nothing_is_changed(trained, linear, batch):
+    spread = "hess" if isinstance(trained, CoVON) else "log_std"
+    moment = "momentum" if isinstance(trained, CoVON) else "exp_avg_sq"
+    for damage, says in (
+        (lambda s: s.pop(spread), f"state of 'bias' has no {spread}"),
+        (lambda s: s.pop(moment), f"state of 'bias' has no {moment}"),
+        (lambda s: s.pop("prior_mean"), "state of 'bias' has no prior_mean"),
+        (lambda s: s.update({spread: torch.zeros(4)}), r"of 'bias' must be .*\(3,\), got \(4"),
+        (lambda s: s.update({moment: 0.5}), rf"{moment} of 'bias' must be a tensor.*got float"),
+        (lambda s: s[spread].__setitem__(1, math.nan), f"{spread} of 'bias' is not finite"),
+        (lambda s: s["prior_precision"].zero_(), "prior_precision of 'bias' must be > 0"),
+        (lambda s: s.update(step=-1), "step of 'bias' must be an integer >= 0"),
+    ):
+        damaged = copy.deepcopy(trained.state_dict())
+        damage(damaged["state"][1])
+        refused(trained, damaged, says)
+    train_step(trained, linear, batch)  # training continues
+
+
+def test_the_state_of_another_optimizer_is_refused(trained, linear):
+    sibling = BayesByBackprop if isinstance(trained, CoVON) else CoVON
+    for other in (torch.optim.AdamW(linear.parameters()), sibling(linear.parameters(), ess=10)):
+        refused(trained, other.state_dict(), "another optimizer's state")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("ess", math.nan, "ess must be"),
+        ("mc_samples", 0, "mc_samples must be"),
+        ("betas", (0.9, 2.0), "betas must be"),
+        ("noise_draws", "x", "noise_draws must be"),
+        ("noise_seed", -1, "noise_seed must be"),
+        ("params", [0], "doesn't match the size"),
+    ],
+)
+def test_damaged_groups_are_named_and_nothing_is_changed(trained, key, value, says):
+    damaged = copy.deepcopy(trained.state_dict())
+    damaged["param_groups"][0][key] = value
+    refused(trained, damaged, says)

@@ -7,18 +7,10 @@ from step_args import make_args
 from covon_avalanche.optim import cpu_kernel
 
 
-@pytest.fixture
-def threads():
-    """Restores the number of torch's threads."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-def test_the_number_of_threads_changes_nothing(threads):
+def test_the_number_of_threads_changes_nothing(monkeypatch):
     results = []
     for n in (1, 3):
-        threads(n)
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=n: n)
         args = make_args(torch.float32, "tensors", sizes=(cpu_kernel._ONE_THREAD + 77, 300))
         args[1].hess[7] = -1.0
         assert cpu_kernel.draw_samples(args, 11) is False
