@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from covon_avalanche import __version__
 from covon_avalanche.cli import compare, data, recipes, report, run, search, show
+from covon_avalanche.cli.options import fail
+from covon_avalanche.experiment.recipe import RecipeError
+from covon_avalanche.experiment.result import ResultError
+
+
+class _Commands(TyperGroup):
+    """Commands that report errors in recipes, results and files in one sentence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (RecipeError, ResultError) as error:
+            fail(str(error))
+        except OSError as error:
+            if error.filename is None:
+                raise
+            fail(f"cannot read or write {error.filename2 or error.filename}: {error.strerror}")
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Bayesian, exemplar-free continual learning: fair comparisons on domain-incremental "
     "streams.",
     no_args_is_help=True,

@@ -1,11 +1,14 @@
-"""Options that several commands share."""
+"""Shared options, and how commands report errors."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
+
+BAD_INPUT = 2
+INTERRUPTED = 130
 
 RecipeName = Annotated[str, typer.Argument(help="A shipped recipe or a .toml file.")]
 Strategies = Annotated[
@@ -25,3 +28,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="E.g. strategies.covon.lr=0.02; repeatable."),
 ]
+
+
+def fail(sentence: str, status: int = BAD_INPUT) -> NoReturn:
+    """Print one sentence and exit."""
+    typer.echo(f"covon: {sentence}", err=True)
+    raise typer.Exit(status)

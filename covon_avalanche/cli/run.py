@@ -12,12 +12,20 @@ import typer
 from rich.console import Console
 
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.cli.errors import BAD_INPUT, INTERRUPTED, fail, make_folder
-from covon_avalanche.cli.options import DatasetRoot, Epochs, Jobs, Settings, Strategies
+from covon_avalanche.cli.options import (
+    BAD_INPUT,
+    INTERRUPTED,
+    DatasetRoot,
+    Epochs,
+    Jobs,
+    Settings,
+    Strategies,
+    fail,
+)
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment.grid import Outcome, run_grid, specs_of
-from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe
-from covon_avalanche.experiment.result import Result, ResultError
+from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
+from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes
 
@@ -79,12 +87,9 @@ def run(
         fail(f"--slurm {slurm[0]} is for --launcher slurm only")
     if jobs is not None and launcher is Launcher.slurm:
         fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
-    try:
-        recipes = [
-            choose(load_recipe(name, settings or ()), strategies, seeds, epochs) for name in names
-        ]
-    except RecipeError as error:
-        fail(str(error))
+    recipes = [
+        choose(load_recipe(name, settings or ()), strategies, seeds, epochs) for name in names
+    ]
     names = [one.name for one in recipes]
     if len(set(names)) < len(names):
         fail(f"recipes that are run together need different names, got {', '.join(names)}")
@@ -96,7 +101,8 @@ def run(
     )
     statuses = []
     for one in recipes:
-        folder = make_folder(out or Path("runs") / one.name)
+        folder = out or Path("runs") / one.name
+        folder.mkdir(parents=True, exist_ok=True)
         if launcher is Launcher.slurm:
             statuses.append(_submit(one, folder, options, slurm or []))
         else:
@@ -117,7 +123,7 @@ def _run_and_summarise(recipe: Recipe, folder: Path, options: RunOptions, jobs: 
     progress = GridProgress(console, recipe, specs, folder)
     interrupted = False
     try:
-        with progress:
+        with progress.bars:
             run_grid(
                 recipe,
                 specs,
@@ -127,8 +133,6 @@ def _run_and_summarise(recipe: Recipe, folder: Path, options: RunOptions, jobs: 
                 on_end=progress.end,
                 poll=progress.poll,
             )
-    except ResultError as error:
-        fail(str(error))
     except KeyboardInterrupt:
         interrupted = True
         console.print("Interrupted; the same command resumes from here.")
@@ -136,33 +140,28 @@ def _run_and_summarise(recipe: Recipe, folder: Path, options: RunOptions, jobs: 
     _print_failures(failures)
     results = [outcome.result for outcome in progress.outcomes if outcome.result is not None]
     if results:
-        order = list(recipe.strategies)
-        _summarise(console, sorted(results, key=lambda r: order.index(r.strategy)), folder)
-        console.print(f"{time.perf_counter() - start:.0f} seconds in all")
+        _summarise(results, folder)
+        console.print(f"Total time: {time.perf_counter() - start:.0f} s")
     if interrupted:
         return INTERRUPTED
     return max((BAD_INPUT if failure.bad_input else 1 for failure in failures), default=0)
 
 
-def _summarise(console: Console, results: list[Result], folder: Path) -> None:
-    """The table on screen and in a file, and the plot."""
+def _summarise(results: list[Result], folder: Path) -> None:
+    """Print the table, and write it and the plot to files."""
     from covon_avalanche.report import comparisons, figures, results_frame, tables
 
     (comparison,) = comparisons(results_frame(results))
-    console.print(tables.terminal_table(comparison))
-    try:
-        write_atomically(folder / "table.md", tables.markdown_table(comparison, tables.SHORT))
-        figures.save_curves(comparison, folder / "accuracy.png")
-    except OSError as error:
-        fail(f"table.md and accuracy.png cannot be written to {folder}: {error.strerror}")
-    console.print(
+    typer.echo(tables.aligned(tables.summary_table(comparison, tables.SHORT), form="simple"))
+    write_atomically(folder / "table.md", tables.markdown_table(comparison, tables.SHORT))
+    figures.save_curves(comparison, folder / "accuracy.png")
+    typer.echo(
         "A_T: mean accuracy over all domains after the last. BWT: its change since\n"
         "each was learned. Seconds: training of one run. Memory: weights, optimizer\n"
-        "state, anchors and stored examples, in units of the weights."
+        "state, anchors and stored examples, in units of the weights.\n"
+        f"{folder}/accuracy.png, table.md and {len(results)} result.json files\n"
+        f"`covon report {folder}` generates an HTML report"
     )
-    written = f"{folder}/accuracy.png, table.md and {len(results)} result.json files"
-    console.print(written, markup=False)
-    console.print(f"`covon report {folder}` makes a page of them", soft_wrap=True, markup=False)
 
 
 def _print_failures(failures: list[Outcome]) -> None:

@@ -7,6 +7,7 @@ import signal
 import warnings
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -14,14 +15,16 @@ from typing import Annotated
 import typer
 
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.cli.errors import BAD_INPUT, INTERRUPTED, fail, make_folder
 from covon_avalanche.cli.options import (
+    BAD_INPUT,
+    INTERRUPTED,
     DatasetRoot,
     Epochs,
     Jobs,
     RecipeName,
     Settings,
     Strategies,
+    fail,
 )
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe
 from covon_avalanche.experiment.run_folder import error_sentence
@@ -54,39 +57,31 @@ def search(
     Trials are kept in FOLDER/trials.journal: the same command resumes after an interruption, and
     several machines that share the folder work on the same trials. The best settings go
     to FOLDER/best.toml, a recipe. Ranges are in the recipe's \\[search.STRATEGY] tables, such as
-    lr = { low = 1e-4, high = 1e-1 }; without one, from a tenth to ten times each positive setting
-    on a continuous scale without end (lr, weight_decay, ess, strength and the like).
+    lr = { low = 1e-4, high = 1e-1 }; without one, from a tenth to ten times each positive
+    setting on an unbounded scale (lr, weight_decay, ess, strength and others).
     """
     if find_spec("optuna") is None:
         fail("covon search needs optuna: pip install 'covon_avalanche[search]'")
     changes = list(settings or ())
-    try:
-        given = choose(load_recipe(recipe, changes), epochs=epochs)
-        if validation_size is not None:
-            changes.append(f"stream.validation_size={validation_size}")
-        held_out = choose(load_recipe(recipe, changes), epochs=epochs)
-        chosen = choose(held_out, strategies)
-    except RecipeError as error:
-        fail(str(error))
+    given = choose(load_recipe(recipe, changes), epochs=epochs)
+    if validation_size is not None:
+        changes.append(f"stream.validation_size={validation_size}")
+    held_out = choose(load_recipe(recipe, changes), epochs=epochs)
+    chosen = choose(held_out, strategies)
     if seed in chosen.seeds:
         typer.echo(
             f"covon: --seed {seed} is one of the recipe's seeds: settings chosen with it look "
             "better in its report than they are",
             err=True,
         )
-    folder = make_folder(out or Path("searches") / chosen.name)
+    folder = out or Path("searches") / chosen.name
+    folder.mkdir(parents=True, exist_ok=True)
     journal = folder / "trials.journal"
     _run_trials(chosen, journal, trials, seed, RunOptions(dataset_root=dataset_root), jobs)
-    try:
-        best, comments = _best(given, held_out, list(chosen.strategies), journal, trials, seed)
-    except RecipeError as error:
-        fail(str(error))
+    best, comments = _best(given, held_out, list(chosen.strategies), journal, trials, seed)
     from covon_avalanche.experiment.recipe_text import recipe_text
 
-    try:
-        write_atomically(folder / "best.toml", recipe_text(best, comments))
-    except OSError as error:
-        fail(f"best.toml cannot be written to {folder}: {error.strerror}")
+    write_atomically(folder / "best.toml", recipe_text(best, comments))
     typer.echo(f"{folder}/best.toml: covon run {folder}/best.toml")
 
 
@@ -120,7 +115,7 @@ def _run_trials(
 def _work(
     recipe: Recipe, strategy: str, journal: Path, trials: int, seed: int, options: RunOptions
 ) -> tuple[str, bool] | None:
-    """In a worker: search; what stopped it, see ``error_sentence``."""
+    """Run the search in a worker; return the error, if any."""
     try:
         warnings.filterwarnings("ignore")
         import optuna
@@ -129,16 +124,14 @@ def _work(
         from covon_avalanche.experiment.search import Search
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        Search(recipe, strategy, journal, seed).run(trials, options, notify=_print)
+        Search(recipe, strategy, journal, seed).run(
+            trials, options, notify=partial(print, flush=True)
+        )
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)  # and takes no other strategy
     except (Exception, SystemExit) as error:
         return error_sentence(error)
     return None
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
 
 
 def _best(

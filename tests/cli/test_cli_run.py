@@ -69,7 +69,7 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     names = ["--set", "name=mine", "--set", "title=A [/b] of [pilot]"]
     done = covon(*arguments, *names)
     assert done.exit_code == 0, done.output
-    assert done.stdout.count("A [/b] of [pilot]") == 2  # at the start and above the table
+    assert "A [/b] of [pilot]: 2 runs" in done.stdout
     assert len((out / "table.md").read_text(encoding="utf-8").splitlines()) == 4
     results = [Result.load(path) for path in out.rglob("result.json")]
     assert {(r.recipe, r.settings["title"]) for r in results} == {("mine", "A [/b] of [pilot]")}
