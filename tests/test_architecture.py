@@ -16,7 +16,6 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
 #: What each package or module may import of the others.
 MAY_IMPORT = {
     "atomic_write": set(),
-    "disk_space": set(),
     "domain_orders": set(),
     "posterior": {"atomic_write"},
     "optim": {"posterior"},
@@ -26,14 +25,13 @@ MAY_IMPORT = {
     "plugins": {"posterior", "optim", "merging", "data_loading"},
     "strategies": {"optim", "merging", "plugins", "data_loading"},
     "backbones": set(),
-    "streams": {"atomic_write", "disk_space", "domain_orders"},
-    "datasets": {"atomic_write", "disk_space", "streams"},
+    "streams": {"atomic_write", "domain_orders"},
+    "datasets": {"atomic_write", "streams"},
     "evaluation": set(),
     "experiment": {
         "atomic_write",
         "backbones",
         "data_loading",
-        "disk_space",
         "domain_orders",
         "evaluation",
         "merging",

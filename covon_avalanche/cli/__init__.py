@@ -22,10 +22,11 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except (RecipeError, ResultError) as error:
             fail(str(error))
+        except BrokenPipeError:
+            raise
         except OSError as error:
-            if error.filename is None:
-                raise
-            fail(f"cannot read or write {error.filename2 or error.filename}: {error.strerror}")
+            path = error.filename2 or error.filename or "a file"
+            fail(f"cannot read or write {path}: {error.strerror or error}")
 
 
 app = typer.Typer(

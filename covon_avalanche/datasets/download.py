@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from covon_avalanche.datasets.catalogue import RemoteFile
-from covon_avalanche.disk_space import require_space
 
 _CHUNK = 2**20
 _TIMEOUT = 60  # seconds without a byte
@@ -40,7 +39,6 @@ def download(
     :param pause: seconds before the second attempt; doubled before each further one.
     :param progress: called with the number of bytes received so far.
     :raises DataError: naming address and cause.
-    :raises ValueError: if the disk has no room.
     """
     if urlsplit(file.url).scheme not in ("http", "https"):
         raise DataError(f"{file.url} is neither http nor https")
@@ -96,7 +94,6 @@ def _fetch(file: RemoteFile, part: Path, progress: Callable[[int], None]) -> Non
         expected = None if length is None else have + int(length)
         if file.size is not None and expected not in (None, file.size):
             raise DataError(f"{file.url} has {expected} bytes instead of {file.size}")
-        require_space(part.parent, (file.size or expected or 0) - have)
         with part.open("ab" if have else "wb") as out:
             while chunk := response.read(_CHUNK):
                 out.write(chunk)

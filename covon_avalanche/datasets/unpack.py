@@ -9,7 +9,6 @@ import zlib
 from pathlib import Path
 
 from covon_avalanche.datasets.download import DataError
-from covon_avalanche.disk_space import require_space
 
 _MAX_RATIO = 200  # of unpacked to packed size; images hardly compress
 _SCRATCH = ".unpacking-"
@@ -23,7 +22,6 @@ def unpack(archive: Path, folder: Path) -> None:
     makes sure that no other process unpacks into the same folder.
 
     :raises DataError: for an archive that is damaged, encrypted or suspiciously large.
-    :raises ValueError: if the disk has no room.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -37,7 +35,6 @@ def unpack(archive: Path, folder: Path) -> None:
             total = sum(member.file_size for member in members)
             if total > _MAX_RATIO * archive.stat().st_size:
                 raise DataError(f"{archive} claims to unpack to {total} bytes, which is too much")
-            require_space(folder, total)
             unpacked = [Path(packed.extract(member, scratch)) for member in members]
             for path in unpacked:
                 target = folder / path.relative_to(scratch)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from covon_avalanche.atomic_write import replaced_when_whole, write_atomically
+from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.experiment.machine import versions
 
 FORMAT = 1
@@ -53,7 +53,7 @@ def save_checkpoint(
     :raises OSError: if there is no room or no permission; older checkpoints stay as they are.
     """
     data = folder / f"{point}.safetensors"
-    with replaced_when_whole(data) as part:
+    with atomic_replace(data) as part:
         try:
             save_file(dict(tensors), part)
         except SafetensorError as error:

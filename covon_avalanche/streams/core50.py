@@ -23,8 +23,7 @@ from avalanche.benchmarks.datasets import default_dataset_location
 from filelock import FileLock
 from typing_extensions import Unpack
 
-from covon_avalanche.atomic_write import replaced_when_whole
-from covon_avalanche.disk_space import require_space
+from covon_avalanche.atomic_write import atomic_replace
 from covon_avalanche.domain_orders import NI_ORDERS, check_core50_run, core50_sessions
 from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
 from covon_avalanche.streams.image_datasets import ImageArray, ImageFiles, Images
@@ -146,10 +145,13 @@ def _unpack(archive: Path, target: Path) -> None:
         for left_over in target.parent.glob(f".{target.name}.*.part"):
             left_over.unlink()
         try:
-            with zipfile.ZipFile(archive) as packed, packed.open("x.npy") as source:
-                require_space(target.parent, packed.getinfo("x.npy").file_size)
-                with replaced_when_whole(target) as part, part.open("wb") as file:
-                    shutil.copyfileobj(source, file, 2**20)
+            with (
+                zipfile.ZipFile(archive) as packed,
+                packed.open("x.npy") as source,
+                atomic_replace(target) as part,
+                part.open("wb") as file,
+            ):
+                shutil.copyfileobj(source, file, 2**20)
         except (zipfile.BadZipFile, KeyError, EOFError) as error:
             raise ValueError(f"{archive} is damaged, or has no array 'x': {error}") from error
 

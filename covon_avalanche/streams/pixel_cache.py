@@ -25,8 +25,7 @@ from PIL import Image
 from pydantic import BaseModel
 from torch import Tensor
 
-from covon_avalanche.atomic_write import replaced_when_whole, write_atomically
-from covon_avalanche.disk_space import require_space
+from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.streams.image_datasets import ImageFiles, decode_pixels
 from covon_avalanche.streams.transforms import resize_shorter
 
@@ -195,10 +194,9 @@ def _build(
     """Write pixels, then the header; both atomically. The caller holds the lock."""
     for left_over in target.parent.glob(f".{target.stem}.*.part"):
         left_over.unlink()
-    require_space(target.parent, _estimated_bytes(files, size))
     data = target.with_name(f"{target.stem}.{fingerprint[:8]}.pixels")
     header = Header(size=size, fingerprint=fingerprint, data=data.name, shapes=[], broken={})
-    with replaced_when_whole(data) as part, part.open("wb") as out:
+    with atomic_replace(data) as part, part.open("wb") as out:
         for i, image in enumerate(decoded(files, size)):
             if isinstance(image, ValueError):
                 if not skip_broken:
@@ -226,17 +224,3 @@ def _fingerprint(files: Sequence[Path], size: int) -> str:
         except OSError:
             digest.update(f"{file}\0missing\n".encode())
     return digest.hexdigest()
-
-
-def _estimated_bytes(files: Sequence[Path], size: int) -> int:
-    """Size of the pixel file, extrapolated from about 200 images."""
-    sample = files[:: max(1, len(files) // 200)]
-    total = 0.0
-    for file in sample:
-        try:
-            with Image.open(file) as image:
-                width, height = image.size
-        except Exception:  # reported when it is decoded
-            continue
-        total += 3 * width * height * min(1.0, size / min(width, height)) ** 2
-    return round(total * len(files) / max(1, len(sample)))

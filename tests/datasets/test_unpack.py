@@ -1,6 +1,5 @@
 """Archives are unpacked completely or not at all, and never outside the folder."""
 
-import shutil
 import stat
 import zipfile
 
@@ -62,14 +61,9 @@ def test_links_become_files(tmp_path):
     assert (tmp_path / "out/a/link").read_bytes() == b"/etc/passwd"
 
 
-def test_archives_that_would_fill_the_disk_are_refused(tmp_path, monkeypatch):
+def test_archives_that_would_fill_the_disk_are_refused(tmp_path):
     file = archive(tmp_path / "bomb.zip", {"good.jpg": b"x", "bomb": bytes(50_000_000)})
     with pytest.raises(DataError, match="which is too much"):
-        unpack(file, tmp_path / "out")
-    file = archive(tmp_path / "good.zip", {"good.jpg": b"x"})
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(ValueError, match=r"needs 0.3 GB of free disk, has 0.0"):
         unpack(file, tmp_path / "out")
     assert names(tmp_path / "out") == []
 
