@@ -1,4 +1,4 @@
-"""The ``covon`` command: one module a command. Starting it does not import torch."""
+"""The ``covon`` command, one module per command. Starting it does not import torch."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def main() -> None:
     app()
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(version: bool) -> None:
+    if version:
         typer.echo(__version__)
         raise typer.Exit
 
@@ -56,7 +56,10 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     pass

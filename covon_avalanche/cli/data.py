@@ -40,8 +40,8 @@ def list_data() -> None:
 def download_data(name: Name, root: Root) -> None:
     """Download a data set; the same command resumes after an interruption.
 
-    Archives are unpacked once, next to a file .NAME.unpacked that says so. One process at a time
-    writes to the folder; the others wait.
+    Archives are unpacked once; a file .NAME.unpacked marks them. One process at a time writes to
+    the folder; the others wait.
     """
     dataset = _dataset(name)
     if not dataset.files:
@@ -78,7 +78,7 @@ def verify_data(
     manifest: Annotated[
         Path | None, typer.Option(help="Write a table of the good images, for DomainFolders.")
     ] = None,
-    track: Annotated[str | None, typer.Option(help="Of CDDB; by default hard.")] = None,
+    track: Annotated[str | None, typer.Option(help="Track of CDDB. \\[default: hard]")] = None,
 ) -> None:
     """Read every image; exit status 1 if one is missing, empty, damaged or extra."""
     dataset = _dataset(name)

@@ -12,18 +12,16 @@ INTERRUPTED = 130
 
 RecipeName = Annotated[str, typer.Argument(help="A shipped recipe or a .toml file.")]
 Strategies = Annotated[
-    str | None, typer.Option(help="Only these of the recipe's strategies, e.g. covon,ewc-star.")
+    str | None, typer.Option(help="Some of the recipe's strategies, e.g. covon,ewc-star.")
 ]
 Epochs = Annotated[
-    int | None, typer.Option(min=1, help="Epochs per domain; default: the recipe's.")
+    int | None, typer.Option(min=1, help="Epochs per domain instead of the recipe's.")
 ]
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Parallel runs. \\[default: one per core, one on a GPU]"),
 ]
-DatasetRoot = Annotated[
-    Path | None, typer.Option(help="Where image data lies or is downloaded to.")
-]
+DatasetRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="E.g. strategies.covon.lr=0.02; repeatable."),

@@ -15,7 +15,7 @@ def report(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder of the page, the tables and figures.")
     ] = Path("report"),
-    title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Generate an HTML report with tables (Markdown, LaTeX, CSV) and figures."""
     from covon_avalanche.report import load_results, write_report

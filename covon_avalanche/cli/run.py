@@ -57,10 +57,7 @@ def run(
     jobs: Jobs = None,
     dataset_root: DatasetRoot = None,
     checkpoint_minutes: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Interval of checkpoints inside epochs; each epoch ends with one."
-        ),
+        float, typer.Option(min=0, help="Interval of checkpoints inside epochs.")
     ] = 5.0,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Log for TensorBoard in the runs' folders.")
@@ -71,10 +68,10 @@ def run(
     ),
     slurm: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="For the cluster, e.g. partition=gpu; repeatable."),
+        typer.Option(metavar="KEY=VALUE", help="Cluster parameter such as partition=gpu."),
     ] = None,
 ) -> None:
-    """Compare continual-learning strategies: train each with each seed, then a table and a plot.
+    """Compare continual-learning strategies: train each with each seed, then print a table.
 
     Every run has a folder FOLDER/STRATEGY/seed-SEED-HASH with its settings, log, checkpoints and
     result. The same command again skips finished runs and resumes interrupted ones.
@@ -113,7 +110,7 @@ def run(
 
 
 def _run_and_summarise(recipe: Recipe, folder: Path, options: RunOptions, jobs: int | None) -> int:
-    """Train, print and store; the exit status."""
+    """Train, print and store the results; return the exit status."""
     console = Console()
     start = time.perf_counter()
     specs = specs_of(recipe)
@@ -165,7 +162,7 @@ def _summarise(results: list[Result], folder: Path) -> None:
 
 
 def _print_failures(failures: list[Outcome]) -> None:
-    """One sentence for each error, though it may be that of many runs."""
+    """One sentence per error, which several runs may share."""
     by_error: dict[str, list[Outcome]] = defaultdict(list)
     for failure in failures:
         by_error[str(failure.error)].append(failure)
@@ -177,7 +174,7 @@ def _print_failures(failures: list[Outcome]) -> None:
 
 
 def _submit(recipe: Recipe, folder: Path, options: RunOptions, parameters: list[str]) -> int:
-    """Send the runs to a cluster; the exit status."""
+    """Submit the runs to a cluster; return the exit status."""
     from covon_avalanche.experiment.cluster import submit
 
     try:
@@ -185,5 +182,5 @@ def _submit(recipe: Recipe, folder: Path, options: RunOptions, parameters: list[
     except ValueError as error:
         fail(str(error))
     typer.echo(f"{len(jobs)} jobs of {recipe.title}: {jobs[0]} to {jobs[-1]}")
-    typer.echo(f"their state: covon show {folder}; when they are done: covon report {folder}")
+    typer.echo(f"`covon show {folder}` prints their state")
     return 0

@@ -35,24 +35,24 @@ from covon_avalanche.experiment.worker_pool import default_processes, worker_poo
 def search(
     recipe: RecipeName,
     strategies: Strategies = None,
-    trials: Annotated[int, typer.Option(min=1, help="For each strategy, in all.")] = 20,
+    trials: Annotated[int, typer.Option(min=1, help="Trials per strategy, in total.")] = 20,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of permutations and weights: none that you will report.")
+        int, typer.Option(min=0, help="Random seed, which should not be one that you report.")
     ] = 1000,
     validation_size: Annotated[
         float | None,
-        typer.Option(min=0, help="Images, or below 1 a fraction of them, instead of the recipe's."),
+        typer.Option(min=0, help="Validation images, or a fraction below 1; overrides the recipe."),
     ] = None,
     epochs: Epochs = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the trials and the best recipe. \\[default: searches/RECIPE]"),
+        typer.Option(help="Folder of trials and best recipe. \\[default: searches/RECIPE]"),
     ] = None,
     jobs: Jobs = None,
     dataset_root: DatasetRoot = None,
     settings: Settings = None,
 ) -> None:
-    """Choose hyperparameters on validation images, with as many trials for every strategy.
+    """Choose hyperparameters on validation images, with the same number of trials per strategy.
 
     Trials are kept in FOLDER/trials.journal: the same command resumes after an interruption, and
     several machines that share the folder work on the same trials. The best settings go
@@ -70,8 +70,8 @@ def search(
     chosen = choose(held_out, strategies)
     if seed in chosen.seeds:
         typer.echo(
-            f"covon: --seed {seed} is one of the recipe's seeds: settings chosen with it look "
-            "better in its report than they are",
+            f"covon: --seed {seed} is one of the recipe's seeds: results of this seed will be "
+            "biased, because settings were chosen with it",
             err=True,
         )
     folder = out or Path("searches") / chosen.name
@@ -106,8 +106,8 @@ def _run_trials(
         raise typer.Exit(INTERRUPTED) from None
     except BrokenProcessPool:
         fail(
-            "a process was killed, perhaps for lack of memory; the trials in "
-            f"{journal} are kept, and the same command resumes from here",
+            "a process was killed, perhaps out of memory; the trials in "
+            f"{journal} are kept, and the same command resumes the search",
             status=1,
         )
 
@@ -137,8 +137,7 @@ def _work(
 def _best(
     recipe: Recipe, held_out: Recipe, searched: list[str], journal: Path, trials: int, seed: int
 ) -> tuple[Recipe, dict[str, str]]:
-    """The recipe with the best settings of the strategies searched now and of those searched
-    before, and a comment on each."""
+    """The recipe with the best settings of all strategies searched so far, and comments."""
     import optuna
 
     from covon_avalanche.experiment.search import Search, with_settings
