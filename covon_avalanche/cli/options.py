@@ -10,7 +10,9 @@ import typer
 BAD_INPUT = 2
 INTERRUPTED = 130
 
-RecipeName = Annotated[str, typer.Argument(help="A shipped recipe or a .toml file.")]
+RecipeName = Annotated[
+    str, typer.Argument(help="A shipped recipe (see `covon recipes`) or a .toml file.")
+]
 Strategies = Annotated[
     str | None, typer.Option(help="Some of the recipe's strategies, e.g. covon,ewc-star.")
 ]

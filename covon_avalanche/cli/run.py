@@ -18,6 +18,7 @@ from covon_avalanche.cli.options import (
     DatasetRoot,
     Epochs,
     Jobs,
+    RecipeName,
     Settings,
     Strategies,
     fail,
@@ -38,13 +39,7 @@ class Launcher(str, Enum):
 
 
 def run(
-    recipe: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Shipped recipes (see `covon recipes`) or .toml files. "
-            "\\[default: permuted-digits]"
-        ),
-    ] = None,
+    recipe: RecipeName = "permuted-digits",
     strategies: Strategies = None,
     seeds: Annotated[
         str | None, typer.Option(help="Seeds instead of the recipe's, e.g. 0-4 or 0,3,7.")
@@ -77,36 +72,23 @@ def run(
     result. The same command again skips finished runs and resumes interrupted ones.
     The table goes to FOLDER/table.md and the plot to FOLDER/accuracy.png.
     """
-    names = recipe or ["permuted-digits"]
-    if out is not None and len(names) > 1:
-        fail("--out is for one recipe; several go to runs/RECIPE each")
     if slurm and launcher is not Launcher.slurm:
         fail(f"--slurm {slurm[0]} is for --launcher slurm only")
     if jobs is not None and launcher is Launcher.slurm:
         fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
-    recipes = [
-        choose(load_recipe(name, settings or ()), strategies, seeds, epochs) for name in names
-    ]
-    names = [one.name for one in recipes]
-    if len(set(names)) < len(names):
-        fail(f"recipes that are run together need different names, got {', '.join(names)}")
+    chosen = choose(load_recipe(recipe, settings or ()), strategies, seeds, epochs)
     options = RunOptions(
         dataset_root=dataset_root,
         checkpoint_seconds=60 * checkpoint_minutes,
         tensorboard=tensorboard,
         wandb=wandb,
     )
-    statuses = []
-    for one in recipes:
-        folder = out or Path("runs") / one.name
-        folder.mkdir(parents=True, exist_ok=True)
-        if launcher is Launcher.slurm:
-            statuses.append(_submit(one, folder, options, slurm or []))
-        else:
-            statuses.append(_run_and_summarise(one, folder, options, jobs))
-        if statuses[-1] == INTERRUPTED:
-            break
-    raise typer.Exit(max(statuses))
+    folder = out or Path("runs") / chosen.name
+    folder.mkdir(parents=True, exist_ok=True)
+    if launcher is Launcher.slurm:
+        _submit(chosen, folder, options, slurm or [])
+    else:
+        raise typer.Exit(_run_and_summarise(chosen, folder, options, jobs))
 
 
 def _run_and_summarise(recipe: Recipe, folder: Path, options: RunOptions, jobs: int | None) -> int:
@@ -173,8 +155,8 @@ def _print_failures(failures: list[Outcome]) -> None:
         typer.echo(f"covon: {spec.strategy}, seed {spec.seed}{more}: {error}{see}", err=True)
 
 
-def _submit(recipe: Recipe, folder: Path, options: RunOptions, parameters: list[str]) -> int:
-    """Submit the runs to a cluster; return the exit status."""
+def _submit(recipe: Recipe, folder: Path, options: RunOptions, parameters: list[str]) -> None:
+    """Submit the runs to a cluster."""
     from covon_avalanche.experiment.cluster import submit
 
     try:
@@ -183,4 +165,3 @@ def _submit(recipe: Recipe, folder: Path, options: RunOptions, parameters: list[
         fail(str(error))
     typer.echo(f"{len(jobs)} jobs of {recipe.title}: {jobs[0]} to {jobs[-1]}")
     typer.echo(f"`covon show {folder}` prints their state")
-    return 0

@@ -96,7 +96,6 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
         (["run", "--set", "epochs"], "a setting must look like KEY=VALUE, got 'epochs'"),
         (["run", "--set", "epoch=3"], "epoch: unknown key"),
         (["run", "--set", "strategies.covon.lr=0"], "strategies.covon.lr = 0: "),
-        (["run", "core50", "domainnet", "--out", "x"], "--out is for one recipe"),
         (["run", "--launcher", "slurm", "--slurm", "gpu"], "a parameter must look like KEY=VALUE"),
         (["run", "--slurm", "partition=gpu"], "--slurm partition=gpu is for --launcher slurm only"),
         (["run", "--launcher", "slurm", "--jobs", "2"], "--jobs 2 is for runs on this machine"),
@@ -243,8 +242,3 @@ def test_a_search_tells_at_once_what_an_own_class_raised(base, tmp_path, monkeyp
     done = CliRunner().invoke(app, ["search", recipe, "--out", str(tmp_path), "--jobs", "1"])
     assert done.exit_code == 1, done.output
     assert done.stderr.splitlines() == ["covon: Mine: no such luck"]
-
-
-def test_recipes_that_would_share_a_folder_are_refused(tmp_path):
-    recipe = write(tmp_path)
-    assert "need different names" in refused("run", recipe, recipe)

@@ -10,6 +10,7 @@ from covon_avalanche.experiment.result import Epoch
 from covon_avalanche.report import comparisons, figures, results_frame
 
 BINS = [ReliabilityBin(*b) for b in ((0, 0.0, 0.0), (10, 0.75, 0.5), (30, 0.95, 0.9))]
+MORE = [ReliabilityBin(*b) for b in ((0, 0.0, 0.0), (30, 0.75, 0.9), (30, 0.95, 0.9))]
 
 
 def compared(*results):
@@ -51,10 +52,11 @@ def test_figures_show_the_numbers():
 def test_losses_and_reliability_are_shown_where_they_are_known():
     common = {"experience": 0, "accuracy": 0.5, "images": 10, "seconds": 1.0}
     epochs = [Epoch(epoch=i, loss=loss, **common) for i, loss in enumerate((20.0, 0.5))]
-    covon = made_up("covon", 0, [[0.9]], epochs=epochs, reliability=BINS)
-    found = drawn(covon, made_up("naive", 0, [[0.8]]))
+    known = [("covon", 0, [[0.9]], BINS), ("covon", 1, [[0.9]], MORE)]
+    covon = [made_up(*run, epochs=epochs, reliability=bins) for *run, bins in known]
+    found = drawn(*covon, made_up("naive", 0, [[0.8]]))
     assert points(found["training"][0]) == {"covon": {1: 20.0, 2: 0.5}}
-    assert points(found["reliability"][0])["covon"] == pytest.approx({0.75: 0.5, 0.95: 0.9})
+    assert points(found["reliability"][0])["covon"] == pytest.approx({0.75: 0.8, 0.95: 0.9})
     assert not {"training", "reliability"} & drawn(made_up("naive", 0, [[0.8]])).keys()
 
 

@@ -7,17 +7,8 @@ import pandas as pd
 import pytest
 from made_up_results import made_up, made_up_comparison
 
-from covon_avalanche.evaluation.reliability import ReliabilityBin
-from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.result import ResultError
-from covon_avalanche.experiment.run_folder import settings_of
 from covon_avalanche.report import comparisons, results_frame, strategy_summary
-from covon_avalanche.report.summary import (
-    forgetting_by_domain,
-    learning_curve,
-    mean_matrix,
-    pooled_reliability,
-)
 
 
 def compared(*results):
@@ -57,26 +48,6 @@ def test_a_mean_over_some_of_the_seeds_is_not_shown_as_one_over_all():
     assert not row["best"]
 
 
-def test_accuracies_by_domain_are_means_over_seeds():
-    (comparison,) = compared(*made_up_comparison())
-    covon = comparison.runs_of("covon")
-    assert mean_matrix(covon)[1] == pytest.approx([0.75, 0.8])
-    assert forgetting_by_domain(covon).tolist() == pytest.approx([0.15])
-    assert learning_curve(covon)["mean"].tolist() == pytest.approx([0.9, 0.775])
-    assert learning_curve(comparison.runs_of("joint"))["mean"].tolist() == pytest.approx(
-        [0.95, 0.95]
-    )
-    assert forgetting_by_domain(comparison.runs_of("joint")).empty
-
-
-def test_reliability_pools_images():
-    bins = [[ReliabilityBin(n, c, a), ReliabilityBin(0, 0, 0)] for n, c, a in
-            ((10, 0.75, 0.5), (30, 0.95, 0.9))]  # fmt: skip
-    runs = results_frame([made_up("a", i, [[0.9]], reliability=b) for i, b in enumerate(bins)])
-    ((confidence, accuracy),) = pooled_reliability(runs).items()
-    assert (confidence, accuracy) == pytest.approx((0.9, 0.8))
-
-
 def p_values(**accuracies):
     """Of each strategy against the best, by its accuracies with the seeds from 0."""
     runs = [made_up(n, s, [[a]]) for n, found in accuracies.items() for s, a in enumerate(found)]
@@ -93,11 +64,6 @@ def closed_form(first, second):
 
 class TestSignificance:
     best = (0.9, 0.8, 0.85)
-
-    def test_three_pairs(self):
-        other = (0.7, 0.75, 0.7)
-        by_hand = closed_form(self.best, other)
-        assert p_values(best=self.best, other=other) == pytest.approx({"other": by_hand})
 
     def test_holm_corrects_for_the_number_of_strategies(self):
         far, near = (0.1, 0.05, 0.1), (0.7, 0.75, 0.7)
@@ -145,18 +111,6 @@ class TestComparisons:
         assert [list(c.summary.index) for c in found] == [["covon"], ["vcl"], ["covon"]]
         assert len({c.title for c in found}) == len({c.name for c in found}) == 3
         assert all(re.fullmatch(r"title of r \([0-9a-f]{6}\)", c.title) for c in found)
-
-    def test_settings_unknown_to_older_versions_have_their_defaults(self):
-        new = settings_of(load_recipe("permuted-digits"), "ewc")
-        common = {k: v for k, v in new.items() if k not in ("device", "workers", "eval_mb_size")}
-        strategy = {k: v for k, v in new["strategy"].items() if k != "optimizer"}
-        old = {**common, "strategy": strategy}
-        runs = [
-            made_up("ewc", seed, [[0.9]]).model_copy(update={"settings": settings})
-            for seed, settings in enumerate((old, new))
-        ]
-        (comparison,) = compared(*runs)
-        assert comparison.summary["seeds"].to_dict() == {"ewc": 2}
 
     def test_a_setting_that_is_none_is_not_set(self):
         stream = {"name": "Made", "n_experiences": 1}
