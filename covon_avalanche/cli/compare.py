@@ -24,7 +24,8 @@ def compare(
         if differences.empty:
             typer.echo(f"The {title} are the same.")
         else:
-            typer.echo(f"Different {title}:\n{differences.to_string(na_rep='-')}")
+            table = differences.to_string(na_rep="-", float_format="{:.6g}".format)
+            typer.echo(f"Different {title}:\n{table}")
 
 
 def _one_run(path: Path) -> pd.Series:
