@@ -21,12 +21,13 @@ from unittest import mock
 import pandas as pd
 import torch
 from avalanche.training.plugins import EvaluationPlugin
-from comparison import RESULTS, Case, arguments, markdown, mean_and_std, read_cases, run_cases
+from comparison import RESULTS, Case, arguments, mean_and_std, read_cases, run_cases
 from torch import nn
 
 from covon_avalanche import CoVON, CoVONStrategy
 from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.merging import rule
+from covon_avalanche.report.tables import aligned
 from covon_avalanche.streams import PermutedDigits, PermutedMNIST
 
 FILE = RESULTS / "batch-norm.jsonl"
@@ -100,7 +101,7 @@ def main() -> None:
         cases = [dict(zip(KEY, c, strict=True)) for c in product(SETTINGS, METHODS, (True, False))]
         run_cases(cases, KEY, measure, FILE, given.dataset_root, processes=given.jobs)
     table = pd.DataFrame(read_cases(FILE))[[*KEY, "a_t"]]
-    print(markdown(table.assign(a_t=[mean_and_std(pd.Series(v)) for v in table["a_t"]]), left=3))
+    print(aligned(table.assign(a_t=[mean_and_std(pd.Series(v)) for v in table["a_t"]]), left=3))
 
 
 if __name__ == "__main__":

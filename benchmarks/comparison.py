@@ -166,15 +166,6 @@ def origin(runs: pd.DataFrame) -> str:
     )
 
 
-def markdown(table: pd.DataFrame, left: int = 1) -> str:
-    """A table in Markdown, without its index.
-
-    :param left: so many columns are aligned to the left, the others to the right.
-    """
-    alignment = ["left"] * left + ["right"] * (len(table.columns) - left)
-    return str(table.to_markdown(index=False, disable_numparse=True, colalign=alignment))
-
-
 def mean_and_std(values: pd.Series, digits: int = 2) -> str:
     """``mean ± standard deviation``, or the value itself if it is the only one."""
     mean = f"{values.mean():.{digits}f}"

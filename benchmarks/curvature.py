@@ -26,7 +26,6 @@ from comparison import (
     ROOT,
     Case,
     arguments,
-    markdown,
     read_cases,
     replace_part,
     run_cases,
@@ -36,6 +35,7 @@ from torch import Tensor, nn
 
 from covon_avalanche import CoVON
 from covon_avalanche.posterior.fisher import squared_example_gradients
+from covon_avalanche.report.tables import aligned
 from covon_avalanche.streams import PermutedMNIST
 
 FILE = RESULTS / "permuted-mnist-hard/curvature.jsonl"
@@ -161,9 +161,9 @@ def write_report() -> None:
     """Both tables."""
     stored = read_cases(FILE)
     base = ", ".join(f"{k} = {v:g}" for k, v in BASE.items() if k in VARIED)
-    text = markdown(after_last_epoch(stored), left=2)
+    text = aligned(after_last_epoch(stored), left=2)
     replace_part(PAGE, NAME, f"{text}\n\nThe first line of each estimator: {base}.")
-    replace_part(PAGE, f"{NAME}, by layer", markdown(by_layer(stored), left=2))
+    replace_part(PAGE, f"{NAME}, by layer", aligned(by_layer(stored), left=2))
 
 
 def main() -> None:

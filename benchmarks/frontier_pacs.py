@@ -34,7 +34,6 @@ from comparison import (
     ROOT,
     Case,
     arguments,
-    markdown,
     read_cases,
     replace_part,
     run_cases,
@@ -52,6 +51,7 @@ from covon_avalanche.plugins.task_loader import dataset_loader
 from covon_avalanche.posterior.fisher import squared_example_gradients
 from covon_avalanche.posterior.gaussian import DiagGaussian
 from covon_avalanche.report.figures import style
+from covon_avalanche.report.tables import aligned
 
 NAME = "benchmarks/frontier_pacs.py"
 SEED = 1000  # that no report uses
@@ -276,7 +276,7 @@ def write_report() -> None:
         f"mean alone it is {a_t.iloc[:, -1].mean():.1f}."
     )
     figure = "![What is kept against what is learned](pacs-frontier.png)"
-    replace_part(ROOT / "docs/pacs.md", NAME, f"{figure}\n\n{markdown(table)}\n\n{said}")
+    replace_part(ROOT / "docs/pacs.md", NAME, f"{figure}\n\n{aligned(table)}\n\n{said}")
 
 
 def main() -> None:

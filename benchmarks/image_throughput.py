@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 from avalanche.training import Naive
-from comparison import RESULTS, ROOT, markdown, replace_part, write_measurement
+from comparison import RESULTS, ROOT, replace_part, write_measurement
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Subset
@@ -34,6 +34,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from covon_avalanche import TensorBatches
+from covon_avalanche.report.tables import aligned
 from covon_avalanche.streams import CDDB, PACS, CORe50, DomainFolders, DomainNet, image_transforms
 
 FILE = RESULTS / "image-throughput.json"
@@ -185,7 +186,7 @@ def table_of(rows: pd.DataFrame) -> str:
     table = rows.assign(text=text + ratio).pivot(index=index, columns="case", values="text")
     table = table.reindex(pd.MultiIndex.from_product(order, names=index))[rows["case"].unique()]
     table = table.fillna("-").reset_index(allow_duplicates=True)
-    return markdown(table.set_axis(["", "", *table.columns[2:]], axis=1), left=2)
+    return aligned(table.set_axis(["", "", *table.columns[2:]], axis=1), left=2)
 
 
 def main() -> None:

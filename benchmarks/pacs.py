@@ -18,7 +18,6 @@ from comparison import (
     ROOT,
     arguments,
     compared,
-    markdown,
     mean_and_std,
     origin,
     replace_part,
@@ -29,7 +28,7 @@ from comparison import (
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.report import load_results
 from covon_avalanche.report.figures import save_curves, save_matrix
-from covon_avalanche.report.tables import SHORT, markdown_table
+from covon_avalanche.report.tables import SHORT, aligned, markdown_table
 
 NAME = "benchmarks/pacs.py"
 PAGE = ROOT / "docs/pacs.md"
@@ -62,7 +61,7 @@ def write_report(order: str) -> None:
         markdown_table(comparison, SHORT).strip(),
         origin(comparison.runs),
         "Accuracy on each domain (across) after each domain learned (down), mean over seeds:",
-        markdown(matrices, left=len(shown)),
+        aligned(matrices, left=len(shown)),
         "Calibration, with the mean weights and with 8 posterior samples:",
         markdown_table(comparison, CALIBRATION),
     ]
@@ -77,7 +76,7 @@ def write_summary() -> None:
     groups = scores.groupby("strategy")
     table = groups.agg(mean_and_std).assign(seeds=groups.size().astype(str))
     ranked = groups["both"].mean().sort_values(ascending=False).index
-    replace_part(PAGE, f"{NAME}, both", markdown(table.loc[ranked].reset_index()))
+    replace_part(PAGE, f"{NAME}, both", aligned(table.loc[ranked].reset_index()))
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from comparison import (
     ROOT,
     arguments,
     compared,
-    markdown,
     origin,
     replace_part,
     run_recipe,
@@ -26,7 +25,7 @@ from comparison import (
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.report import Comparison
 from covon_avalanche.report.figures import save_curves, save_matrix
-from covon_avalanche.report.tables import METRICS, SHORT, markdown_table
+from covon_avalanche.report.tables import METRICS, SHORT, aligned, markdown_table
 
 NAME = "benchmarks/permuted_mnist.py"
 STORED = RESULTS / "permuted-mnist-hard/results.jsonl"
@@ -74,7 +73,7 @@ def ablation_table(comparison: Comparison) -> str:
         "A_T %": [METRICS[0].text(row) for _, row in summary.iterrows()],
         "paper": paper(summary.index),
     }
-    return markdown(pd.DataFrame(columns), left=2)
+    return aligned(pd.DataFrame(columns), left=2)
 
 
 def write_report() -> None:

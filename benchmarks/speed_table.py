@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
-from comparison import RESULTS, ROOT, markdown, mean_and_std, replace_part
+from comparison import RESULTS, ROOT, mean_and_std, replace_part
+
+from covon_avalanche.report.tables import aligned
 
 FOLDER = RESULTS / "speed"
 PAGE = ROOT / "docs/speed.md"
@@ -33,7 +35,7 @@ def ratios(rows: pd.DataFrame) -> str:
     rows["column"] = rows["column"].replace("", "ratio")
     columns, cases = rows["column"].unique(), rows["case"].unique()
     table = rows.pivot(index="case", columns="column", values="text").loc[cases, columns]
-    return markdown(table.fillna("-").reset_index(names=""))
+    return aligned(table.fillna("-").reset_index(names=""))
 
 
 def changes(rows: pd.DataFrame) -> str:
@@ -50,13 +52,13 @@ def changes(rows: pd.DataFrame) -> str:
             "quartiles": [f"{low:.3f} to {high:.3f}" for low, high in bounds],
         }
     )
-    return markdown(table, left=2)
+    return aligned(table, left=2)
 
 
 def accuracy(rows: pd.DataFrame) -> str:
     """A_T by implementation."""
     cells = [mean_and_std(100 * pd.Series(values)) for values in rows["a_t"]]
-    return markdown(pd.DataFrame({"": rows["case"], "A_T %": cells}))
+    return aligned(pd.DataFrame({"": rows["case"], "A_T %": cells}))
 
 
 def growth(rows: pd.DataFrame) -> str:
@@ -70,7 +72,7 @@ def growth(rows: pd.DataFrame) -> str:
         for task in tasks:
             numbers = rows[key].map(lambda values, at=task - 1: values[at])
             columns[title.format(task)] = (factor * numbers).map(f"{{:.{digits}f}}".format)
-    return markdown(pd.DataFrame(columns))
+    return aligned(pd.DataFrame(columns))
 
 
 def vit(rows: pd.DataFrame) -> str:
@@ -87,7 +89,7 @@ def vit(rows: pd.DataFrame) -> str:
         for task in (1, 2):
             numbers = rows[key].map(lambda values, at=task - 1: values[at])
             columns[title.format(task)] = numbers.map(f"{{:.{digits}f}}".format)
-    return markdown(pd.DataFrame(columns))
+    return aligned(pd.DataFrame(columns))
 
 
 TABLES: dict[str, Callable[[pd.DataFrame], str]] = {

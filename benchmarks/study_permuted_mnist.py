@@ -28,7 +28,6 @@ from comparison import (
     ROOT,
     Case,
     arguments,
-    markdown,
     read_cases,
     replace_part,
     run_cases,
@@ -43,6 +42,7 @@ from covon_avalanche.experiment.registry import CoVON as CoVONSettings
 from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.report.figures import style
+from covon_avalanche.report.tables import aligned
 
 FILE = RESULTS / "permuted-mnist-hard/study.jsonl"
 PAGE = ROOT / "docs/permuted-mnist.md"
@@ -289,7 +289,7 @@ def table(runs: pd.DataFrame) -> str:
         "BWT %": (100 * runs["bwt"]).map("{:.2f}".format).mask(diverged, "-"),
         "memory": runs["memory"].map("{:.1f}".format).mask(diverged, "-"),
     }
-    return markdown(pd.DataFrame(columns))
+    return aligned(pd.DataFrame(columns))
 
 
 def write_report() -> None:

@@ -7,27 +7,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covon_avalanche.data_loading import TensorBatches
-    from covon_avalanche.optim import BayesByBackprop, CoVON
-    from covon_avalanche.plugins import (
-        AdaRegPlugin,
-        CoVONPlugin,
-        EVCLPlugin,
-        EWCStarPlugin,
-        ICaRLPlugin,
-        MergePlugin,
-        SIPlugin,
-        TDVCLPlugin,
-        VCLPlugin,
-    )
-    from covon_avalanche.posterior import DiagGaussian
-    from covon_avalanche.report.results import accuracy_matrix, load_results
-    from covon_avalanche.strategies import (
-        AdaRegStrategy,
-        CoVONStrategy,
-        EWCStarStrategy,
-        VCLStrategy,
-    )
+    from covon_avalanche.data_loading import TensorBatches as TensorBatches
+    from covon_avalanche.optim import BayesByBackprop as BayesByBackprop
+    from covon_avalanche.optim import CoVON as CoVON
+    from covon_avalanche.plugins import AdaRegPlugin as AdaRegPlugin
+    from covon_avalanche.plugins import CoVONPlugin as CoVONPlugin
+    from covon_avalanche.plugins import EVCLPlugin as EVCLPlugin
+    from covon_avalanche.plugins import EWCStarPlugin as EWCStarPlugin
+    from covon_avalanche.plugins import ICaRLPlugin as ICaRLPlugin
+    from covon_avalanche.plugins import MergePlugin as MergePlugin
+    from covon_avalanche.plugins import SIPlugin as SIPlugin
+    from covon_avalanche.plugins import TDVCLPlugin as TDVCLPlugin
+    from covon_avalanche.plugins import VCLPlugin as VCLPlugin
+    from covon_avalanche.posterior import DiagGaussian as DiagGaussian
+    from covon_avalanche.report import accuracy_matrix as accuracy_matrix
+    from covon_avalanche.report import load_results as load_results
+    from covon_avalanche.strategies import AdaRegStrategy as AdaRegStrategy
+    from covon_avalanche.strategies import CoVONStrategy as CoVONStrategy
+    from covon_avalanche.strategies import EWCStarStrategy as EWCStarStrategy
+    from covon_avalanche.strategies import VCLStrategy as VCLStrategy
 
 __version__ = "0.2.0.dev0"
 
@@ -49,31 +47,11 @@ _HOME = {
     "EWCStarStrategy": "strategies",
     "VCLStrategy": "strategies",
     "TensorBatches": "data_loading",
-    "accuracy_matrix": "report.results",
-    "load_results": "report.results",
+    "accuracy_matrix": "report",
+    "load_results": "report",
 }
 
-__all__ = [
-    "AdaRegPlugin",
-    "AdaRegStrategy",
-    "BayesByBackprop",
-    "CoVON",
-    "CoVONPlugin",
-    "CoVONStrategy",
-    "DiagGaussian",
-    "EVCLPlugin",
-    "EWCStarPlugin",
-    "EWCStarStrategy",
-    "ICaRLPlugin",
-    "MergePlugin",
-    "SIPlugin",
-    "TDVCLPlugin",
-    "TensorBatches",
-    "VCLPlugin",
-    "VCLStrategy",
-    "accuracy_matrix",
-    "load_results",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

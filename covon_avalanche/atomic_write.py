@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 @contextmanager
-def replaced_when_whole(path: Path) -> Iterator[Path]:
-    """Another name to write a file under; at the end it takes the place of ``path`` at once.
+def atomic_replace(path: Path) -> Iterator[Path]:
+    """A temporary file to write, which replaces ``path`` at the end.
 
-    After an exception it is removed, and an older file stays as it was.
+    After an exception it is removed, and an older file remains unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -27,10 +27,10 @@ def replaced_when_whole(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file (text as UTF-8) so that a reader sees the old or the new one, never a part.
+    """Write a file (text as UTF-8) so that a reader sees the old or the new content, never a part.
 
-    :raises OSError: if it cannot be written; an older file stays as it was.
+    :raises OSError: if it cannot be written; an older file remains unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
-    with replaced_when_whole(path) as part:
+    with atomic_replace(path) as part:
         part.write_bytes(data)

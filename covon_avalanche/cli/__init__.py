@@ -1,15 +1,36 @@
-"""The ``covon`` command: one module a command. Starting it does not import torch."""
+"""The ``covon`` command, one module per command. Starting it does not import torch."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from covon_avalanche import __version__
 from covon_avalanche.cli import compare, data, recipes, report, run, search, show
+from covon_avalanche.cli.options import fail
+from covon_avalanche.experiment.recipe import RecipeError
+from covon_avalanche.experiment.result import ResultError
+
+
+class _Commands(TyperGroup):
+    """Commands that report errors in recipes, results and files in one sentence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (RecipeError, ResultError) as error:
+            fail(str(error))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            path = error.filename2 or error.filename or "a file"
+            fail(f"cannot read or write {path}: {error.strerror or error}")
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Bayesian, exemplar-free continual learning: fair comparisons on domain-incremental "
     "streams.",
     no_args_is_help=True,
@@ -26,8 +47,8 @@ def main() -> None:
     app()
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(version: bool) -> None:
+    if version:
         typer.echo(__version__)
         raise typer.Exit
 
@@ -35,7 +56,10 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     pass

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from covon_avalanche.cli.errors import fail
-from covon_avalanche.experiment.result import ResultError
+from covon_avalanche.cli.options import fail
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,48 +18,49 @@ def compare(
     second: Annotated[Path, typer.Argument(help="Another one.")],
 ) -> None:
     """Print what differs between two runs, in settings and in results."""
-    from covon_avalanche.report.compare import result_differences, settings_differences
-
     a, b = _one_run(first), _one_run(second)
-    console = Console()
-    for title, differences in (
-        ("Settings", settings_differences(a, b)),
-        ("Results", result_differences(a, b)),
-    ):
+    for title, part in (("settings", _settings), ("results", _results)):
+        differences = _differences(part(a), part(b))
         if differences.empty:
-            console.print(f"The {title.lower()} are the same.")
+            typer.echo(f"The {title} are the same.")
         else:
-            console.print(_table(title, differences, a, b))
+            table = differences.to_string(na_rep="-", float_format="{:.6g}".format)
+            typer.echo(f"Different {title}:\n{table}")
 
 
 def _one_run(path: Path) -> pd.Series:
     from covon_avalanche.report import load_results
 
-    try:
-        runs = load_results(path)
-    except ResultError as error:
-        fail(str(error))
+    runs = load_results(path)
     if len(runs) > 1:
         fail(f"{path} has {len(runs)} runs; name the folder of one")
     return runs.iloc[0]
 
 
-def _table(title: str, differences: pd.DataFrame, a: pd.Series, b: pd.Series) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for run in (a, b):
-        table.add_column(escape(f"{run['strategy']}, seed {run['seed']}"), justify="right")
-    if title == "Results":
-        table.add_column("change", justify="right")
-    for name, first, second in differences.itertuples():
-        cells = [name, _cell(first), _cell(second)]
-        if title == "Results":
-            cells.append("" if None in (first, second) else f"{second - first:+.4g}")
-        table.add_row(*map(escape, cells))
-    return table
+def _differences(first: pd.Series, second: pd.Series) -> pd.DataFrame:
+    """Values that differ, by name; NaN where one run has no such value."""
+    first, second = first.align(second)
+    return first.compare(second, result_names=("first", "second"))
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _settings(run: pd.Series) -> pd.Series:
+    """Settings, seed, versions and machine."""
+    import pandas as pd
+
+    from covon_avalanche.report.results import flatten
+
+    others = run[["seed", "evaluated", "versions", "machine"]].to_dict()
+    return pd.Series(flatten(run["settings"] | others), dtype=object)
+
+
+def _results(run: pd.Series) -> pd.Series:
+    """Accuracies in [0, 1], calibration and cost."""
+    import pandas as pd
+
+    from covon_avalanche.report.results import MEASURES, accuracy_matrix
+
+    matrix = accuracy_matrix(run)
+    after = {f"average accuracy after domain {t}": a for t, a in enumerate(matrix.curve(), 1)}
+    last = {f"final accuracy on domain {i}": a for i, a in enumerate(matrix.last, 1)}
+    measures = run[[*MEASURES, "memory_ratio", "peak_memory"]].to_dict()
+    return pd.Series(measures | after | last, dtype=float)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,22 +13,19 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
-    TextColumn,
+    ProgressColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 
-from covon_avalanche.cli.errors import fail
-from covon_avalanche.datasets.catalogue import CATALOGUE, DataSet
+from covon_avalanche.cli.options import fail
+from covon_avalanche.datasets.catalogue import CATALOGUE, DataSet, RemoteFile
 from covon_avalanche.datasets.download import download, unpack
 
 app = typer.Typer(help="List, download and verify image data sets.")
 
-_IMAGES_A_LINE = 10_000
-
-Name = Annotated[str, typer.Argument(help="One of those that `covon data list` names.")]
-Root = Annotated[Path, typer.Option(help="The folder of all data; each set has its own below.")]
+Name = Annotated[str, typer.Argument(help="A data set, see `covon data list`.")]
+Root = Annotated[Path, typer.Option(help="Folder of all data sets; each has a folder below it.")]
 
 
 @app.command("list")
@@ -45,43 +39,35 @@ def list_data() -> None:
 def download_data(name: Name, root: Root) -> None:
     """Download a data set; the same command resumes after an interruption.
 
-    Archives are unpacked once, next to a file .NAME.unpacked that says so. One process at a time
-    writes to the folder; the others wait.
+    Archives are unpacked once; a file .NAME.unpacked marks them. One process at a time writes to
+    the folder; the others wait.
     """
     dataset = _dataset(name)
     if not dataset.files:
         fail(f"{name} cannot be downloaded from here: {dataset.note}")
     folder = root / dataset.folder
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(folder / ".download.lock"):  # others wait, and find all of it there
-                for file in dataset.files:
-                    done = folder / f".{file.name}.unpacked"
-                    if done.is_file():
-                        continue
-                    task = progress.add_task(file.name, total=file.size)
-                    path = download(file, folder, progress=partial(_advance, progress, task))
-                    if path.suffix == ".zip":
-                        unpack(path, folder)
-                        done.touch()
-                        path.unlink()
-                    typer.echo(f"{file.name}: done")
-        except ValueError as error:
-            fail(str(error))
-        except OSError as error:
-            fail(f"{folder} cannot be written: {error.strerror}")
+    folder.mkdir(parents=True, exist_ok=True)
+    bars = _bars(DownloadColumn(), TransferSpeedColumn())
+    try:
+        with FileLock(folder / ".download.lock"), bars:
+            for file in dataset.files:
+                _fetch(file, folder, bars)
+    except ValueError as error:
+        fail(str(error))
 
 
-def _advance(progress: Progress, task: TaskID, completed: int) -> None:
-    progress.update(task, completed=completed)
+def _fetch(file: RemoteFile, folder: Path, bars: Progress) -> None:
+    """Download and unpack a file, unless that is done."""
+    done = folder / f".{file.name}.unpacked"
+    if done.is_file():
+        return
+    task = bars.add_task(file.name, total=file.size)
+    path = download(file, folder, progress=lambda size: bars.update(task, completed=size))
+    if path.suffix == ".zip":
+        unpack(path, folder)
+        done.touch()
+        path.unlink()
+    typer.echo(f"{file.name}: done")
 
 
 @app.command("verify")
@@ -91,7 +77,7 @@ def verify_data(
     manifest: Annotated[
         Path | None, typer.Option(help="Write a table of the good images, for DomainFolders.")
     ] = None,
-    track: Annotated[str | None, typer.Option(help="Of CDDB; by default hard.")] = None,
+    track: Annotated[str | None, typer.Option(help="Track of CDDB. \\[default: hard]")] = None,
 ) -> None:
     """Read every image; exit status 1 if one is missing, empty, damaged or extra."""
     dataset = _dataset(name)
@@ -102,9 +88,14 @@ def verify_data(
     from covon_avalanche.datasets.verify import verify, write_manifest
 
     try:
-        with _reading(dataset.name) as progress:
-            stream = getattr(streams, dataset.name)
-            report = verify(stream, root / dataset.folder, progress=progress, **options)
+        with _bars(MofNCompleteColumn(), TimeRemainingColumn()) as bars:
+            task = bars.add_task(name, total=None)
+            report = verify(
+                getattr(streams, name),
+                root / dataset.folder,
+                progress=lambda done, total: bars.update(task, completed=done, total=total),
+                **options,
+            )
         if manifest is not None:
             write_manifest(report, manifest)
     except ValueError as error:
@@ -117,25 +108,11 @@ def verify_data(
     raise typer.Exit(1 if problems else 0)
 
 
-@contextmanager
-def _reading(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Images read of all, as a bar in a terminal, elsewhere as a line now and then."""
+def _bars(*columns: ProgressColumn) -> Progress:
+    """Progress bars, which are shown in a terminal only."""
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(name, total=None)
-
-        def show(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-            if not console.is_terminal and done % _IMAGES_A_LINE == 0:
-                typer.echo(f"{name}: {done} of {total} images read", err=True)
-
-        yield show
+    disable = not console.is_terminal
+    return Progress("{task.description}", BarColumn(), *columns, console=console, disable=disable)
 
 
 def _dataset(name: str) -> DataSet:

@@ -12,12 +12,21 @@ import typer
 from rich.console import Console
 
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.cli.errors import BAD_INPUT, INTERRUPTED, fail, make_folder
-from covon_avalanche.cli.options import DatasetRoot, Epochs, Jobs, Settings, Strategies
+from covon_avalanche.cli.options import (
+    BAD_INPUT,
+    INTERRUPTED,
+    DatasetRoot,
+    Epochs,
+    Jobs,
+    RecipeName,
+    Settings,
+    Strategies,
+    fail,
+)
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment.grid import Outcome, run_grid, specs_of
-from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe
-from covon_avalanche.experiment.result import Result, ResultError
+from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
+from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes
 
@@ -30,13 +39,7 @@ class Launcher(str, Enum):
 
 
 def run(
-    recipe: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Shipped recipes (see `covon recipes`) or .toml files. "
-            "\\[default: permuted-digits]"
-        ),
-    ] = None,
+    recipe: RecipeName = "permuted-digits",
     strategies: Strategies = None,
     seeds: Annotated[
         str | None, typer.Option(help="Seeds instead of the recipe's, e.g. 0-4 or 0,3,7.")
@@ -49,10 +52,7 @@ def run(
     jobs: Jobs = None,
     dataset_root: DatasetRoot = None,
     checkpoint_minutes: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Interval of checkpoints inside epochs; each epoch ends with one."
-        ),
+        float, typer.Option(min=0, help="Interval of checkpoints inside epochs.")
     ] = 5.0,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Log for TensorBoard in the runs' folders.")
@@ -63,51 +63,36 @@ def run(
     ),
     slurm: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="E.g. slurm_partition=gpu; repeatable."),
+        typer.Option(metavar="KEY=VALUE", help="Such as slurm_partition=gpu; repeatable."),
     ] = None,
 ) -> None:
-    """Compare continual-learning strategies: train each with each seed, then a table and a plot.
+    """Compare continual-learning strategies: train each with each seed, then print a table.
 
     Every run has a folder FOLDER/STRATEGY/seed-SEED-HASH with its settings, log, checkpoints and
     result. The same command again skips finished runs and resumes interrupted ones.
     The table goes to FOLDER/table.md and the plot to FOLDER/accuracy.png.
     """
-    names = recipe or ["permuted-digits"]
-    if out is not None and len(names) > 1:
-        fail("--out is for one recipe; several go to runs/RECIPE each")
     if slurm and launcher is not Launcher.slurm:
         fail(f"--slurm {slurm[0]} is for --launcher slurm only")
     if jobs is not None and launcher is Launcher.slurm:
         fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
-    try:
-        recipes = [
-            choose(load_recipe(name, settings or ()), strategies, seeds, epochs) for name in names
-        ]
-    except RecipeError as error:
-        fail(str(error))
-    names = [one.name for one in recipes]
-    if len(set(names)) < len(names):
-        fail(f"recipes that are run together need different names, got {', '.join(names)}")
+    chosen = choose(load_recipe(recipe, settings or ()), strategies, seeds, epochs)
     options = RunOptions(
         dataset_root=dataset_root,
         checkpoint_seconds=60 * checkpoint_minutes,
         tensorboard=tensorboard,
         wandb=wandb,
     )
-    statuses = []
-    for one in recipes:
-        folder = make_folder(out or Path("runs") / one.name)
-        if launcher is Launcher.slurm:
-            statuses.append(_submit(one, folder, options, slurm or []))
-        else:
-            statuses.append(_run_and_summarise(one, folder, options, jobs))
-        if statuses[-1] == INTERRUPTED:
-            break
-    raise typer.Exit(max(statuses))
+    folder = out or Path("runs") / chosen.name
+    folder.mkdir(parents=True, exist_ok=True)
+    if launcher is Launcher.slurm:
+        _submit(chosen, folder, options, slurm or [])
+    else:
+        raise typer.Exit(_run_and_summarise(chosen, folder, options, jobs))
 
 
 def _run_and_summarise(recipe: Recipe, folder: Path, options: RunOptions, jobs: int | None) -> int:
-    """Train, print and store; the exit status."""
+    """Train, print and store the results; return the exit status."""
     console = Console()
     start = time.perf_counter()
     specs = specs_of(recipe)
@@ -117,7 +102,7 @@ def _run_and_summarise(recipe: Recipe, folder: Path, options: RunOptions, jobs: 
     progress = GridProgress(console, recipe, specs, folder)
     interrupted = False
     try:
-        with progress:
+        with progress.bars:
             run_grid(
                 recipe,
                 specs,
@@ -127,8 +112,6 @@ def _run_and_summarise(recipe: Recipe, folder: Path, options: RunOptions, jobs: 
                 on_end=progress.end,
                 poll=progress.poll,
             )
-    except ResultError as error:
-        fail(str(error))
     except KeyboardInterrupt:
         interrupted = True
         console.print("Interrupted; the same command resumes from here.")
@@ -136,37 +119,32 @@ def _run_and_summarise(recipe: Recipe, folder: Path, options: RunOptions, jobs: 
     _print_failures(failures)
     results = [outcome.result for outcome in progress.outcomes if outcome.result is not None]
     if results:
-        order = list(recipe.strategies)
-        _summarise(console, sorted(results, key=lambda r: order.index(r.strategy)), folder)
-        console.print(f"{time.perf_counter() - start:.0f} seconds in all")
+        _summarise(results, folder)
+        console.print(f"Total time: {time.perf_counter() - start:.0f} s")
     if interrupted:
         return INTERRUPTED
     return max((BAD_INPUT if failure.bad_input else 1 for failure in failures), default=0)
 
 
-def _summarise(console: Console, results: list[Result], folder: Path) -> None:
-    """The table on screen and in a file, and the plot."""
+def _summarise(results: list[Result], folder: Path) -> None:
+    """Print the table, and write it and the plot to files."""
     from covon_avalanche.report import comparisons, figures, results_frame, tables
 
     (comparison,) = comparisons(results_frame(results))
-    console.print(tables.terminal_table(comparison))
-    try:
-        write_atomically(folder / "table.md", tables.markdown_table(comparison, tables.SHORT))
-        figures.save_curves(comparison, folder / "accuracy.png")
-    except OSError as error:
-        fail(f"table.md and accuracy.png cannot be written to {folder}: {error.strerror}")
-    console.print(
+    typer.echo(tables.aligned(tables.summary_table(comparison, tables.SHORT), form="simple"))
+    write_atomically(folder / "table.md", tables.markdown_table(comparison, tables.SHORT))
+    figures.save_curves(comparison, folder / "accuracy.png")
+    typer.echo(
         "A_T: mean accuracy over all domains after the last. BWT: its change since\n"
         "each was learned. Seconds: training of one run. Memory: weights, optimizer\n"
-        "state, anchors and stored examples, in units of the weights."
+        "state, anchors and stored examples, in units of the weights.\n"
+        f"{folder}/accuracy.png, table.md and {len(results)} result.json files\n"
+        f"`covon report {folder}` generates an HTML report"
     )
-    written = f"{folder}/accuracy.png, table.md and {len(results)} result.json files"
-    console.print(written, markup=False)
-    console.print(f"`covon report {folder}` makes a page of them", soft_wrap=True, markup=False)
 
 
 def _print_failures(failures: list[Outcome]) -> None:
-    """One sentence for each error, though it may be that of many runs."""
+    """One sentence per error, which several runs may share."""
     by_error: dict[str, list[Outcome]] = defaultdict(list)
     for failure in failures:
         by_error[str(failure.error)].append(failure)
@@ -177,8 +155,8 @@ def _print_failures(failures: list[Outcome]) -> None:
         typer.echo(f"covon: {spec.strategy}, seed {spec.seed}{more}: {error}{see}", err=True)
 
 
-def _submit(recipe: Recipe, folder: Path, options: RunOptions, parameters: list[str]) -> int:
-    """Send the runs to a cluster; the exit status."""
+def _submit(recipe: Recipe, folder: Path, options: RunOptions, parameters: list[str]) -> None:
+    """Submit the runs to a cluster."""
     from covon_avalanche.experiment.cluster import submit
 
     try:
@@ -186,5 +164,4 @@ def _submit(recipe: Recipe, folder: Path, options: RunOptions, parameters: list[
     except ValueError as error:
         fail(str(error))
     typer.echo(f"{len(jobs)} jobs of {recipe.title}: {jobs[0]} to {jobs[-1]}")
-    typer.echo(f"their state: covon show {folder}; when they are done: covon report {folder}")
-    return 0
+    typer.echo(f"`covon show {folder}` prints their state")

@@ -7,6 +7,7 @@ import signal
 import warnings
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -14,14 +15,16 @@ from typing import Annotated
 import typer
 
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.cli.errors import BAD_INPUT, INTERRUPTED, fail, make_folder
 from covon_avalanche.cli.options import (
+    BAD_INPUT,
+    INTERRUPTED,
     DatasetRoot,
     Epochs,
     Jobs,
     RecipeName,
     Settings,
     Strategies,
+    fail,
 )
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe
 from covon_avalanche.experiment.run_folder import error_sentence
@@ -32,61 +35,53 @@ from covon_avalanche.experiment.worker_pool import default_processes, worker_poo
 def search(
     recipe: RecipeName,
     strategies: Strategies = None,
-    trials: Annotated[int, typer.Option(min=1, help="For each strategy, in all.")] = 20,
+    trials: Annotated[int, typer.Option(min=1, help="Trials per strategy, in total.")] = 20,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of permutations and weights: none that you will report.")
+        int, typer.Option(min=0, help="Random seed, which should not be one that you report.")
     ] = 1000,
     validation_size: Annotated[
         float | None,
-        typer.Option(min=0, help="Images, or below 1 a fraction of them, instead of the recipe's."),
+        typer.Option(min=0, help="Validation images, or a fraction below 1; overrides the recipe."),
     ] = None,
     epochs: Epochs = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the trials and the best recipe. \\[default: searches/RECIPE]"),
+        typer.Option(help="Folder of trials and best recipe. \\[default: searches/RECIPE]"),
     ] = None,
     jobs: Jobs = None,
     dataset_root: DatasetRoot = None,
     settings: Settings = None,
 ) -> None:
-    """Choose hyperparameters on validation images, with as many trials for every strategy.
+    """Choose hyperparameters on validation images, with the same number of trials per strategy.
 
     Trials are kept in FOLDER/trials.journal: the same command resumes after an interruption, and
     several machines that share the folder work on the same trials. The best settings go
     to FOLDER/best.toml, a recipe. Ranges are in the recipe's \\[search.STRATEGY] tables, such as
-    lr = { low = 1e-4, high = 1e-1 }; without one, from a tenth to ten times each positive setting
-    on a continuous scale without end (lr, weight_decay, ess, strength and the like).
+    lr = { low = 1e-4, high = 1e-1 }; without one, from a tenth to ten times each positive
+    setting on an unbounded scale (lr, weight_decay, ess, strength and others).
     """
     if find_spec("optuna") is None:
         fail("covon search needs optuna: pip install 'covon_avalanche[search]'")
     changes = list(settings or ())
-    try:
-        given = choose(load_recipe(recipe, changes), epochs=epochs)
-        if validation_size is not None:
-            changes.append(f"stream.validation_size={validation_size}")
-        held_out = choose(load_recipe(recipe, changes), epochs=epochs)
-        chosen = choose(held_out, strategies)
-    except RecipeError as error:
-        fail(str(error))
+    given = choose(load_recipe(recipe, changes), epochs=epochs)
+    if validation_size is not None:
+        changes.append(f"stream.validation_size={validation_size}")
+    held_out = choose(load_recipe(recipe, changes), epochs=epochs)
+    chosen = choose(held_out, strategies)
     if seed in chosen.seeds:
         typer.echo(
-            f"covon: --seed {seed} is one of the recipe's seeds: settings chosen with it look "
-            "better in its report than they are",
+            f"covon: --seed {seed} is one of the recipe's seeds: results of this seed will be "
+            "biased, because settings were chosen with it",
             err=True,
         )
-    folder = make_folder(out or Path("searches") / chosen.name)
+    folder = out or Path("searches") / chosen.name
+    folder.mkdir(parents=True, exist_ok=True)
     journal = folder / "trials.journal"
     _run_trials(chosen, journal, trials, seed, RunOptions(dataset_root=dataset_root), jobs)
-    try:
-        best, comments = _best(given, held_out, list(chosen.strategies), journal, trials, seed)
-    except RecipeError as error:
-        fail(str(error))
+    best, comments = _best(given, held_out, list(chosen.strategies), journal, trials, seed)
     from covon_avalanche.experiment.recipe_text import recipe_text
 
-    try:
-        write_atomically(folder / "best.toml", recipe_text(best, comments))
-    except OSError as error:
-        fail(f"best.toml cannot be written to {folder}: {error.strerror}")
+    write_atomically(folder / "best.toml", recipe_text(best, comments))
     typer.echo(f"{folder}/best.toml: covon run {folder}/best.toml")
 
 
@@ -111,8 +106,8 @@ def _run_trials(
         raise typer.Exit(INTERRUPTED) from None
     except BrokenProcessPool:
         fail(
-            "a process was killed, perhaps for lack of memory; the trials in "
-            f"{journal} are kept, and the same command resumes from here",
+            "a process was killed, perhaps out of memory; the trials in "
+            f"{journal} are kept, and the same command resumes the search",
             status=1,
         )
 
@@ -120,7 +115,7 @@ def _run_trials(
 def _work(
     recipe: Recipe, strategy: str, journal: Path, trials: int, seed: int, options: RunOptions
 ) -> tuple[str, bool] | None:
-    """In a worker: search; what stopped it, see ``error_sentence``."""
+    """Run the search in a worker; return the error, if any."""
     try:
         warnings.filterwarnings("ignore")
         import optuna
@@ -129,7 +124,9 @@ def _work(
         from covon_avalanche.experiment.search import Search
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        Search(recipe, strategy, journal, seed).run(trials, options, notify=_print)
+        Search(recipe, strategy, journal, seed).run(
+            trials, options, notify=partial(print, flush=True)
+        )
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)  # and takes no other strategy
     except (Exception, SystemExit) as error:
@@ -137,15 +134,10 @@ def _work(
     return None
 
 
-def _print(line: str) -> None:
-    print(line, flush=True)
-
-
 def _best(
     recipe: Recipe, held_out: Recipe, searched: list[str], journal: Path, trials: int, seed: int
 ) -> tuple[Recipe, dict[str, str]]:
-    """The recipe with the best settings of the strategies searched now and of those searched
-    before, and a comment on each."""
+    """The recipe with the best settings of all strategies searched so far, and comments."""
     import optuna
 
     from covon_avalanche.experiment.search import Search, with_settings

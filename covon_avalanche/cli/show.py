@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.syntax import Syntax
 from rich.table import Table
 
-from covon_avalanche.cli.errors import fail
-from covon_avalanche.experiment.recipe import RecipeError, load_recipe, recipe_file
+from covon_avalanche.cli.options import fail
+from covon_avalanche.experiment.recipe import load_recipe, recipe_file
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import StoredRun
 
@@ -24,22 +23,13 @@ def show(
 ) -> None:
     """Print a recipe, or the state of all runs in a folder.
 
-    To begin a recipe of your own: covon show NAME > mine.toml
+    To start your own recipe: covon show NAME > mine.toml
     """
     if Path(recipe).is_dir():
         _show_runs(Path(recipe))
         return
-    try:
-        file = recipe_file(recipe)
-        load_recipe(recipe)
-    except RecipeError as error:
-        fail(str(error))
-    text = file.read_text(encoding="utf-8")
-    console = Console()
-    if console.is_terminal:
-        console.print(Syntax(text, "toml", background_color="default"))
-    else:
-        typer.echo(text, nl=False)
+    load_recipe(recipe)
+    typer.echo(recipe_file(recipe).read_text(encoding="utf-8"), nl=False)
 
 
 def _show_runs(folder: Path) -> None:

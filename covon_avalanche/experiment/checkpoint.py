@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from covon_avalanche.atomic_write import replaced_when_whole
+from covon_avalanche.atomic_write import atomic_replace
 from covon_avalanche.experiment.machine import versions
 
 FORMAT = 2
@@ -55,7 +55,7 @@ def save_checkpoint(
     text = bytearray(json.dumps({**about, "state": state}).encode())
     content = {**tensors, _STATE: torch.frombuffer(text, dtype=torch.uint8)}
     file = point.file(folder)
-    with replaced_when_whole(file) as part:
+    with atomic_replace(file) as part:
         try:
             save_file(content, part, metadata={"checksum": _checksum(content)})
         except SafetensorError as error:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from covon_avalanche.atomic_write import replaced_when_whole
+from covon_avalanche.atomic_write import atomic_replace
 
 _FORMAT = "covon_avalanche.DiagGaussian"
 _METADATA = {"format": _FORMAT, "version": "1"}
@@ -74,7 +74,7 @@ class DiagGaussian:
             for field in ("mean", "precision")
             for name, value in getattr(self, field).items()
         }
-        with replaced_when_whole(path) as part:
+        with atomic_replace(path) as part:
             save_file(tensors, part, metadata=_METADATA)
 
     @classmethod

@@ -1,13 +1,12 @@
-"""The figures of a report, as SVG and PNG, with captions that say what they show."""
+"""The figures of a report, as SVG and PNG."""
 
 from __future__ import annotations
 
 import io
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -20,47 +19,26 @@ from covon_avalanche.report.summary import (
     mean_matrix,
     pooled_reliability,
     training_losses,
-    unique_slugs,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK, GRID = "#1b1f24", "#d5dae1"
-"""As in ``report.mplstyle``; the page replaces these and the colours by its own."""
-COLOURS = ("#1d6fb8", "#e8650a", "#0b5d43", "#d0459b", "#4a1f7a", "#7a2f12")
-"""Safe for colour-blind readers; ``DARK_COLOURS`` replace them on a dark page."""
-DARK_COLOURS = ("#4c9df0", "#ff8c42", "#1fae7a", "#f7a8d8", "#9b6cf5", "#f2df7e")
+INK = "#1b1f24"  # of ceilings and text, as in report.mplstyle
+_COLOURS = ("#1d6fb8", "#e8650a", "#0b5d43", "#d0459b", "#4a1f7a", "#7a2f12")
+"""Safe for colour-blind readers."""
 _MARKERS = "osD^vPX*<>"
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 _CALIBRATION = {"nll": "NLL (nats)", "brier": "Brier score", "ece": "ECE"}
-_MAX_NUMBERED = 10
-"""Heat maps with more columns show no numbers."""
+_MAX_NUMBERED = 10  # columns of a heat map with numbers
 
 
-class Chart(NamedTuple):
-    """A figure as the report shows it; ``name`` is that of its files."""
-
-    name: str
-    title: str
-    caption: str
-    figure: Figure
-
-    @property
-    def png(self) -> bytes:
-        """The bytes of a PNG file."""
-        file = io.BytesIO()
-        self.figure.savefig(file, format="png", dpi=160, facecolor="white")
-        return file.getvalue()
-
-    @property
-    def svg(self) -> str:
-        """With the reader's fonts, and identifiers that no other figure has."""
-        file = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        self.figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-        svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{self.name}-", file.getvalue())
-        return re.sub(r"(font: [^;\"]*?px) [^;\"]*", r"\1 system-ui, sans-serif", svg)
+def rendered(figure: Figure, form: str) -> bytes:
+    """The bytes of a ``svg`` or ``png`` file; the same figure gives the same bytes."""
+    file = io.BytesIO()
+    metadata = {"Date": None, "Creator": None} if form == "svg" else None
+    figure.savefig(file, format=form, dpi=160, facecolor="white", metadata=metadata)
+    return file.getvalue()
 
 
 def style() -> Any:
@@ -73,289 +51,186 @@ def style() -> Any:
 def save_curves(comparison: Comparison, path: Path) -> None:
     """Average accuracy over the domains learned, as a PNG file."""
     with style():
-        write_atomically(path, accuracy_curves(comparison).png)
+        write_atomically(path, rendered(_curves(comparison), "png"))
 
 
 def save_matrix(comparison: Comparison, label: str, path: Path) -> None:
     """A strategy's accuracy matrix, mean over seeds, as a PNG file."""
     with style():
-        write_atomically(path, matrix_chart(comparison, label).png)
+        write_atomically(path, rendered(_matrix(comparison, label), "png"))
 
 
-def charts_of(comparison: Comparison) -> list[Chart]:
-    """Those for which there are data."""
-    found = [accuracy_curves(comparison), _forgetting(comparison)]
-    if comparison.best or comparison.summary["average_accuracy_mean"].notna().any():
-        found.append(_cost(comparison, "time", "train_seconds_mean", "training time, seconds"))
-        found.append(_cost(comparison, "memory", "memory_ratio", "memory, in units of the weights"))
-    found += [_calibration(comparison), _reliability(comparison), _training(comparison)]
-    return [chart for chart in found if chart is not None]
+def figures_of(comparison: Comparison) -> dict[str, Figure]:
+    """All figures for which data exist, by name; ``matrix-LABEL`` is that of a strategy."""
+    found = {
+        "curves": _curves(comparison),
+        "forgetting": _forgetting(comparison),
+        "time": _cost(comparison, "train_seconds_mean", "training time, seconds"),
+        "memory": _cost(comparison, "memory_ratio", "memory, in units of the weights"),
+        "calibration": _calibration(comparison),
+        "reliability": _reliability(comparison),
+        "training": _training(comparison),
+    }
+    found |= {f"matrix-{label}": _matrix(comparison, label) for label in comparison.summary.index}
+    return {name: figure for name, figure in found.items() if figure is not None}
 
 
-def matrices_of(comparison: Comparison) -> list[Chart]:
-    """The accuracy matrix of each strategy, in the order of the table."""
-    labels = list(comparison.summary.index)
-    charts = [matrix_chart(comparison, label) for label in labels]
-    slugs = unique_slugs(labels)
-    return [chart._replace(name=f"matrix-{s}") for chart, s in zip(charts, slugs, strict=True)]
-
-
-def accuracy_curves(comparison: Comparison) -> Chart:
-    """Average accuracy on the domains learned so far; bands are one standard deviation."""
-    final = 100 * comparison.summary["average_accuracy_mean"].dropna()
-    curves = {name: 100 * learning_curve(comparison.runs_of(name)) for name in final.index}
-    drawn = {name: curve for name, curve in curves.items() if len(curve)}
-    levels = {name: final[name] for name in final.index.difference(list(drawn))}
-    lines = {name: curve["mean"] for name, curve in drawn.items()}
-    figure, axes = _line_chart(comparison, lines, levels)
-    for name, curve in drawn.items():
+def _curves(comparison: Comparison) -> Figure:
+    curves = comparison.by_strategy(lambda runs: 100 * learning_curve(runs))
+    lines = {label: curve["mean"] for label, curve in curves.items()}
+    labels = {"xlabel": "domains learned", "ylabel": "average accuracy (%)"}
+    figure = _line_chart(comparison, lines, **labels)
+    for label, curve in curves.items():
         low, high = curve["mean"] - curve["std"], curve["mean"] + curve["std"]
-        colour = looks(comparison)[name]["color"]
-        axes.fill_between(curve.index, low, high, color=colour, alpha=0.12, lw=0)
-    count = len(comparison.domains)
-    axes.set_xlim(1 - min(0.4, 0.03 * count), 1.03 * count)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(xlabel="domains learned", ylabel="average accuracy (%)")
-    parts = [_extremes(final[list(drawn)], "{:.1f} %", "highest", "lowest")] if drawn else []
-    parts += [f"ceiling {name} with {level:.1f} %" for name, level in levels.items()]
-    caption = f"After {count} domain{'s' if count > 1 else ''}: {'; '.join(parts)}."
-    if not parts:
-        caption = "No accuracies are known."
-    return Chart("curves", "Average accuracy over domains learned", caption, figure)
+        colour = line_styles(comparison)[label]["color"]
+        figure.axes[0].fill_between(curve.index, low, high, color=colour, alpha=0.12, lw=0)
+    figure.axes[0].locator_params(axis="x", integer=True)
+    return figure
 
 
-def _forgetting(comparison: Comparison) -> Chart | None:
-    """By how much each domain's accuracy fell since it was learned, by strategy."""
-    lost = {n: forgetting_by_domain(comparison.runs_of(n)) for n in comparison.summary.index}
-    drops = 100 * pd.DataFrame({n: values for n, values in lost.items() if values is not None}).T
+def _forgetting(comparison: Comparison) -> Figure | None:
+    drops = 100 * pd.DataFrame(comparison.by_strategy(forgetting_by_domain)).T.dropna(how="all")
     if drops.empty:
         return None
-    most = max(10.0, 10 * math.ceil(np.nanmax([*drops.abs().to_numpy().ravel(), 0]) / 10))
-    names = comparison.domains[:-1]
-    figure, axes = _new_figure((1.35 if _long(names) else 0.95) + 0.26 * max(4, len(drops)))
-    _heat_map(axes, drops.to_numpy(), names, list(drops.index), (-most, most), "PuOr_r")
-    axes.images[0].colorbar.set_label("points lost")
-    axes.set_yticks(range(len(drops)), map(_short, drops.index))
-    axes.set_xlabel("domain")
-    caption = "No forgetting is known."
-    if len(means := drops.mean(axis=1, skipna=False).dropna()):
-        worst = drops.loc[means.idxmax()]
-        where = f"(up to {worst.max():.1f} on domain {names[worst.argmax()]})"
-        caption = f"Mean loss in points: {_extremes(means, '{:.1f}')} {where}."
-    return Chart("forgetting", "Accuracy lost since a domain was learned", caption, figure)
+    figure, axes = _new_figure(1.2 + 0.26 * max(4, len(drops)))
+    drops = drops.set_axis(comparison.domains[:-1], axis=1)
+    most = np.nanmax([*drops.abs().to_numpy().ravel(), 10])
+    _heat_map(axes, drops, (-most, most), cmap="PuOr_r", label="points lost")
+    axes.set(xlabel="domain")
+    return figure
 
 
-def _cost(comparison: Comparison, name: str, column: str, unit: str) -> Chart:
-    """A_T against a cost; bars are one standard deviation."""
-    summary, costs = comparison.summary, comparison.summary[column]
-    figure, axes = _new_figure(3.1, len(summary))
-    for label, look in looks(comparison).items():
-        row = summary.loc[label]
-        mean, std = 100 * row["average_accuracy_mean"], 100 * row["average_accuracy_std"]
-        error = None if math.isnan(std) else std
-        point = {**look, "linestyle": "", "ms": 6.5, "label": _short(label)}
-        axes.errorbar(row[column], mean, error, **point)
-    if 0 < 12 * costs.min() < costs.max():
-        _log_scale(axes, "x")
-    else:
-        axes.set_xlim(0, 1.08 * costs.max() or 1)
-    axes.set(xlabel=unit, ylabel="accuracy after\nthe last domain (%)")
+def _cost(comparison: Comparison, column: str, unit: str) -> Figure | None:
+    summary = comparison.summary.dropna(subset="average_accuracy_mean")
+    if summary.empty:
+        return None
+    figure, axes = _new_figure(3.1)
+    for label, row in summary.iterrows():
+        point = {**line_styles(comparison)[label], "linestyle": "", "ms": 6.5}
+        mean, std = 100 * row[["average_accuracy_mean", "average_accuracy_std"]]
+        axes.errorbar(row[column], mean, std, **point, label=_short(label))
+    axes.set(xlim=(0, None), xlabel=unit, ylabel="accuracy after\nthe last domain (%)")
     axes.grid()
     _add_legend(figure, axes)
-    caption = f"{unit.capitalize()}: {_extremes(costs, '{:.1f}')}"
-    if comparison.best is not None:
-        caption += f"; the best, {comparison.best}, with {costs[comparison.best]:.1f}"
-    title = f"Accuracy against {unit.split(',')[0]}"
-    return Chart(name, title, f"{caption}.", figure)
+    return figure
 
 
-def _calibration(comparison: Comparison) -> Chart | None:
-    """Bars of one standard deviation; lower is better."""
+def _calibration(comparison: Comparison) -> Figure | None:
     columns = [f"{name}_mean" for name in _CALIBRATION]
     shown = comparison.summary.dropna(subset=columns, how="all")[::-1]
     if shown.empty:
         return None
     figure, all_axes = _new_figure(1.0 + 0.22 * max(3, len(shown)), columns=len(columns))
-    look = looks(comparison)
+    colours = [line_styles(comparison)[label]["color"] for label in shown.index]
     for axes, (name, label) in zip(all_axes, _CALIBRATION.items(), strict=True):
         mean = shown[f"{name}_mean"].replace(np.inf, np.nan)
-        std = shown[f"{name}_std"].fillna(0)
-        error = {"ecolor": INK, "elinewidth": 0.9}
-        colours = [look[strategy]["color"] for strategy in shown.index]
-        axes.barh(range(len(shown)), mean, xerr=std, height=0.66, color=colours, error_kw=error)
+        axes.barh(range(len(shown)), mean, xerr=shown[f"{name}_std"], color=colours)
         axes.set(xlabel=label, xlim=(0, None))
         axes.locator_params(axis="x", nbins=3)
         axes.grid(axis="x")
-        axes.tick_params(axis="y", length=0)
     all_axes[0].set_yticks(range(len(shown)), map(_short, shown.index))
-    known = shown.loc[~shown["ceiling"], columns].replace(np.inf, np.nan)
-    lowest = known.dropna(axis=1, how="all").agg(["idxmin", "min"]).items()
-    parts = [f"{_CALIBRATION[c[:-5]].split()[0]} {name} with {x:.3f}" for c, (name, x) in lowest]
-    caption = f"Lowest of the continual learners: {', '.join(parts) or 'none'}."
-    return Chart(
-        "calibration", "Calibration after the last domain (lower is better)", caption, figure
-    )
+    return figure
 
 
-def _reliability(comparison: Comparison) -> Chart | None:
-    """Accuracy against confidence; below the diagonal predictions are overconfident."""
-    bins = {n: pooled_reliability(comparison.runs_of(n)) for n in comparison.summary.index}
-    bins = {name: table for name, table in bins.items() if len(table)}
-    if not bins:
+def _reliability(comparison: Comparison) -> Figure | None:
+    bins = comparison.by_strategy(pooled_reliability)
+    if all(accuracy.empty for accuracy in bins.values()):
         return None
-    lines = {name: table.set_index("confidence")["accuracy"] for name, table in bins.items()}
-    figure, axes = _line_chart(comparison, lines)
-    axes.plot([0, 1], [0, 1], color=GRID, lw=1, zorder=0.5)
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
-    axes.grid()
-    label = comparison.best if comparison.best in bins else next(iter(bins))
-    table = bins[str(label)]
-    confidence, accuracy = 100 * np.average(
-        table[["confidence", "accuracy"]], axis=0, weights=table["images"]
-    )
-    caption = (
-        f"{label} has a mean confidence of {confidence:.1f} % and an accuracy of {accuracy:.1f} %; "
-        "points below the diagonal are overconfident predictions."
-    )
-    return Chart("reliability", "Accuracy by confidence after the last domain", caption, figure)
+    limits = {"xlim": (0, 1), "ylim": (0, 1)}
+    figure = _line_chart(comparison, bins, xlabel="confidence", ylabel="accuracy", **limits)
+    figure.axes[0].axline((0, 0), slope=1, color="#d5dae1", lw=1, zorder=0.5)
+    return figure
 
 
-def _training(comparison: Comparison) -> Chart | None:
-    """Training loss by epoch, over all domains one after the other."""
-    losses = {n: training_losses(comparison.runs_of(n)) for n in comparison.summary.index}
-    losses = {name: values for name, values in losses.items() if len(values)}
-    if not losses:
+def _training(comparison: Comparison) -> Figure | None:
+    losses = comparison.by_strategy(training_losses)
+    if all(loss.empty for loss in losses.values()):
         return None
-    figure, axes = _line_chart(comparison, losses)
-    known = pd.concat(losses.values()).replace(np.inf, np.nan).dropna()
-    if len(known) and 0 < 20 * known.min() < known.max():
-        _log_scale(axes, "y")
-    axes.set(xlabel="epochs, all domains one after the other", ylabel="training loss")
-    last = pd.Series({name: values.iloc[-1] for name, values in losses.items()})
-    caption = f"Training loss in the last epoch: {_extremes(last, '{:.3f}')}."
-    return Chart("training", "Training loss", caption, figure)
+    xlabel = "epochs, all domains one after the other"
+    return _line_chart(comparison, losses, xlabel=xlabel, ylabel="training loss", yscale="log")
 
 
-def matrix_chart(comparison: Comparison, label: str) -> Chart:
+def _matrix(comparison: Comparison, label: str) -> Figure:
     """Accuracy on each domain (across) after each domain learned (down); domains right of the
     step line were not learned yet."""
-    cells = 100 * mean_matrix(comparison.runs_of(label))
-    rows, columns = cells.shape
-    names = comparison.tested_domains
-    figure, axes = _new_figure(2.95 if _long(names) else 2.7, width=3.4)
-    down = comparison.domains if _long(names) else [str(t + 1) for t in range(rows)]
+    learned, tested = comparison.domains, comparison.tested_domains
+    cells = pd.DataFrame(100 * mean_matrix(comparison.runs_of(label)), learned, tested)
     measured = [row for run in comparison.runs["accuracy"] for row in run if row is not None]
     low = min(90, 10 * math.floor(10 * np.nanmin([*np.ravel(measured), 1.0])))
-    _heat_map(axes, cells, names, down, (low, 100), "viridis")
-    axes.images[0].colorbar.set_label("accuracy (%)")
-    if rows == columns and names == comparison.domains and not np.isnan(cells).any():
-        steps = np.arange(rows)
-        width = 1.4 if rows <= _MAX_NUMBERED else 0.6
-        axes.step(steps + 0.5, steps - 0.5, where="pre", color="#ffffff", lw=width)
-    axes.set(xlabel="tested on domain")
-    axes.set(ylabel="after learning" if _long(names) else "domains learned")
-    last = pd.Series(cells[-1], index=names)
-    caption = f"After the last domain: {_extremes(last, '{:.1f} %', 'lowest domain', 'highest')}."
-    return Chart("matrix", label, caption, figure)
+    figure, axes = _new_figure(2.8, width=3.4)
+    _heat_map(axes, cells, (low, 100), cmap="viridis", label="accuracy (%)")
+    if learned == tested and cells.notna().all(axis=None):
+        steps = np.arange(len(cells))
+        axes.step(steps + 0.5, steps - 0.5, where="pre", color="#ffffff", lw=1)
+    axes.set(xlabel="tested on domain", ylabel="after learning domain")
+    return figure
 
 
-def looks(comparison: Comparison) -> dict[str, dict[str, Any]]:
+def line_styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
     """Colour, marker and line style of each strategy, as matplotlib's arguments.
 
     They follow the order of the names, so that a strategy looks the same whatever its rank.
-    Ceilings have the colour of the text.
+    Ceilings have the colour of the text, and the best strategy has the thickest line.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for ceiling, group in comparison.summary.sort_index().groupby("ceiling"):
-        for i, label in enumerate(group.index):
-            colour = INK if ceiling else COLOURS[i % len(COLOURS)]
-            marker = "p8"[i % 2] if ceiling else _MARKERS[i % len(_MARKERS)]
-            dashes = _DASHES[1 + i % 2 if ceiling else i // len(COLOURS) % len(_DASHES)]
-            found[label] = {"color": colour, "marker": marker, "linestyle": dashes}
-    return {label: found[label] for label in comparison.summary.index}
+    found = {}
+    for i, label in enumerate(sorted(comparison.summary.index)):
+        ceiling = comparison.summary.loc[label, "ceiling"]
+        found[label] = {
+            "color": INK if ceiling else _COLOURS[i % len(_COLOURS)],
+            "linestyle": "--" if ceiling else _DASHES[i // len(_COLOURS) % len(_DASHES)],
+            "marker": _MARKERS[i % len(_MARKERS)],
+            "lw": 2.4 if label == comparison.best else 1.3,
+        }
+    return found
 
 
-def _line_chart(
-    comparison: Comparison, lines: Mapping[str, pd.Series], levels: Mapping[str, float] = {}
-) -> tuple[Figure, Any]:
-    """A line per strategy, thicker for the best.
-
-    :param levels: of strategies with one number, which are horizontal lines.
-    """
-    figure, axes = _new_figure(3.1, len(lines) + len(levels))
-    for label, look in looks(comparison).items():
-        line = {**look, "label": _short(label), "lw": 2.4 if label == comparison.best else 1.3}
-        if label in levels:
-            axes.axhline(levels[label], **{**line, "marker": ""})
-        elif label in lines:
-            every = max(1, len(lines[label]) // 10)
-            axes.plot(lines[label], **line, ms=4.5, markevery=every)
+def _line_chart(comparison: Comparison, lines: Mapping[str, pd.Series], **about: Any) -> Figure:
+    """A line per strategy that has one; ``about`` are properties of the axes."""
+    figure, axes = _new_figure(3.1)
+    for label, line in lines.items():
+        if len(line):
+            every = max(1, len(line) // 10)
+            look = line_styles(comparison)[label]
+            axes.plot(line, **look, label=_short(label), ms=4.5, markevery=every)
+    axes.set(**about)
     axes.grid(axis="y")
     _add_legend(figure, axes)
-    return figure, axes
+    return figure
 
 
 def _heat_map(
-    axes: Any,
-    cells: np.ndarray,
-    across: Sequence[str],
-    down: Sequence[str],
-    limits: tuple[float, float],
-    colours: str,
+    axes: Any, cells: pd.DataFrame, limits: tuple[float, float], cmap: str, label: str
 ) -> None:
-    """Cells with a colour bar, numbers where there is room, and names at the edges."""
-    image = axes.imshow(cells, cmap=colours, clim=limits, interpolation="none", aspect="auto")
-    slim = 8 * axes.figure.get_figheight()
-    bar = axes.figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, aspect=slim)
-    bar.outline.set_linewidth(0)
-    for axis, names in ((axes.xaxis, across), (axes.yaxis, down)):
-        every = 1 if _long(across) or len(names) <= 10 else math.ceil(len(names) / 8)
+    """Cells, with numbers where there is room, names at the edges and a labelled colour bar."""
+    image = axes.imshow(cells, cmap=cmap, clim=limits, interpolation="none", aspect="auto")
+    axes.figure.colorbar(image, ax=axes, pad=0.02, label=label)
+    long = max(map(len, cells.columns)) > 3
+    for axis, names in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
+        every = 1 if long else math.ceil(len(names) / _MAX_NUMBERED)
         axis.set_ticks(range(0, len(names), every), map(_short, names[::every]))
-    if _long(across):
-        for text in axes.get_xticklabels():
-            text.set(rotation=45 if len(across) <= 10 else 90, rotation_mode="anchor")
-            text.set(ha="right", va="center")
-    axes.tick_params(length=0)
+    axes.tick_params(axis="x", length=0, rotation=90 if long else 0)
+    axes.tick_params(axis="y", length=0)
     axes.spines[:].set_visible(False)
     for (t, i), cell in np.ndenumerate(cells):
-        if len(across) <= _MAX_NUMBERED and not np.isnan(cell):
+        if len(cells.columns) <= _MAX_NUMBERED and not np.isnan(cell):
             dark = np.dot(image.to_rgba(cell)[:3], (0.3, 0.6, 0.1)) < 0.5
-            colour = "#ffffff" if dark else "#000000"
-            axes.text(i, t, f"{round(cell)}", ha="center", va="center", fontsize=8, color=colour)
+            style = {"color": "#ffffff" if dark else "#000000", "fontsize": 8}
+            axes.text(i, t, f"{cell:.0f}", ha="center", va="center", **style)
 
 
-def _new_figure(
-    height: float, names: int = 0, width: float = 4.2, columns: int = 1
-) -> tuple[Figure, Any]:
-    """A figure and its axes.
-
-    :param height: inches, without the legend.
-    :param names: in the legend.
-    """
+def _new_figure(height: float, width: float = 4.2, columns: int = 1) -> tuple[Figure, Any]:
+    """A figure and its axes; sizes in inches, without the legend."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height + 0.19 * math.ceil(names / 2)))
+    figure = Figure(figsize=(width, height))
     return figure, figure.subplots(1, columns, sharey=True)
 
 
 def _add_legend(figure: Figure, axes: Any) -> None:
+    """Below the axes, in two columns."""
     handles, names = axes.get_legend_handles_labels()
+    figure.set_figheight(figure.get_figheight() + 0.19 * math.ceil(len(names) / 2))
     figure.legend(handles, names, loc="outside lower center", ncols=2)
-
-
-def _log_scale(axes: Any, name: str) -> None:
-    """With plain numbers at 1, 2, 5, 10 and so on."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    axes.set(**{f"{name}scale": "log"})
-    axis = getattr(axes, f"{name}axis")
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _long(names: Sequence[str]) -> bool:
-    return max(map(len, names)) > 3
 
 
 def _short(name: str, length: int = 16) -> str:
@@ -364,17 +239,3 @@ def _short(name: str, length: int = 16) -> str:
     if len(name) > length:
         name = f"{name[: length // 2]}…{name[length // 2 + 1 - length :]}"
     return name.replace("$", r"\$")
-
-
-def _extremes(values: pd.Series, form: str, first: str = "lowest", last: str = "highest") -> str:
-    """``lowest A with 1.0, highest B with 2.0``; of one value, only that."""
-    values = values.dropna()
-    if values.empty:
-        return "not known"
-    if len(values) > 1 and values.nunique() == 1:
-        return f"{form.format(values.iloc[0])} for all"
-    names = [values.idxmin(), values.idxmax()]
-    if first == "highest":
-        names.reverse()
-    texts = [f"{name} with {form.format(values[name])}" for name in names]
-    return f"{first} {texts[0]}, {last} {texts[1]}" if len(values) > 1 else texts[0]

@@ -34,30 +34,16 @@
     });
   });
 
-  function copied(button) {
-    button.textContent = "copied";
-    setTimeout(function () { button.textContent = "copy"; }, 2000);
-  }
-
-  function select(code) {
-    var range = document.createRange();
-    range.selectNodeContents(code);
-    var selection = window.getSelection();
-    selection.removeAllRanges();
-    selection.addRange(range);
-  }
-
-  document.querySelectorAll("td.copy").forEach(function (cell) {
-    var code = cell.parentNode.querySelector("code");
+  document.querySelectorAll(".recipe").forEach(function (recipe) {
+    if (!navigator.clipboard) { return; }
     var button = document.createElement("button");
     button.type = "button";
     button.textContent = "copy";
-    button.setAttribute("aria-label", "copy: " + code.textContent);
     button.addEventListener("click", function () {
-      if (!navigator.clipboard) { select(code); return; }
-      navigator.clipboard.writeText(code.textContent).then(
-        function () { copied(button); }, function () { select(code); });
+      navigator.clipboard.writeText(recipe.querySelector("code").textContent).then(function () {
+        button.textContent = "copied";
+      });
     });
-    cell.append(button);
+    recipe.append(button);
   });
 })();

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import json
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,54 +48,39 @@ def strategy_summary(runs: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
 
 
 def _p_values(scores: pd.DataFrame, learners: Sequence[str]) -> pd.Series:
-    """p-values of each learner against the first, corrected for their number.
-
-    :param scores: by seed (rows) and strategy (columns).
-    """
+    """p-values of each learner (a column) against the first over common seeds (rows), adjusted by
+    Holm's step-down method; without those with fewer than three pairs or equal differences."""
     found = {}
     for name in learners[1:]:
-        pairs = scores[[learners[0], name]].dropna()
-        found[name] = paired_p(pairs[learners[0]].tolist(), pairs[name].tolist())
-    known = {name: p for name, p in found.items() if p is not None}
-    return pd.Series(holm(list(known.values())), index=list(known), dtype=float)
+        first, second = scores[[learners[0], name]].dropna().to_numpy().T
+        if len(first) >= MIN_SEEDS and np.ptp(first - second) > 1e-12:
+            from scipy.stats import ttest_rel
 
-
-def paired_p(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """p-value of the paired t test; ``None`` if it is not defined: for fewer than three pairs, or
-    if all differences are equal but not zero."""
-    differences = np.subtract(first, second)
-    if len(differences) < MIN_SEEDS:
-        return None
-    if np.ptp(differences) < 1e-12:
-        return 1.0 if abs(differences[0]) < 1e-12 else None
-    from scipy.stats import ttest_rel
-
-    return float(ttest_rel(first, second).pvalue)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted by Holm's step-down method, in the given order."""
-    p = pd.Series(p_values, dtype=float).sort_values()
-    adjusted = (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)
-    return adjusted.sort_index().tolist()
+            found[name] = ttest_rel(first, second).pvalue
+    ranked = pd.Series(found, dtype=float).sort_values()
+    return (ranked * np.arange(len(ranked), 0, -1)).cummax().clip(upper=1)
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Runs of one recipe with the same settings, those of the strategies aside."""
 
-    slug: str
-    """Letters, digits and hyphens, unique in a report."""
+    name: str
+    """The recipe's, followed by a hash of its settings if the report has several."""
     title: str
     runs: pd.DataFrame
-    """Of :func:`~covon_avalanche.load_results`, with a column ``label``: the strategy, and its
-    settings where these tell several rows of one strategy apart."""
+    """Of :func:`~covon_avalanche.load_results`, with a column ``label``: the strategy, followed by
+    a hash of its settings if it was run with several."""
     summary: pd.DataFrame
     """:func:`strategy_summary`, by label."""
 
     def runs_of(self, label: str) -> pd.DataFrame:
         """The runs of a strategy, by seed."""
         return self.runs[self.runs["label"] == label].sort_values("seed")
+
+    def by_strategy(self, function: Callable[[pd.DataFrame], Any]) -> dict[str, Any]:
+        """A function of the runs of each strategy, in the order of the summary."""
+        return {label: function(self.runs_of(label)) for label in self.summary.index}
 
     @property
     def first(self) -> pd.Series:
@@ -134,82 +118,44 @@ def comparisons(runs: pd.DataFrame) -> list[Comparison]:
 
     :param runs: see :func:`~covon_avalanche.load_results`.
     :raises ValueError: if there are no runs.
-    :raises ResultError: if a strategy has two results with the same seed and settings, or runs
-        with different numbers of domains.
+    :raises ResultError: if a strategy has two results with the same seed and settings.
     """
     if runs.empty:
         raise ValueError("a report needs at least one result, got none")
-    runs = runs.reset_index(drop=True).assign(
-        _shared=[_shared_settings(run) for _, run in runs.iterrows()],
-        _own=[flatten(settings["strategy"]) for settings in runs["settings"]],
-    )
-    groups = [group for _, group in runs.groupby(runs["_shared"].map(_key), sort=False)]
-    slugs = unique_slugs([group["recipe"].iloc[0] for group in groups])
-    firsts = pd.DataFrame([group.iloc[0] for group in groups])
-    titles = _told_apart(firsts["title"], firsts["_shared"], "{} ({})")
+    runs = runs.reset_index(drop=True)
+    shared = runs.apply(_shared_settings, axis=1).map(_hash)
+    titles = _unambiguous(runs["title"], " (" + shared + ")")
+    names = _unambiguous(runs["recipe"], "-" + shared)
     found = []
-    for slug, title, group in zip(slugs, titles, groups, strict=True):
-        labelled = _labelled(group).drop(columns=["_shared", "_own"])
-        found.append(Comparison(slug, title, labelled, strategy_summary(labelled, "label")))
+    for _, group in runs.groupby(shared, sort=False):
+        first = group.index[0]
+        own = group["settings"].map(lambda settings: _hash(settings["strategy"]))
+        labelled = group.assign(label=_unambiguous(group["strategy"], "-" + own))
+        for _, run in labelled[labelled.duplicated(["label", "seed"])].iterrows():
+            raise ResultError(
+                "a strategy must have one result per seed and settings, got two of "
+                f"{run['strategy']!r} in recipe {run['recipe']!r} with seed {run['seed']}"
+            )
+        summary = strategy_summary(labelled, "label")
+        found.append(Comparison(names[first], titles[first], labelled, summary))
     return found
 
 
 def _shared_settings(run: pd.Series) -> dict[str, Any]:
     """What all runs of a comparison have in common."""
-    settings = {k: v for k, v in result_settings(run["settings"]).items() if k != "strategy"}
-    return {"recipe": run["recipe"], "evaluated": run["evaluated"], **flatten(settings)}
+    common = result_settings(run["settings"]) | run[["recipe", "evaluated"]].to_dict()
+    return {key: value for key, value in common.items() if key != "strategy"}
 
 
-def _labelled(runs: pd.DataFrame) -> pd.DataFrame:
-    """With a column ``label`` that tells a strategy's different settings apart."""
-    rows = [group for _, group in runs.groupby(["strategy", runs["_own"].map(_key)], sort=False)]
-    firsts = pd.DataFrame([group.iloc[0] for group in rows])
-    labels = _told_apart(firsts["strategy"], firsts["_own"], "{}, {}")
-    for group in rows:
-        name = f"{group['strategy'].iloc[0]!r} in recipe {group['recipe'].iloc[0]!r}"
-        if (again := group["seed"].duplicated()).any():
-            raise ResultError(
-                f"a strategy must have one result per seed and settings, got two of {name} with "
-                f"seed {group['seed'][again].iloc[0]}"
-            )
-        shapes = {(len(run["accuracy"]), len(run["counts"])) for _, run in group.iterrows()}
-        if len(shapes) > 1:
-            learned = sorted(shape[0] for shape in shapes)
-            raise ResultError(f"runs of {name} must have the same domains, got {learned}")
-    return pd.concat([g.assign(label=n) for g, n in zip(rows, labels, strict=True)]).sort_index()
+def _hash(settings: dict[str, Any]) -> str:
+    text = json.dumps(flatten(settings), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
-def _key(settings: dict[str, Any]) -> str:
-    return json.dumps(settings, sort_keys=True, default=str)
-
-
-def _told_apart(names: pd.Series, settings: pd.Series, form: str) -> list[str]:
-    """The names; equal ones with those of their settings that differ."""
-    texts = [{key: setting_text(value) for key, value in one.items()} for one in settings]
-    table = pd.DataFrame(texts, index=names)
-    found = []
-    for name, mine in zip(names, texts, strict=True):
-        differing = table.columns[table.loc[[name]].nunique(dropna=False) > 1]
-        text = ", ".join(f"{key}={mine[key]}" for key in differing if key in mine)
-        found.append(form.format(name, text) if text else name)
-    return found
-
-
-def setting_text(value: Any) -> str:
-    """A setting as one reads it: text without quotes, everything else as JSON."""
-    if isinstance(value, str):
-        return value or '""'
-    return json.dumps(value, sort_keys=True, default=str)
-
-
-def unique_slugs(names: Sequence[str]) -> list[str]:
-    """Names for files and anchors: letters, digits and hyphens, numbered where they are equal."""
-    slugs: list[str] = []
-    for name in names:
-        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
-        numbered = (slug if n == 1 else f"{slug}-{n}" for n in itertools.count(1))
-        slugs.append(next(name for name in numbered if name not in slugs))
-    return slugs
+def _unambiguous(names: pd.Series, suffixes: pd.Series) -> pd.Series:
+    """The names, with a suffix where one name has several."""
+    several = suffixes.groupby(names).transform("nunique") > 1
+    return names + suffixes.where(several, "")
 
 
 def mean_matrix(runs: pd.DataFrame) -> np.ndarray:
@@ -220,34 +166,29 @@ def mean_matrix(runs: pd.DataFrame) -> np.ndarray:
 
 def learning_curve(runs: pd.DataFrame) -> pd.DataFrame:
     """``mean`` and ``std`` over seeds of the average accuracy after each domain, which are the
-    index from 1; empty for joint training."""
-    curves = [accuracy_matrix(run).curve() for _, run in runs.iterrows()]
-    if any(None in curve for curve in curves):
-        return pd.DataFrame(columns=["mean", "std"])
-    table = pd.DataFrame(curves, columns=range(1, len(curves[0]) + 1))
-    return pd.DataFrame({"mean": table.mean(skipna=False), "std": table.std(skipna=False)})
+    index from 1; for joint training, which is evaluated once, those after the last domain."""
+    curves = pd.DataFrame([accuracy_matrix(run).curve() for _, run in runs.iterrows()], dtype=float)
+    curves = curves.rename(columns=lambda t: t + 1).bfill(axis=1)
+    return pd.DataFrame({"mean": curves.mean(skipna=False), "std": curves.std(skipna=False)})
 
 
-def forgetting_by_domain(runs: pd.DataFrame) -> np.ndarray | None:
-    """For each domain but the last, accuracy when it was learned minus accuracy at the end;
-    ``None`` where that is not defined."""
-    if not all(accuracy_matrix(run).bwt() is not None for _, run in runs.iterrows()):
-        return None
+def forgetting_by_domain(runs: pd.DataFrame) -> pd.Series:
+    """For each domain but the last, accuracy when it was learned minus accuracy at the end; empty
+    where that is not defined."""
+    if runs["bwt"].isna().any():
+        return pd.Series(dtype=float)
     matrix = mean_matrix(runs)
-    return (np.diagonal(matrix) - matrix[-1])[: len(matrix) - 1]
+    return pd.Series(np.diagonal(matrix) - matrix[-1])[:-1]
 
 
-def pooled_reliability(runs: pd.DataFrame) -> pd.DataFrame:
-    """``images``, ``confidence`` and ``accuracy`` of each bin, the images of all runs together;
-    without empty bins."""
-    bins = [run for run in runs["reliability"] if run]
-    if len({len(run) for run in bins}) != 1:
-        return pd.DataFrame(columns=["images", "confidence", "accuracy"])
-    table = np.array(bins, dtype=float)  # runs, bins, columns
-    images = table[:, :, 0].sum(0)
-    used = images > 0
-    means = (table[:, :, :1] * table[:, :, 1:]).sum(0)[used] / images[used, None]
-    return pd.DataFrame(means, columns=["confidence", "accuracy"]).assign(images=images[used])
+def pooled_reliability(runs: pd.DataFrame) -> pd.Series:
+    """Accuracy by confidence in bins, the images of all runs together; without empty bins."""
+    bins = np.array([run for run in runs["reliability"] if run], dtype=float)  # runs, bins, columns
+    if not len(bins):
+        return pd.Series(dtype=float)
+    images, sums = bins[..., 0].sum(0), (bins[..., :1] * bins[..., 1:]).sum(0)
+    confidence, accuracy = (sums[images > 0] / images[images > 0, None]).T
+    return pd.Series(accuracy, index=confidence)
 
 
 def training_losses(runs: pd.DataFrame) -> pd.Series:

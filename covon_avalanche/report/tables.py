@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pandas as pd
-from rich.markup import escape
-from rich.table import Table
 
 from covon_avalanche.report.summary import TEST, Comparison
 
@@ -18,56 +16,47 @@ MISSING = "\N{EN DASH}"
 class Metric(NamedTuple):
     """A column of the summary table.
 
-    :param column: of :func:`strategy_summary`; ``*_mean`` is shown with its ``*_std``.
+    :param column: of :func:`strategy_summary`; ``*_mean`` with two or more digits is shown with its
+        ``*_std``.
+    :param digits: after the decimal point.
     :param meaning: one sentence for the legend.
     """
 
     heading: str
     column: str
+    digits: int
     meaning: str
 
     def text(self, row: pd.Series) -> str:
         """The cell of a strategy, a row of the summary."""
-        value, std = row[self.column], row.get(self.column.replace("_mean", "_std"))
-        if self.column == "p_value" and row["best"]:
-            return "best"
+        value, std = row[self.column], row.get(f"{self.column.removesuffix('_mean')}_std")
         if pd.isna(value):
-            return "nan" if self.column == "average_accuracy_mean" else MISSING
-        if self.column == "p_value":
-            return "<0.001" if value < 0.001 else f"{value:.3f}"
-        if self.column == "peak_memory":
-            return f"{value / 2**20:.0f}"
-        if not self.column.endswith("_mean") or self.column == "train_seconds_mean":
-            return f"{value:.1f}" if value < 100 and self.column != "seeds" else f"{value:.0f}"
-        digits, factor = (2, 100) if self.heading.endswith("%") else (3, 1)
-        text = f"{factor * value:.{digits}f}"
-        return text if pd.isna(std) else f"{text} ± {factor * std:.{digits}f}"
+            return MISSING
+        if self.column == "p_value" and value < 0.001:
+            return "<0.001"
+        factor = {"%": 100, "MiB": 2**-20}.get(self.heading.rpartition(" ")[2], 1)
+        text = f"{factor * value:.{self.digits}f}"
+        known = self.digits > 1 and not pd.isna(std)
+        return f"{text} ± {factor * std:.{self.digits}f}" if known else text
 
 
 METRICS = (
-    Metric("A_T %", "average_accuracy_mean", "accuracy after the last domain, mean over domains"),
-    Metric("p", "p_value", "p-value of the difference to the best strategy"),
-    Metric("by image %", "weighted_accuracy_mean", "A_T pooled over the images of all domains"),
-    Metric("BWT %", "bwt_mean", "backward transfer: mean change of accuracy since it was learned"),
-    Metric("forgetting %", "forgetting_mean", "minus the backward transfer; lower is better"),
-    Metric("NLL", "nll_mean", "negative log-likelihood in nats; lower is better"),
-    Metric("ECE", "ece_mean", "expected calibration error, in [0, 1]; lower is better"),
-    Metric(
-        "sampled A_T %",
-        "sampled_average_accuracy_mean",
-        "A_T of the mean prediction of posterior samples instead of the mean weights",
-    ),
-    Metric("sampled NLL", "sampled_nll_mean", "NLL of these predictions"),
-    Metric("sampled ECE", "sampled_ece_mean", "ECE of these predictions"),
-    Metric("seconds", "train_seconds_mean", "wall-clock training time of one run"),
-    Metric(
-        "memory",
-        "memory_ratio",
-        "weights, optimizer state, anchors and stored examples, in units of the weights",
-    ),
-    Metric("peak MiB", "peak_memory", "largest memory of a run"),
-    Metric("seeds", "seeds", "number of runs"),
+    Metric("A_T %", "average_accuracy_mean", 2, "mean accuracy over domains after the last one"),
+    Metric("p", "p_value", 3, "p-value of the difference to the best strategy"),
+    Metric("by image %", "weighted_accuracy_mean", 2, "A_T pooled over the images of all domains"),
+    Metric("BWT %", "bwt_mean", 2, "backward transfer: mean change since a domain was learned"),
+    Metric("forgetting %", "forgetting_mean", 2, "minus the backward transfer; lower is better"),
+    Metric("NLL", "nll_mean", 3, "negative log-likelihood in nats; lower is better"),
+    Metric("ECE", "ece_mean", 3, "expected calibration error, in [0, 1]; lower is better"),
+    Metric("sampled A_T %", "sampled_average_accuracy_mean", 2, "A_T with posterior samples"),
+    Metric("sampled NLL", "sampled_nll_mean", 3, "NLL of the samples' mean prediction"),
+    Metric("sampled ECE", "sampled_ece_mean", 3, "ECE of the samples' mean prediction"),
+    Metric("seconds", "train_seconds_mean", 1, "wall-clock training time of one run"),
+    Metric("memory", "memory_ratio", 1, "all tensors kept between steps, in units of the weights"),
+    Metric("peak MiB", "peak_memory", 0, "largest memory of a run"),
+    Metric("seeds", "seeds", 0, "number of runs"),
 )
+MARKS = ("ceiling", "replay")
 SHORT = ("A_T %", "BWT %", "seconds", "memory", "seeds")
 
 
@@ -86,9 +75,11 @@ def summary_table(comparison: Comparison, headings: Sequence[str] = ()) -> pd.Da
     :param headings: of the columns; all by default.
     """
     rows = [row for _, row in comparison.summary.iterrows()]
+    marks = [[f"({mark})" for mark in MARKS if row[mark]] for row in rows]
+    names = [" ".join([row.name, *own]) for row, own in zip(rows, marks, strict=True)]
     metrics = metrics_of(comparison, headings)
     cells = {metric.heading: [metric.text(row) for row in rows] for metric in metrics}
-    return pd.DataFrame({"strategy": [_name(row) for row in rows], **cells})
+    return pd.DataFrame({"strategy": names, **cells})
 
 
 def markdown_table(
@@ -105,8 +96,18 @@ def markdown_table(
     best = list(comparison.summary["best"])
     for column in table.columns.intersection(["strategy", METRICS[0].heading]):
         table.loc[best, column] = "**" + table.loc[best, column] + "**"
-    alignment = ["left", *["right"] * (len(table.columns) - 1)]
-    return str(table.to_markdown(index=False, disable_numparse=True, colalign=alignment)) + "\n"
+    return aligned(table) + "\n"
+
+
+def aligned(table: pd.DataFrame, left: int = 1, form: str = "pipe") -> str:
+    """A table of text without its index, in Markdown or another format of tabulate.
+
+    :param left: number of columns aligned to the left; the others are aligned to the right.
+    """
+    alignment = ["left"] * left + ["right"] * (len(table.columns) - left)
+    return str(
+        table.to_markdown(tablefmt=form, index=False, disable_numparse=True, colalign=alignment)
+    )
 
 
 def markdown(found: Sequence[Comparison]) -> str:
@@ -126,15 +127,15 @@ def latex(found: Sequence[Comparison]) -> str:
     parts = ["% needs \\usepackage{booktabs}\n"]
     for comparison in found:
         table = summary_table(comparison)
-        best = list(comparison.summary["best"])
-        style = table.style.hide(axis="index").format(_math, escape="latex")
-        style = style.format_index(_heading, axis=1, escape="latex")
-        style = style.map(lambda _: "textbf:--rwrap", subset=(best, ["strategy"]))
-        style = style.map(lambda _: "boldmath:", subset=(best, [METRICS[0].heading]))
+        best = (list(comparison.summary["best"]), ["strategy", METRICS[0].heading])
+        style = table.style.hide(axis="index").format(escape="latex")
+        style = style.format_index(axis=1, escape="latex")
+        style = style.map(lambda _: "textbf:--rwrap", subset=best)
         alignment = "l" + "r" * (len(table.columns) - 1)
         title = " ".join(comparison.title.split())
         parts += [f"% {title}\n", style.to_latex(hrules=True, column_format=alignment)]
-    return "".join(parts)
+    text = "".join(parts).replace(r"A\_T", "$A_T$").replace("±", r"$\pm$")
+    return re.sub(r"& ([<-])(?=\d)", r"& $\1$", text)
 
 
 def summary_csv(found: Sequence[Comparison]) -> str:
@@ -160,40 +161,6 @@ def results_csv(found: Sequence[Comparison]) -> str:
     return str(table.to_csv(index=False))
 
 
-def terminal_table(comparison: Comparison) -> Table:
-    """The most important columns for the terminal, the best strategy in bold."""
-    cells = summary_table(comparison, SHORT)
-    table = Table(title=escape(comparison.title), title_justify="left")
-    for heading in cells:
-        table.add_column(
-            heading, justify="left" if heading == "strategy" else "right", no_wrap=True
-        )
-    for row, (_, about) in zip(cells.to_numpy(), comparison.summary.iterrows(), strict=True):
-        style = "bold" if about["best"] else "dim" if about["ceiling"] else None
-        table.add_row(*map(escape, row), style=style)
-    return table
-
-
-def marks(row: pd.Series) -> list[str]:
-    """What one has to know about a strategy before comparing it."""
-    return [mark for mark in ("ceiling", "replay") if row[mark]]
-
-
-def _name(row: pd.Series) -> str:
-    return " ".join([str(row.name), *(f"({mark})" for mark in marks(row))])
-
-
 def _markdown(text: str) -> str:
     """On one line, with nothing that Markdown interprets."""
     return re.sub(r"([\\`*_{}\[\]#|~&$])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")
-
-
-def _math(text: str) -> str:
-    """Escaped LaTeX text; numbers in math mode."""
-    text = " ".join(text.split())
-    number = re.fullmatch(r"[<-]?[\d.]+( ± [\d.]+)?", text)
-    return f"${text}$".replace("±", r"\pm") if number else text
-
-
-def _heading(text: str) -> str:
-    return text.replace(r"A\_T", "$A_T$").replace(r"\%", r"(\%)")

@@ -20,7 +20,7 @@ from filelock import FileLock
 from joblib import cpu_count
 from torch import Tensor
 
-from covon_avalanche.atomic_write import replaced_when_whole
+from covon_avalanche.atomic_write import atomic_replace
 from covon_avalanche.streams.image_files import ImageFiles, decode
 from covon_avalanche.streams.transforms import resize_shorter
 
@@ -95,7 +95,7 @@ def _build(path: Path, files: Sequence[Path], size: int) -> None:
 
     shapes = []
     with (
-        replaced_when_whole(path) as part,
+        atomic_replace(path) as part,
         part.open("wb") as out,
         ThreadPoolExecutor(cpu_count()) as pool,
     ):

@@ -103,9 +103,7 @@ def test_a_part_of_a_page_is_replaced_between_its_markers(tmp_path, comparison):
         comparison.replace_part(page, "y", "new")
 
 
-def test_tables(comparison):
-    table = pd.DataFrame({"name": ["a"], "value": ["1.50"]})
-    assert comparison.markdown(table).splitlines()[-1] == "| a      |    1.50 |"
+def test_mean_and_std(comparison):
     assert comparison.mean_and_std(pd.Series([1.0, 3.0])) == "2.00 ± 1.41"
     assert comparison.mean_and_std(pd.Series([1.0])) == "1.00"
 

@@ -92,9 +92,7 @@ def easy_cddb(root):
 
 def test_verify_says_how_far_it_is(tmp_path, monkeypatch):
     arguments = (*easy_cddb(tmp_path), "--track", "easy")
-    monkeypatch.setattr(cli_data, "_IMAGES_A_LINE", 10)
-    lines = covon(*arguments).stderr.splitlines()
-    assert lines == [f"CDDB: {done} of 28 images read" for done in (10, 20)]
+    assert covon(*arguments).stderr == ""
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
     assert "28/28" in covon(*arguments).stderr
 

@@ -167,7 +167,7 @@ def test_the_cache_of_a_recipe_lies_below_the_folder_of_the_data(tmp_path, monke
     monkeypatch.setitem(dataset_utils.AVALANCHE_CONFIG, "dataset_location", str(tmp_path))
     pacs(tmp_path / "PACS")
     stream = {"name": "PACS", "domains": ["photo"], "image_size": 32, "cache_size": 20}
-    model = {"backbone": "squeezenet"}
+    model = {"backbone": "squeezenet", "weights": ""}
     recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=stream, model=model)
     build_benchmark(recipe, seed=0)
     assert pixel_files(tmp_path / "cache")
