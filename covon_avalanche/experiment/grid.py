@@ -99,6 +99,10 @@ def run_grid(
                         for future in done:
                             end(future.result())
                             del running[future]
+            except KeyboardInterrupt:
+                for spec in running.values():
+                    RunFolder(runs, recipe, *spec).remove_partial_files()
+                raise
             except BrokenProcessPool:
                 for future, spec in running.items():
                     end(_killed(RunFolder(runs, recipe, *spec), spec, future))
