@@ -1,0 +1,116 @@
+"""Features of a frozen network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class FeatureExtractor(nn.Module):
+    """The features of a network's last layer, or of several blocks, concatenated.
+
+    The network is frozen and stays in evaluation mode.
+
+    Using several blocks is the idea of LayUP (Ahrens et al., "Read Between the Layers: Leveraging
+    Multi-Layer Representations for Rehearsal-Free Continual Learning", TMLR 2024).
+
+    :param network: any network; its last linear or convolutional layer is not used.
+    :param blocks: ``None`` for the input of the last layer; ``k`` for the outputs of the
+        last ``k`` blocks, see :func:`blocks_of`.
+    :param pool: features of a map of shape (batch, channels, height, width): its ``"mean"`` over
+        positions, or ``"mean+max"``, both. Of tokens, shape (batch, tokens, width), the class
+        token is taken, or their mean if the network has none.
+    :raises ValueError: if the network has fewer blocks, or no last layer.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        blocks: int | None = None,
+        pool: Literal["mean", "mean+max"] = "mean",
+    ) -> None:
+        super().__init__()
+        if pool not in ("mean", "mean+max"):
+            raise ValueError(f"pool must be 'mean' or 'mean+max', got {pool!r}")
+        self.network = network.requires_grad_(False).eval()
+        self.pool = pool
+        if blocks is None:
+            self._layers = [_last_layer(network)]
+        else:
+            found = blocks_of(network)
+            if not 1 <= blocks <= len(found):
+                raise ValueError(
+                    f"blocks must be between 1 and {len(found)}, the number of blocks of "
+                    f"{type(network).__name__}, got {blocks}"
+                )
+            self._layers = found[-blocks:]
+        self._of_inputs = blocks is None
+
+    def train(self, mode: bool = True) -> FeatureExtractor:
+        """Stay in evaluation mode: batch norm and dropout must not change the features."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of shape (batch, width), float32."""
+        found: dict[str, Tensor] = {}
+        layers = [(name, self.network.get_submodule(name)) for name in self._layers]
+
+        def keep(name: str) -> Any:
+            if self._of_inputs:
+                return lambda module, inputs: found.__setitem__(name, inputs[0])
+            return lambda module, inputs, output: found.__setitem__(name, output)
+
+        register = "register_forward_pre_hook" if self._of_inputs else "register_forward_hook"
+        handles = [getattr(layer, register)(keep(name)) for name, layer in layers]
+        try:
+            self.network(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return torch.cat([self._pooled(found[name].float()) for name in self._layers], 1)
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        if x.dim() == 3:
+            has_class_token = any(n.endswith(("cls_token", "class_embedding")) for n in self._names)
+            return x[:, 0] if has_class_token else x.mean(1)
+        if x.dim() == 4:
+            maps = x.flatten(2)
+            both = self.pool == "mean+max"
+            return torch.cat([maps.mean(2), maps.amax(2)], 1) if both else maps.mean(2)
+        return x
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for name, _ in self.network.named_parameters()]
+
+
+def blocks_of(network: nn.Module) -> list[str]:
+    """Names of a network's blocks in order of definition: the outermost modules of kinds that
+    occur at least twice and have parts of their own, such as a ViT's transformer blocks,
+    SqueezeNet's Fire modules or the residual blocks of a ResNet."""
+    candidates = {
+        name: module
+        for name, module in network.named_modules()
+        if name and next(module.children(), None) and not isinstance(module, _CONTAINERS)
+    }
+    kinds = Counter(type(module) for module in candidates.values())
+    names: list[str] = []
+    for name, module in candidates.items():
+        inside = any(name.startswith(f"{outer}.") for outer in names)
+        if kinds[type(module)] > 1 and not inside:
+            names.append(name)
+    return names
+
+
+def _last_layer(network: nn.Module) -> str:
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
+    layers = [name for name, module in network.named_modules() if isinstance(module, kinds)]
+    if not layers:
+        raise ValueError(f"{type(network).__name__} has no linear or convolutional layer")
+    return layers[-1]

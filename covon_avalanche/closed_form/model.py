@@ -1,0 +1,64 @@
+"""A frozen network with a classifier that is computed instead of trained."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from covon_avalanche.closed_form.features import FeatureExtractor
+
+
+class ClosedFormHead(nn.Module):
+    """A classifier over features that is computed from sums over the examples of all domains.
+
+    The sums are buffers, so that they are counted as memory and saved with the model.
+    """
+
+    num_classes: int
+
+    @abstractmethod
+    def update(self, features: Tensor, labels: Tensor) -> None:
+        """Add examples of the current domain.
+
+        :param features: of shape (batch, width).
+        :param labels: class ids of shape (batch,).
+        """
+
+    @abstractmethod
+    def end_domain(self) -> None:
+        """Compute the classifier over all domains."""
+
+
+class ClosedFormModel(nn.Module):
+    """Features of a frozen network, classified by a head in closed form."""
+
+    def __init__(self, features: FeatureExtractor, head: ClosedFormHead) -> None:
+        super().__init__()
+        self.features, self.head = features, head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of shape (batch, classes)."""
+        scores: Tensor = self.head(self.features(x))
+        return scores
+
+    @torch.no_grad()
+    def learn(self, batches: Iterable[Sequence[Tensor]]) -> None:
+        """Add a domain, in one pass over its images.
+
+        :param batches: inputs and labels, with the evaluation transform.
+        :raises ValueError: for a domain without examples, or labels that are no class ids.
+        """
+        examples = 0
+        for x, labels, *_ in batches:
+            classes = self.head.num_classes
+            if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+                found = sorted({int(y) for y in labels})
+                raise ValueError(f"labels must be between 0 and {classes - 1}, got {found}")
+            self.head.update(self.features(x), labels)
+            examples += len(labels)
+        if not examples:
+            raise ValueError("a domain has no training examples")
+        self.head.end_domain()

@@ -1,0 +1,40 @@
+"""Nearest class mean."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covon_avalanche.closed_form.model import ClosedFormHead
+
+
+class NearestClassMean(ClosedFormHead):
+    """Classifies by the cosine similarity of features to the class means over all domains.
+
+    Also known as SimpleCIL (Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained
+    Models", IJCV 2024), here with one mean per class for all domains. Classes without examples have
+    the lowest similarity, -1.
+
+    :param width: of the features.
+    :param num_classes: number of classes, shared by all domains.
+    """
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.register_buffer("sums", torch.zeros(num_classes, width, dtype=torch.float64))
+        self.sums: Tensor
+
+    def update(self, features: Tensor, labels: Tensor) -> None:
+        """See :class:`ClosedFormHead`."""
+        self.sums.index_add_(0, labels, features.to(self.sums.dtype))
+
+    def end_domain(self) -> None:
+        """The direction of a mean is that of the sum: nothing to compute."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Cosine similarities of shape (batch, classes)."""
+        means = F.normalize(self.sums, dim=1).to(features.dtype)
+        similarities = F.normalize(features, dim=1) @ means.T
+        return similarities.masked_fill(~self.sums.any(1), -1.0)

@@ -1,0 +1,65 @@
+"""Features of frozen networks against their own modules."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torchvision.models import resnet18, squeezenet1_1
+
+from covon_avalanche.closed_form import FeatureExtractor, blocks_of
+
+
+@pytest.fixture(scope="module")
+def vit():
+    torch.manual_seed(0)
+    return timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=5).eval()
+
+
+def test_blocks():
+    assert blocks_of(squeezenet1_1()) == [f"features.{i}" for i in (3, 4, 6, 7, 9, 10, 11, 12)]
+    assert blocks_of(resnet18()) == [f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1)]
+
+
+def test_class_tokens_of_the_last_blocks_of_a_transformer(vit):
+    assert blocks_of(vit) == [f"blocks.{i}" for i in range(12)]
+    x = torch.randn(2, 3, 32, 32)
+    tokens = vit.forward_intermediates(
+        x, indices=[9, 10, 11], output_fmt="NLC", return_prefix_tokens=True, intermediates_only=True
+    )
+    expected = torch.cat([prefix[:, 0] for _, prefix in tokens], 1)
+    torch.testing.assert_close(FeatureExtractor(vit, 3)(x), expected)
+    torch.testing.assert_close(
+        FeatureExtractor(vit)(x), vit.forward_head(vit.forward_features(x), pre_logits=True)
+    )
+
+
+def test_maps_of_a_convolutional_network_are_pooled():
+    network = squeezenet1_1(num_classes=4).eval()
+    x = torch.randn(2, 3, 64, 64)
+    maps = [network.features[:12](x), network.features(x)]
+    mean = torch.cat([m.mean((2, 3)) for m in maps], 1)
+    torch.testing.assert_close(FeatureExtractor(network, 2)(x), mean)
+    both = torch.cat([f for m in maps for f in (m.mean((2, 3)), m.amax((2, 3)))], 1)
+    torch.testing.assert_close(FeatureExtractor(network, 2, "mean+max")(x), both)
+    torch.testing.assert_close(FeatureExtractor(network)(x), maps[-1].mean((2, 3)))
+
+
+def test_the_network_is_frozen_and_stays_in_evaluation_mode():
+    network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.Linear(6, 2))
+    features = FeatureExtractor(network)
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    x = torch.randn(5, 4)
+    first = features(x)
+    features.train()
+    assert torch.equal(features(x), first)
+    assert all(torch.equal(v, network.state_dict()[k]) for k, v in before.items())
+    assert not any(p.requires_grad for p in features.parameters())
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match=r"blocks must be between 1 and 8, the number of .* got 9"):
+        FeatureExtractor(squeezenet1_1(), 9)
+    with pytest.raises(ValueError, match=r"pool must be 'mean' or 'mean\+max', got 'max'"):
+        FeatureExtractor(squeezenet1_1(), 2, "max")
+    with pytest.raises(ValueError, match="Flatten has no linear or convolutional layer"):
+        FeatureExtractor(nn.Flatten())

@@ -1,0 +1,106 @@
+"""Ridge regression over domains against scikit-learn's on all domains at once."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+
+from covon_avalanche.closed_form import RidgeClassifier
+
+
+def domain(seed, examples=60, width=8, classes=3):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(examples, width, generator=generator) + seed
+    labels = torch.randint(classes, (examples,), generator=generator)
+    features[:, 0] += labels
+    return features, labels
+
+
+def learned(domains, batch=16, **options):
+    head = RidgeClassifier(8, 3, **options)
+    for features, labels in domains:
+        for x, y in zip(features.split(batch), labels.split(batch), strict=True):
+            head.update(x, y)
+        head.end_domain()
+    return head
+
+
+@pytest.mark.parametrize("projection", [None, 20])
+def test_it_is_the_ridge_regression_on_all_domains_in_any_order(projection):
+    domains = [domain(seed) for seed in range(3)]
+    heads = [learned(d, ridges=[0.3], projection=projection) for d in (domains, domains[::-1])]
+    features = torch.cat([f for f, _ in domains])
+    labels = torch.cat([y for _, y in domains])
+    if projection:
+        random = torch.randn(8, 20, generator=torch.Generator().manual_seed(0))
+        features = (features @ random).relu()
+    ridge = Ridge(alpha=0.3, fit_intercept=False, solver="cholesky")
+    ridge.fit(features.double().numpy(), np.eye(3)[labels.numpy()])
+    for head in heads:
+        np.testing.assert_allclose(head.weight.numpy().T, ridge.coef_, rtol=1e-4, atol=1e-6)
+        scores = head(domains[0][0]).numpy()
+        expected = ridge.predict(features[:60].double().numpy())
+        np.testing.assert_allclose(scores, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("select", ["mse", "accuracy"])
+def test_the_ridge_is_chosen_on_every_fifth_example_of_the_domain_alone(select):
+    ridges = [1e-3, 1.0, 100.0, 1e4]
+    domains = [domain(seed, examples=103) for seed in (0, 4)]
+    head = learned(domains, ridges=ridges[::-1], select=select)
+    chosen = []
+    for features, labels in domains:
+        held_out = np.arange(len(labels)) % 5 == 4
+        x, y = features.double().numpy(), labels.numpy()
+        one_hot = np.eye(3)[y]
+        scores = []
+        for alpha in ridges:
+            ridge = Ridge(alpha=alpha, fit_intercept=False).fit(
+                x[~held_out], np.eye(3)[y[~held_out]]
+            )
+            predicted = ridge.predict(x[held_out])
+            error = ((predicted - np.eye(3)[y[held_out]]) ** 2).mean()
+            hits = (predicted.argmax(1) == y[held_out]).mean()
+            scores.append(-error if select == "mse" else hits)
+        chosen.append(max(a for a, s in zip(ridges, scores, strict=True) if s == max(scores)))
+    assert head.chosen == chosen
+    assert torch.equal(head.weight, learned(domains, ridges=chosen[-1:]).weight)
+
+
+def test_what_it_needs_later_is_in_its_state():
+    """A third domain after loading gives the same classifier, and no examples are kept."""
+    domains = [domain(seed) for seed in range(3)]
+    head = learned(domains[:2], projection=12, seed=4)
+    other = RidgeClassifier(8, 3, projection=12, seed=5)
+    other.load_state_dict(copy.deepcopy(head.state_dict()))
+    for h in (head, other):
+        h.update(*domains[2])
+        h.end_domain()
+    assert torch.equal(head.weight, other.weight)
+    kept = {k: v for k, v in vars(head).items() if isinstance(v, list) and k != "chosen"}
+    assert not kept["_held_out"]
+
+
+def test_a_singular_gram_matrix_gets_a_larger_ridge():
+    features, labels = torch.ones(10, 8) * 1e6, torch.arange(10) % 3
+    head = RidgeClassifier(8, 3, ridges=[1e-12])
+    head.update(features, labels)
+    head.end_domain()
+    assert head.weight.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (dict(projection=0), "projection must be >= 1, got 0"),
+        (dict(ridges=[]), "ridges must be positive"),
+        (dict(ridges=[1.0, -1.0]), "ridges must be positive"),
+        (dict(select="loss"), "select must be 'mse' or 'accuracy', got 'loss'"),
+        (dict(projection=10**8), "needs 74505806 GiB: choose a smaller projection"),
+    ],
+)
+def test_bad_arguments_are_named(options, says):
+    with pytest.raises(ValueError, match=says):
+        RidgeClassifier(1, 3, **options)
