@@ -1,6 +1,7 @@
 """Avalanche plugins: they decide when; ``optim``, ``merging`` and ``posterior`` decide what."""
 
 from covon_avalanche.plugins.ada_reg import AdaRegPlugin
+from covon_avalanche.plugins.closed_form import ClosedFormPlugin
 from covon_avalanche.plugins.covon import CoVONPlugin
 from covon_avalanche.plugins.evcl import EVCLPlugin
 from covon_avalanche.plugins.ewc_star import EWCStarPlugin
@@ -12,6 +13,7 @@ from covon_avalanche.plugins.td_vcl import TDVCLPlugin
 
 __all__ = [
     "AdaRegPlugin",
+    "ClosedFormPlugin",
     "CoVONPlugin",
     "EVCLPlugin",
     "EWCStarPlugin",

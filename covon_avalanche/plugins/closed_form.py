@@ -1,0 +1,36 @@
+"""Classifiers in closed form in an Avalanche strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from avalanche.training.plugins import SupervisedPlugin
+
+from covon_avalanche.closed_form import ClosedFormModel
+from covon_avalanche.plugins.task_loader import task_loader
+
+
+class ClosedFormPlugin(SupervisedPlugin):
+    """Computes the classifier of a :class:`ClosedFormModel` after each domain.
+
+    Takes one pass over the domain's training data with the evaluation transform. Nothing is
+    trained by gradients: the plugin sets the strategy's number of epochs to 0, and its optimizer is
+    not used. Does not use task identities.
+    """
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Train for no epochs.
+
+        :raises ValueError: if the strategy's model is not a :class:`ClosedFormModel`.
+        """
+        if not isinstance(strategy.model, ClosedFormModel):
+            raise ValueError(
+                "ClosedFormPlugin needs a ClosedFormModel, got "
+                f"{type(strategy.model).__name__}: wrap the network with "
+                "ClosedFormModel(FeatureExtractor(network), head)"
+            )
+        strategy.train_epochs = 0
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Add the domain."""
+        strategy.model.learn(task_loader(strategy, strategy.eval_mb_size))
