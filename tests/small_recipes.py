@@ -58,6 +58,13 @@ STRATEGIES = {
     "ema": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4, merge="ema"),
     "joint": dict(kind="joint", lr=0.01),
 }
+CLOSED_FORM = {
+    "ncm": dict(kind="ncm"),
+    "ridge": dict(kind="ridge"),
+    "ranpac": dict(kind="ranpac", projection=50),
+    "layup": dict(kind="layup", blocks=None),
+}
+STRATEGIES |= CLOSED_FORM
 
 
 def small_recipe(strategies: dict[str, dict[str, Any]], **changes: Any) -> Recipe:

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "backbones": set(),
     "streams": {"atomic_write", "domain_orders"},
     "datasets": {"atomic_write", "streams"},
-    "evaluation": set(),
+    "evaluation": {"closed_form"},
     "experiment": {
         "atomic_write",
         "backbones",

@@ -40,8 +40,9 @@ class ClosedFormModel(nn.Module):
         self.features, self.head = features, head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of shape (batch, classes)."""
-        scores: Tensor = self.head(self.features(x))
+        """Scores of shape (batch, classes), in float32 whatever the context."""
+        with torch.autocast(x.device.type, enabled=False):
+            scores: Tensor = self.head(self.features(x))
         return scores
 
     @torch.no_grad()

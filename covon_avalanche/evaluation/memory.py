@@ -12,6 +12,8 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.storage_policy import BalancedExemplarsBuffer, ExemplarsBuffer
 from torch import Tensor
 
+from covon_avalanche.closed_form import ClosedFormHead
+
 _Item: TypeAlias = Tensor | AvalancheDataset[Any]
 
 
@@ -22,7 +24,8 @@ class MemoryFootprint(SupervisedPlugin):
     (samples included), tensors of the plugins (anchors, importances, old models) and stored
     examples. It is the largest value after any experience's second step. An example
     counts as the network receives it, with its labels, even if the memory only refers to the data
-    set. Gradients, which every method has, and the model's buffers do not count.
+    set. Gradients, which every method has, do not count, and of the model's buffers only those of a
+    :class:`ClosedFormHead`.
     """
 
     def __init__(self) -> None:
@@ -45,13 +48,20 @@ class MemoryFootprint(SupervisedPlugin):
         if not self._measured:
             self._measure(strategy)
 
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Measure a method without gradient steps."""
+        if not self._measured:
+            self._measure(strategy)
+
     def _measure(self, strategy: Any) -> None:
         self._measured = True
         parameters = list(strategy.model.parameters())
         plugins = [p for p in strategy.plugins if not isinstance(p, EvaluationPlugin)]
         owners = [vars(owner) for owner in (strategy.optimizer, *plugins)]
         memory = getattr(strategy, "storage_policy", None)
-        sizes = _sizes([*parameters, *_stored([*owners, memory], depth=10)])
+        heads = [m for m in strategy.model.modules() if isinstance(m, ClosedFormHead)]
+        sums = [buffer for head in heads for buffer in head.buffers()]
+        sizes = _sizes([*parameters, *sums, *_stored([*owners, memory], depth=10)])
         gradients = _sizes(p.grad for p in parameters if p.grad is not None)
         total = sum(size for address, size in sizes.items() if address not in gradients)
         self.ratio = max(self.ratio, total / sum(_sizes(parameters).values()))

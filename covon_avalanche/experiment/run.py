@@ -125,7 +125,9 @@ class _Run:
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
         torch.manual_seed(self.seed)
-        self.model = build_model(recipe.model, self.benchmark, root)
+        network = build_model(recipe.model, self.benchmark, root)
+        example = self.benchmark.test_stream[0].dataset.eval()[0][0][None]
+        self.model = self.settings.wrap_model(network, self.benchmark.n_classes, example)
         self.metrics = DomainMetrics(self.stream)
         self.log = EpochLog(self._epoch_done)
         self._written_at = 0.0

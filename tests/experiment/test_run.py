@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 from miniature import pacs
-from small_recipes import FEW, STRATEGIES, small_recipe
+from small_recipes import CLOSED_FORM, FEW, STRATEGIES, small_recipe
 
 from covon_avalanche.experiment import run
 from covon_avalanche.experiment.build import build_benchmark, build_model
@@ -36,7 +36,8 @@ def test_every_strategy_learns_and_its_result_is_complete(name):
     joint = name == "joint"
     assert max(result.accuracy[-1]) > 0.25  # chance is 0.1
     assert domains == ([2] if joint else [1, 2])
-    assert [epoch.images for epoch in result.epochs[:1]] == [1437 * (1 + joint)]
+    trained = [] if name in CLOSED_FORM else [1437 * (1 + joint)]
+    assert [epoch.images for epoch in result.epochs[:1]] == trained
     assert len(result.accuracy) == 2
     assert (result.bwt is None) == joint
     assert result.counts == [360, 360]

@@ -30,10 +30,11 @@ from covon_avalanche.experiment.registry.bayesian import (
     EWCStar,
     TaskSettings,
 )
+from covon_avalanche.experiment.registry.closed_form import NCM, LayUP, RanPAC, Ridge
 
 _Any = (
     Finetune | Ceiling | Replay | EWC | LwF | SI | EWCStar | AdaReg | VCL | EVCL | TDVCL | ICaRL
-) | (CoVON | FromAvalanche | Custom)
+) | (CoVON | FromAvalanche | Custom | NCM | Ridge | RanPAC | LayUP)
 Strategy = Annotated[_Any, Field(discriminator="kind")]
 KINDS: dict[str, type[StrategySettings]] = {
     kind: cls for cls in get_args(_Any) for kind in get_args(cls.model_fields["kind"].annotation)

@@ -20,7 +20,7 @@ from pydantic import (
 if TYPE_CHECKING:
     from avalanche.training.plugins import SupervisedPlugin
     from avalanche.training.templates import SupervisedTemplate
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from covon_avalanche.merging import MergeRule
@@ -106,6 +106,13 @@ class StrategySettings(Table):
 
         decay = self.optimizer_weight_decay
         return AdamW(model.parameters(), lr=self.lr, weight_decay=decay, fused=True)
+
+    def wrap_model(self, network: nn.Module, num_classes: int, x: Tensor) -> nn.Module:
+        """The model to train, made from the recipe's network.
+
+        :param x: a batch of inputs.
+        """
+        return network
 
     def build(self) -> Method:
         """The Avalanche strategy."""
