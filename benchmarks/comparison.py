@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from covon_avalanche.experiment.run_folder import result_settings, settings_of, 
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
 from covon_avalanche.report import Comparison, comparisons, load_results
+from covon_avalanche.report.tables import aligned
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -57,6 +58,7 @@ def run_recipe(
     file: Path,
     dataset_root: Path | None = None,
     processes: int | None = None,
+    strategies: Iterable[str] | None = None,
 ) -> None:
     """Run what is missing of a recipe, and store each result when it is there.
 
@@ -64,6 +66,7 @@ def run_recipe(
     resumed from their folders in ``runs``.
 
     :param file: ``.jsonl``; see :func:`~covon_avalanche.load_results`.
+    :param strategies: which to run; all by default.
     """
     wanted = {name: result_settings(settings_of(recipe, name)) for name in recipe.strategies}
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
@@ -86,7 +89,12 @@ def run_recipe(
 
     run_grid(
         recipe,
-        [RunSpec(name, seed) for seed in seeds for name in wanted if (name, seed) not in stored],
+        [
+            RunSpec(name, seed)
+            for seed in seeds
+            for name in strategies or wanted
+            if (name, seed) not in stored
+        ],
         ROOT / "runs" / recipe.name,
         RunOptions(dataset_root=dataset_root),
         processes=processes or default_processes(recipe.device),
@@ -164,6 +172,23 @@ def origin(runs: pd.DataFrame) -> str:
         f"Mean ± standard deviation over {runs['seed'].nunique()} seeds; torch {found['torch']}, "
         f"avalanche-lib {found['avalanche-lib']}, one thread per run, {most}{rest}."
     )
+
+
+def across_orders(stored: Mapping[str, Path]) -> str:
+    """A table of A_T (domain mean) by order of the domains.
+
+    :param stored: results by order; files that do not exist are left out.
+    """
+    found = {order: load_results(file) for order, file in stored.items() if file.exists()}
+    runs = pd.concat(found, names=["order"]).reset_index("order")
+    runs["A_T"] = 100 * runs["average_accuracy"]
+    table = runs.pivot_table("A_T", "strategy", "order", aggfunc=mean_and_std).reindex(
+        columns=list(found)
+    )
+    means = runs.groupby(["strategy", "order"])["A_T"].mean().unstack()
+    table["all orders"] = means.mean(axis=1, skipna=False).map("{:.2f}".format)
+    ranked = means.mean(axis=1).sort_values(ascending=False).index
+    return aligned(table.loc[ranked].replace({"nan": "–"}).fillna("–").reset_index())  # noqa: RUF001
 
 
 def mean_and_std(values: pd.Series, digits: int = 2) -> str:

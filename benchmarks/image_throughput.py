@@ -90,9 +90,7 @@ def write_image(file: Path, shape: tuple[int, int], seed: int) -> None:
 
 
 class FastNaive(TensorBatches, Naive):
-    """Naive with batches from tensors; nothing is kept between batches."""
-
-    tensor_batches_bytes = 0
+    """Naive with batches from tensors."""
 
 
 def loader_of(data: Any, workers: int) -> Iterable[Any]:

@@ -22,8 +22,7 @@ from comparison import RESULTS, write_measurement
 from numba import njit
 from scipy import stats
 
-from covon_avalanche.optim.noise import GROUP, _mix64, _pair, fill_group
-from covon_avalanche.optim.numba_intrinsics import hash32
+from covon_avalanche.optim.noise import GROUP, _hash32, _mix64, _pair, fill_group
 from covon_avalanche.optim.samples import fill_normal_, noise_key
 
 # birthdays, ranks, bitstream, counts of ones, parking lot, spheres, runs, STS, RGB distances,
@@ -45,7 +44,7 @@ def _bits(out, keys, numbers, groups):
         state = _mix64(u64(keys[row] + _mix64(u64((number << u64(32)) + group + u64(1)))))
         word, increment = u32(state), u32(u32(state >> u64(32)) | u32(1))
         for j in range(out.shape[1]):
-            out[row, j] = hash32(word)
+            out[row, j] = _hash32(word)
             word = u32(word + increment)
 
 

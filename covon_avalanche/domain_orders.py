@@ -6,6 +6,13 @@ from collections.abc import Sequence
 
 PACS = ("photo", "art_painting", "cartoon", "sketch")
 DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+OFFICE_HOME = ("Art", "Clipart", "Product", "Real World")
+#: Of DUCT's released configuration (the default order) and of its log of January 2026.
+OFFICE_HOME_DUCT = (OFFICE_HOME, ("Product", "Clipart", "Real World", "Art"))
+IMAGENET_R = (
+    *("art", "cartoon", "deviantart", "embroidery", "graffiti", "graphic", "misc", "origami"),
+    *("painting", "sculpture", "sketch", "sticker", "tattoo", "toy", "videogame"),
+)
 _EASY = ("gaugan", "biggan", "cyclegan", "imle", "deepfake", "crn", "wild")
 #: Generators of CDDB's tracks.
 TRACKS: dict[str, tuple[str, ...]] = {

@@ -56,7 +56,7 @@ def made_up(
 
 
 def made_up_comparison() -> list[Result]:
-    """Three learners and a ceiling on two domains; counts differ, so weighting matters."""
+    """Three learners and offline training on two domains; counts differ, so weighting matters."""
     found = []
     for seed, drop in enumerate((0.0, 0.1, 0.05)):
         rows: dict[str, tuple[str, Rows]] = {

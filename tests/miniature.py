@@ -17,6 +17,8 @@ from PIL import Image
 
 from covon_avalanche.streams.domainnet import domainnet_classes
 from covon_avalanche.streams.image_files import ImageFiles
+from covon_avalanche.streams.imagenet_r import imagenet_r_classes
+from covon_avalanche.streams.office_home import office_home_classes
 from covon_avalanche.streams.pacs import CLASSES as CLASSES_OF_PACS
 
 
@@ -86,6 +88,38 @@ def pacs(root: Path) -> Path:
         for label, name in enumerate(CLASSES_OF_PACS):
             for i in range(10):
                 paint(root / domain / name / f"{i}.jpg", label, code)
+    return root
+
+
+# Office-Home ---------------------------------------------------------------------------
+
+OFFICE_HOME_CODES = {"Art": 1, "Real World": 2}
+
+
+def office_home(root: Path, blank: str = " ") -> Path:
+    """Ten images of each class in two domains.
+
+    :param blank: in the folder of Real World.
+    """
+    for domain, code in OFFICE_HOME_CODES.items():
+        for label, name in enumerate(office_home_classes()):
+            for i in range(1, 11):
+                paint(root / domain.replace(" ", blank) / name / f"{i:05d}.jpg", label, code)
+    return root
+
+
+# ImageNet-R ----------------------------------------------------------------------------
+
+IMAGENET_R_CODES = {"art": 1, "sketch": 2, "videogame": 3}
+
+
+def imagenet_r(root: Path) -> Path:
+    """Ten images of each of four classes in the first two domains, one class in the third."""
+    classes = imagenet_r_classes()
+    for domain, code in IMAGENET_R_CODES.items():
+        for label in (0, 1, 7, 199) if code < 3 else (7,):
+            for i in range(10):
+                paint(root / classes[label] / f"{domain}_{i}.jpg", label, code)
     return root
 
 

@@ -43,6 +43,7 @@ STRATEGIES = {
         implementation="avalanche.training.supervised:Naive",
     ),
     "si": dict(kind="si", lr=0.01, si_lambda=10.0),
+    "upgd": dict(kind="upgd", lr=0.1, sigma=0.01),
     "vcl": dict(kind="vcl", **BAYES),
     "evcl": dict(kind="evcl", strength=1.0, **BAYES),
     "td-vcl": dict(kind="td-vcl", n_steps=3, decay=0.5, replay_examples=20, **BAYES),
@@ -57,6 +58,18 @@ STRATEGIES = {
     ),
     "ema": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4, merge="ema"),
     "joint": dict(kind="joint", lr=0.01),
+    "duct": dict(kind="duct", transport_reg=0.1),
+    "slca": dict(
+        kind="finetune",
+        lr=0.1,
+        optimizer="sgd",
+        momentum=0.9,
+        backbone_lr_factor=0.1,
+        align_classifier=True,
+    ),
+    "cofima": dict(
+        kind="finetune", lr=0.01, merge="cofima", merge_gamma=0.4, align_classifier=True
+    ),
 }
 CLOSED_FORM = {
     "ncm": dict(kind="ncm"),

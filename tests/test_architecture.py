@@ -17,18 +17,28 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
 MAY_IMPORT = {
     "atomic_write": set(),
     "domain_orders": set(),
+    "last_layer": set(),
     "posterior": {"atomic_write"},
     "optim": {"posterior"},
-    "merging": {"posterior", "optim"},
-    "closed_form": set(),
+    "merging": {"last_layer", "posterior", "optim"},
+    "closed_form": {"last_layer"},
+    "prompting": set(),
     "input_moments": {"merging"},
     "data_loading": set(),
-    "plugins": {"closed_form", "posterior", "optim", "merging", "data_loading"},
+    "plugins": {
+        "closed_form",
+        "data_loading",
+        "last_layer",
+        "merging",
+        "optim",
+        "posterior",
+        "prompting",
+    },
     "strategies": {"optim", "merging", "plugins", "data_loading"},
     "backbones": set(),
     "streams": {"atomic_write", "domain_orders"},
     "datasets": {"atomic_write", "streams"},
-    "evaluation": {"closed_form"},
+    "evaluation": set(),
     "experiment": {
         "atomic_write",
         "backbones",
@@ -36,9 +46,11 @@ MAY_IMPORT = {
         "data_loading",
         "domain_orders",
         "evaluation",
+        "last_layer",
         "merging",
         "optim",
         "plugins",
+        "prompting",
         "strategies",
         "streams",
     },
@@ -46,7 +58,7 @@ MAY_IMPORT = {
     "cli": {"atomic_write", "datasets", "experiment", "report", "streams"},
     "__main__": {"cli"},
 }
-WITHOUT_AVALANCHE = {"posterior", "optim", "merging", "prompting", "closed_form"}
+WITHOUT_AVALANCHE = {"last_layer", "posterior", "optim", "merging", "prompting", "closed_form"}
 FORBIDDEN = {"ivon"}  # GPL
 
 

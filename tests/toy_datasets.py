@@ -5,7 +5,6 @@ from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import (
     AvalancheDataset,
-    _make_taskaware_classification_dataset,
     _make_taskaware_tensor_classification_dataset,
 )
 from avalanche.training.plugins import EvaluationPlugin
@@ -23,18 +22,12 @@ class Pictures(Dataset):
     def __init__(self, n=50):
         self.x = torch.randint(256, (n, 3, 4, 4), dtype=torch.uint8)
         self.targets = torch.randint(3, (n,)).tolist()
-        self.fetched = 0
 
     def __len__(self):
         return len(self.targets)
 
     def __getitem__(self, index):
-        self.fetched += 1
         return self.x[index], self.targets[index]
-
-
-def scale(x):
-    return x.float() / 255
 
 
 def digits():
@@ -46,14 +39,6 @@ def tensors(n=50, transform=None):
     return _make_taskaware_tensor_classification_dataset(
         x, y, task_labels=0, transform_groups={"train": (transform, None), "eval": (None, None)}
     )
-
-
-def pictures(transform=None):
-    """For evaluation."""
-    data = Pictures()
-    return _make_taskaware_classification_dataset(
-        data, task_labels=0, targets=data.targets, transform_groups={"eval": (transform, None)}
-    ).eval()
 
 
 def wrapped(data):

@@ -41,6 +41,12 @@ def toy_benchmark(
     return with_task_labels(with_classes_timeline(benchmark_from_datasets(**streams)))
 
 
+def parts_of(benchmark: CLScenario, rows: list[int]) -> CLScenario:
+    """The same with these examples of each training set only."""
+    parts = [experience.dataset.subset(rows) for experience in benchmark.train_stream]
+    return benchmark_from_datasets(train=parts)
+
+
 def columns(experience) -> tuple[torch.Tensor, torch.Tensor]:
     """All inputs and targets of an experience."""
     rows = list(experience.dataset)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from covon_avalanche.backbones.libraries import BUILD, library_and_model
+from covon_avalanche.backbones.libraries import BUILD, library_and_model, resample_positions
 
 
 def create_backbone(
@@ -20,6 +20,7 @@ def create_backbone(
     *,
     weights: str | os.PathLike[str] | None = None,
     image_size: int | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> nn.Module:
     """A network whose last layer is new, with ``num_classes`` outputs.
 
@@ -30,19 +31,39 @@ def create_backbone(
         path of a ``.safetensors`` or ``.pth`` file. The file's head is used if it has
         ``num_classes`` outputs; of a complete CLIP the image tower is used.
     :param image_size: height and width of the input, for networks with a fixed input size; others
-        ignore it.
-    :raises ValueError: for an unknown name, or weights that do not fit, with their keys.
+        ignore it. A ViT's position embedding is resampled from the weights' image size.
+    :param class_names: keep the text tower of a CLIP, too, as attribute ``text``, which embeds
+        these names, in the order of the labels.
+    :raises ValueError: for an unknown name, weights that do not fit, with their keys, or class
+        names for a network without text tower.
     :raises ImportError: if the library is not installed.
     """
     if num_classes < 1:
         raise ValueError(f"num_classes must be >= 1, got {num_classes}")
     library, model_name = library_and_model(name)
     file = None if weights in (None, "default") else _read_weights(Path(str(weights)))
-    model, heads = BUILD[library](model_name, num_classes, weights == "default", image_size)
+    options = {}
+    if class_names is not None:
+        if library != "open_clip":
+            raise ValueError(
+                f"{name} has no text tower: choose a CLIP of open_clip, such as 'clip-b16'"
+            )
+        if len(class_names) != num_classes:
+            raise ValueError(f"{num_classes} classes need as many names, got {len(class_names)}")
+        options["class_names"] = class_names
+    build = BUILD[library]
+    model, heads = build(model_name, num_classes, weights == "default", image_size, **options)
     if file is None:
         return model
     if library == "open_clip" and "logit_scale" in file:  # both towers
-        file = {key: tensor for key, tensor in file.items() if key.startswith("visual.")}
+        file = {
+            key if key.startswith("visual.") else f"text.clip.{key}": tensor
+            for key, tensor in file.items()
+            if key.startswith("visual.") or class_names is not None
+        }
+    elif class_names is not None and not any(key.startswith("text.") for key in file):
+        raise ValueError(f"{weights} has no text tower, which class names need")
+    file = resample_positions(file, model)
     prefixes = tuple(f"{head}." for head in heads)
     used = {key: value for key, value in model.state_dict().items() if key.startswith(prefixes)}
     used |= {

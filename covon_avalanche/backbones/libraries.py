@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
+
+from covon_avalanche.backbones.text_tower import TextTower
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 Network = tuple[nn.Module, tuple[str, ...]]  # and the names of its heads
@@ -101,11 +103,16 @@ def _timm_config(name: str) -> Any:
 
 
 class ImageTower(nn.Module):
-    """The image tower of a CLIP with a linear head on its embedding."""
+    """The image tower of a CLIP with a linear head on its embedding.
 
-    def __init__(self, visual: nn.Module, features: int, num_classes: int) -> None:
+    :param text: the text tower, which methods for CLIP use; ``forward`` does not.
+    """
+
+    def __init__(
+        self, visual: nn.Module, features: int, num_classes: int, text: TextTower | None = None
+    ) -> None:
         super().__init__()
-        self.visual = visual
+        self.visual, self.text = visual, text
         self.head = nn.Linear(features, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -113,7 +120,13 @@ class ImageTower(nn.Module):
         return self.head(self.visual(images))
 
 
-def _open_clip(name: str, num_classes: int, pretrained: bool, image_size: int | None) -> Network:
+def _open_clip(
+    name: str,
+    num_classes: int,
+    pretrained: bool,
+    image_size: int | None,
+    class_names: Sequence[str] | None = None,
+) -> Network:
     open_clip = _optional_import("open_clip")
     model_name, tag = _clip_and_tag(name)
     if pretrained and (model_name, tag) not in open_clip.list_pretrained():
@@ -121,7 +134,10 @@ def _open_clip(name: str, num_classes: int, pretrained: bool, image_size: int | 
     options = {} if image_size is None else {"force_image_size": image_size}
     clip = open_clip.create_model(model_name, pretrained=tag if pretrained else None, **options)
     features = open_clip.get_model_config(model_name)["embed_dim"]
-    return ImageTower(clip.visual, features, num_classes), ("head",)
+    visual, text = clip.visual, None
+    if class_names is not None:
+        text = TextTower(clip, open_clip.get_tokenizer(model_name), class_names)
+    return ImageTower(visual, features, num_classes, text), ("head",)
 
 
 def _clip_and_tag(name: str) -> tuple[str, str]:
@@ -131,9 +147,28 @@ def _clip_and_tag(name: str) -> tuple[str, str]:
     return model_name, tag
 
 
+def resample_positions(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a ViT of timm or open_clip with position embeddings for the model's images."""
+    found = {"pos_embed", "visual.positional_embedding"} & weights.keys()
+    for key in found & model.state_dict().keys():
+        stored, wanted = weights[key], model.state_dict()[key]
+        if stored.shape == wanted.shape:
+            continue
+        vit: Any = getattr(model, "visual", model)
+        clip = vit is not model
+        prefix = 1 if clip else 0 if vit.no_embed_class else vit.num_prefix_tokens
+        resampled = _optional_import("timm.layers").resample_abs_pos_embed(
+            stored.reshape(1, -1, stored.shape[-1]),
+            new_size=list(vit.grid_size if clip else vit.patch_embed.grid_size),
+            num_prefix_tokens=prefix,
+        )
+        weights = weights | {key: resampled.view_as(wanted)}
+    return weights
+
+
 #: By library: from model name, number of classes, whether to download weights, and image size to
-#: the network and the names of its heads.
-BUILD: dict[str, Callable[[str, int, bool, int | None], Network]] = {
+#: the network and the names of its heads. That of open_clip also takes names of classes.
+BUILD: dict[str, Callable[..., Network]] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "open_clip": _open_clip,

@@ -1,4 +1,4 @@
-"""The ``covon`` command, one module per command. Starting it does not import torch."""
+"""The ``covon`` command. Starting it does not import torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from covon_avalanche import __version__
-from covon_avalanche.cli import compare, data, recipes, report, run, search, show
+from covon_avalanche.cli import compare, data, report, run, search, show
 from covon_avalanche.cli.options import fail
 from covon_avalanche.experiment.recipe import RecipeError
 from covon_avalanche.experiment.result import ResultError
@@ -37,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (run.run, search.search, report.report, compare.compare, recipes.recipes, show.show):
+for command in (run.run, search.search, report.report, compare.compare, show.recipes, show.show):
     app.command()(command)
 app.add_typer(data.app, name="data")
 

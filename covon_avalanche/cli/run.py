@@ -131,13 +131,16 @@ def _summarise(results: list[Result], folder: Path) -> None:
     from covon_avalanche.report import comparisons, figures, results_frame, tables
 
     (comparison,) = comparisons(results_frame(results))
-    typer.echo(tables.aligned(tables.summary_table(comparison, tables.SHORT), form="simple"))
-    write_atomically(folder / "table.md", tables.markdown_table(comparison, tables.SHORT))
+    typer.echo(tables.aligned(tables.summary_table(comparison, tables.FULL), form="simple"))
+    write_atomically(folder / "table.md", tables.markdown_table(comparison, tables.FULL))
     figures.save_curves(comparison, folder / "accuracy.png")
     typer.echo(
-        "A_T: mean accuracy over all domains after the last. BWT: its change since\n"
-        "each was learned. Seconds: training of one run. Memory: weights, optimizer\n"
-        "state, anchors and stored examples, in units of the weights.\n"
+        "A_T: accuracy after the last domain, mean over all domains; pooled: over all\n"
+        "images. Mean A_t: mean over time of the accuracy on the domains so far. BWT:\n"
+        "change of a domain's accuracy since it was learned. Max forgetting: its best\n"
+        "accuracy before the last domain minus the final one. Seconds: training of one\n"
+        "run. Memory: weights, optimizer state, anchors and stored examples, in units\n"
+        "of the weights.\n"
         f"{folder}/accuracy.png, table.md and {len(results)} result.json files\n"
         f"`covon report {folder}` generates an HTML report"
     )

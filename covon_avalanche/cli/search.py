@@ -26,7 +26,7 @@ from covon_avalanche.cli.options import (
     Strategies,
     fail,
 )
-from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe
+from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe, recipe_text
 from covon_avalanche.experiment.run_folder import error_sentence
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
@@ -58,7 +58,8 @@ def search(
     several machines that share the folder work on the same trials. The best settings go
     to FOLDER/best.toml, a recipe. Ranges are in the recipe's \\[search.STRATEGY] tables, such as
     lr = { low = 1e-4, high = 1e-1 }; without one, from a tenth to ten times each positive
-    setting on an unbounded scale (lr, weight_decay, ess, strength and others).
+    setting on an unbounded scale (lr, weight_decay, ess, strength and others). A strategy
+    without any keeps its settings.
     """
     if find_spec("optuna") is None:
         fail("covon search needs optuna: pip install 'covon_avalanche[search]'")
@@ -77,21 +78,29 @@ def search(
     folder = out or Path("searches") / chosen.name
     folder.mkdir(parents=True, exist_ok=True)
     journal = folder / "trials.journal"
-    _run_trials(chosen, journal, trials, seed, RunOptions(dataset_root=dataset_root), jobs)
-    best, comments = _best(given, held_out, list(chosen.strategies), journal, trials, seed)
-    from covon_avalanche.experiment.recipe_text import recipe_text
+    from covon_avalanche.experiment.search import space_of
 
+    searched = [name for name in chosen.strategies if space_of(chosen, name)]
+    options = RunOptions(dataset_root=dataset_root)
+    _run_trials(chosen, searched, journal, trials, seed, options, jobs)
+    best, comments = _best(given, held_out, list(chosen.strategies), journal, trials, seed)
     write_atomically(folder / "best.toml", recipe_text(best, comments))
     typer.echo(f"{folder}/best.toml: covon run {folder}/best.toml")
 
 
 def _run_trials(
-    recipe: Recipe, journal: Path, trials: int, seed: int, options: RunOptions, jobs: int | None
+    recipe: Recipe,
+    searched: list[str],
+    journal: Path,
+    trials: int,
+    seed: int,
+    options: RunOptions,
+    jobs: int | None,
 ) -> None:
-    """Search for all strategies in parallel; several processes may work on the same one."""
+    """Search for strategies in parallel; several processes may work on the same one."""
     workers = jobs or default_processes(recipe.device)
-    per_strategy = max(1, -(-workers // len(recipe.strategies)))
-    names = [name for name in recipe.strategies for _ in range(per_strategy)]
+    per_strategy = max(1, -(-workers // max(1, len(searched))))
+    names = [name for name in searched for _ in range(per_strategy)]
     try:
         with worker_pool(workers, on_terminate=signal.default_int_handler) as pool:
             futures = [
@@ -140,11 +149,16 @@ def _best(
     """The recipe with the best settings of all strategies searched so far, and comments."""
     import optuna
 
-    from covon_avalanche.experiment.search import Search, with_settings
+    from covon_avalanche.experiment.search import Search, space_of, with_settings
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     comments = {}
     for name in recipe.strategies:
+        if not space_of(held_out, name):
+            if name in searched:
+                comments[name] = "nothing to search"
+                typer.echo(f"{name}: {comments[name]}")
+            continue
         try:
             settings, value = Search(held_out, name, journal, seed).best(trials)
         except RecipeError:

@@ -1,4 +1,4 @@
-"""``covon show``."""
+"""``covon recipes`` and ``covon show``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from covon_avalanche.cli.options import fail
-from covon_avalanche.experiment.recipe import load_recipe, recipe_file
+from covon_avalanche.experiment.recipe import load_recipe, recipe_file, shipped_recipes
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import StoredRun
+
+
+def recipes() -> None:
+    """List the recipes that come with the package."""
+    for name in shipped_recipes():
+        typer.echo(f"{name}: {load_recipe(name).title}")
 
 
 def show(

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from covon_avalanche.last_layer import last_layer
+
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -40,7 +42,7 @@ class FeatureExtractor(nn.Module):
         self.network = network.requires_grad_(False).eval()
         self.pool = pool
         if blocks is None:
-            self._layers = [_last_layer(network)]
+            self._layers = [last_layer(network)]
         else:
             found = blocks_of(network)
             if not 1 <= blocks <= len(found):
@@ -106,11 +108,3 @@ def blocks_of(network: nn.Module) -> list[str]:
         if kinds[type(module)] > 1 and not inside:
             names.append(name)
     return names
-
-
-def _last_layer(network: nn.Module) -> str:
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
-    layers = [name for name, module in network.named_modules() if isinstance(module, kinds)]
-    if not layers:
-        raise ValueError(f"{type(network).__name__} has no linear or convolutional layer")
-    return layers[-1]

@@ -33,14 +33,45 @@ class ClosedFormHead(nn.Module):
 
 
 class ClosedFormModel(nn.Module):
-    """Features of a frozen network, classified by a head in closed form."""
+    """Features of a frozen network, classified by a head in closed form.
 
-    def __init__(self, features: FeatureExtractor, head: ClosedFormHead) -> None:
+    :param adapted: parameters of the network that a training loop adapts in the first domain before
+        features are taken, such as those of adapters: the first phase of RanPAC. In training mode
+        the model then returns the network's own outputs.
+    """
+
+    domains: Tensor
+    """How many domains have been learned."""
+
+    def __init__(
+        self,
+        features: FeatureExtractor,
+        head: ClosedFormHead,
+        adapted: Iterable[nn.Parameter] = (),
+    ) -> None:
         super().__init__()
         self.features, self.head = features, head
+        self.register_buffer("domains", torch.zeros((), dtype=torch.long))
+        self._adapted = list(adapted)
+
+    def begin_domain(self) -> bool:
+        """Return whether this domain adapts the network, which is unfrozen then."""
+        adapts = bool(self._adapted) and int(self.domains) == 0
+        for p in self._adapted:
+            p.requires_grad_(adapts)
+        return adapts
+
+    def train(self, mode: bool = True) -> ClosedFormModel:
+        """Stay in evaluation mode, except where the network is adapted."""
+        super().train(mode)
+        self.features.network.train(mode and bool(self._adapted) and int(self.domains) == 0)
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of shape (batch, classes), in float32 whatever the context."""
+        if self.features.network.training:
+            logits: Tensor = self.features.network(x)
+            return logits
         with torch.autocast(x.device.type, enabled=False):
             scores: Tensor = self.head(self.features(x))
         return scores
@@ -52,6 +83,7 @@ class ClosedFormModel(nn.Module):
         :param batches: inputs and labels, with the evaluation transform.
         :raises ValueError: for a domain without examples, or labels that are no class ids.
         """
+        self.features.network.requires_grad_(False).eval()
         examples = 0
         for x, labels, *_ in batches:
             classes = self.head.num_classes
@@ -63,3 +95,4 @@ class ClosedFormModel(nn.Module):
         if not examples:
             raise ValueError("a domain has no training examples")
         self.head.end_domain()
+        self.domains += 1

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from avalanche.distributed import DistributedHelper
 from avalanche.training.templates import BaseSGDTemplate
 from torch import Tensor
 
-from covon_avalanche.data_loading.example_cache import ExampleCache
-from covon_avalanche.data_loading.rows import Rows
-from covon_avalanche.data_loading.unwrapping import rows_of
+from covon_avalanche.data_loading.unwrapping import Rows, rows_of
 
 
 class TensorBatches:
@@ -25,46 +23,33 @@ class TensorBatches:
     returns its columns at an int64 tensor of indices, equal to ``__getitem__`` row by row. A
     subclass that overrides only ``__getitem__`` is not.
 
-    In training, data behind transforms stay with Avalanche's loader, because transforms may be
-    random. In evaluation they are fetched once, by workers if there are any, and cached:
-    ``tensor_batches_bytes`` limits the memory.
+    Data behind transforms stay with Avalanche's loader, because transforms may be random.
     """
 
-    tensor_batches_bytes: ClassVar[int] = 2**31
-
     def make_train_dataloader(
-        self, *, num_workers: int = 0, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
+        self, *, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
         """Avalanche's loader, or a faster one with the same batches."""
         following: Any = super()
-        following.make_train_dataloader(
-            num_workers=num_workers, shuffle=shuffle, drop_last=drop_last, **kwargs
-        )
+        following.make_train_dataloader(shuffle=shuffle, drop_last=drop_last, **kwargs)
         if _is_not_overridden(self, following, "make_train_dataloader"):
             size = self.train_mb_size  # type: ignore[attr-defined]
-            self._replace_loader(size, shuffle, drop_last, num_workers)
+            self._replace_loader(size, shuffle, drop_last)
 
-    def make_eval_dataloader(
-        self, *, num_workers: int = 0, shuffle: bool = False, **kwargs: Any
-    ) -> None:
+    def make_eval_dataloader(self, *, shuffle: bool = False, **kwargs: Any) -> None:
         """Avalanche's loader, or a faster one with the same batches."""
         following: Any = super()
-        following.make_eval_dataloader(num_workers=num_workers, shuffle=shuffle, **kwargs)
+        following.make_eval_dataloader(shuffle=shuffle, **kwargs)
         if _is_not_overridden(self, following, "make_eval_dataloader"):
-            size = self.eval_mb_size  # type: ignore[attr-defined]
-            self._replace_loader(size, shuffle, False, num_workers)
+            self._replace_loader(self.eval_mb_size, shuffle)  # type: ignore[attr-defined]
 
-    def _replace_loader(
-        self, batch_size: int, shuffle: bool, drop_last: bool, workers: int
-    ) -> None:
-        if DistributedHelper.is_distributed:
-            return
+    def _replace_loader(self, batch_size: int, shuffle: bool, drop_last: bool = False) -> None:
         strategy: Any = self
-        cache = vars(self).setdefault("_example_cache", ExampleCache())
-        cache.limit = self.tensor_batches_bytes
-        rows = rows_of(strategy.adapted_dataset, cache, workers=workers)
-        if rows is not None:
-            strategy.dataloader = TensorLoader(rows, batch_size, shuffle, drop_last)
+        if not DistributedHelper.is_distributed:
+            data = strategy.adapted_dataset
+            rows = rows_of(data)
+            if rows is not None:
+                strategy.dataloader = TensorLoader(rows, len(data), batch_size, shuffle, drop_last)
 
 
 def _is_not_overridden(strategy: Any, following: Any, name: str) -> bool:
@@ -80,22 +65,24 @@ def _is_not_overridden(strategy: Any, following: Any, name: str) -> bool:
 class TensorLoader:
     """Batches of rows, shuffled as torch's ``DataLoader`` does with the same global seed."""
 
-    def __init__(self, rows: Rows, batch_size: int, shuffle: bool, drop_last: bool) -> None:
-        self.rows, self.batch_size = rows, batch_size
+    def __init__(
+        self, rows: Rows, length: int, batch_size: int, shuffle: bool, drop_last: bool
+    ) -> None:
+        self.rows, self.length, self.batch_size = rows, length, batch_size
         self.shuffle, self.drop_last = shuffle, drop_last
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self.rows), self.batch_size)
+        full, rest = divmod(self.length, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         _draw_seed()  # a DataLoader first draws one for its workers
-        order = torch.arange(len(self.rows))
+        order = torch.arange(self.length)
         if self.shuffle:
             generator = torch.Generator().manual_seed(_draw_seed())
-            order = torch.randperm(len(self.rows), generator=generator)
+            order = torch.randperm(self.length, generator=generator)
         for indices in order.split(self.batch_size)[: len(self)]:
-            yield list(self.rows.tensor_batch(indices))
+            yield list(self.rows(indices))
 
 
 def _draw_seed() -> int:

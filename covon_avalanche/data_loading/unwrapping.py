@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,14 @@ from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from covon_avalanche.data_loading.example_cache import ExampleCache, active_transforms, fetch
-from covon_avalanche.data_loading.rows import Columns, Concatenation, Rows, Subset, WithColumns
-
+Rows = Callable[[Tensor], Sequence[Tensor]]
+"""Gives the columns (inputs, targets, ...) of the examples at some int64 indices, in order."""
 _N_COMPARED = 6  # examples that are compared with those that Avalanche fetches
 _TENSOR_GETITEMS = (TensorDataset.__getitem__, _TensorClassificationDataset.__getitem__)
 
 
-def rows_of(dataset: AvalancheDataset, cache: ExampleCache, *, workers: int = 0) -> Rows | None:
-    """The examples of a data set as rows, or ``None`` if Avalanche must fetch them.
-
-    :param cache: keeps evaluation examples that must be fetched.
-    :param workers: processes that fetch them; 0 for the current one.
-    """
+def rows_of(dataset: AvalancheDataset) -> Rows | None:
+    """The examples of a data set as rows, or ``None`` if Avalanche must fetch them."""
     tasks = getattr(dataset, "targets_task_labels", None)
     if (
         type(dataset).__getitem__ is not AvalancheDataset.__getitem__
@@ -34,16 +30,12 @@ def rows_of(dataset: AvalancheDataset, cache: ExampleCache, *, workers: int = 0)
         or (tasks is not None and len(tasks.uniques) != 1)
     ):
         return None
-    group = dataset._flat_data._transform_groups.current_group
-    rows = _with_attributes(dataset, group)
-    if rows is None and group != "eval":  # transforms may be random
+    rows = _with_attributes(dataset)
+    if rows is None:
         return None
     indices = torch.linspace(0, len(dataset) - 1, min(_N_COMPARED, len(dataset))).long()
-    expected = fetch(dataset, indices)
-    if expected is None:
-        return None
-    rows = rows or cache.get(dataset, expected, workers)
-    return rows if rows and _equal(rows.tensor_batch(indices), expected) else None
+    expected = default_collate([dataset[i] for i in indices.tolist()])
+    return rows if _equal(rows(indices), expected) else None
 
 
 def _equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
@@ -53,16 +45,17 @@ def _equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     )
 
 
-def _with_attributes(dataset: AvalancheDataset, group: str) -> Rows | None:
+def _with_attributes(dataset: AvalancheDataset) -> Rows | None:
     """The wrapped data with the columns that Avalanche appends, such as task labels."""
-    rows = _unwrapped(dataset._flat_data, group)
+    flat = dataset._flat_data
+    rows = _unwrapped(flat, flat._transform_groups.current_group)
     if rows is None:
         return None
     attributes = [a for a in dataset._data_attributes.values() if a.use_in_getitem]
     columns = [column for a in attributes if (column := _column(a)) is not None]
     if len(columns) < len(attributes):
         return None
-    return WithColumns(rows, Columns(columns)) if columns else rows
+    return partial(_with_columns, rows, columns)
 
 
 def _column(attribute: DataAttribute) -> Tensor | None:
@@ -79,17 +72,53 @@ def _column(attribute: DataAttribute) -> Tensor | None:
 def _unwrapped(data: Any, group: str) -> Rows | None:
     """The data behind Avalanche's subsets, concatenations and empty transforms."""
     if isinstance(data, _FlatDataWithTransform):
-        if active_transforms(data, group):
+        if _has_transform(data, group):
             return None
         parts = [_unwrapped(part, group) for part in data._datasets]
-        if not parts or any(part is None for part in parts):
+        known = [part for part in parts if part is not None]
+        if not known or len(known) < len(parts):
             return None
-        rows: Any = parts[0] if len(parts) == 1 else Concatenation(parts)
-        indices = data._indices
-        return rows if indices is None else Subset(rows, torch.as_tensor(np.array(list(indices))))
+        rows = known[0]
+        if len(known) > 1:
+            ends = torch.tensor([len(part) for part in data._datasets]).cumsum(0)
+            rows = partial(_concatenation, known, ends)
+        if data._indices is None:
+            return rows
+        return partial(_subset, rows, torch.as_tensor(np.array(list(data._indices))))
     if isinstance(data, TensorDataset) and type(data).__getitem__ in _TENSOR_GETITEMS:
-        return Columns(data.tensors)
-    return data if _has_current_tensor_batch(data) else None
+        return partial(_columns, data.tensors)
+    return data.tensor_batch if _has_current_tensor_batch(data) else None
+
+
+def _columns(tensors: Sequence[Tensor], indices: Tensor) -> list[Tensor]:
+    return [tensor.index_select(0, indices.to(tensor.device)) for tensor in tensors]
+
+
+def _with_columns(rows: Rows, more: Sequence[Tensor], indices: Tensor) -> list[Tensor]:
+    return [*rows(indices), *_columns(more, indices)]
+
+
+def _subset(rows: Rows, chosen: Tensor, indices: Tensor) -> Sequence[Tensor]:
+    return rows(chosen.index_select(0, indices))
+
+
+def _concatenation(parts: Sequence[Rows], ends: Tensor, indices: Tensor) -> list[Tensor]:
+    owners = torch.bucketize(indices, ends, right=True)
+    starts = torch.cat([ends.new_zeros(1), ends])
+    order, pieces = [], []
+    for owner in owners.unique().tolist():
+        (mine,) = torch.nonzero(owners == owner, as_tuple=True)
+        order.append(mine)
+        pieces.append(parts[owner](indices[mine] - starts[owner]))
+    inverse = torch.cat(order).argsort()
+    return [torch.cat(column)[inverse] for column in zip(*pieces, strict=True)]
+
+
+def _has_transform(data: _FlatDataWithTransform, group: str) -> bool:
+    """Whether one of Avalanche's wrappers applies a transform in a transform group."""
+    both = (data._transform_groups, data._frozen_transform_groups)
+    transforms = [groups.transform_groups[group] for groups in both]
+    return any(any(getattr(t, "transforms", [t])) for t in transforms)  # not (None, None)
 
 
 def _has_current_tensor_batch(data: Any) -> bool:

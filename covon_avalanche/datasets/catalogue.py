@@ -95,5 +95,17 @@ CATALOGUE = {
             "only on Google Drive (see github.com/MachineLearning2020/Homework3-PACS for a copy): "
             "unpack it so that PACS/photo/dog exists",
         ),
+        DataSet(
+            "OfficeHome",
+            "OfficeHome",
+            "only on Google Drive (see hemanthdv.github.io/officehome-dataset), about 1 GB: unpack "
+            "it so that OfficeHome/Art/Alarm_Clock exists",
+        ),
+        DataSet(
+            "ImageNetR",
+            "imagenet-r",
+            "a tar archive of about 2 GB, people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar (see "
+            "github.com/hendrycks/imagenet-r): unpack it so that imagenet-r/n01443537 exists",
+        ),
     )
 }

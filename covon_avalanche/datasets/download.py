@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
@@ -92,7 +93,8 @@ def unpack(archive: Path, folder: Path) -> None:
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(scratch)
         shutil.copytree(scratch, folder, copy_function=os.replace, dirs_exist_ok=True)
-    except (zipfile.BadZipFile, OSError) as error:
+    # RuntimeError: encrypted, or compressed in a way that zipfile does not know.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError) as error:
         raise ValueError(f"{archive} cannot be unpacked: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -34,19 +34,36 @@ class AccuracyMatrix:
         return self.rows[-1]
 
     def average_accuracy(self) -> float:
-        """A_T as domain mean: mean over domains after the last one."""
+        """A_T, domain mean: mean of the accuracies on all domains after the last one."""
         return sum(self.last) / len(self.last)
 
     def weighted_accuracy(self, domains: int | None = None) -> float:
-        """A_T pooled: accuracy over the images of all, or of the first few, domains."""
-        hits = [a * n for a, n in zip(self.last, self.counts, strict=True)]
-        return sum(hits[:domains]) / sum(self.counts[:domains])
+        """A_T, pooled: accuracy over the images of all, or of the first few, domains."""
+        return self._pooled(self.last[:domains])
 
-    def curve(self) -> list[float | None]:
-        """Mean accuracy over the domains seen so far, after each domain."""
+    def _pooled(self, row: Row) -> float:
+        """Accuracy over the images of the first domains, from those on each of them."""
+        counts = self.counts[: len(row)]
+        return sum(a * n for a, n in zip(row, counts, strict=True)) / sum(counts)
+
+    def curve(self, *, pooled: bool = False) -> list[float | None]:
+        """A_t: accuracy on the domains seen so far, after each domain.
+
+        :param pooled: over the images of these domains, instead of the mean over the domains.
+        """
         n = len(self.counts)
         seen = [row and row[: n if self.held_out else t + 1] for t, row in enumerate(self.rows)]
-        return [None if row is None else sum(row) / len(row) for row in seen]
+        mean = self._pooled if pooled else lambda row: sum(row) / len(row)
+        return [None if row is None else mean(row) for row in seen]
+
+    def incremental_accuracy(self, *, pooled: bool = False) -> float | None:
+        """Average incremental accuracy: mean of A_t over time, that is, of :meth:`curve` (Rebuffi
+        et al., "iCaRL", CVPR 2017). ``None`` if a row was not evaluated (joint training).
+
+        :param pooled: of pooled A_t, as many papers print it.
+        """
+        curve = [a for a in self.curve(pooled=pooled) if a is not None]
+        return sum(curve) / len(curve) if curve and len(curve) == len(self.rows) else None
 
     def bwt(self) -> float | None:
         """Backward transfer, the paper's F_T: mean over earlier domains of the final accuracy

@@ -27,9 +27,10 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     ``train`` do not, because they precede the merge of posteriors. A missing evaluation is a row
     ``None``. A part of an online stream counts as an experience: evaluate at the stream's end only.
 
-    Reported for the domains learned so far: A_T as domain mean and pooled
-    (``ImageWeightedAccuracy``), BWT (the paper's F_T), forgetting as defined by Avalanche and from
-    the best earlier accuracy, plasticity, and calibration. Undefined metrics, such as BWT after
+    Reported for the domains learned so far: A_T as domain mean (``DomainMeanAccuracy``) and pooled
+    (``ImageWeightedAccuracy``), the mean of the former over time (``IncrementalAccuracy``), BWT
+    (the paper's F_T), forgetting as defined by Avalanche and from the best earlier accuracy
+    (``MaxForgetting``), plasticity, and calibration. Undefined metrics, such as BWT after
     one domain, are not reported. Comparisons with earlier rows are undefined if the test domains
     differ from the trained ones in number, order or ``experience.domain`` (CORe50's test
     sessions). Task identities are not used.
@@ -71,6 +72,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         metrics = {
             "DomainMeanAccuracy": matrix.curve()[-1],
             "ImageWeightedAccuracy": matrix.weighted_accuracy(seen),
+            "IncrementalAccuracy": matrix.incremental_accuracy(),
             "BWT": matrix.bwt(),
             "Forgetting": matrix.forgetting(),
             "MaxForgetting": matrix.max_forgetting(),

@@ -11,8 +11,7 @@ from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.storage_policy import BalancedExemplarsBuffer, ExemplarsBuffer
 from torch import Tensor
-
-from covon_avalanche.closed_form import ClosedFormHead
+from torch.nn.modules.batchnorm import _BatchNorm
 
 _Item: TypeAlias = Tensor | AvalancheDataset[Any]
 
@@ -24,8 +23,7 @@ class MemoryFootprint(SupervisedPlugin):
     (samples included), tensors of the plugins (anchors, importances, old models) and stored
     examples. It is the largest value after any experience's second step. An example
     counts as the network receives it, with its labels, even if the memory only refers to the data
-    set. Gradients, which every method has, do not count, and of the model's buffers only those of a
-    :class:`ClosedFormHead`.
+    set. Gradients and the running statistics of batch norm, which every method has, do not count.
     """
 
     def __init__(self) -> None:
@@ -59,9 +57,9 @@ class MemoryFootprint(SupervisedPlugin):
         plugins = [p for p in strategy.plugins if not isinstance(p, EvaluationPlugin)]
         owners = [vars(owner) for owner in (strategy.optimizer, *plugins)]
         memory = getattr(strategy, "storage_policy", None)
-        heads = [m for m in strategy.model.modules() if isinstance(m, ClosedFormHead)]
-        sums = [buffer for head in heads for buffer in head.buffers()]
-        sizes = _sizes([*parameters, *sums, *_stored([*owners, memory], depth=10)])
+        modules = [m for m in strategy.model.modules() if not isinstance(m, _BatchNorm)]
+        buffers = [b for m in modules for b in m.buffers(recurse=False) if b.dim() > 0]
+        sizes = _sizes([*parameters, *buffers, *_stored([*owners, memory], depth=10)])
         gradients = _sizes(p.grad for p in parameters if p.grad is not None)
         total = sum(size for address, size in sizes.items() if address not in gradients)
         self.ratio = max(self.ratio, total / sum(_sizes(parameters).values()))

@@ -32,7 +32,14 @@ from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import StrategySettings
 from covon_avalanche.experiment.resumable import Resumable
 
-_FOLDERS = {"PACS": "PACS", "DomainNet": "domainnet", "CDDB": "CDDB", "CORe50": "core50"}
+_FOLDERS = {
+    "PACS": "PACS",
+    "DomainNet": "domainnet",
+    "OfficeHome": "OfficeHome",
+    "ImageNetR": "imagenet-r",
+    "CDDB": "CDDB",
+    "CORe50": "core50",
+}
 
 
 def build_benchmark(
@@ -70,12 +77,14 @@ def build_model(
     model: Model,
     benchmark: CLScenario,
     dataset_root: str | os.PathLike[str] | None = None,
+    with_text: bool = False,
 ) -> nn.Module:
     """The recipe's network, with inputs and outputs as the benchmark needs them.
 
     Backbones hold their weights with channels last, for which convolutions are faster.
 
     :param dataset_root: where relative paths of weights begin, as for ``build_benchmark``.
+    :param with_text: keep the text tower of a CLIP, for the benchmark's class names.
     """
     if isinstance(model, Perceptron):
         return SimpleMLP(
@@ -90,7 +99,11 @@ def build_model(
         weights = _below(dataset_root, weights)
     height = benchmark.test_stream[0].dataset.eval()[0][0].shape[-2]
     backbone = create_backbone(
-        model.backbone, benchmark.n_classes, weights=weights, image_size=height
+        model.backbone,
+        benchmark.n_classes,
+        weights=weights,
+        image_size=height,
+        class_names=benchmark.classes if with_text else None,
     )
     return backbone.to(memory_format=torch.channels_last)
 

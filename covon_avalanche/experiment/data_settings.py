@@ -41,10 +41,12 @@ class _Images(Table):
     recipe names the domains."""
     image_size: PositiveInt = 224
     """Height and width of the network's input."""
-    validation_size: Fraction | PositiveInt = 0.0
-    """Fraction of the training images, or their number, always held out."""
+    validation_size: Fraction = 0.0
+    """Fraction of the training images, always held out."""
     limit: PositiveInt | None = None
     """Most images per class and domain."""
+    train_limit: PositiveInt | None = None
+    """The same for the training images alone."""
     cache_size: PositiveInt | None = None
     """Keep all images decoded, with this shorter side, in ``cache`` below the data folder:
     faster, for disk space. Random crops are taken from the cached images."""
@@ -69,7 +71,12 @@ def _published_order(
     """The domains of a stream, if it knows them; the values need not be valid."""
     if name == "CORe50" and run in range(len(domain_orders.NI_ORDERS)):
         return domain_orders.core50_sessions(split, run)
-    orders = {"PACS": domain_orders.PACS, "DomainNet": domain_orders.DOMAINNET}
+    orders = {
+        "PACS": domain_orders.PACS,
+        "DomainNet": domain_orders.DOMAINNET,
+        "OfficeHome": domain_orders.OFFICE_HOME,
+        "ImageNetR": domain_orders.IMAGENET_R,
+    }
     return domain_orders.TRACKS.get(str(track)) if name == "CDDB" else orders.get(name)
 
 
@@ -77,6 +84,14 @@ class ImageStream(_Images):
     """Streams without other settings."""
 
     name: Literal["PACS", "DomainNet"]
+
+
+class SplitStream(_Images):
+    """Streams without an official split."""
+
+    name: Literal["OfficeHome", "ImageNetR"]
+    split_seed: NonNegativeInt = 0
+    """Of the choice of test images, the same for all seeds, where the data have no lists."""
 
 
 class CDDBStream(_Images):
@@ -109,7 +124,7 @@ class FolderStream(_Images):
     the data folder."""
 
 
-_AnyStream = PermutedStream | ImageStream | CDDBStream | CORe50Stream | FolderStream
+_AnyStream = PermutedStream | ImageStream | SplitStream | CDDBStream | CORe50Stream | FolderStream
 Stream = Annotated[_AnyStream, Field(discriminator="name")]
 STREAMS: dict[str, type[Table]] = {
     name: cls

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import tomli_w
 from pydantic import (
     Field,
     NonNegativeInt,
@@ -279,3 +280,15 @@ def parse_seeds(text: str) -> list[int]:
             raise RecipeError(f"the range of seeds {part.strip()!r} is empty")
         seeds += found
     return list(dict.fromkeys(seeds))
+
+
+def recipe_text(recipe: Recipe, comments: Mapping[str, str]) -> str:
+    """A recipe as TOML, without its search spaces.
+
+    :param comments: on strategies, by name, for the head of the file.
+    """
+    head = "".join(f"# {name}: {comment}\n" for name, comment in comments.items())
+    data = recipe.model_dump(
+        mode="json", exclude={"search"}, exclude_defaults=True, exclude_none=True
+    )
+    return head + tomli_w.dumps(data)

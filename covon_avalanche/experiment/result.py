@@ -6,7 +6,14 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
@@ -67,8 +74,9 @@ class Result(BaseModel):
     average_accuracy: float
     """A_T, domain mean."""
     weighted_accuracy: float
-    """A_T, image-weighted."""
+    """A_T, pooled over the images of all domains."""
     bwt: float | None
+    """Backward transfer, the paper's F_T."""
     calibration: dict[str, float] = {}
     """NLL (nats), Brier score and expected calibration error after the last domain, domain mean."""
     reliability: list[ReliabilityBin] = []
@@ -92,10 +100,48 @@ class Result(BaseModel):
     versions: dict[str, str]
     machine: dict[str, Any]
 
+    @model_validator(mode="after")
+    def _coherent(self) -> Result:
+        """What tables and figures rely on."""
+        strategy = self.settings.get("strategy")
+        if not isinstance(strategy, dict) or not isinstance(strategy.get("kind"), str):
+            raise ValueError("settings.strategy.kind is missing")
+        if not isinstance(self.settings.get("stream", {}), dict):
+            raise ValueError("settings.stream must be a table")
+        if not self.accuracy or self.accuracy[-1] is None:
+            raise ValueError("accuracy has no row after the last domain")
+        if not self.counts or min(self.counts) < 1:
+            raise ValueError(f"counts must be at least 1 for each domain, got {self.counts}")
+        for t, row in enumerate(self.accuracy):
+            if row is not None and len(row) != len(self.counts):
+                raise ValueError(
+                    f"accuracy.{t} has {len(row)} domains, but counts has {len(self.counts)}"
+                )
+        if not self.held_out and len(self.accuracy) != len(self.counts):
+            raise ValueError(
+                f"accuracy has {len(self.accuracy)} rows for the {len(self.counts)} domains"
+            )
+        return self
+
     @property
     def matrix(self) -> AccuracyMatrix:
         """The accuracies, and the metrics computed from them."""
         return AccuracyMatrix(self.counts, self.accuracy, self.held_out)
+
+    @property
+    def incremental_accuracy(self) -> float | None:
+        """Mean of A_t (domain mean) over time."""
+        return self.matrix.incremental_accuracy()
+
+    @property
+    def forgetting(self) -> float | None:
+        """Minus the backward transfer."""
+        return self.matrix.forgetting()
+
+    @property
+    def max_forgetting(self) -> float | None:
+        """Best earlier accuracy minus the last one, mean over past domains."""
+        return self.matrix.max_forgetting()
 
     def save(self, path: Path) -> None:
         """Write as JSON, replacing an older file atomically."""

@@ -15,16 +15,14 @@ from avalanche.training.templates import BaseSGDTemplate
 from avalanche.training.templates.update_type import SGDUpdate
 
 from covon_avalanche.experiment.checkpoint import (
-    CheckpointError,
     Point,
     load_checkpoint,
-    mark_unusable,
     remove_outdated,
     save_checkpoint,
     stored_points,
 )
 from covon_avalanche.experiment.run_options import RunOptions
-from covon_avalanche.experiment.state import ExternalObjects, StateError, capture, restore
+from covon_avalanche.experiment.state import StateError, capture, restore
 
 _log = logging.getLogger(__name__)
 
@@ -46,18 +44,18 @@ class Resumable:
             return
         start = self.checkpointer.enter()
         for epoch in range(start.epoch, strategy.train_epochs):
-            if start.batch == 0 or epoch > start.epoch:
+            skipped = start.batch if epoch == start.epoch else 0
+            if skipped == 0:
                 strategy._before_training_epoch(**kwargs)
                 if strategy._stop_training:
                     strategy._stop_training = False
                     break
                 self.checkpointer.begin_epoch(epoch)
-                strategy.training_epoch(**kwargs)
-            else:
-                whole = strategy.dataloader
-                strategy.dataloader = self.checkpointer.remaining(whole, start.batch)
-                strategy.training_epoch(**kwargs)
-                strategy.dataloader = whole
+            whole = strategy.dataloader
+            if skipped > 0:
+                strategy.dataloader = self.checkpointer.remaining(whole, skipped)
+            strategy.training_epoch(**kwargs)
+            strategy.dataloader = whole
             strategy._after_training_epoch(**kwargs)
             self.checkpointer.end_epoch(epoch)
 
@@ -81,6 +79,7 @@ class Checkpointer:
     :param run: identity of the run; checkpoints of others are not used.
     :param root: ``"model"``, ``"strategy"`` and what else belongs to the state; all of it is
         changed in place.
+    :param data: of the benchmark, see :func:`~covon_avalanche.experiment.state.benchmark_data`.
     :param on_store: called after each storing with the seconds that it took.
     """
 
@@ -89,11 +88,11 @@ class Checkpointer:
         folder: Path,
         run: str,
         root: dict[str, Any],
-        external: ExternalObjects,
+        data: dict[str, Any],
         options: RunOptions,
         on_store: Callable[[float], None],
     ) -> None:
-        self.folder, self.run, self.root, self.external = folder, run, root, external
+        self.folder, self.run, self.root, self.data = folder, run, root, data
         self.options, self.on_store = options, on_store
         self._inside = _is_plain(root["strategy"])
         self._between = True
@@ -107,7 +106,7 @@ class Checkpointer:
         """Restore the latest usable point between experiences.
 
         :return: index of the experience that comes next; 0 if nothing was restored.
-        :raises StateError: if a checkpoint fits only in part: the run must be built again. That
+        :raises StateError: if a checkpoint cannot be used: the run must be built again. That
             checkpoint is not tried again.
         """
         self._restore_latest(lambda point: point.is_between and point.experience > 0)
@@ -124,34 +123,26 @@ class Checkpointer:
         return self._point
 
     def _restore_latest(self, fits: Callable[[Point], bool]) -> None:
-        for point in filter(fits, stored_points(self.folder)):
-            if self._restore(point):
-                domain, epoch, batch = (number + 1 for number in point)
-                _log.info("resumed at domain %d, epoch %d, batch %d", domain, epoch, batch)
-                self._point = point
-                return
-
-    def _restore(self, point: Point) -> bool:
-        try:
-            state, tensors = load_checkpoint(self.folder, point, self.run)
-        except CheckpointError as error:
-            _log.warning("%s; the one before it is used, if any", error)
-            mark_unusable(self.folder, point)
-            return False
+        point = next(filter(fits, stored_points(self.folder)), None)
+        if point is None:
+            return
         generators: dict[str, Any] = {}
         try:
-            restore(state, tensors, {**self.root, "generators": generators}, self.external)
+            state = load_checkpoint(self.folder, point, self.run)
+            restore(state, {**self.root, "generators": generators}, self.data)
             self._epoch_start, self._now = generators["epoch_start"], generators["now"]
             _set_generator_states(self._now)
         except (MemoryError, torch.OutOfMemoryError):
             raise  # says nothing about the checkpoint
         except Exception as error:
-            mark_unusable(self.folder, point)
+            file = point.file(self.folder)
+            file.replace(file.with_name(f"{file.name}.unusable"))
             if isinstance(error, StateError):
                 raise
             reason = f"{type(error).__name__}: {error}"
             raise StateError(f"a checkpoint does not fit this run: {reason}") from error
-        return True
+        _log.info("resumed at domain %d, epoch %d, batch %d", *(number + 1 for number in point))
+        self._point = point
 
     def remaining(self, loader: Any, batches: int) -> Iterator[Any]:
         """The batches of an epoch after the first ``batches``, in their original order."""
@@ -194,12 +185,12 @@ class Checkpointer:
         start = time.monotonic()
         try:
             generators = {"epoch_start": self._epoch_start, "now": _generator_states()}
-            state, tensors = capture({**self.root, "generators": generators}, self.external)
+            state = capture({**self.root, "generators": generators}, self.data)
+            save_checkpoint(self.folder, self._point, state, self.run)
         except StateError as error:
             where = "between" if self._point.is_between else "inside"
             _log.warning("no checkpoints %s experiences: %s", where, error)
             return False
-        save_checkpoint(self.folder, self._point, state, tensors, self.run)
         remove_outdated(self.folder)
         self._stored_at = time.monotonic()
         self._cost = self._stored_at - start

@@ -34,7 +34,7 @@ from covon_avalanche.experiment.result import Epoch, EvaluatedOn, ReliabilityBin
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash, settings_of
 from covon_avalanche.experiment.run_options import RunOptions
-from covon_avalanche.experiment.state import ExternalObjects, StateError
+from covon_avalanche.experiment.state import StateError, benchmark_data
 from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 
@@ -125,9 +125,11 @@ class _Run:
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
         torch.manual_seed(self.seed)
-        network = build_model(recipe.model, self.benchmark, root)
+        network = build_model(recipe.model, self.benchmark, root, self.settings.needs_text)
         example = self.benchmark.test_stream[0].dataset.eval()[0][0][None]
-        self.model = self.settings.wrap_model(network, self.benchmark.n_classes, example)
+        self.model = self.settings.wrap_model(
+            network, self.benchmark.n_classes, recipe.stream.n_experiences, example
+        )
         self.metrics = DomainMetrics(self.stream)
         self.log = EpochLog(self._epoch_done)
         self._written_at = 0.0
@@ -158,7 +160,7 @@ class _Run:
             folder.checkpoint_folder,
             folder.hash,
             {"model": self.model, "strategy": self.strategy, "diagnostics": self.diagnostics},
-            ExternalObjects(self.benchmark.streams),
+            benchmark_data(self.benchmark.streams),
             self.options,
             on_store=self.log.leave_out,
         )
@@ -177,11 +179,9 @@ class _Run:
     def _write_status(self) -> None:
         if self.folder is None:
             return
-        curve = self.metrics.matrix.curve()
         status = Status(
-            domains=len(curve),
+            domains=len(self.metrics.matrix.curve()),
             of_domains=1 if self.settings.kind == "joint" else self.recipe.stream.n_experiences,
-            accuracy=curve[-1] if curve else None,
             epoch=Epoch(**self.log.epochs[-1]) if self.log.epochs else None,
             of_epochs=self.strategy.train_epochs,
         )

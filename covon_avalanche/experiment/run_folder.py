@@ -61,8 +61,6 @@ class Status(BaseModel):
     domains: int = 0
     """Learned so far."""
     of_domains: int = 1
-    accuracy: float | None = None
-    """Mean over the domains learned."""
     epoch: Epoch | None = None
     """The latest."""
     of_epochs: int = 1
@@ -221,7 +219,7 @@ class RunFolder(StoredRun):
         :raises ValueError: if the data have changed since the run was started.
         """
         file, now = self.path / "data.json", json.dumps(images)
-        resumes = file.exists() and any(self.checkpoint_folder.glob("*.safetensors"))
+        resumes = file.exists() and any(self.checkpoint_folder.glob("*.pt"))
         if resumes and (before := file.read_text(encoding="utf-8")) != now:
             raise ValueError(
                 f"the data have changed since {self.path} was started: it had {before} images, "

@@ -61,9 +61,9 @@ def space_of(recipe: Recipe, strategy: str) -> dict[str, Space]:
 
 
 def _is_unbounded(settings: StrategySettings, key: str) -> bool:
-    """Whether a declared setting has no upper bound."""
+    """Whether a setting has no upper bound; arguments of Avalanche's classes have none."""
     field = type(settings).model_fields.get(key)
-    return field is not None and not any(
+    return field is None or not any(
         hasattr(bound, "le") or hasattr(bound, "lt") for bound in field.metadata
     )
 

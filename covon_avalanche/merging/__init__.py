@@ -1,22 +1,29 @@
 """Merge rules: how the weights of a new task are merged with those of the earlier tasks.
 
-Every rule works with any optimizer, through :func:`merge_into`. Nothing here imports Avalanche.
+Every rule works with any optimizer, through :func:`merge_into`. :class:`DUCT` merges backbones and
+keeps a classifier per domain; :func:`align_classifier` retrains a shared one. Nothing here imports
+Avalanche.
 """
 
+from covon_avalanche.merging.alignment import align_classifier
 from covon_avalanche.merging.averaging import EMA, Average
 from covon_avalanche.merging.batch_norm import update_batch_norm
-from covon_avalanche.merging.fisher import FisherMerge
+from covon_avalanche.merging.duct import DUCT
+from covon_avalanche.merging.fisher import CoFiMA, FisherMerge
 from covon_avalanche.merging.regmean import RegMean
 from covon_avalanche.merging.rule import Eq8, MergeRule, Task, merge_into
 
 __all__ = [
+    "DUCT",
     "EMA",
     "Average",
+    "CoFiMA",
     "Eq8",
     "FisherMerge",
     "MergeRule",
     "RegMean",
     "Task",
+    "align_classifier",
     "merge_into",
     "update_batch_norm",
 ]

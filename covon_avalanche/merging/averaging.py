@@ -54,8 +54,9 @@ class EMA(Average):
 
     Rows that no earlier task has trained keep their new weights. With CoVON ``m0`` is the mean of
     the prior, and the first prior is merged, too, as in Eq. 8: this is the paper's ablation of
-    Eq. 8 without curvature. Also known as CoMA: Marouf et al., "Weighted Ensemble Models Are
-    Strong Continual Learners" (ECCV 2024).
+    Eq. 8 without curvature. Without a posterior optimizer the first task is kept as it is, and this
+    is CoMA, whose authors take ``γ = 0.4``: Marouf et al., "Weighted Ensemble Models Are Strong
+    Continual Learners" (ECCV 2024).
     """
 
     def __init__(self, gamma: float) -> None:

@@ -1,4 +1,4 @@
-"""Averaging weighted by the diagonal Fisher information."""
+"""Averaging weighted by the diagonal Fisher information: Fisher merging and CoFiMA."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covon_avalanche.merging.rule import MergeRule, Task
-from covon_avalanche.posterior.fisher import Criterion, squared_example_gradients
-from covon_avalanche.posterior.gaussian import embed
+from covon_avalanche.posterior.fisher import (
+    Criterion,
+    squared_batch_gradients,
+    squared_example_gradients,
+)
+from covon_avalanche.posterior.gaussian import check_gamma, embed
+
+_LEAST_FISHER = 1e-4  # CoFiMA's
 
 
 class FisherMerge(MergeRule):
@@ -52,6 +58,63 @@ class FisherMerge(MergeRule):
         self._task_fisher = {}
 
     def _past(self, name: str, fisher: Tensor) -> Tensor:
-        """``F0`` in the parameter's present shape."""
-        nothing = torch.zeros_like(fisher)
-        return embed(self.fisher[name], nothing) if name in self.fisher else nothing
+        return _in_shape(self.fisher.get(name), fisher)
+
+
+class CoFiMA(MergeRule):
+    """Averaging of the last two models, weighted by their diagonal Fisher information::
+
+        m1 = ((1 - γ) F0 m0 + γ F m) / ((1 - γ) F0 + γ F),    F0 ← F
+
+    ``F`` is the mean over mini-batches of their squared gradients, in loss²/weight², clamped from
+    below at 1e-4, at the weights that the task has left; ``F0`` is that of the task before, so that
+    one copy of the weights' size is kept. The first task is kept as it is, as are new rows of a
+    growing classifier. Gradients are computed in eval mode. With equal Fishers this is
+    :class:`EMA`, which the authors call CoMA. Marouf et al., "Weighted Ensemble Models Are Strong
+    Continual Learners" (ECCV 2024); written from the paper.
+    """
+
+    needs_data = True
+    shuffled = True  # the gradient of a batch of one class is not that of a typical one
+
+    def __init__(self, gamma: float = 0.4, criterion: Criterion = F.cross_entropy) -> None:
+        """
+        :param gamma: weight of the new task, in (0, 1].
+        :param criterion: the training loss, averaged over the batch.
+        """
+        check_gamma(gamma)
+        self.gamma = gamma
+        self.criterion = criterion
+        self.fisher: dict[str, Tensor] = {}
+        """``F0`` by parameter name: of the last task."""
+        self._task_fisher: dict[str, Tensor] = {}  # F, from merge to observe
+
+    def merge(self, task: Task) -> dict[str, Tensor]:
+        """See :class:`MergeRule`; one pass over the data, with gradients."""
+        sums: dict[str, Tensor] = {}
+        batches = 0
+        for batch in task.batches():
+            size = len(batch[1])
+            squared = squared_batch_gradients(task.model, [batch], self.criterion)
+            sums = {name: sums.get(name, 0) + value / size for name, value in squared.items()}
+            batches += 1
+        if batches == 0:
+            raise ValueError("the Fisher needs at least one example, got none")
+        self._task_fisher = {n: (s / batches).clamp(min=_LEAST_FISHER) for n, s in sums.items()}
+        merged = {}
+        for name, m in task.trained().items():
+            fisher, m0 = self._task_fisher[name], task.before[name]
+            new = self.gamma * fisher
+            old = (1 - self.gamma) * _in_shape(self.fisher.get(name), fisher)
+            merged[name] = m0 + new / (old + new) * (m - m0)
+        return merged
+
+    def observe(self, task: Task) -> None:
+        """Keep the task's Fisher information instead of the one before, without another pass."""
+        self.fisher, self._task_fisher = self._task_fisher, {}
+
+
+def _in_shape(past: Tensor | None, fisher: Tensor) -> Tensor:
+    """A past Fisher information in the parameter's present shape; 0 where there was none."""
+    zeros = torch.zeros_like(fisher)
+    return zeros if past is None else embed(past.to(fisher), zeros)

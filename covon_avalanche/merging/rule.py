@@ -78,6 +78,9 @@ class MergeRule(ABC):
 
     needs_data: ClassVar[bool] = False
     """Whether :meth:`merge` or :meth:`observe` passes over the task's data."""
+    shuffled: ClassVar[bool] = False
+    """Whether these passes need full batches in random order, because batches are not averaged
+    example by example."""
 
     @abstractmethod
     def merge(self, task: Task) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Torch optimizers that hold a diagonal Gaussian posterior over the weights.
+"""Torch optimizers that hold a diagonal Gaussian posterior over the weights, and UPGD.
 
 Imports torch, safetensors, numpy and, if installed, numba; never Avalanche.
 """
@@ -6,5 +6,6 @@ Imports torch, safetensors, numpy and, if installed, numba; never Avalanche.
 from covon_avalanche.optim.bayes_by_backprop import BayesByBackprop
 from covon_avalanche.optim.covon import ALGORITHM_1, CoVON
 from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
+from covon_avalanche.optim.upgd import UPGD
 
-__all__ = ["ALGORITHM_1", "BayesByBackprop", "CoVON", "PosteriorOptimizer"]
+__all__ = ["ALGORITHM_1", "UPGD", "BayesByBackprop", "CoVON", "PosteriorOptimizer"]

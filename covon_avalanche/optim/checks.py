@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -17,10 +16,9 @@ _LARGEST = 3.4e38  # of float32, in which the weights are
 
 def check_positive(name: str, value: float, *, zero: bool = False) -> None:
     """Raise a ``ValueError`` unless the value is > 0 (or >= 0) and finite in float32."""
-    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
-        raise ValueError(f"{name} must be {'>=' if zero else '>'} 0 and finite, got {value}")
-    if value > _LARGEST:
-        raise ValueError(f"{name} must be at most {_LARGEST} (the range of float32), got {value}")
+    if not (0 < value <= _LARGEST or (zero and value == 0)):
+        sign = ">=" if zero else ">"
+        raise ValueError(f"{name} must be {sign} 0 and finite in float32, got {value}")
 
 
 def check_whole(name: str, value: Any, least: int = 1) -> None:

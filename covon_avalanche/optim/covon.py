@@ -26,7 +26,7 @@ from covon_avalanche.optim.checks import (
     check_positive,
     check_precisions,
 )
-from covon_avalanche.optim.diagnostics import Diagnostics, Trained, diagnose
+from covon_avalanche.optim.diagnostics import Diagnostics, diagnose
 from covon_avalanche.optim.hessian import HessApprox, beta2_at
 from covon_avalanche.optim.multi_tensor import (
     LARGEST_ESTIMATE,
@@ -58,14 +58,13 @@ from covon_avalanche.posterior.gaussian import (
 )
 
 Implementation = Literal["auto", "compiled", "foreach", "reference"]
-Consolidation = Literal["merge", "ema", "replace", "none"]
+Consolidation = Literal["merge", "replace", "none"]
 
 ALGORITHM_1: dict[str, Any] = dict(hess_approx="reparam", betas=(0.9, 0.9999), gamma_precision=None)
 """The paper's choices where the defaults differ: ``CoVON(params, ess=N, **ALGORITHM_1)``.
 Algorithm 1 as printed has no ``clip_radius``, the paper's experiments have one; for none add
 ``clip_radius=float("inf")``."""
 
-_HESS_APPROX, _CONSOLIDATION = get_args(HessApprox), get_args(Consolidation)
 _MANY_STEPS = 100  # before them a precision is not expected to be learned
 _SHARE_TO_WARN = 0.9  # of hess still near hess_init
 _GAMMA_PRECISION = 2.0  # for estimates that are never negative; chosen in docs/permuted-mnist.md
@@ -155,12 +154,11 @@ class CoVON(PosteriorOptimizer):
     :param batch_size: examples behind a step's gradient (over all processes), for
         ``"gradsq"``; with Avalanche :class:`CoVONPlugin` sets it in each step. Only the first
         group's value is used.
-    :param consolidation: what the end of a task does: ``"merge"``, Eq. 8, precision-weighted;
-        ``"ema"``, the same precision, but means averaged without it,
-        ``(1 - gamma) m0 + gamma m``; ``"replace"``, no slow state: what the task alone adds to
-        the first prior becomes the prior (negative entries of the Hessian count as 0);
-        ``"none"``, plain IVON without consolidation. The last three are the ablations of the
-        paper's Figure 2b.
+    :param consolidation: what the end of a task does: ``"merge"``, Eq. 8; ``"replace"``, no slow
+        state: what the task alone adds to the first prior becomes the prior (negative entries of
+        the Hessian count as 0); ``"none"``, plain IVON without consolidation. The last two, and
+        :class:`covon_avalanche.merging.EMA` with ``gamma_precision=None``, are the ablations of
+        the paper's Figure 2b.
     :param generator: gives the seed of the noise at the first sample; by default torch's global
         generator does. With several processes it is required, with the same seed on all ranks.
     :param implementation: ``"foreach"``, torch's multi-tensor operations; ``"compiled"``, numba on
@@ -237,8 +235,8 @@ class CoVON(PosteriorOptimizer):
         if not group["clip_radius"] > 0:
             raise ValueError(f"clip_radius must be > 0, got {group['clip_radius']}")
         check_choice("prior_mean", group["prior_mean"], ("zero", "init"))
-        check_choice("hess_approx", group["hess_approx"], _HESS_APPROX)
-        check_choice("consolidation", group["consolidation"], _CONSOLIDATION)
+        check_choice("hess_approx", group["hess_approx"], get_args(HessApprox))
+        check_choice("consolidation", group["consolidation"], get_args(Consolidation))
         if group["hess_approx"] != self.hess_approx:
             raise ValueError(
                 f"hess_approx must be the same in all groups, got {group['hess_approx']!r} and "
@@ -529,14 +527,10 @@ class CoVON(PosteriorOptimizer):
             first = group["ess"] * group["weight_decay"]
             return p.detach(), group["ess"] * state["hess"].clamp(min=0) + first
         if gamma_precision == "auto":
-            signed = self.hess_approx == "reparam" or group["consolidation"] != "merge"
-            gamma_precision = None if signed else _GAMMA_PRECISION
+            gamma_precision = None if self.hess_approx == "reparam" else _GAMMA_PRECISION
         m0 = state.get("prior_mean", 0.0)
         precision = group["ess"] * state["hess"] + s0
-        mean, merged = merge_tensors(m0, s0, p.detach(), precision, gamma, gamma_precision)
-        if group["consolidation"] == "ema":
-            mean = m0 + gamma * (p.detach() - m0)
-        return mean, merged
+        return merge_tensors(m0, s0, p.detach(), precision, gamma, gamma_precision)
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, Diagnostics]:
@@ -544,7 +538,7 @@ class CoVON(PosteriorOptimizer):
         ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
         and the next ``zero_grad``; empty before the first step."""
         trained = {
-            name: Trained(p, group, state, self._prior_precision(state, group))
+            name: (p, group, state, self._prior_precision(state, group))
             for name, p, group, _ in self._named_params()
             if "hess" in (state := self.state.get(p, {}))
         }
@@ -576,14 +570,21 @@ class CoVON(PosteriorOptimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See :meth:`PosteriorOptimizer.load_state_dict`. Estimates that are gone become
-        ``"gradsq"``."""
-        groups = [
-            {**group, "hess_approx": "gradsq"}
-            if group.get("hess_approx") in ("auto", "per_example")
-            else group
-            for group in state_dict["param_groups"]
-        ]
+        """See :meth:`PosteriorOptimizer.load_state_dict`. Hessian estimates of earlier versions
+        become ``"gradsq"``, and ``consolidation="ema"`` becomes ``"merge"``, with a warning."""
+        groups = [dict(group) for group in state_dict["param_groups"]]
+        for group in groups:
+            if group.get("hess_approx") in ("auto", "per_example"):
+                group["hess_approx"] = "gradsq"
+            if group.get("consolidation") == "ema":
+                group["consolidation"] = "merge"
+                if group.get("gamma_precision") == "auto":
+                    group["gamma_precision"] = None
+                warnings.warn(
+                    "consolidation='ema' is gone: to average means without the precision merge "
+                    f"with covon_avalanche.merging.EMA({group['gamma']})",
+                    stacklevel=2,
+                )
         super().load_state_dict({**state_dict, "param_groups": groups})
 
     def __getstate__(self) -> dict[str, Any]:

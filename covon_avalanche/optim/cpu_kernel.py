@@ -18,10 +18,8 @@ from numba import njit
 from torch import Tensor
 
 from covon_avalanche.optim.multi_tensor import StepArgs
-from covon_avalanche.optim.noise import FAST_MATH, GROUP, OPTIONS, PARTS, fill_part
-from covon_avalanche.optim.numba_intrinsics import array_at, prefetch, use_512_bit_registers
+from covon_avalanche.optim.noise import FAST_MATH, GROUP, OPTIONS, array_at, fill_group
 
-_PART = GROUP // PARTS
 _TILE = 16 * GROUP  # entries that a thread takes at a time
 _ONE_THREAD = 2**20  # entries below which starting threads takes longer than the work
 
@@ -36,12 +34,10 @@ def draw_samples(rows: Sequence[StepArgs], key: int) -> bool:
 
     :return: whether all precisions are positive.
     """
-    good = True
-    for (_, prior_given), some in _by_prior(rows).items():
-        flags = np.zeros(len(some), np.bool_)
-        _run(_draw(prior_given), *_tables(some), u64(key), flags)
-        good = good and not flags.any()
-    return good
+    table, settings = _tables(rows)
+    flags = np.zeros(len(rows), np.bool_)
+    _run(_draw, table, settings, u64(key), flags)
+    return not flags.any()
 
 
 def step(rows: Sequence[StepArgs], squared: bool, limit: float) -> bool:
@@ -50,24 +46,12 @@ def step(rows: Sequence[StepArgs], squared: bool, limit: float) -> bool:
     :param limit: of the gradients' entries, loss/weight.
     :return: whether all gradients are finite and below the limit; if not, nothing has changed.
     """
-    tables = [(prior, *_tables(some)) for prior, some in _by_prior(rows).items()]
-    for _, table, settings in tables:
-        flags = np.zeros(len(table), np.bool_)
-        _run(_check(), table, settings, f32(limit), flags)
-        if flags.any():
-            return False
-    for prior, table, settings in tables:
-        _run(_step(squared, *prior), table, settings)
-    return True
-
-
-def _by_prior(rows: Sequence[StepArgs]) -> dict[tuple[bool, bool], list[StepArgs]]:
-    """Rows by whether mean and precision of their prior are tensors."""
-    groups: dict[tuple[bool, bool], list[StepArgs]] = {}
-    for row in rows:
-        kind = isinstance(row.prior_mean, Tensor), isinstance(row.prior_precision, Tensor)
-        groups.setdefault(kind, []).append(row)
-    return groups
+    table, settings = _tables(rows)
+    flags = np.zeros(len(rows), np.bool_)
+    _run(_check, table, settings, f32(limit), flags)
+    if not flags.any():
+        _run(_step, table, settings, squared)
+    return not flags.any()
 
 
 def _tables(rows: Sequence[StepArgs]) -> tuple[np.ndarray, np.ndarray]:
@@ -127,148 +111,99 @@ def _settings(row: StepArgs) -> tuple[float, ...]:
     )
 
 
-# Kernels. What is given is None or True, so that numba leaves out the other branch. ---------
+# Kernels -----------------------------------------------------------------------------------
 
 
-def _compiled(*variant: object) -> Callable[[Callable], Callable]:
-    """``njit`` with a file of compiled code for each variant.
-
-    Numba numbers the files of a function name: two processes that compile different variants
-    at the same time would overwrite each other's.
-    """
-
-    def compile(function: Callable) -> Callable:
-        function.__qualname__ += "".join(f"-{v}" for v in variant)
-        return njit(**OPTIONS)(function)
-
-    return compile
+@njit(**OPTIONS)
+def _check(table, settings, limit, flags, first, stride):
+    for row in range(first, len(table), stride):
+        grad = array_at(table[row, _GRAD], table[row, _SIZE])
+        largest = i32(0)  # the bits of a float32 without its sign; those of NaN are largest of all
+        for i in range(len(grad)):
+            largest = max(largest, i32(f32(grad[u64(i)]).view(np.int32) & i32(0x7FFFFFFF)))
+        flags[row] = largest >= f32(limit).view(np.int32)
 
 
-@njit(**{**OPTIONS, "cache": False})  # its callers are cached
-def _largest(values):
-    """The largest absolute value, as the bits of a float32; those of NaN are largest of all."""
-    use_512_bit_registers()
-    largest = i32(0)
-    for i in range(len(values)):
-        largest = max(largest, i32(f32(values[u64(i)]).view(np.int32) & i32(0x7FFFFFFF)))
-    return largest
-
-
-@cache
-def _check() -> Callable:
-    @_compiled()
-    def check(table, settings, limit, flags, first, stride):
-        for row in range(first, len(table), stride):
-            grad = array_at(table[row, _GRAD], table[row, _SIZE])
-            flags[row] = _largest(grad) >= f32(limit).view(np.int32)
-
-    return check
-
-
-@njit(fastmath=FAST_MATH, **{**OPTIONS, "cache": False})
-def _draw_group(prior_given, mean, sample, hess, prior, noise, ess, prior0, begin, size):
-    use_512_bit_registers()
+@njit(fastmath=FAST_MATH, **{**OPTIONS, "cache": False})  # its caller is cached
+def _draw_group(mean, sample, hess, prior, prior_given, noise, ess, prior0, begin, size):
     good = i32(0)
     for j in range(size):
         i = u64(begin) + u64(j)
-        precision = ess * hess[i] + (prior0 if prior_given is None else prior[i])
+        precision = ess * hess[i] + (prior[i] if prior_given else prior0)
         good = i32(good + i32(precision > f32(0)))
         sample[i] = mean[i] + noise[u64(j)] * (f32(1) / np.sqrt(precision))
     return good
 
 
-@cache
-def _draw(prior: bool) -> Callable:
-    prior_given = prior or None
-
-    @_compiled(prior)
-    def draw(table, settings, key, flags, first, stride):
-        noise = np.empty(GROUP, f32)
-        tile = 0
-        for row in range(len(table)):
-            size, number = table[row, _SIZE], table[row, _NUMBER]
-            mean = array_at(table[row, _MEAN], size)
-            sample = array_at(table[row, _SAMPLE], size)
-            hess = array_at(table[row, _HESS], size)
-            prior = array_at(table[row, _PRIOR_PRECISION], size)
-            ess, prior0 = settings[row, _ESS], settings[row, _PRIOR0]
-            for begin in range(0, size, _TILE):
-                tile += 1
-                if tile % stride != first:
-                    continue
-                for start in range(begin, min(begin + _TILE, size), GROUP):
-                    n = min(GROUP, size - start)
-                    # Noise takes no memory bandwidth: load the tensors' entries meanwhile.
-                    for part in range(PARTS):
-                        fill_part(noise, key, number, start // GROUP, part)
-                        begin_part = start + part * _PART
-                        for i in range(begin_part, min(begin_part + _PART, size), 16):
-                            prefetch(table[row, _MEAN] + 4 * i)
-                            prefetch(table[row, _SAMPLE] + 4 * i)
-                            prefetch(table[row, _HESS] + 4 * i)
-                            prefetch(table[row, _PRIOR_PRECISION] + 4 * i)
-                    good = _draw_group(
-                        prior_given, mean, sample, hess, prior, noise, ess, prior0, start, n
-                    )
-                    if good != n:
-                        flags[row] = True
-
-    return draw
+@njit(**OPTIONS)
+def _draw(table, settings, key, flags, first, stride):
+    noise = np.empty(GROUP, f32)
+    tile = 0
+    for row in range(len(table)):
+        size, number = table[row, _SIZE], table[row, _NUMBER]
+        mean = array_at(table[row, _MEAN], size)
+        sample = array_at(table[row, _SAMPLE], size)
+        hess = array_at(table[row, _HESS], size)
+        prior = array_at(table[row, _PRIOR_PRECISION], size)
+        given = table[row, _PRIOR_PRECISION] != 0
+        ess, prior0 = settings[row, _ESS], settings[row, _PRIOR0]
+        for begin in range(0, size, _TILE):
+            tile += 1
+            if tile % stride != first:
+                continue
+            for start in range(begin, min(begin + _TILE, size), GROUP):
+                n = min(GROUP, size - start)
+                fill_group(noise, key, number, start // GROUP)
+                good = _draw_group(mean, sample, hess, prior, given, noise, ess, prior0, start, n)
+                if good != n:
+                    flags[row] = True
 
 
 @njit(**{**OPTIONS, "cache": False})
 def _step_tile(
-    squared, mean_given, prior_given, mean, sample, grad, momentum, hess, prior_mean, prior,
+    squared, mean, sample, grad, momentum, hess, prior_mean, mean_given, prior, prior_given,
     ess, prior0, rate1, rate2, lr, clip, debias, batch_size, begin, end,
 ):  # fmt: skip
-    use_512_bit_registers()
     half, one = f32(0.5), f32(1)
     per_example = one / ess
     for j in range(end - begin):
         i = u64(begin) + u64(j)
         g, m, h = grad[i], mean[i], hess[i]
-        delta = (prior0 if prior_given is None else prior[i]) * per_example
-        estimate = batch_size * g * g
-        if squared is None:
-            estimate = g * (sample[i] - m) * ess * (h + delta)  # line 6
+        delta = (prior[i] if prior_given else prior0) * per_example
+        signed = g * (sample[i] - m) * ess * (h + delta)  # line 6
+        estimate = batch_size * g * g if squared else signed
         b = momentum[i] + rate1 * (g - momentum[i])  # line 7
         change = rate2 * (estimate - h)
         h = h + change + half * change * change / (h + delta)  # line 8
-        pull = delta * (m if mean_given is None else m - prior_mean[i])
+        pull = delta * (m - prior_mean[i] if mean_given else m)
         direction = (b * debias + pull) / (h + delta)
         mean[i] = m - lr * min(max(direction, -clip), clip)  # line 9
         momentum[i] = b
         hess[i] = h
 
 
-@cache
-def _step(squared: bool, prior_mean: bool, prior_precision: bool) -> Callable:
-    squared_given = squared or None
-    mean_given, prior_given = prior_mean or None, prior_precision or None
-
-    @_compiled(squared, prior_mean, prior_precision)
-    def step(table, settings, first, stride):
-        tile = 0
-        for row in range(len(table)):
-            size = table[row, _SIZE]
-            mean = array_at(table[row, _MEAN], size)
-            sample = array_at(table[row, _SAMPLE], size)
-            grad = array_at(table[row, _GRAD], size)
-            momentum = array_at(table[row, _MOMENTUM], size)
-            hess = array_at(table[row, _HESS], size)
-            prior_mean = array_at(table[row, _PRIOR_MEAN], size)
-            prior = array_at(table[row, _PRIOR_PRECISION], size)
-            ess, prior0, lr = settings[row, _ESS], settings[row, _PRIOR0], settings[row, _LR]
-            rate1, rate2 = settings[row, _ONE_MINUS_BETA1], settings[row, _ONE_MINUS_BETA2]
-            debias, clip = settings[row, _DEBIAS], settings[row, _CLIP]
-            batch_size = settings[row, _BATCH_SIZE]
-            for begin in range(0, size, _TILE):
-                tile += 1
-                if tile % stride == first:
-                    _step_tile(
-                        squared_given, mean_given, prior_given, mean, sample, grad, momentum, hess,
-                        prior_mean, prior, ess, prior0, rate1, rate2, lr, clip, debias,
-                        batch_size, begin, min(begin + _TILE, size),
-                    )  # fmt: skip
-
-    return step
+@njit(**OPTIONS)
+def _step(table, settings, squared, first, stride):
+    tile = 0
+    for row in range(len(table)):
+        size = table[row, _SIZE]
+        mean = array_at(table[row, _MEAN], size)
+        sample = array_at(table[row, _SAMPLE], size)
+        grad = array_at(table[row, _GRAD], size)
+        momentum = array_at(table[row, _MOMENTUM], size)
+        hess = array_at(table[row, _HESS], size)
+        prior_mean = array_at(table[row, _PRIOR_MEAN], size)
+        prior = array_at(table[row, _PRIOR_PRECISION], size)
+        mean_given, prior_given = table[row, _PRIOR_MEAN] != 0, table[row, _PRIOR_PRECISION] != 0
+        ess, prior0, lr = settings[row, _ESS], settings[row, _PRIOR0], settings[row, _LR]
+        rate1, rate2 = settings[row, _ONE_MINUS_BETA1], settings[row, _ONE_MINUS_BETA2]
+        debias, clip = settings[row, _DEBIAS], settings[row, _CLIP]
+        batch_size = settings[row, _BATCH_SIZE]
+        for begin in range(0, size, _TILE):
+            tile += 1
+            if tile % stride == first:
+                _step_tile(
+                    squared, mean, sample, grad, momentum, hess, prior_mean, mean_given, prior,
+                    prior_given, ess, prior0, rate1, rate2, lr, clip, debias, batch_size,
+                    begin, min(begin + _TILE, size),
+                )  # fmt: skip

@@ -38,17 +38,9 @@ class Diagnostics(NamedTuple):
     noise_to_weights: float
 
 
-class Trained(NamedTuple):
-    """A parameter within a task.
-
-    :param state: with ``hess``, ``momentum`` and ``step``.
-    :param prior_precision: 1/weight².
-    """
-
-    p: Tensor
-    group: Mapping[str, Any]
-    state: Mapping[str, Any]
-    prior_precision: Tensor | float
+#: A parameter within a task, its group, its state (``hess``, ``momentum``, ``step``), and the
+#: precision of its prior (1/weight²).
+Trained = tuple[Tensor, Mapping[str, Any], Mapping[str, Any], Tensor | float]
 
 
 def diagnose(parameters: Sequence[Trained], hess_approx: HessApprox) -> Diagnostics:

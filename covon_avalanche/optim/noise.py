@@ -13,23 +13,39 @@ Nothing here has a state: noise does not depend on how work is divided among thr
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
-
-from covon_avalanche.optim.numba_intrinsics import (
-    array_at,
-    hash32,
-    multiply32,
-    use_512_bit_registers,
-)
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
 
 GROUP = 1024
-PARTS = 8
 _HALF = GROUP // 2
-_WORDS = _HALF // PARTS
 OPTIONS = dict(nogil=True, cache=True, error_model="numpy")
 FAST_MATH = {"contract", "nsz", "arcp", "afn"}
 
 u32, i32, f32, u64 = np.uint32, np.int32, np.float32, np.uint64
+
+
+@intrinsic
+def _pointer(typing_context, address):
+    def codegen(context, builder, signature, arguments):
+        kind = context.get_value_type(signature.return_type.dtype)
+        return builder.inttoptr(arguments[0], ir.PointerType(kind))
+
+    return types.CPointer(types.float32)(address), codegen
+
+
+@njit(inline="always")
+def array_at(address, size):
+    """The float32 array of ``size`` entries at an integer address."""
+    return carray(_pointer(address), (size,))
+
+
+@njit(inline="always")
+def _hash32(x):
+    """``lowbias32``, Chris Wellons' 32-bit integer hash."""
+    x = u32(u32(x ^ (x >> u32(16))) * u32(0x7FEB352D))
+    x = u32(u32(x ^ (x >> u32(15))) * u32(0x846CA68B))
+    return u32(x ^ (x >> u32(16)))
 
 
 @njit(inline="always")
@@ -62,7 +78,7 @@ def _pair(word):
     uniform = (f32(i32(word >> u32(9))) + f32(0.5)) * f32(1.0 / 2**23)
     radius = f32(np.sqrt(f32(-2) * _log(uniform)))
     # The angle is the nearest multiple of pi/2 plus x in [-pi/4, pi/4).
-    turn = multiply32(word, u32(0x9E3779B9))
+    turn = u32(word * u32(0x9E3779B9))
     quadrant = u32(u32(turn + u32(2**29)) >> u32(30))
     x = f32(i32(u32(turn << u32(2)))) * f32(2 * np.pi / 2**34)
     z = x * x
@@ -75,30 +91,19 @@ def _pair(word):
 
 
 @njit(fastmath=FAST_MATH, **OPTIONS)
-def fill_part(out, key, number, group, part):
-    """Write one of the ``PARTS`` parts of a group of a parameter's standard normals.
+def fill_group(out, key, number, group):
+    """Write a group of a parameter's standard normals.
 
     :param out: float32 array of ``GROUP`` entries.
     :param key: of the draw, 64 bits.
     :param number: of the parameter, below 2**32.
     :param group: index of the group within the parameter.
-    :param part: below ``PARTS``.
     """
-    use_512_bit_registers()
     state = _mix64(u64(key + _mix64(u64(u64(u64(number) << u64(32)) + u64(group) + u64(1)))))
     start, increment = u32(state), u32(u32(state >> u64(32)) | u32(1))
-    word = u32(start + multiply32(u32(part * _WORDS), increment))
-    for k in range(_WORDS):
-        i = u64(part * _WORDS + k)
-        out[i], out[i + u64(_HALF)] = _pair(hash32(word))
-        word = u32(word + increment)
-
-
-@njit(inline="always")
-def fill_group(out, key, number, group):
-    """Write a group; see :func:`fill_part`."""
-    for part in range(PARTS):
-        fill_part(out, key, number, group, part)
+    for k in range(_HALF):
+        i, word = u64(k), u32(start + u32(u32(k) * increment))
+        out[i], out[i + u64(_HALF)] = _pair(_hash32(word))
 
 
 @njit("void(intp, intp, uint64, intp)", **OPTIONS)

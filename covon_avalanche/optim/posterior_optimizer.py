@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from covon_avalanche.optim.checks import (
     check_finite,
-    check_generator,
     check_parameter,
     check_positive,
     check_precisions,
@@ -29,7 +28,7 @@ from covon_avalanche.optim.samples import (
     align_state_,
     bump_versions,
     fill_normal_,
-    noise_key,
+    next_noise_key,
 )
 from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, embed
 
@@ -115,7 +114,6 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._generator = generator
         self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
         self._in_place: list[tuple[Tensor, SampleBuffer]] = []  # swapped at the moment
-        self._checked_settings: list[list[Any]] = []
         super().__init__(params, {**defaults, "noise_seed": None, "noise_draws": 0})
         self._record = self._new_record()
         if prior is not None:
@@ -275,15 +273,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _next_key(self) -> int:
         """The key of the next draw. The first takes the seed from the generator, or from torch's
         global one."""
-        first = self.param_groups[0]
-        seed = first["noise_seed"]
-        if seed is None:
-            check_generator(self._generator)
-            device = "cpu" if self._generator is None else self._generator.device
-            draw = torch.randint(2**63 - 1, (), generator=self._generator, device=device)
-            seed = first["noise_seed"] = int(draw)
-        first["noise_draws"] += 1
-        return noise_key(seed, first["noise_draws"])
+        return next_noise_key(self.param_groups[0], self._generator)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; also drops a complete set of unused samples."""
@@ -318,24 +308,13 @@ class PosteriorOptimizer(Optimizer, ABC):
                 "run forward and backward inside `with optimizer.sampled_params():` first "
                 "(in Avalanche: plugins=[CoVONPlugin()], or VCLPlugin for BayesByBackprop)"
             )
-        self._check_changed_groups()
+        for group in self.param_groups:  # schedulers may have written settings
+            self.check_group(group)
         params = self._params_with_gradient(self._record)
         with defer_interrupt(), torch.no_grad():
             record, self._record = self._record, self._new_record()
             self._step(params, record)
         return loss
-
-    def _check_changed_groups(self) -> None:
-        """Check settings that were written since the last step, as schedulers do."""
-        others = {"params", "param_names", "noise_seed", "noise_draws"}
-        settings = [
-            [value for name, value in group.items() if name not in others]
-            for group in self.param_groups
-        ]
-        if settings != self._checked_settings:
-            for group in self.param_groups:
-                self.check_group(group)
-            self._checked_settings = settings
 
     def _params_with_gradient(self, record: SampleAccumulator) -> list[NamedParam]:
         params = []
@@ -549,12 +528,11 @@ class PosteriorOptimizer(Optimizer, ABC):
             except BaseException:
                 vars(self).update(before)
                 raise
-            self.discard_samples()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_generator": self._generator}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buffers, self._in_place, self._checked_settings = {}, [], []
+        self._buffers, self._in_place = {}, []
         self._record = self._new_record()

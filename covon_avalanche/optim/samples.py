@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covon_avalanche.optim.checks import check_generator
+
 # Noise -----------------------------------------------------------------------------------
 
 
@@ -23,6 +25,22 @@ def noise_key(seed: int, draw: int) -> int:
     z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
     return z ^ z >> 31
+
+
+def next_noise_key(group: dict[str, Any], generator: torch.Generator | None) -> int:
+    """The key of the next draw, counted in ``group["noise_draws"]``.
+
+    :param group: an optimizer's first. The first draw sets its ``noise_seed``.
+    :param generator: gives the seed; by default torch's global one.
+    :raises ValueError: without a generator in a distributed run.
+    """
+    if group["noise_seed"] is None:
+        check_generator(generator)
+        device = "cpu" if generator is None else generator.device
+        draw = torch.randint(2**63 - 1, (), generator=generator, device=device)
+        group["noise_seed"] = int(draw)
+    group["noise_draws"] += 1
+    return noise_key(group["noise_seed"], group["noise_draws"])
 
 
 def fill_normal_(out: Tensor, key: int, number: int) -> Tensor:

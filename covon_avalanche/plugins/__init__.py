@@ -1,24 +1,30 @@
 """Avalanche plugins: they decide when; ``optim``, ``merging`` and ``posterior`` decide what."""
 
 from covon_avalanche.plugins.ada_reg import AdaRegPlugin
+from covon_avalanche.plugins.classifier_alignment import ClassifierAlignmentPlugin
 from covon_avalanche.plugins.closed_form import ClosedFormPlugin
 from covon_avalanche.plugins.covon import CoVONPlugin
+from covon_avalanche.plugins.duct import DUCTPlugin
 from covon_avalanche.plugins.evcl import EVCLPlugin
 from covon_avalanche.plugins.ewc_star import EWCStarPlugin
 from covon_avalanche.plugins.icarl import ICaRLPlugin
 from covon_avalanche.plugins.merge import MergePlugin
 from covon_avalanche.plugins.posterior import VCLPlugin
+from covon_avalanche.plugins.prompting import PromptPlugin
 from covon_avalanche.plugins.si import SIPlugin
 from covon_avalanche.plugins.td_vcl import TDVCLPlugin
 
 __all__ = [
     "AdaRegPlugin",
+    "ClassifierAlignmentPlugin",
     "ClosedFormPlugin",
     "CoVONPlugin",
+    "DUCTPlugin",
     "EVCLPlugin",
     "EWCStarPlugin",
     "ICaRLPlugin",
     "MergePlugin",
+    "PromptPlugin",
     "SIPlugin",
     "TDVCLPlugin",
     "VCLPlugin",

@@ -14,12 +14,13 @@ class ClosedFormPlugin(SupervisedPlugin):
     """Computes the classifier of a :class:`ClosedFormModel` after each domain.
 
     Takes one pass over the domain's training data with the evaluation transform. Nothing is
-    trained by gradients: the plugin sets the strategy's number of epochs to 0, and its optimizer is
-    not used. Does not use task identities.
+    trained by gradients, except what the model adapts in the first domain: otherwise the plugin
+    sets the strategy's number of epochs to 0, and its optimizer is not used. Does not use task
+    identities.
     """
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Train for no epochs.
+        """Train for no epochs, unless the network is adapted.
 
         :raises ValueError: if the strategy's model is not a :class:`ClosedFormModel`.
         """
@@ -29,7 +30,8 @@ class ClosedFormPlugin(SupervisedPlugin):
                 f"{type(strategy.model).__name__}: wrap the network with "
                 "ClosedFormModel(FeatureExtractor(network), head)"
             )
-        strategy.train_epochs = 0
+        if not strategy.model.begin_domain():
+            strategy.train_epochs = 0
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Add the domain."""

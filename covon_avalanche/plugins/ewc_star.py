@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import Tensor
@@ -13,10 +12,7 @@ from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.task_loader import task_loader
 from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_example_gradients
 
-_FISHER: dict[str, Callable[..., dict[str, Tensor]]] = {
-    "exact": squared_example_gradients,
-    "batch": squared_batch_gradients,
-}
+_FISHER = {"exact": squared_example_gradients, "batch": squared_batch_gradients}
 
 
 class EWCStarPlugin(QuadraticAnchorPlugin):

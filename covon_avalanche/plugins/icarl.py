@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from avalanche.models import avalanche_forward
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
+from covon_avalanche.last_layer import penultimate_features
 from covon_avalanche.optim.checks import check_whole
 from covon_avalanche.plugins.task_loader import check_whole_task, dataset_loader
 from covon_avalanche.posterior.fisher import in_mode
@@ -152,29 +151,3 @@ def herd(features: Tensor, count: int) -> Tensor:
         chosen.append(int(distances.argmin()))
         total = total + features[chosen[-1]]
     return torch.tensor(chosen)
-
-
-@contextmanager
-def penultimate_features(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Inside, each forward pass of the model appends the input of its last layer.
-
-    The last layer is the linear or convolutional one that is defined last. Features have shape
-    (batch, width) and no gradient; those of a convolution are averaged over positions.
-
-    :raises ValueError: if the model has no such layer.
-    """
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
-    layers = [module for module in model.modules() if isinstance(module, kinds)]
-    if not layers:
-        raise ValueError(f"{type(model).__name__} has no linear or convolutional layer")
-    features: list[Tensor] = []
-
-    def keep(layer: nn.Module, inputs: Any) -> None:
-        x = inputs[0].detach().float()
-        features.append(x if isinstance(layer, nn.Linear) else x.flatten(2).mean(2))
-
-    handle = layers[-1].register_forward_pre_hook(keep)
-    try:
-        yield features
-    finally:
-        handle.remove()

@@ -72,6 +72,6 @@ def merge_task(strategy: Any, rule: MergeRule, before: Mapping[str, Tensor] | No
         strategy.optimizer,
         rule,
         before,
-        lambda: task_loader(strategy, _MB_SIZE),
+        lambda: task_loader(strategy, _MB_SIZE, shuffled=rule.shuffled),
         batch_norm_batches=lambda: task_loader(strategy, strategy.train_mb_size, shuffled=True),
     )

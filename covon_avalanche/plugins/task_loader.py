@@ -11,7 +11,7 @@ from avalanche.models import MultiTaskModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from covon_avalanche.data_loading import ExampleCache, rows_of
+from covon_avalanche.data_loading import rows_of
 
 
 def check_whole_task(experience: Any) -> None:
@@ -50,8 +50,8 @@ def dataset_loader(
 
 
 def _columns(data: Any, order: Tensor, mb_size: int) -> Iterable[Sequence[Tensor]]:
-    rows = rows_of(data, ExampleCache())
+    rows = rows_of(data)
     if rows is not None:
-        return map(rows.tensor_batch, order.split(mb_size))
+        return map(rows, order.split(mb_size))
     collate = getattr(data, "collate_fn", None)
     return DataLoader(data, batch_size=mb_size, sampler=order.tolist(), collate_fn=collate)

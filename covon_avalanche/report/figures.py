@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -24,12 +24,16 @@ from covon_avalanche.report.summary import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK = "#1b1f24"  # of ceilings and text, as in report.mplstyle
+INK = "#1b1f24"  # of offline training and text, as in report.mplstyle
 _COLOURS = ("#1d6fb8", "#e8650a", "#0b5d43", "#d0459b", "#4a1f7a", "#7a2f12")
 """Safe for colour-blind readers."""
 _MARKERS = "osD^vPX*<>"
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 _CALIBRATION = {"nll": "NLL (nats)", "brier": "Brier score", "ece": "ECE"}
+_COSTS = {
+    "time": ("train_seconds_mean", "training time, seconds"),
+    "memory": ("memory_ratio", "memory, in units of the weights"),
+}
 _MAX_NUMBERED = 10  # columns of a heat map with numbers
 
 
@@ -60,13 +64,19 @@ def save_matrix(comparison: Comparison, label: str, path: Path) -> None:
         write_atomically(path, rendered(_matrix(comparison, label), "png"))
 
 
+def save_cost(comparison: Comparison, name: Literal["time", "memory"], path: Path) -> None:
+    """Accuracy after the last domain against training time or memory, as a PNG file."""
+    with style():
+        if (figure := _cost(comparison, name)) is not None:
+            write_atomically(path, rendered(figure, "png"))
+
+
 def figures_of(comparison: Comparison) -> dict[str, Figure]:
     """All figures for which data exist, by name; ``matrix-LABEL`` is that of a strategy."""
     found = {
         "curves": _curves(comparison),
         "forgetting": _forgetting(comparison),
-        "time": _cost(comparison, "train_seconds_mean", "training time, seconds"),
-        "memory": _cost(comparison, "memory_ratio", "memory, in units of the weights"),
+        **{name: _cost(comparison, name) for name in _COSTS},
         "calibration": _calibration(comparison),
         "reliability": _reliability(comparison),
         "training": _training(comparison),
@@ -100,7 +110,8 @@ def _forgetting(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _cost(comparison: Comparison, column: str, unit: str) -> Figure | None:
+def _cost(comparison: Comparison, name: str) -> Figure | None:
+    column, unit = _COSTS[name]
     summary = comparison.summary.dropna(subset="average_accuracy_mean")
     if summary.empty:
         return None
@@ -170,14 +181,14 @@ def line_styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
     """Colour, marker and line style of each strategy, as matplotlib's arguments.
 
     They follow the order of the names, so that a strategy looks the same whatever its rank.
-    Ceilings have the colour of the text, and the best strategy has the thickest line.
+    Offline training has the colour of the text, and the best strategy has the thickest line.
     """
     found = {}
     for i, label in enumerate(sorted(comparison.summary.index)):
-        ceiling = comparison.summary.loc[label, "ceiling"]
+        offline = comparison.summary.loc[label, "offline"]
         found[label] = {
-            "color": INK if ceiling else _COLOURS[i % len(_COLOURS)],
-            "linestyle": "--" if ceiling else _DASHES[i // len(_COLOURS) % len(_DASHES)],
+            "color": INK if offline else _COLOURS[i % len(_COLOURS)],
+            "linestyle": "--" if offline else _DASHES[i // len(_COLOURS) % len(_DASHES)],
             "marker": _MARKERS[i % len(_MARKERS)],
             "lw": 2.4 if label == comparison.best else 1.3,
         }

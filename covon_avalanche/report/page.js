@@ -33,17 +33,4 @@
       heading.append(button);
     });
   });
-
-  document.querySelectorAll(".recipe").forEach(function (recipe) {
-    if (!navigator.clipboard) { return; }
-    var button = document.createElement("button");
-    button.type = "button";
-    button.textContent = "copy";
-    button.addEventListener("click", function () {
-      navigator.clipboard.writeText(recipe.querySelector("code").textContent).then(function () {
-        button.textContent = "copied";
-      });
-    });
-    recipe.append(button);
-  });
 })();

@@ -64,7 +64,7 @@ def headline(comparison: Comparison) -> str:
     """The result of the comparison in words."""
     summary, accuracy = comparison.summary, tables.METRICS[0].text
     ranked = summary[summary["average_accuracy_mean"].notna()]
-    learners, ceilings = ranked[~ranked["ceiling"]], ranked[ranked["ceiling"]]
+    learners, offline = ranked[~ranked["offline"]], ranked[ranked["offline"]]
     if learners.empty:
         return "No continual learner has an accuracy: there is no best strategy."
     best = learners.iloc[0]
@@ -72,8 +72,8 @@ def headline(comparison: Comparison) -> str:
     if best["replay"] and not learners["replay"].all():
         other = learners[~learners["replay"]].iloc[0]
         text += f" It uses replay; the best without replay, {other.name}, has {accuracy(other)} %."
-    for _, ceiling in ceilings.iterrows():
-        text += f" The ceiling {ceiling.name} reaches {accuracy(ceiling)} %."
+    for _, row in offline.iterrows():
+        text += f" Offline training, {row.name}, reaches {accuracy(row)} %."
     similar = ", ".join(summary.index[summary["p_value"] >= 0.05])
     if similar:
         text += f" Not significantly different from the best (p ≥ 0.05): {similar}."

@@ -18,7 +18,8 @@ from covon_avalanche.experiment.run_folder import result_settings, upgrade_setti
 _CALIBRATION = ("nll", "brier", "ece")
 _SAMPLED = ("sampled_average_accuracy", "sampled_nll", "sampled_brier", "sampled_ece")
 MEASURES = (
-    *("average_accuracy", "weighted_accuracy", "bwt", "forgetting", "max_forgetting"),
+    *("average_accuracy", "weighted_accuracy", "incremental_accuracy"),
+    *("bwt", "forgetting", "max_forgetting"),
     *(*_CALIBRATION, *_SAMPLED, "train_seconds"),
 )
 """Columns of measured numbers."""
@@ -29,28 +30,29 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
 
     Accuracies are fractions in [0, 1]; numbers that a run does not define are NaN.
 
-    ======================= ==========================================================
-    ``recipe``, ``title``   name and title of the recipe
-    ``strategy``, ``kind``  name in the recipe and kind of strategy
-    ``seed``, ``stream``    random seed and name of the stream
-    ``evaluated``           ``test`` or ``valid``
-    ``ceiling``             trains on several domains at once; not a continual learner
-    ``replay``              stores training examples of earlier domains
-    ``average_accuracy``    A_T, mean over domains after the last one
-    ``weighted_accuracy``   A_T pooled over the images of all domains
-    ``bwt``, ``forgetting`` backward transfer, and its negative
-    ``max_forgetting``      best earlier accuracy minus the last, mean over past domains
-    ``nll``                 negative log-likelihood after the last domain, nats
-    ``brier``, ``ece``      Brier score in [0, 2]; expected calibration error in [0, 1]
-    ``sampled_*``           average_accuracy, nll, brier and ece with posterior samples
-    ``train_seconds``       wall-clock training time of all domains, seconds
-    ``memory_ratio``        tensors kept between steps, in units of the weights
-    ``peak_memory``         largest memory of the process or accelerator, bytes
-    ``accuracy``            ``accuracy[t][i]``, see :func:`accuracy_matrix`
-    ``reliability``         bins of (images, confidence, accuracy)
-    ``settings``            resolved settings of the run, a nested dictionary
-    ``settings.*``          the settings by dotted name: ``settings.strategy.lr``
-    ======================= ==========================================================
+    ======================== ==========================================================
+    ``recipe``, ``title``    name and title of the recipe
+    ``strategy``, ``kind``   name in the recipe and kind of strategy
+    ``seed``, ``stream``     random seed and name of the stream
+    ``evaluated``            ``test`` or ``valid``
+    ``offline``              trains on several domains at once; not a continual learner
+    ``replay``               stores training examples of earlier domains
+    ``average_accuracy``     A_T, domain mean: mean over domains after the last one
+    ``weighted_accuracy``    A_T, pooled over the images of all domains
+    ``incremental_accuracy`` mean over time of A_t, the domain mean over domains so far
+    ``bwt``, ``forgetting``  backward transfer, and its negative
+    ``max_forgetting``       best earlier accuracy minus the last, mean over past domains
+    ``nll``                  negative log-likelihood after the last domain, nats
+    ``brier``, ``ece``       Brier score in [0, 2]; expected calibration error in [0, 1]
+    ``sampled_*``            average_accuracy, nll, brier and ece with posterior samples
+    ``train_seconds``        wall-clock training time of all domains, seconds
+    ``memory_ratio``         tensors kept between steps, in units of the weights
+    ``peak_memory``          largest memory of the process or accelerator, bytes
+    ``accuracy``             ``accuracy[t][i]``, see :func:`accuracy_matrix`
+    ``reliability``          bins of (images, confidence, accuracy)
+    ``settings``             resolved settings of the run, a nested dictionary
+    ``settings.*``           the settings by dotted name: ``settings.strategy.lr``
+    ======================== ==========================================================
 
     The other columns are the fields of the same name of a
     :class:`~covon_avalanche.experiment.result.Result`.
@@ -87,10 +89,11 @@ def _row(result: Result) -> dict[str, Any]:
         "kind": strategy.kind,
         "stream": str(settings.get("stream", {}).get("name", "unknown stream")),
         "evaluated": result.stream,
-        "ceiling": strategy.ceiling,
+        "offline": strategy.offline,
         "replay": strategy.stores_examples,
-        "forgetting": result.matrix.forgetting(),
-        "max_forgetting": result.matrix.max_forgetting(),
+        "incremental_accuracy": result.incremental_accuracy,
+        "forgetting": result.forgetting,
+        "max_forgetting": result.max_forgetting,
         **{name: measured.get(name, math.nan) for name in (*_CALIBRATION, *_SAMPLED)},
         "train_seconds": sum(result.train_seconds),
         "reliability": result.reliability if strategy.has_probabilities else [],

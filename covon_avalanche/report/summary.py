@@ -29,19 +29,20 @@ def strategy_summary(runs: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
 
     Columns ``average_accuracy_mean``, ``average_accuracy_std`` and so on (n - 1; NaN for a single
     run, or if any run lacks the measure), the largest ``memory_ratio`` and ``peak_memory``, the
-    number of ``seeds``, ``best`` (the highest A_T, ceilings aside) and ``p_value`` against it.
+    number of ``seeds``, ``best`` (the highest A_T without offline training) and ``p_value``
+    against it.
 
     :param runs: of one comparison, see :func:`~covon_avalanche.load_results`.
     """
     groups = runs.groupby(by, sort=False)
-    names = ["recipe", "stream", "evaluated", "kind", "ceiling", "replay"]
+    names = ["recipe", "stream", "evaluated", "kind", "offline", "replay"]
     summary = groups[names].first().assign(seeds=groups.size())
     for name in MEASURES:
         summary[f"{name}_mean"] = groups[name].agg(lambda values: values.mean(skipna=False))
         summary[f"{name}_std"] = groups[name].agg(lambda values: values.std(skipna=False))
     summary = summary.join(groups[["memory_ratio", "peak_memory"]].max())
     summary = summary.sort_values("average_accuracy_mean", ascending=False, kind="stable")
-    learners = summary.index[~summary["ceiling"] & summary["average_accuracy_mean"].notna()]
+    learners = summary.index[~summary["offline"] & summary["average_accuracy_mean"].notna()]
     summary.insert(6, "best", summary.index == (learners[0] if len(learners) else None))
     scores = runs.pivot(index="seed", columns=by, values="average_accuracy")
     return summary.assign(p_value=_p_values(scores, list(learners)))
@@ -104,7 +105,7 @@ class Comparison:
     @property
     def same_seeds(self) -> bool:
         """Whether all continual learners were run with the same seeds."""
-        learners = self.runs[~self.runs["ceiling"]]
+        learners = self.runs[~self.runs["offline"]]
         return learners.groupby("label")["seed"].agg(frozenset).nunique() <= 1
 
     @property
@@ -118,7 +119,8 @@ def comparisons(runs: pd.DataFrame) -> list[Comparison]:
 
     :param runs: see :func:`~covon_avalanche.load_results`.
     :raises ValueError: if there are no runs.
-    :raises ResultError: if a strategy has two results with the same seed and settings.
+    :raises ResultError: if a strategy has two results with the same seed and settings, or if runs
+        with the same settings have different numbers of domains.
     """
     if runs.empty:
         raise ValueError("a report needs at least one result, got none")
@@ -135,6 +137,12 @@ def comparisons(runs: pd.DataFrame) -> list[Comparison]:
             raise ResultError(
                 "a strategy must have one result per seed and settings, got two of "
                 f"{run['strategy']!r} in recipe {run['recipe']!r} with seed {run['seed']}"
+            )
+        domains = group["counts"].map(len)
+        for i in domains.index[domains != domains[first]]:
+            raise ResultError(
+                f"runs with the same settings must have the same domains, got {domains[first]} "
+                f"and {domains[i]} in recipe {runs['recipe'][first]!r}"
             )
         summary = strategy_summary(labelled, "label")
         found.append(Comparison(names[first], titles[first], labelled, summary))

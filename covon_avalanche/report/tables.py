@@ -41,11 +41,18 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("A_T %", "average_accuracy_mean", 2, "mean accuracy over domains after the last one"),
+    Metric("A_T %", "average_accuracy_mean", 2, "domain mean: mean over domains after the last"),
     Metric("p", "p_value", 3, "p-value of the difference to the best strategy"),
-    Metric("by image %", "weighted_accuracy_mean", 2, "A_T pooled over the images of all domains"),
+    Metric("A_T pooled %", "weighted_accuracy_mean", 2, "accuracy over the images of all domains"),
+    Metric("mean A_t %", "incremental_accuracy_mean", 2, "mean over time of A_t (domain mean)"),
     Metric("BWT %", "bwt_mean", 2, "backward transfer: mean change since a domain was learned"),
     Metric("forgetting %", "forgetting_mean", 2, "minus the backward transfer; lower is better"),
+    Metric(
+        "max forgetting %",
+        "max_forgetting_mean",
+        2,
+        "best earlier accuracy minus the last one, mean over past domains; lower is better",
+    ),
     Metric("NLL", "nll_mean", 3, "negative log-likelihood in nats; lower is better"),
     Metric("ECE", "ece_mean", 3, "expected calibration error, in [0, 1]; lower is better"),
     Metric("sampled A_T %", "sampled_average_accuracy_mean", 2, "A_T with posterior samples"),
@@ -56,8 +63,10 @@ METRICS = (
     Metric("peak MiB", "peak_memory", 0, "largest memory of a run"),
     Metric("seeds", "seeds", 0, "number of runs"),
 )
-MARKS = ("ceiling", "replay")
+MARKS = ("offline", "replay")
 SHORT = ("A_T %", "BWT %", "seconds", "memory", "seeds")
+FULL = ("A_T %", "A_T pooled %", "mean A_t %", "BWT %", "max forgetting %", *SHORT[2:])
+"""What ``covon run`` prints."""
 
 
 def metrics_of(comparison: Comparison, headings: Sequence[str] = ()) -> list[Metric]:
@@ -134,7 +143,7 @@ def latex(found: Sequence[Comparison]) -> str:
         alignment = "l" + "r" * (len(table.columns) - 1)
         title = " ".join(comparison.title.split())
         parts += [f"% {title}\n", style.to_latex(hrules=True, column_format=alignment)]
-    text = "".join(parts).replace(r"A\_T", "$A_T$").replace("±", r"$\pm$")
+    text = "".join(parts).replace(r"A\_T", "$A_T$").replace(r"A\_t", "$A_t$").replace("±", r"$\pm$")
     return re.sub(r"& ([<-])(?=\d)", r"& $\1$", text)
 
 

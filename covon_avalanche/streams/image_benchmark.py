@@ -30,6 +30,7 @@ class ImageOptions(TypedDict, total=False):
     eval_transform: Transform | None
     validation_size: float
     limit: int | None
+    train_limit: int | None
     seed: int
     cache: str | os.PathLike[str] | None
     cache_size: int
@@ -44,6 +45,7 @@ def image_benchmark(
     eval_transform: Transform | None = None,
     validation_size: float = 0,
     limit: int | None = None,
+    train_limit: int | None = None,
     seed: int = 0,
     cache: str | os.PathLike[str] | None = None,
     cache_size: int = 256,
@@ -54,7 +56,7 @@ def image_benchmark(
     head, even if a domain lacks some of them.
 
     The benchmark has these attributes: ``n_classes``; ``classes``, the names by class id;
-    ``images[stream][domain]``, all images before ``limit``. An experience has the attribute
+    ``images[stream][domain]``, all images before a limit. An experience has the attribute
     ``domain``, its name.
 
     :param train: training images by domain, in the order in which the domains are learned.
@@ -68,6 +70,8 @@ def image_benchmark(
         third stream, ``benchmark.streams["valid"]``; 0 for none. At least one image is held out
         of every class with two or more.
     :param limit: maximal number of images per class, domain and stream.
+    :param train_limit: the same for the training stream alone, after validation images are held
+        out; the validation and test streams stay whole, or as ``limit`` leaves them.
     :param seed: of the validation split and of the choice of images under a limit.
     :param cache: a folder for decoded images, one file per domain and stream, built on first
         use; by default there is no cache, because it needs disk space (about 200 kB per image at
@@ -81,8 +85,9 @@ def image_benchmark(
     """
     if not 0 <= validation_size < 1:
         raise ValueError(f"validation_size must be a fraction in [0, 1), got {validation_size}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be >= 1, got {limit}")
+    for option, value in (("limit", limit), ("train_limit", train_limit)):
+        if value is not None and value < 1:
+            raise ValueError(f"{option} must be >= 1, got {value}")
     if cache_size < 1:
         raise ValueError(f"cache_size must be >= 1, got {cache_size}")
 
@@ -96,7 +101,11 @@ def image_benchmark(
 
     images = {("train", name): some for name, some in train.items()}
     images |= {("test", name): some for name, some in test.items()}
-    if limit is None:  # otherwise only the images within the limit are cached
+    limits = dict.fromkeys(("train", "valid", "test"), limit)
+    if train_limit is not None:
+        limits["train"] = train_limit if limit is None else min(limit, train_limit)
+    limited = any(most is not None for most in limits.values())
+    if not limited:  # otherwise only the images within the limits are cached
         images = from_cache(images)
     for name in train if validation_size else ():
         whole = images["train", name]
@@ -104,10 +113,8 @@ def image_benchmark(
         images["train", name] = whole.without(drawn)
         images["valid", name] = whole.take(drawn)
     used = images
-    if limit is not None:
-        used = from_cache(
-            {key: some.take(_drawn(some, seed, lambda n: limit)) for key, some in images.items()}
-        )
+    if limited:
+        used = from_cache({key: _at_most(limits[key[0]], some, seed) for key, some in used.items()})
     for (stream, name), some in used.items():
         if not some:
             raise ValueError(f"the domain {name!r} has no images for the {stream!r} stream")
@@ -195,6 +202,11 @@ def _drawn(images: ImageFiles, seed: int, number: Callable[[int], int]) -> list[
         order = torch.randperm(len(indices), generator=generator).tolist()
         drawn += [indices[i] for i in order[: number(len(indices))]]
     return sorted(drawn)
+
+
+def _at_most(limit: int | None, images: ImageFiles, seed: int) -> ImageFiles:
+    """Randomly drawn images, so many of each class; all without a limit."""
+    return images if limit is None else images.take(_drawn(images, seed, lambda n: limit))
 
 
 def _of_pixels(transform: Transform) -> Transform:

@@ -121,13 +121,14 @@ def class_folders(folder: Path, classes: Sequence[str]) -> ImageFiles:
 
 
 def listed_files(
-    root: Path, file: Path, classes: Sequence[str], *, first_id: int = 0
+    root: Path, file: Path, classes: Sequence[str], *, first_id: int | None = 0
 ) -> ImageFiles:
     """The images of an official list, such as DomainNet's and PACS's.
 
     Each line has a path and a class id: ``clipart/aircraft_carrier/clipart_001_000005.jpg 0``.
 
-    :param first_id: the lowest class id in the list.
+    :param first_id: the lowest class id in the list; ``None`` if the list numbers the classes in
+        another way, which is then ignored.
     :raises ValueError: naming a line whose class id is not that of its class folder.
     """
     ids = {name: i for i, name in enumerate(classes)}
@@ -137,10 +138,10 @@ def listed_files(
             continue
         path, _, given = line.strip().rpartition(" ")
         label = ids.get(Path(path).parent.name)
-        if label is None or given != str(label + first_id):
+        if label is None or (first_id is not None and given != str(label + first_id)):
             raise ValueError(
-                f"{file}, line {number}: expected a path DOMAIN/CLASS/FILE and the official id "
-                f"of that class, got {line!r}"
+                f"{file}, line {number}: expected a path {'' if first_id is None else 'DOMAIN/'}"
+                f"CLASS/FILE and the official id of that class, got {line!r}"
             )
         files.append(root / path)
         labels.append(label)
@@ -148,17 +149,19 @@ def listed_files(
 
 
 def split_by_name(
-    images: ImageFiles, root: Path, test_fraction: float = 0.2
+    images: ImageFiles, root: Path, test_fraction: float = 0.2, *, salt: str = ""
 ) -> tuple[ImageFiles, ImageFiles]:
     """Split a domain without official lists into training and test images.
 
     The split is the same on every machine: of each class, the images whose path below ``root``
     has the lowest SHA-256 are for testing.
+
+    :param salt: comes before the path; another one gives another split.
     """
 
     def rank(index: int) -> str:
         name = images.files[index].relative_to(root).as_posix()
-        return hashlib.sha256(name.encode()).hexdigest()
+        return hashlib.sha256((salt + name).encode()).hexdigest()
 
     test: set[int] = set()
     for indices in images.indices_by_class().values():

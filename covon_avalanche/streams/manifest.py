@@ -72,6 +72,6 @@ def _classes(file: Path, first: str, second: str) -> list[str] | None:
         raise ValueError(f"{file}: this package reads manifests up to version {VERSION}: {first!r}")
     try:
         return [str(name) for name in json.loads(second.removeprefix(_CLASSES))]
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         message = f'{file}, line 2: expected {_CLASSES}["NAME", ...], got {second!r}'
         raise ValueError(message) from error

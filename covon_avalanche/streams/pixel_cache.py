@@ -38,10 +38,12 @@ class PixelCache:
     def __init__(self, path: Path, files: Sequence[Path]) -> None:
         self.path, self.files = path, files
         # Copy on write, because torch warns about read-only memory; the file is never changed.
-        content = np.memmap(path, np.uint8, "c")
-        self._shapes = content[-8 * len(files) :].view(np.int32).reshape(-1, 2).tolist()
+        content = np.memmap(path, np.uint8, "c") if path.stat().st_size else np.empty(0, np.uint8)
+        shapes = content[-8 * len(files) :]
+        whole = len(shapes) == 8 * len(files)
+        self._shapes = shapes.view(np.int32).reshape(-1, 2).tolist() if whole else []
         self._ends = [0, *accumulate(3 * h * w for h, w in self._shapes)]
-        if len(self._shapes) != len(files) or len(content) != self._ends[-1] + 8 * len(files):
+        if not whole or len(content) != self._ends[-1] + 8 * len(files):
             raise ValueError(f"the cache {path} is damaged: remove it")
         self._pixels = torch.from_numpy(content)
         self._rows = {file: row for row, file in enumerate(files)}

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from covon_avalanche import __version__
 from covon_avalanche.cli import app, run, search
-from covon_avalanche.experiment.recipe import parse_seeds
-from covon_avalanche.experiment.recipe_text import recipe_text
+from covon_avalanche.experiment.recipe import parse_seeds, recipe_text
 from covon_avalanche.experiment.result import Result
 
 
@@ -41,7 +40,8 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     out = tmp_path / "out"
     assert done.exit_code == 1, done.output
     assert "covon, seed 0: A_T" in done.stdout
-    assert "A_T %" in done.stdout
+    for heading in ("A_T %", "A_T pooled %", "mean A_t %", "BWT %", "max forgetting %"):
+        assert heading in done.stdout
     (log,) = (out / "bad").rglob("log.txt")
     assert done.stderr.startswith("covon: bad, seed 0: FloatingPointError: the loss is")
     assert "in domain 1, epoch 1" in done.stderr
@@ -117,7 +117,8 @@ def test_help_and_version(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("device", "given", "expected"), [("cpu", [], 6), ("cuda", [], 1), ("cuda", ["--jobs", "2"], 2)]
+    ("device", "given", "expected"),
+    [("cpu", [], 6), ("cuda:1", [], 1), ("cuda", ["--jobs", "2"], 2)],
 )
 def test_how_many_runs_are_parallel(device, given, expected, tmp_path, monkeypatch):
     """One per core, but one on a GPU, unless it is said."""

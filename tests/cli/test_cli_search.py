@@ -13,8 +13,7 @@ from terminal import in_a_terminal
 from typer.testing import CliRunner
 
 from covon_avalanche.cli import app, search
-from covon_avalanche.experiment.recipe import Recipe, load_recipe
-from covon_avalanche.experiment.recipe_text import recipe_text
+from covon_avalanche.experiment.recipe import Recipe, load_recipe, recipe_text
 from covon_avalanche.experiment.search import Search
 
 STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
@@ -53,6 +52,21 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
     assert CliRunner().invoke(app, arguments).exit_code == 0  # nothing is left to do
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("in_this_process")
+def test_a_strategy_with_nothing_to_search_keeps_its_settings(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(recipe_text(recipe_of("ncm", "finetune"), {}), encoding="utf-8")
+    arguments = ["search", str(file), "--trials", "1", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "ncm: nothing to search\n" in done.stdout
+    assert "ncm" not in (tmp_path / "out" / "trials.journal").read_text()
+    best = load_recipe(str(tmp_path / "out" / "best.toml"))
+    assert list(best.strategies) == ["ncm", "finetune"]
+    assert best.strategies["ncm"] == recipe_of("ncm").strategies["ncm"]
+
+
 def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
     def no_pool(*_, **__):
         raise KeyboardInterrupt
@@ -74,7 +88,8 @@ def test_ctrl_c_ends_a_search_and_marks_its_trials(tmp_path):
     command += ["--out", str(tmp_path), "--seed", "0"]
     with in_a_terminal(command) as process:
         deadline = time.monotonic() + 120
-        while b"lr" not in _content(journal) and time.monotonic() < deadline:
+        # Not merely enqueued: its settings are drawn, and the objective runs.
+        while b'"param_name"' not in _content(journal) and time.monotonic() < deadline:
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=120)

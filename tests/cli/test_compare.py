@@ -36,6 +36,7 @@ def test_what_differs_is_printed_by_name(compare):
     ]
     found = {" ".join(line[:-2]): line[-2:] for line in lines[results + 2 :]}
     changed = {"average_accuracy", "weighted_accuracy", "bwt", "forgetting", "max_forgetting"}
+    changed |= {"incremental_accuracy"}
     changed |= {"average accuracy after domain 2", "final accuracy on domain 1"}
     assert set(found) == changed
     assert [float(value) for value in found["average_accuracy"]] == pytest.approx([0.7, 0.75])

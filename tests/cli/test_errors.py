@@ -11,8 +11,7 @@ from small_recipes import STRATEGIES
 from typer.testing import CliRunner
 
 from covon_avalanche.cli import app
-from covon_avalanche.experiment.recipe import Recipe, load_recipe
-from covon_avalanche.experiment.recipe_text import recipe_text
+from covon_avalanche.experiment.recipe import Recipe, load_recipe, recipe_text
 from covon_avalanche.experiment.run_folder import RunFolder
 
 pytestmark = [
@@ -93,9 +92,7 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
         (["run", "--seeds", "x"], "seeds must look like 0-4 or 0,3,7, got 'x'"),
         (["run", "--seeds", "5-2"], "the range of seeds '5-2' is empty"),
         (["run", "--epochs", "0"], "equal to 1"),
-        (["run", "--set", "epochs"], "a setting must look like KEY=VALUE, got 'epochs'"),
         (["run", "--set", "epoch=3"], "epoch: unknown key"),
-        (["run", "--set", "strategies.covon.lr=0"], "strategies.covon.lr = 0: "),
         (["run", "--launcher", "slurm", "--slurm", "gpu"], "a setting must look like KEY=VALUE"),
         (["run", "--slurm", "partition=gpu"], "--slurm partition=gpu is for --launcher slurm only"),
         (["run", "--launcher", "slurm", "--jobs", "2"], "--jobs 2 is for runs on this machine"),
@@ -167,6 +164,29 @@ class TestResults:
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
         assert f"{file} is no" in refused("report", str(file))
 
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"settings": {}}, "settings.strategy.kind is missing"),
+            ({"settings": {"strategy": "covon"}}, "settings.strategy.kind is missing"),
+            (
+                {"settings": {"strategy": {"kind": "covon"}, "stream": "PACS"}},
+                "settings.stream must be a table",
+            ),
+            ({"accuracy": []}, "accuracy has no row after the last domain"),
+            ({"accuracy": [[0.9, 0.1], None]}, "accuracy has no row after the last domain"),
+            ({"accuracy": [[0.9], [0.8, 0.8]]}, "accuracy.0 has 1 domains, but counts has 2"),
+            ({"accuracy": [[0.8, 0.8]]}, "accuracy has 1 rows for the 2 domains"),
+            ({"counts": [10]}, "accuracy.0 has 2 domains, but counts has 1"),
+            ({"counts": []}, "counts must be at least 1 for each domain, got []"),
+            ({"counts": [10, 0]}, "counts must be at least 1 for each domain, got [10, 0]"),
+        ],
+    )
+    def test_that_contradict_themselves(self, file, changes, sentence):
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+        for arguments in (("report", str(file)), ("compare", str(file), str(file))):
+            assert f"{file} is not a result: {sentence}\n" in refused(*arguments) + "\n"
+
     def test_that_do_not_go_together(self, file):
         made_up("covon", 1, [[0.9]]).save(file.parent / "other/result.json")
         folder = str(file.parent)
@@ -188,30 +208,16 @@ def test_files_that_cannot_be_written(tmp_path):
     assert "Not a directory" in refused("report", str(tmp_path / "result.json"), "--out", out)
 
 
-@pytest.mark.parametrize("name", ["table.md", "accuracy.png"])
-def test_a_table_or_plot_that_cannot_be_written(tmp_path, name):
+@pytest.mark.parametrize(
+    ("command", "name"), [("run", "table.md"), ("run", "accuracy.png"), ("search", "best.toml")]
+)
+def test_what_cannot_be_written_at_the_end(tmp_path, command, name):
     (tmp_path / "out" / name / "in the way").mkdir(parents=True)
-    arguments = ["run", write(tmp_path), "--out", str(tmp_path / "out"), "--jobs", "1"]
-    assert f"cannot read or write {tmp_path / 'out' / name}: " in refused(*arguments)
-    assert list((tmp_path / "out").rglob("result.json"))
-
-
-def test_a_best_recipe_that_cannot_be_written(tmp_path):
-    (tmp_path / "best.toml" / "in the way").mkdir(parents=True)
-    arguments = ["search", write(tmp_path, stream=HELD_OUT), "--out", str(tmp_path)]
-    sentence = refused(*arguments, "--trials", "1", "--jobs", "1")
-    assert f"cannot read or write {tmp_path}/best.toml: " in sentence
-
-
-def test_what_is_finished_stays_when_another_run_is_refused(tmp_path):
-    out = str(tmp_path / "out")
-    good = CliRunner().invoke(app, ["run", write(tmp_path), "--out", out, "--jobs", "1"])
-    assert good.exit_code == 0, good.output
-    (result,) = (tmp_path / "out").rglob("result.json")
-    before = result.read_bytes()
-    spoilt = write(tmp_path, text=replaced("train_mb_size = 64", "train_mb_size = 5000"))
-    refused("run", spoilt, "--out", out)
-    assert result.read_bytes() == before
+    recipe = write(tmp_path, stream=HELD_OUT if command == "search" else DIGITS)
+    trials = ["--trials", "1"] if command == "search" else []
+    sentence = refused(command, recipe, *trials, "--out", str(tmp_path / "out"), "--jobs", "1")
+    assert f"cannot read or write {tmp_path / 'out' / name}: " in sentence
+    assert list((tmp_path / "out").rglob("result.json" if command == "run" else "trials.journal"))
 
 
 @pytest.mark.parametrize("base", ["Exception", "SystemExit"])

@@ -5,7 +5,7 @@ import torch
 from avalanche.training.plugins import ReplayPlugin
 from avalanche.training.supervised import JointTraining, Naive
 from torch.utils.data import DataLoader, WeightedRandomSampler
-from toy_datasets import FastNaive, digits, loader, pictures, scale, tensors
+from toy_datasets import FastNaive, digits, loader, tensors
 from toys import make_naive, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import EWCStarStrategy, TensorBatches
@@ -23,15 +23,13 @@ DATASETS = {
     "tensors": tensors,
     "a subset of a subset": lambda: tensors().subset(range(5, 45)).subset(range(30, 0, -2)),
     "a concatenation": lambda: tensors().concat(tensors(30)).subset(range(3, 75, 2)),
-    "pictures": pictures,
-    "pictures with a transform": lambda: pictures(scale),
 }
 OPTIONS = ({}, {"shuffle": False}, {"drop_last": True})
 
 
 @pytest.mark.parametrize(
     ("name", "train", "options"),
-    [(name, True, o) for name in DATASETS for o in OPTIONS if "pictures" not in name]
+    [(name, True, o) for name in DATASETS for o in OPTIONS]
     + [(name, False, {}) for name in DATASETS],
 )
 def test_the_batches_are_avalanches_own(name, train, options):

@@ -1,8 +1,9 @@
 """The examples behind Avalanche's wrappers, or none."""
 
+from functools import partial
+
 import pytest
 import torch
-from avalanche.benchmarks import SplitMNIST
 from avalanche.benchmarks.utils import (
     AvalancheDataset,
     _make_taskaware_tensor_classification_dataset,
@@ -12,8 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import TensorDataset, default_collate
 from toy_datasets import Pictures, tensors, wrapped
 
-from covon_avalanche.data_loading import Columns, ExampleCache, rows_of
-from covon_avalanche.data_loading.rows import WithColumns
+from covon_avalanche.data_loading import rows_of, unwrapping
 from covon_avalanche.streams.permuted import PermutedImages
 
 
@@ -23,7 +23,7 @@ def test_several_tasks_are_balanced_by_avalanche():
             torch.randn(9, 6), torch.randint(3, (9,)), task_labels=1
         )
     )
-    assert rows_of(two, ExampleCache(2**20)) is None
+    assert rows_of(two) is None
 
 
 class OneLabelFlipped:
@@ -52,10 +52,10 @@ PIXELS = torch.zeros(50, 2, 2, dtype=torch.uint8), torch.zeros(50).long(), torch
     ids=["tensors", "permutation", "outside"],
 )
 def test_a_subclass_that_overrides_getitem_alone_gives_its_own_rows(make):
-    assert rows_of(make(), ExampleCache(0)) is not None
+    assert rows_of(make()) is not None
     data = make(OneLabelFlipped)
     assert data[1][1] == 1
-    assert rows_of(data, ExampleCache(0)) is None
+    assert rows_of(data) is None
 
 
 def now_and_then(x, seen=[0]):  # noqa: B006
@@ -70,20 +70,14 @@ def now_and_then(x, seen=[0]):  # noqa: B006
         lambda: tensors(transform=now_and_then),
         lambda: tensors(transform=now_and_then).freeze_transforms(),
         lambda: tensors(transform=now_and_then).subset([3, 1, 2]).concat(tensors()),
-        lambda: wrapped(Pictures()),
+        lambda: wrapped(Pictures()).eval(),
     ],
     ids=["transform", "frozen transform", "transform of a part", "no tensors"],
 )
-def test_what_may_be_random_is_not_even_fetched_in_training(make):
+def test_what_may_be_random_is_left_to_avalanche(make):
     data = make()
     for _ in range(10):
-        assert rows_of(data, ExampleCache(2**20)) is None
-
-
-def test_random_transforms_of_an_evaluation_are_noticed():
-    data = wrapped(Pictures()).eval()
-    noisy = data.replace_current_transform_group(lambda x: x + torch.randn(()))
-    assert rows_of(noisy, ExampleCache(2**20)) is None
+        assert rows_of(data) is None
 
 
 class OneDevice(TorchFunctionMode):
@@ -96,9 +90,9 @@ class OneDevice(TorchFunctionMode):
 
 def test_tensors_may_lie_on_another_device():
     far, near = torch.empty(5, 2, device="meta"), torch.arange(5)
-    rows = WithColumns(Columns([far, near]), Columns([far]))
+    rows = partial(unwrapping._columns, [far, near])
     with OneDevice():
-        batch = rows.tensor_batch(torch.tensor([3, 1]))
+        batch = unwrapping._with_columns(rows, [far], torch.tensor([3, 1]))
     assert [tuple(column.shape) for column in batch] == [(2, 2), (2,), (2, 2)]
     assert batch[1].tolist() == [3, 1]
 
@@ -106,7 +100,7 @@ def test_tensors_may_lie_on_another_device():
 def test_collate_functions_of_ones_own_stay_with_avalanche():
     data = TensorDataset(torch.ones(50, 6), torch.zeros(50).long())
     own = AvalancheDataset([data], collate_fn=lambda examples: default_collate(examples)[::-1])
-    assert rows_of(own, ExampleCache(2**20)) is None
+    assert rows_of(own) is None
 
 
 @pytest.mark.parametrize(
@@ -123,18 +117,9 @@ def test_attributes_are_given_as_avalanche_gives_them(values, fast):
     logits = DataAttribute(values, "logits", use_in_getitem=True)
     data = TensorDataset(torch.randn(50, 6), torch.zeros(50).long())
     data = AvalancheDataset([data], data_attributes=[logits])
-    rows = rows_of(data, ExampleCache(0))
+    rows = rows_of(data)
     assert (rows is not None) == fast
     if fast:
         want = data.collate_fn([data[4], data[2]])
-        batch = rows.tensor_batch(torch.tensor([4, 2]))
+        batch = rows(torch.tensor([4, 2]))
         assert all(torch.equal(a, b) for a, b in zip(batch, want, strict=True))
-
-
-def test_avalanches_own_benchmarks(real_data):
-    """SplitMNIST with its PIL images, in evaluation."""
-    benchmark = SplitMNIST(5, dataset_root=real_data("MNIST/raw"))
-    small = benchmark.train_stream[0].dataset.subset(range(200)).eval()
-    batch = rows_of(small, ExampleCache(2**30)).tensor_batch(torch.tensor([150, 0]))
-    want = small.collate_fn([small[150], small[0]])
-    assert all(torch.equal(a, b) for a, b in zip(batch, want, strict=True))

@@ -75,12 +75,17 @@ def test_a_failing_download_is_one_sentence_and_status_2(pictures, tmp_path):
 def test_list_and_what_must_be_had_by_hand(tmp_path):
     listed = covon("data", "list").stdout
     assert all(name in listed for name in ("DomainNet: ", "CORe50: ", "CDDB: ", "PACS: "))
+    assert all(name in listed for name in ("OfficeHome: ", "ImageNetR: "))
     done = covon("data", "download", "PACS", "--root", tmp_path)
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert "unpack it so that PACS/photo/dog exists" in done.stderr
+    for name, there in (("OfficeHome", "Art/Alarm_Clock"), ("ImageNetR", "n01443537")):
+        done = covon("data", "download", name, "--root", tmp_path)
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+        assert f"{there} exists" in done.stderr
     done = covon("data", "verify", "MNIST", "--root", tmp_path)
     assert done.exit_code == 2
-    assert "known are DomainNet, CORe50, CDDB, PACS" in done.stderr
+    assert "known are DomainNet, CORe50, CDDB, PACS, OfficeHome, ImageNetR" in done.stderr
 
 
 def easy_cddb(root):

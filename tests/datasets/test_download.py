@@ -3,6 +3,7 @@
 import hashlib
 import stat
 import zipfile
+import zlib
 
 import pytest
 from data_server import serve
@@ -129,7 +130,14 @@ def test_damaged_archives_leave_nothing(tmp_path):
     file = archive(tmp_path / "a.zip", {"1.jpg": b"x", "2.jpg": b"y" * 1000})
     data = file.read_bytes()
     (tmp_path / "out").mkdir()
-    for damaged in (b"no zip", data.replace(b"PK\x03\x04", b"PK\x03\x00", 2)):
+    encrypted, unknown = bytearray(data), bytearray(data)
+    last = data.rindex(b"PK\x01\x02")
+    encrypted[last + 8] |= 1
+    unknown[last + 10] = 99
+    deflated = data.replace(zlib.compress(b"y" * 1000)[2:-4], b"\xff" * 10)
+    assert deflated != data
+    header = data.replace(b"PK\x03\x04", b"PK\x03\x00", 2)
+    for damaged in (b"no zip", header, encrypted, unknown, deflated):
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"a.zip cannot be unpacked"):
             unpack(file, tmp_path / "out")

@@ -53,6 +53,11 @@ def test_a_run_agrees_with_avalanches_metrics():
     assert len(metrics.matrix.rows) == len(metrics.calibration) == 4
     assert metrics.matrix.counts == [48] * 4
     assert f"Plasticity{PREFIX}" in found
+    rows = metrics.matrix.rows
+    over_time = sum(sum(row[: t + 1]) / (t + 1) for t, row in enumerate(rows)) / 4
+    assert found[f"IncrementalAccuracy{PREFIX}"] == pytest.approx(over_time)
+    lost = [max(rows[t][i] for t in range(i, 3)) - rows[3][i] for i in range(3)]
+    assert found[f"MaxForgetting{PREFIX}"] == pytest.approx(sum(lost) / 3)
 
 
 def test_only_the_last_evaluation_of_the_whole_stream_between_two_experiences_counts():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
-from miniature import OWN_CLASSES, cddb, core50, domainnet, own, pacs
+from miniature import OWN_CLASSES, cddb, core50, domainnet, imagenet_r, office_home, own, pacs
 from small_recipes import STRATEGIES, small_recipe
 from torch.optim import SGD
 
@@ -12,7 +12,7 @@ from covon_avalanche.experiment.build import build_benchmark, build_model, build
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, validate
 from covon_avalanche.experiment.run import run_strategy
-from covon_avalanche.experiment.run_folder import run_hash
+from covon_avalanche.experiment.run_folder import run_hash, settings_of
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.streams.transforms import IMAGENET
 
@@ -48,6 +48,27 @@ def test_shipped_recipes_run_on_the_real_layouts(name, tmp_path):
     assert (result.bwt is None) == result.held_out == (name == "core50")
 
 
+@pytest.mark.parametrize("name", ["pacs-vit", "cddb-hard-vit"])
+def test_all_methods_of_recipes_for_a_vit_can_be_built(name, tmp_path):
+    pytest.importorskip("timm", reason="needs the extra vision")
+    folder, make, domains = MAKERS[name.removesuffix("-vit")]
+    make(tmp_path / folder)
+    shipped = load_recipe(name)
+    stream = shipped.stream.model_dump() | {"domains": domains, "image_size": 32}
+    model = {"backbone": "timm/test_vit", "weights": ""}
+    recipe = validate(shipped.model_dump() | {"stream": stream, "model": model}, "here")
+    benchmark = build_benchmark(recipe, seed=0, dataset_root=tmp_path)
+    x = benchmark.train_stream[0].dataset.eval()[0][0][None]
+    for key, method in recipe.strategies.items():
+        suited = {"coda-p": {"pool": 8}, "layup": {"blocks": 2}}.get(method.kind, {})
+        method = method.model_copy(update=suited)
+        network = build_model(recipe.model, benchmark, tmp_path)
+        built = method.wrap_model(network, benchmark.n_classes, len(domains), x)
+        strategy = build_strategy(method, recipe, built, EvaluationPlugin(), EpochLog())
+        strategy.model.eval()
+        assert strategy.model(x).shape == (1, benchmark.n_classes), key
+
+
 @pytest.mark.parametrize("learned", [3, 4])
 def test_the_authors_split_of_core50_tests_on_other_sessions_too(learned, tmp_path):
     core50(tmp_path / "core50")
@@ -69,6 +90,8 @@ def test_streams_that_know_their_domains_need_none_in_a_recipe(tmp_path):
         ("PACS", "photo", 4),
         ("DomainNet", "clipart", 6),
         ("CDDB", "gaugan", 5),
+        ("OfficeHome", "Art", 4),
+        ("ImageNetR", "art", 15),
     ):
         stream = image_recipe(stream={"name": name}).stream
         assert (stream.domains[0], stream.n_experiences) == (first, n)
@@ -76,6 +99,37 @@ def test_streams_that_know_their_domains_need_none_in_a_recipe(tmp_path):
     core50(tmp_path / "core50")
     benchmark = build_benchmark(official, seed=0, dataset_root=tmp_path)
     assert [e.domain for e in benchmark.train_stream][:3] == ["s1", "s9", "s2"]
+
+
+def test_a_recipe_may_limit_the_training_images_alone(tmp_path):
+    pacs(tmp_path / "PACS")
+    stream = {"name": "PACS", "domains": ["sketch"], "limit": None, "validation_size": 0.25}
+    unlimited = image_recipe(stream=stream)
+    recipe = image_recipe(stream={**stream, "train_limit": 1})
+    benchmark = build_benchmark(recipe, seed=0, dataset_root=tmp_path)
+    found = {name: len(part[0].dataset) for name, part in benchmark.streams.items()}
+    assert found == {"train": 7, "valid": 2 * 7, "test": 2 * 7}
+    hashes = [run_hash(r, "covon-paper", 0) for r in (unlimited, recipe)]
+    assert hashes[0] != hashes[1]
+    assert "train_limit" not in settings_of(unlimited, "covon-paper")["stream"]
+    with pytest.raises(RecipeError, match=r"stream\.train_limit = 0"):
+        image_recipe(stream={**stream, "train_limit": 0})
+
+
+def test_office_home_and_imagenet_r_lie_below_the_data_with_the_same_test_images_for_all_seeds(
+    tmp_path,
+):
+    office_home(tmp_path / "OfficeHome")
+    imagenet_r(tmp_path / "imagenet-r")
+    for name, domains in (("OfficeHome", ["Real World", "Art"]), ("ImageNetR", ["sketch", "art"])):
+        test = []
+        for seed, split_seed in ((0, 0), (1, 0), (0, 1)):
+            own = {"name": name, "domains": domains, "split_seed": split_seed, "limit": None}
+            recipe = image_recipe(stream=own)
+            benchmark = build_benchmark(recipe, seed=seed, dataset_root=tmp_path)
+            assert [e.domain for e in benchmark.train_stream] == domains
+            test.append({f for part in benchmark.images["test"].values() for f in part.files})
+        assert test[0] == test[1] != test[2]
 
 
 def test_a_resolved_core50_recipe_is_the_shipped_one():
@@ -93,6 +147,7 @@ def test_a_resolved_core50_recipe_is_the_shipped_one():
         ({"run": 3, "split": "authors"}, r"stream: run is for the official split, got run 3"),
         ({"run": 10}, r"stream\.run = 10"),
         ({"name": "CDDB", "track": "short"}, r"stream\.track = 'short'"),
+        ({"validation_size": 3}, r"stream\.validation_size = 3: .*less than 1"),
         ({"name": "PACS", "track": "hard"}, r"stream\.track: unknown key"),
         ({"name": "DomainFolders", "domains": ["day"]}, r"stream\.folder: is missing"),
         ({"name": "DomainFolders", "folder": "x"}, r"stream\.domains: is missing"),
@@ -163,17 +218,18 @@ def test_networks_and_normalisation_are_those_of_the_image_size_and_the_backbone
     torch.testing.assert_close(pixels["vit-b16-in1k"], (bare - 0.5) / 0.5)
 
 
-def rates_of(name, settings, **changes):
-    """Learning rates, epoch by epoch, of a strategy of a recipe."""
+def rates_of(name, settings, group=0, **changes):
+    """Learning rates of a group, epoch by epoch, of a strategy of a recipe."""
     stream = {"name": "PermutedDigits", "n_experiences": 3}
     recipe = small_recipe({name: settings}, stream=stream, final_lr_factor=0.2, **changes)
     benchmark = build_benchmark(recipe, seed=0)
-    model = build_model(recipe.model, benchmark)
+    network = build_model(recipe.model, benchmark)
+    model = recipe.strategies[name].wrap_model(network, 10, 3, torch.zeros(1, 64))
     rates = []
 
     class Rates(SupervisedPlugin):
         def before_training_epoch(self, strategy, **kwargs):
-            rates.append(round(strategy.optimizer.param_groups[0]["lr"], 6))
+            rates.append(round(strategy.optimizer.param_groups[group]["lr"], 6))
 
     strategy = build_strategy(
         recipe.strategies[name], recipe, model, EvaluationPlugin(), EpochLog()
@@ -200,3 +256,30 @@ class OwnOptimizer(Naive):
 def test_a_recipes_cosine_is_that_of_a_strategys_own_optimizer():
     own = {"kind": "custom", "lr": 1.0, "implementation": f"{__name__}:OwnOptimizer"}
     assert rates_of("own", own, epochs=3) == [0.5, 0.3, 0.1] * 3
+
+
+@pytest.mark.parametrize(("group", "factor"), [(0, 1), (1, 0.1)])
+@pytest.mark.parametrize("kind", ["finetune", "duct"])
+def test_the_head_and_the_backbone_each_have_their_cosine_in_every_domain(kind, group, factor):
+    own = {"kind": kind, "lr": 0.5, "backbone_lr_factor": 0.1}
+    expected = [0.5 * factor, 0.3 * factor, 0.1 * factor] * 3
+    assert rates_of(kind, own, group, epochs=3) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf", "replay", "duct"])
+def test_avalanche_leaves_the_groups_of_head_and_backbone_as_they_are(kind):
+    """The learning rate of the backbone is so small that no weight of it can change."""
+    own = STRATEGIES[kind] | {"lr": 0.1, "optimizer": "sgd", "backbone_lr_factor": 1e-30}
+    recipe = small_recipe({kind: own}, epochs=1)
+    benchmark, settings = build_benchmark(recipe, seed=0), recipe.strategies[kind]
+    network = build_model(recipe.model, benchmark)
+    model = settings.wrap_model(network, 10, 2, torch.zeros(1, 64))
+    head = {id(p) for p in settings.head(model).parameters()}
+    strategy = build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
+    before = [(p, p.detach().clone()) for p in model.parameters()]
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        strategy.eval(benchmark.test_stream)
+        groups = [{id(p) for p in g["params"]} for g in strategy.optimizer.param_groups]
+        assert groups == [head, {id(p) for p in model.parameters()} - head]
+    assert all(torch.equal(p, old) == (id(p) not in head) for p, old in before)

@@ -6,10 +6,10 @@ from covon_avalanche.experiment.recipe import (
     RecipeError,
     choose,
     load_recipe,
+    recipe_text,
     shipped_recipes,
     validate,
 )
-from covon_avalanche.experiment.recipe_text import recipe_text
 
 GOOD = """
 name = "tiny"

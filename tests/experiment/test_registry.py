@@ -10,18 +10,28 @@ from covon_avalanche import CoVON as Optimizer
 from covon_avalanche.experiment.recipe import load_recipe, shipped_recipes
 from covon_avalanche.experiment.registry import KINDS, CoVON, stored_strategy
 from covon_avalanche.experiment.run_folder import run_hash, settings_of, upgrade_settings
-from covon_avalanche.merging import EMA, Average, FisherMerge, RegMean
+from covon_avalanche.merging import DUCT, EMA, Average, CoFiMA, FisherMerge, RegMean
+from covon_avalanche.plugins import ClassifierAlignmentPlugin
 
 BASE = {"kind": "covon", "lr": 0.1, "ess": 10.0, "hess_init": 0.1, "gamma": 0.9, "clip_radius": 1.0}
 HASHES = {
     "cddb-hard": "eda0205631",
+    "cddb-hard-clip": "a944c70b1e",
+    "cddb-hard-vit": "af68cda482",
     "core50": "0eacbb61ca",
+    "core50-clip": "b6137489c2",
+    "core50-vit": "d1343e3c8e",
     "domainnet": "80bfd90802",
+    "domainnet-clip": "f31144135f",
+    "domainnet-vit": "785f4883c9",
     "pacs": "d803c49cdb",
+    "pacs-vit": "6b15b1b0bd",
     "permuted-digits": "31547c46cb",
     "permuted-mnist-hard": "c92439273a",
 }
 """Of seed 0 and the last CoVON of each shipped recipe: changed ones would be run again."""
+FINETUNE_HASH = "4b6fa2db69"
+"""Of fine-tuning in the small recipe, before merging and alignment had further settings."""
 
 
 def covon(**changes):
@@ -44,7 +54,7 @@ def test_runs_of_shipped_recipes_keep_their_folders():
 
 def test_facts_that_tables_need():
     stored = {name: stored_strategy(own) for name, own in STRATEGIES.items()}
-    assert {name for name, own in stored.items() if own.ceiling} == {"joint", "cumulative"}
+    assert {name for name, own in stored.items() if own.offline} == {"joint", "cumulative"}
     memories = {name for name, own in stored.items() if own.stores_examples}
     assert memories == {"replay", "der", "er-ace", "gem", "agem", "icarl", "td-vcl"}
     without = {name for name, own in stored.items() if not own.has_probabilities}
@@ -75,6 +85,7 @@ def test_keys_and_values_of_earlier_versions_are_translated(old, new):
 @pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf", "covon"])
 def test_each_rule_merges_after_every_domain(kind):
     rules = {"regmean": RegMean, "average": Average, "ema": EMA, "fisher": FisherMerge}
+    rules["cofima"] = CoFiMA
     for name, rule in rules.items():
         if kind == "covon":
             found = covon(merge=name, gamma=0.3).build().arguments["merge"]
@@ -83,7 +94,38 @@ def test_each_rule_merges_after_every_domain(kind):
             assert isinstance(plugin, MergePlugin)
             found = plugin.rule
         assert type(found) is rule
-        assert name != "ema" or found.gamma == 0.3
+        assert name not in ("ema", "cofima") or found.gamma == 0.3
+
+
+@pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf"])
+def test_the_merge_comes_first_and_alignment_last(kind):
+    plugins = settings(kind, merge="cofima", align_classifier=True).build().plugins
+    assert [type(plugins[i]) for i in (0, -1)] == [MergePlugin, ClassifierAlignmentPlugin]
+    assert len(plugins) == 2 + (kind == "lwf")
+    assert not settings("finetune", align_classifier=False).build().plugins
+
+
+def test_settings_that_are_not_used_do_not_change_the_folder():
+    plain = small_recipe({"own": STRATEGIES["finetune"]})
+    without = small_recipe({"own": STRATEGIES["finetune"] | {"align_classifier": False}})
+    assert run_hash(plain, "own", 0) == run_hash(without, "own", 0) == FINETUNE_HASH
+
+
+def test_head_and_backbone_have_their_own_learning_rates():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    for optimizer in ("sgd", "adamw"):
+        own = settings("finetune", optimizer=optimizer, lr=0.2, backbone_lr_factor=0.01)
+        head, backbone = own.make_optimizer(model).param_groups
+        assert [id(p) for p in head["params"]] == [id(p) for p in model[1].parameters()]
+        assert [id(p) for p in backbone["params"]] == [id(p) for p in model[0].parameters()]
+        assert (head["lr"], backbone["lr"]) == (0.2, pytest.approx(0.002))
+    own = settings("duct")
+    duct = own.wrap_model(model, 2, 3, torch.zeros(1, 3))
+    assert isinstance(duct, DUCT)
+    head, backbone = own.make_optimizer(duct).param_groups
+    assert len(head["params"]) == 3 + 1
+    assert len(backbone["params"]) == 2
+    assert (head["lr"], backbone["lr"]) == (0.1, pytest.approx(0.001))
 
 
 def test_the_preset_of_the_paper():
@@ -128,3 +170,9 @@ def test_other_keys_of_avalanches_strategies_are_arguments_of_their_classes():
     assert settings("rwalk", delta_t=3).build().plugins[0].delta_t == 3
     with pytest.raises(ValueError, match=r"RWalkPlugin cannot be created: .*'deltat'"):
         settings("rwalk", deltat=3).build()
+    for name, key, value in (("der", "mem_size", -1), ("gem", "memory_strength", -0.5)):
+        with pytest.raises(ValueError, match="greater than or equal to 0"):
+            settings(name, **{key: value})
+    for value in (float("nan"), "1 + 1", [1]):
+        with pytest.raises(ValueError, match=r"lambda_reg"):
+            settings("mas", lambda_reg=value)

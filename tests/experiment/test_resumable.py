@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import time
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from avalanche.training.supervised import Naive
 from miniature import pacs
 from small_recipes import CLOSED_FORM, FEW, OFTEN, STRATEGIES, small_recipe
-from torch import nn
+from torch import Tensor, nn
 
 from covon_avalanche.experiment import checkpoint, resumable
 from covon_avalanche.experiment import run as running
@@ -21,6 +22,7 @@ from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.state import Node
 
 EPOCHS_ONLY = RunOptions(checkpoint_seconds=1e9, checkpoint_share=1)
 COVON = {**STRATEGIES["covon"], "later_hess_init": None}
@@ -220,15 +222,26 @@ def changed(file):
     file.write_bytes(content)
 
 
-def forged(nodes):
-    (schedule,) = [n for n in nodes if n.get("class", "").endswith(":LambdaLR")]
-    nodes[schedule["attributes"]["lr_lambdas"]["#"]]["items"] = [{"#": len(nodes)}]
-    nodes.append({"is": "function", "name": "covon_avalanche.datasets.download:shutil.rmtree"})
+def forged(state):
+    schedule = node_of(state, lambda node: str(node.name).endswith(":LambdaLR"))
+    name = "covon_avalanche.datasets.download:shutil.rmtree"
+    schedule.content["lr_lambdas"].content = [Node("function", name)]
 
 
-def of_another_model(nodes):
-    (model, *_) = [n for n in nodes if n["is"] == "module"]
-    next(iter(model["tensors"].values()))["size"][0] -= 1
+def of_another_model(state):
+    tensors = node_of(state, lambda node: node.kind == "module").content["tensors"]
+    name, tensor = next(iter(tensors.items()))
+    tensors[name] = tensor[1:]
+
+
+def node_of(node, fits):
+    """The first one that fits, depth first."""
+    if isinstance(node, Node) and fits(node):
+        return node
+    parts = node.content if isinstance(node, Node) else node
+    parts = parts.values() if isinstance(parts, dict) else parts
+    below = parts if isinstance(parts, Iterable) and not isinstance(parts, Tensor | str) else ()
+    return next(filter(None, (node_of(part, fits) for part in below)), None)
 
 
 @pytest.mark.parametrize(
@@ -250,15 +263,15 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_used(
     if spoil in (truncated, changed):
         spoil(latest.file(folder.checkpoint_folder))
     else:
-        state, tensors = load_checkpoint(folder.checkpoint_folder, latest, run)
+        state = load_checkpoint(folder.checkpoint_folder, latest, run)
         with monkeypatch.context() as patch:
             if spoil == "_versions":
                 patch.setattr(checkpoint, spoil, lambda: {"torch": "99.0"})
             elif spoil == "another":
                 run = spoil
             else:
-                spoil(state["nodes"])
-            save_checkpoint(folder.checkpoint_folder, latest, state, tensors, run)
+                spoil(state)
+            save_checkpoint(folder.checkpoint_folder, latest, state, run)
     with caplog.at_level(logging.INFO, "covon_avalanche"):
         result = run_in_folder(recipe, "finetune", 0, tmp_path)
     assert message in caplog.text

@@ -26,7 +26,7 @@ def test_the_status_is_that_of_the_latest_epoch_and_of_the_error(recipe, tmp_pat
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
     assert folder.status() is None
     epoch = Epoch(experience=1, epoch=0, loss=0.5, accuracy=0.25, images=300, seconds=2.0)
-    status = Status(domains=1, of_domains=2, accuracy=0.9, epoch=epoch, of_epochs=4)
+    status = Status(domains=1, of_domains=2, epoch=epoch, of_epochs=4)
     assert status.share == (1 + 1 / 4) / 2
     assert str(status) == "domain 2/2, epoch 1/4, loss 0.500, accuracy 25.0 %, 150 images/s"
     assert str(Status()) == ""
@@ -85,7 +85,7 @@ def test_an_unfinished_run_is_not_resumed_with_other_data(recipe, tmp_path):
     folder.checkpoint_folder.mkdir(parents=True)
     for images in (9, 14):  # without a checkpoint the data may change
         folder.check_data({"train": [14, 14], "test": [images]})
-    save_checkpoint(folder.checkpoint_folder, Point(1), {}, {}, folder.hash)
+    save_checkpoint(folder.checkpoint_folder, Point(1), {}, folder.hash)
     folder.check_data({"train": [14, 14], "test": [14]})
     with pytest.raises(ValueError, match=r"the data have changed .*\[14, 13\].* remove the folder"):
         folder.check_data({"train": [14, 13], "test": [14]})

@@ -169,6 +169,20 @@ def test_spaces():
     assert space_of(recipe_of("covon", search={"covon": {}}), "covon") == space
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "searched"),
+    [
+        ("mas", {"alpha": 0.5}, {"lambda_reg"}),  # alpha is at most 1
+        ("rwalk", {"ewc_alpha": 0.9}, {"ewc_lambda"}),
+        ("der", {"alpha": 0.1, "beta": 0.5}, {"alpha", "beta"}),
+        ("gem", {"memory_strength": 0.5}, {"memory_strength"}),
+    ],
+)
+def test_arguments_of_avalanches_strategies_are_searched(name, given, searched):
+    recipe = small_recipe({name: STRATEGIES[name] | given}, stream=STREAM)
+    assert space_of(recipe, name).keys() == {"lr", *searched}
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_space_of_every_strategy_has_only_what_it_takes(name):
     recipe = recipe_of(name)

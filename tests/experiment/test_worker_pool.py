@@ -8,17 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-import joblib
 import pytest
 
-from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
+from covon_avalanche.experiment.worker_pool import worker_pool
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"
-
-
-def test_one_process_per_core_and_one_on_an_accelerator(monkeypatch):
-    monkeypatch.setattr(joblib, "cpu_count", lambda: 6)
-    assert [default_processes(device) for device in ("cpu", "cuda", "cuda:1")] == [6, 1, 1]
 
 
 def test_workers_are_terminated_at_once_after_an_exception():

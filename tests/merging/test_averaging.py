@@ -25,6 +25,18 @@ def test_three_tasks_have_the_closed_form_and_memory_is_constant(rule, shares):
         torch.testing.assert_close(p.detach(), expected)
 
 
+def test_ema_is_coma():
+    """Directly: ``0.6 * last + 0.4 * new`` of whole state dicts, from the second task on."""
+    torch.manual_seed(0)
+    model, rule, coma = toy_model(), EMA(0.4), None
+    for _ in range(4):
+        new = {k: torch.randn_like(p) for k, p in weights(model).items()}
+        end_task(model, rule, new)
+        coma = new if coma is None else {k: 0.6 * coma[k] + 0.4 * p for k, p in new.items()}
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(p.detach(), coma[name])
+
+
 @pytest.mark.parametrize(("rule", "second"), [(Average(), 1 / 2), (EMA(0.25), 0.25)])
 def test_each_row_counts_the_tasks_that_have_trained_it(rule, second):
     """A classifier with two classes, then four; the last task trains neither class 0 nor

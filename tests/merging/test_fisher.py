@@ -3,9 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from toys import end_task, make_covon, train_step, weights
+from toys import end_task, weights
 
-from covon_avalanche.merging import FisherMerge, merge_into
+from covon_avalanche.merging import CoFiMA, FisherMerge
 
 
 def fisher_by_hand(weight, x, y):
@@ -84,11 +84,48 @@ def test_diverged_weights_are_refused_by_name(linear, batch):
     assert rule.fisher == {}
 
 
-def test_with_covon_the_means_are_fishers_and_the_precision_is_eq_8s(linear, batch):
-    optimizer = make_covon(linear.named_parameters())
-    for _ in range(2):
-        train_step(optimizer, linear, batch)
-    fast, precision = weights(linear), optimizer.prior().precision["weight"]
-    merge_into(linear, optimizer, FisherMerge(), batches=lambda: [batch])
-    torch.testing.assert_close(linear.weight.detach(), fast["weight"])  # the only task so far
-    assert (optimizer.prior().precision["weight"] > precision).all()
+def batch_fisher_by_hand(weight, batches):
+    """Mean over batches of the squared gradient of the mean loss, at least 1e-4."""
+    squares = []
+    for x, y in batches:
+        weight = weight.detach().clone().requires_grad_()
+        loss = nn.functional.cross_entropy(x @ weight.T, y)
+        squares.append(torch.autograd.grad(loss, weight)[0].square())
+    return torch.stack(squares).mean(0).clamp(min=1e-4)
+
+
+def test_cofima_weighs_the_last_two_models_by_their_fishers():
+    """Batches of 7 and 3; the last input is almost zero, so that its Fisher is 1e-4."""
+    torch.manual_seed(0)
+    model, rule = nn.Linear(4, 3, bias=False), CoFiMA(0.4)
+    past, before = None, None
+    for t in range(3):
+        x, y, weight = torch.randn(10, 4), torch.randint(3, (10,)), torch.randn(3, 4)
+        x[:, 3] *= 1e-3
+        merge_task(model, rule, x, y, weight)
+        fisher = batch_fisher_by_hand(weight, zip(x.split(7), y.split(7), strict=True))
+        assert (fisher[:, 3] == 1e-4).all()
+        expected = weight
+        if t > 0:
+            old, new = 0.6 * past, 0.4 * fisher
+            expected = (old * before + new * weight) / (old + new)
+        torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(rule.fisher["weight"], fisher)  # only the last
+        before, past = model.weight.detach().clone(), fisher
+
+
+def test_cofima_keeps_new_classes_and_needs_data():
+    torch.manual_seed(0)
+    rule, model, new = CoFiMA(), nn.Linear(2, 3, bias=False), torch.randn(4, 2)
+    x, y = torch.randn(2, 2), torch.tensor([0, 1])
+    merge_task(model, rule, x, y, torch.randn(3, 2))
+    old, model = model.weight.detach(), nn.Linear(2, 4, bias=False)
+    with torch.no_grad():
+        model.weight[:3] = old
+    merge_task(model, rule, x, y, new)
+    torch.testing.assert_close(model.weight.detach()[3], new[3])
+    assert not torch.equal(model.weight.detach()[:3], new[:3])
+    with pytest.raises(ValueError, match="at least one example"):
+        merge_task(model, rule, x[:0], y[:0], new)
+    with pytest.raises(ValueError, match="gamma"):
+        CoFiMA(0.0)

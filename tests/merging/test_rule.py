@@ -177,26 +177,3 @@ def test_weights_before_the_task_have_the_models_shapes_and_new_entries_its_valu
     assert torch.equal(task.before["bias"], model.bias)
     with pytest.raises(ValueError, match=r"'weight' cannot be merged: .* does not fit"):
         _ = Task(model, {"weight": torch.zeros(4, 2)}).before
-
-
-def test_a_plain_loop_learns_two_tasks_that_fine_tuning_cannot_keep():
-    """Inputs of the tasks lie in different directions: a linear layer has room for both."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 60, 8, generator=generator)
-    x[0, :, 4:], x[1, :, :4] = 0, 0
-    y = (x.sum(2) > 0).long()
-    errors = []
-    for rule in (RegMean(), None):
-        torch.manual_seed(0)
-        model, outputs = nn.Linear(8, 2, bias=False), []
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
-        for data in zip(x, y, strict=True):
-            before = weights(model)
-            for _ in range(100):
-                optimizer.zero_grad()
-                step(optimizer, model, data)
-            if rule is not None:
-                merge_into(model, optimizer, rule, before, lambda data=data: [data])
-            outputs.append(model(x[0]).detach())
-        errors.append((outputs[1] - outputs[0]).norm().item())
-    assert errors[0] < 0.01 * errors[1]

@@ -51,38 +51,6 @@ def test_conjugate_regression_gives_the_exact_sequential_posterior(implementatio
         assert torch.equal(model.weight.detach(), posterior.mean["weight"])
 
 
-def test_conjugate_regression_with_real_noise_stays_within_its_sampling_error():
-    """One Gaussian sample a step: the same posterior, up to the error of the averages.
-
-    At the fixed point h has bias (1 - beta2) * h (the retraction term, Var(e²) = 2) and
-    variance (1 - beta2) / 2 * Var(estimate); the bound is bias plus five deviations.
-    """
-    task = regression_task(3)
-    (mean, precision) = next(iter(exact_posterior([task], 0.05)))
-    x, y, noise = task
-    torch.manual_seed(0)
-    model = nn.Linear(4, 1, bias=False)
-    beta2 = 0.998
-    optimizer = make_covon(
-        model.parameters(), ess=64, hess_init=5.0, betas=(0.9, beta2), weight_decay=0.05, gamma=1.0
-    )
-    for step in range(3500):
-        optimizer.param_groups[0]["lr"] = 0.2 if step < 1000 else 0.01
-        regression_step(optimizer, model, x.float(), y.float(), noise)
-    posterior = optimizer.posterior(model.named_parameters())
-    h = (precision - 64 * 0.05) / 64
-    # The estimate is h e² + g e / sigma, with g the loss gradient at the mean, which balances
-    # the prior's pull; the mean's own jitter adds less than lr * h².
-    pull = (0.05 * mean).square() * precision
-    variance = (2 + 0.01) * h.square() + pull
-    bound = (1 - beta2) * variance / h + 5 * ((1 - beta2) / 2 * variance).sqrt()
-    error = (posterior.precision["weight"][0] - precision) / 64
-    assert (error.abs() < bound).all()
-    assert (bound < 0.5 * h).all()  # the bound says something
-    deviation = (posterior.mean["weight"][0] - mean) * precision.sqrt()
-    assert deviation.abs().max() < 1.0  # well inside the posterior
-
-
 ESS, HESS_INIT, GAMMA = (50.0, 80.0, 60.0), (0.3, 0.2, 0.1), (0.7, 0.3, 1.0)
 STEPS = 30
 COMMON = dict(lr=0.1, weight_decay=0.02, betas=(0.9, 0.95), clip_radius=0.05, debias=True)
@@ -258,21 +226,18 @@ def test_gradsq_needs_a_batch_size_before_the_first_forward_pass(linear, batch):
 
 
 class TestSlowStep:
-    @pytest.mark.parametrize("kind", ["ema", "replace", "none"])
+    @pytest.mark.parametrize("kind", ["replace", "none"])
     def test_the_ablations_of_figure_2b(self, linear, batch, kind):
+        """``test_averaging`` has the third, EMA."""
         optimizer = make_covon(linear.parameters(), consolidation=kind, gamma=0.7)
         train_task(optimizer, linear, batch)
         for _ in range(3):
             train_step(optimizer, linear, batch)
         m, old = linear.weight.detach().clone(), dict(optimizer.state[linear.weight])
         optimizer.consolidate()
-        state, mean = optimizer.state[linear.weight], linear.weight.detach()
-        if kind == "ema":  # averages means without the precision
-            torch.testing.assert_close(mean, 0.3 * old["prior_mean"] + 0.7 * m)
-            precision = old["prior_precision"] + 0.7 * 100 * old["hess"]
-            torch.testing.assert_close(state["prior_precision"], precision)
-        elif kind == "replace":  # keeps the last task alone
-            torch.testing.assert_close(mean, m)
+        state = optimizer.state[linear.weight]
+        if kind == "replace":  # keeps the last task alone
+            assert torch.equal(linear.weight, m)
             precision = 100 * old["hess"].clamp(min=0) + 1.0
             torch.testing.assert_close(state["prior_precision"], precision)
         else:  # one long task
@@ -284,7 +249,6 @@ class TestSlowStep:
         [
             (dict(hess_approx="gradsq"), 2.0),
             (dict(hess_approx="gradsq", gamma_precision=None), 0.7),
-            (dict(hess_approx="gradsq", consolidation="ema"), 0.7),
             (dict(hess_approx="gradsq", gamma_precision=3.0), 3.0),
             (dict(hess_approx="reparam"), 0.7),
         ],

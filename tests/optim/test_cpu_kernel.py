@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from numba import njit
 from step_args import make_args
 
 from covon_avalanche.optim import cpu_kernel
+from covon_avalanche.optim.noise import OPTIONS
 
 
 def test_the_number_of_threads_changes_nothing(monkeypatch):
@@ -40,18 +42,15 @@ def test_nothing_beyond_the_tensors_is_written_or_read(prior, size):
         assert torch.equal(getattr(args[0], field), inside[field])
 
 
-def test_kernels_are_loaded_from_files_of_their_own():
-    """Compiling again would cost each process seconds; and processes that write to one index of
-    numba's at the same time would mix up its files."""
-    args = make_args(torch.float32, "numbers", sizes=(3,))
-    draw, step = cpu_kernel._draw, cpu_kernel._step
-    cpu_kernel.draw_samples(args, 1)
-    cpu_kernel.step(args, squared=True, limit=1e9)
-    table, settings = cpu_kernel._tables(args[:1])
-    again = step.__wrapped__(True, False, False)  # as another process makes it
-    again(table, settings, 0, 1)
+def test_kernels_are_loaded_from_files():
+    """Compiling again would cost each process seconds."""
+    args = make_args(torch.float32, "mixed", sizes=(3,) * 8)
+    assert cpu_kernel.draw_samples(args, 1)
+    for squared in (True, False):
+        assert cpu_kernel.step(args, squared=squared, limit=1e9)
+    again = njit(**OPTIONS)(cpu_kernel._step.py_func)  # as another process makes it
+    again(*cpu_kernel._tables(args), True, 0, 1)
     assert sum(again.stats.cache_hits.values()) == 1
     assert not again.stats.cache_misses
-    both = (False, True)
-    kernels = [draw(a) for a in both] + [step(a, b, c) for a in both for b in both for c in both]
-    assert len({k._cache._impl.filename_base for k in kernels}) == len(kernels)
+    kernels = (cpu_kernel._check, cpu_kernel._draw, cpu_kernel._step)
+    assert [len(kernel.signatures) for kernel in kernels] == [1, 1, 1]

@@ -87,26 +87,6 @@ def test_moments_and_distribution():
     assert stats.kstest(z, "norm").pvalue > 1e-4
 
 
-def test_pairs_are_independent_and_the_far_tails_point_in_all_directions():
-    """Radius and angle of each pair: uniform together, in a table of 64 x 64. Beyond 4.5
-    deviations, 16 directions."""
-    z = normals(groups=8000).reshape(-1, 2, GROUP // 2)
-    x, y = z[:, 0].ravel(), z[:, 1].ravel()
-    tail = np.exp(-(x**2 + y**2) / 2)  # uniform
-    angle = np.arctan2(y, x) / (2 * np.pi) + 0.5
-    cells = (tail * 64).astype(int).clip(max=63) * 64 + (angle * 64).astype(int).clip(max=63)
-    assert stats.chisquare(np.bincount(cells, minlength=64**2)).pvalue > 1e-5
-    far = np.exp(-(4.5**2) / 2)
-    counts, _ = np.histogram(angle[tail < far], bins=16, range=(0, 1))
-    assert abs(counts.sum() - far * tail.size) < 5 * (far * tail.size) ** 0.5
-    assert stats.chisquare(counts).pvalue > 1e-5
-    expected = stats.norm.sf(4.5) * x.size
-    for output in (x, y):
-        for sign in (1, -1):
-            assert abs((sign * output > 4.5).sum() - expected) < 5 * expected**0.5
-            assert 4.7 < (sign * output).max() < 6
-
-
 @pytest.mark.parametrize("what", ["entries", "groups", "numbers", "draws", "near keys"])
 def test_no_correlation(what):
     """Between neighbours at short distances, and between draws that differ in one bit."""

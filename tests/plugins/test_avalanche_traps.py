@@ -46,9 +46,8 @@ def test_a_strategy_does_exactly_what_the_plain_loop_does(kind):
 
 
 @both
-def test_trap_1_state_is_wiped_at_the_first_train(kind):
+def test_trap_1_state_is_wiped_at_the_first_train(kind, model):
     """A given prior, and the state of an optimizer that was loaded, are there all the same."""
-    model = toy_model()
     before = weights(model)
     optimizer = MAKE[kind](model.named_parameters(), prior=prior_at(model, 1e9), lr=1e-3)
     make_strategy(kind, model, optimizer=optimizer).train(toy_benchmark(1).train_stream[0])
@@ -113,10 +112,9 @@ def test_a_model_that_grows_in_an_evaluation_before_any_training_keeps_its_prior
 
 
 @both
-def test_trap_3_the_model_moves_after_the_optimizer_is_made(kind):
+def test_trap_3_the_model_moves_after_the_optimizer_is_made(kind, model):
     """No second device here: a change of dtype takes the same path as .to(device). A prior
     given for the old one follows."""
-    model = toy_model()
     optimizer = MAKE[kind](model.named_parameters(), prior=prior_at(model, 5.0))
     model.double()
     strategy = make_strategy(kind, model, optimizer=optimizer, plugins=[ToDouble()])

@@ -40,7 +40,7 @@ def test_diagnostics_are_of_the_posterior_before_the_merge():
     [
         ({"consolidate_every": 0}, "consolidate_every must be an integer"),
         ({"merge": RegMean(), "consolidate_every": 5}, "RegMean needs the data of a task"),
-        ({"ess_per_example": -1}, "ess_per_example must be > 0 and finite, got -1"),
+        ({"ess_per_example": -1}, "ess_per_example must be > 0 and finite in float32, got -1"),
         ({"ess_per_example": 1.0, "consolidate_every": 10}, "follows the sizes of tasks"),
         ({"eval_samples": -1}, "eval_samples must be an integer >= 0, got -1"),
     ],

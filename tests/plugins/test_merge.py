@@ -22,9 +22,15 @@ from toys import (
 
 from covon_avalanche import MergePlugin
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
-from covon_avalanche.merging import EMA, Average, Eq8, FisherMerge, RegMean, Task
+from covon_avalanche.merging import EMA, Average, CoFiMA, Eq8, FisherMerge, RegMean, Task
 
-RULES = {"regmean": RegMean, "average": Average, "ema": lambda: EMA(0.5), "fisher": FisherMerge}
+RULES = {
+    "regmean": RegMean,
+    "average": Average,
+    "ema": lambda: EMA(0.5),
+    "fisher": FisherMerge,
+    "cofima": CoFiMA,
+}
 
 
 def sgd(model):
@@ -59,6 +65,9 @@ def test_each_task_ends_with_the_rules_weights(rule, optimizer, cls, own):
         strategy.train(experience)
         fast, merged = ends[t]
         x, y = columns(experience)
+        if by_hand.shuffled:
+            order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+            x, y = x[order], y[order]
         task = Task(copied, before, lambda x=x, y=y: zip(x.split(64), y.split(64), strict=True))
         copied.load_state_dict(fast)
         copied.load_state_dict({**fast, **by_hand.merge(task)})
@@ -93,8 +102,7 @@ class Sampling(SupervisedPlugin):
         self.sample.__exit__(None, None, None)
 
 
-def test_with_covon_it_consolidates_or_leaves_that_to_covons_plugin():
-    model = toy_model()
+def test_with_covon_it_consolidates_or_leaves_that_to_covons_plugin(model):
     optimizer = make_covon(model.named_parameters())
     make_naive(model, optimizer, Sampling(), MergePlugin(RegMean())).train(
         toy_benchmark(2).train_stream
@@ -107,8 +115,7 @@ def test_with_covon_it_consolidates_or_leaves_that_to_covons_plugin():
             strategy.train(toy_benchmark(1).train_stream)
 
 
-def test_a_rule_that_does_not_fit_the_optimizer_is_refused_before_training():
-    model = toy_model()
+def test_a_rule_that_does_not_fit_the_optimizer_is_refused_before_training(model):
     before = weights(model)
     with pytest.raises(ValueError, match=r"Eq8 .* needs a CoVON optimizer, got AdamW"):
         make(Eq8(), model)[0].train(toy_benchmark(1).train_stream)
@@ -143,7 +150,7 @@ class Merging(Naive):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("rule", ["regmean", "average", "fisher"])
+@pytest.mark.parametrize("rule", ["regmean", "average", "fisher", "cofima"])
 def test_a_run_killed_in_the_middle_of_a_task_resumes_bit_by_bit(rule, tmp_path, monkeypatch):
     own = {"kind": "custom", "lr": 0.01, "implementation": f"{__name__}:Merging"}
     own["arguments"] = {"rule": rule}

@@ -73,8 +73,7 @@ def test_several_samples_in_a_strategy_with_its_own_loop_are_refused():
         (VCLPlugin, "VCLPlugin needs a BayesByBackprop optimizer, got AdamW"),
     ],
 )
-def test_the_wrong_optimizer_is_named(plugin, message):
-    model = toy_model()
+def test_the_wrong_optimizer_is_named(plugin, message, model):
     strategy = make_naive(model, torch.optim.AdamW(model.parameters()), plugin())
     with pytest.raises(ValueError, match=message):
         strategy.train(toy_benchmark(1).train_stream[0])

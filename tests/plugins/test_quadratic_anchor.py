@@ -46,12 +46,6 @@ def test_from_one_on_only_the_implicit_pull_acts_and_it_is_the_proximal_point(th
     assert min(theta, anchor) - 1e-9 <= pulled <= max(theta, anchor) + 1e-9
 
 
-def test_entries_are_pulled_one_by_one():
-    theta, anchor, rate = torch.ones(2), torch.zeros(2), torch.tensor([0.5, 3.0])
-    assert explicit_pull(theta, anchor, rate).tolist() == [0.5, 1.0]
-    assert implicit_pull(theta, anchor, rate).tolist() == [1.0, 0.25]
-
-
 def batches(experience):
     x, y = columns(experience)
     return list(zip(x.double().split(16), y.split(16), strict=True))
@@ -157,23 +151,20 @@ def test_strength_zero_is_plain_adamw_and_a_huge_one_holds_what_was_important(cl
 
 
 @pytest.mark.parametrize("family", [torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam])
-def test_ada_reg_takes_the_whole_adam_family(family):
-    model = toy_model()
+def test_ada_reg_takes_the_whole_adam_family(family, model):
     strategy = make_naive(model, family(model.parameters(), lr=LR), AdaRegPlugin(strength=10.0))
     strategy.train(toy_benchmark(2).train_stream)
     precision = strategy.plugins[0].anchor.precision
     assert all((s >= 0).all() and s.sum() > 0 for s in precision.values())
 
 
-def test_ada_reg_refuses_an_optimizer_without_a_second_moment():
-    model = toy_model()
+def test_ada_reg_refuses_an_optimizer_without_a_second_moment(model):
     strategy = make_naive(model, torch.optim.SGD(model.parameters(), lr=LR), AdaRegPlugin())
     with pytest.raises(ValueError, match=r"needs an optimizer of the Adam family .* got SGD"):
         strategy.train(toy_benchmark(1).train_stream[0])
 
 
-def test_frozen_parameters_are_not_pulled():
-    model = toy_model()
+def test_frozen_parameters_are_not_pulled(model):
     model[0].requires_grad_(False)
     before = weights(model)
     strategy = make_strategy("ewc-star", model, weight_decay=0.5)
@@ -181,8 +172,7 @@ def test_frozen_parameters_are_not_pulled():
     assert torch.equal(model[0].weight, before["0.weight"])
 
 
-def test_an_importance_that_is_not_finite_is_named():
-    model = toy_model()
+def test_an_importance_that_is_not_finite_is_named(model):
     strategy = make_strategy("ada-reg", model)
     with torch.no_grad():
         model[2].bias.fill_(torch.nan)

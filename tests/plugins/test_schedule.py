@@ -69,8 +69,8 @@ def test_bad_schedules_are_named(plugin, schedule, message):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"ess": -1.0}, r"ess must be > 0 and finite, got -1\.0"),
-        ({"lr": -0.1}, r"lr must be >= 0 and finite, got -0\.1"),
+        ({"ess": -1.0}, r"ess must be > 0 and finite in float32, got -1\.0"),
+        ({"lr": -0.1}, r"lr must be >= 0 and finite in float32, got -0\.1"),
         ({"lr": 0.5, "epochs": 2.9}, r"epochs must be an integer >= 1, got 2\.9"),
     ],
 )

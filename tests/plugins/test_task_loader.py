@@ -38,8 +38,7 @@ def online_experience(boundaries):
 
 @pytest.mark.parametrize("boundaries", [True, False])
 @pytest.mark.parametrize("kind", [*STRATEGIES, "icarl", "merge"])
-def test_parts_of_a_task_are_refused(kind, boundaries):
-    model = toy_model()
+def test_parts_of_a_task_are_refused(kind, boundaries, model):
     if kind in STRATEGIES:
         strategy = make_strategy(kind, model)
     else:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
-from toys import Watch, make_naive, make_vcl, same, toy_benchmark, toy_model, train_vcl, weights
+from toys import Watch, make_naive, make_vcl, same, toy_benchmark, train_vcl, weights
 
 from covon_avalanche import TDVCLPlugin, VCLPlugin
 from covon_avalanche.posterior.gaussian import kl, pool
@@ -55,7 +55,7 @@ def test_a_frozen_layer_leaves_the_history_of_the_others():
     assert "0.weight" not in optimizer.posterior().mean
 
 
-def test_the_replayed_loss_has_the_weights_of_the_targets():
+def test_the_replayed_loss_has_the_weights_of_the_targets(model):
     """With all stored examples in each step, the loss is known. The stored ones of a task stand
     for all that it had."""
     sizes, checked, states = (96, 48, 64, 24), [], []
@@ -76,7 +76,6 @@ def test_the_replayed_loss_has_the_weights_of_the_targets():
         torch.testing.assert_close(strategy.loss.squeeze(), expected)
         checked.append(len(plugin._memory))
 
-    model = toy_model()
     before = Watch(before_backward=lambda strategy: states.append(torch.get_rng_state()))
     after, optimizer = Watch(before_backward=check), make_vcl(model.named_parameters())
     strategy = make_naive(model, optimizer, before, plugin, after)

@@ -79,7 +79,7 @@ def test_distances_are_no_probabilities():
     ],
 )
 def test_edges(run, missing, tmp_path):
-    """Only a ceiling; one domain; a run that diverged; domains that are never learned."""
+    """Only offline training; one domain; a run that diverged; domains that are never learned."""
     every = {"curves", "forgetting", "time", "memory", "calibration", f"matrix-{run.strategy}"}
     assert drawn(run).keys() == every - missing
     figures.save_matrix(compared(run), run.strategy, tmp_path / "matrix.png")

@@ -67,7 +67,7 @@ class TestHeadline:
     def test_it_says_what_the_numbers_say(self, report):
         text = Page(report).text["p"]
         assert "covon has the highest accuracy of the continual learners: 77.50 ± 2.50 %" in text
-        assert "The ceiling joint reaches 95.00 ± 0.00 %." in text
+        assert "Offline training, joint, reaches 95.00 ± 0.00 %." in text
         assert "Not significantly different from the best (p ≥ 0.05): buffer" in text
 
     def test_a_winner_with_replay_does_not_hide_the_best_without(self):
@@ -77,8 +77,8 @@ class TestHeadline:
         assert "It uses replay; the best without replay, covon, has 80.00 %." in text
 
     def test_without_a_learner_there_is_no_best(self):
-        ceiling = compared(made_up("joint", 0, [[0.9]], kind="joint"))
-        assert "there is no best strategy" in headline(ceiling)
+        offline = compared(made_up("joint", 0, [[0.9]], kind="joint"))
+        assert "there is no best strategy" in headline(offline)
 
 
 class TestPage:
@@ -99,6 +99,13 @@ class TestPage:
         assert svg == (report / "figures/curves.svg").read_bytes()
         matrices = [image["alt"] for image in images if "matrix" in image["alt"]]
         assert matrices[0] == "Accuracy matrix of joint"
+
+    def test_every_accuracy_has_its_own_column_and_meaning(self, report):
+        columns = [a["title"] for a in Page(report).all("th") if "title" in a]
+        assert len(columns) == len(set(columns))
+        text = (report / "index.html").read_text(encoding="utf-8")
+        for heading in ("A<sub>T</sub> pooled %", "mean A<sub>t</sub> %", "max forgetting %"):
+            assert text.count(f">{heading}<") == 2  # table and legend
 
     def test_sorting_has_numbers_to_sort_by(self, report):
         page = Page(report)

@@ -7,7 +7,7 @@ from made_up_results import made_up
 
 from covon_avalanche import accuracy_matrix, load_results
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.report.results import read_results, results_frame
+from covon_avalanche.report.results import read_results
 
 
 def stored(folder, *runs):
@@ -29,6 +29,7 @@ def test_folders_files_and_lines_each_run_once(tmp_path):
 def test_the_columns(tmp_path):
     runs = [
         made_up("covon", 0, [[0.9, 0.1], [0.8, 0.6]], own={"lr": 0.1}, counts=[30, 10]),
+        made_up("rising", 0, [[0.5, 0, 0], [0.9, 0.8, 0], [0.7, 0.6, 0.5]], counts=[10, 30, 40]),
         made_up("joint", 0, [None, [0.9, 0.9]], kind="joint"),
         made_up("icarl", 0, [[0.9]], kind="icarl"),
         made_up("mine", 0, [[0.9]], kind="custom", own={"replay": True}, peak_memory=5),
@@ -37,27 +38,22 @@ def test_the_columns(tmp_path):
     covon, joint = table.loc["covon"], table.loc["joint"]
     assert accuracy_matrix(covon).rows == [[0.9, 0.1], [0.8, 0.6]]
     assert covon["max_forgetting"] == covon["forgetting"] == -covon["bwt"] == pytest.approx(0.1)
+    assert covon["incremental_accuracy"] == pytest.approx((0.9 + 0.7) / 2)
+    rising = table.loc["rising"]
+    assert rising["average_accuracy"] == pytest.approx(0.6)
+    assert rising["weighted_accuracy"] == pytest.approx((7 + 18 + 20) / 80)
+    assert rising["incremental_accuracy"] == pytest.approx((0.5 + 0.85 + 0.6) / 3)
+    assert rising["bwt"] == pytest.approx((0.2 - 0.2) / 2)
+    assert rising["max_forgetting"] == pytest.approx((0.2 + 0.2) / 2)
     assert (covon["weighted_accuracy"], covon["train_seconds"]) == (pytest.approx(0.75), 4.0)
     assert (covon["settings.strategy.lr"], covon["settings.epochs"]) == (0.1, 3)
     assert (covon["stream"], covon["evaluated"], covon["recipe"]) == ("Made", "test", "r")
     assert joint[["bwt", "forgetting", "max_forgetting", "sampled_nll"]].isna().all()
-    assert list(table["ceiling"][["covon", "joint"]]) == [False, True]
+    assert math.isnan(joint["incremental_accuracy"])
+    assert list(table["offline"][["covon", "joint"]]) == [False, True]
     assert math.isnan(table.loc["icarl", "nll"])  # it predicts no probabilities
     assert (table.loc["mine", "replay"], covon["replay"]) == (True, False)
     assert table.loc["mine", "peak_memory"] == 5
-
-
-@pytest.mark.parametrize(
-    ("own", "replay"),
-    [
-        ({"n_steps": 3}, True),
-        ({"n_steps": 1}, False),
-        ({"n_steps": 3, "replay_tasks": 0}, False),
-        ({"n_steps": 3, "replay_examples": 0}, False),
-    ],
-)
-def test_td_vcl_is_marked_where_it_stores_examples(own, replay):
-    assert results_frame([made_up("td", 0, [[0.9]], kind="td-vcl", own=own)])["replay"][0] == replay
 
 
 def test_a_title_may_have_any_character(tmp_path):
@@ -114,3 +110,16 @@ def test_results_of_the_first_schema_can_be_read(tmp_path):
     old = new.model_copy(update={"schema_version": 1}).model_dump_json(exclude=later)
     (tmp_path / "r.json").write_text(old)
     assert Result.load(tmp_path / "r.json").average_accuracy == new.average_accuracy
+
+
+def test_a_result_has_each_metric_under_its_own_name_and_stores_none_of_them_twice(tmp_path):
+    rows = [[0.5, 0, 0], [0.9, 0.8, 0], [0.7, 0.6, 0.5]]
+    made_up("covon", 0, rows, counts=[10, 30, 40]).save(tmp_path / "r.json")
+    run = Result.load(tmp_path / "r.json")
+    assert run.average_accuracy == pytest.approx(0.6)
+    assert run.weighted_accuracy == pytest.approx(45 / 80)
+    assert run.incremental_accuracy == pytest.approx((0.5 + 0.85 + 0.6) / 3)
+    assert run.bwt == pytest.approx(0)
+    assert run.forgetting == pytest.approx(0)
+    assert run.max_forgetting == pytest.approx(0.2)
+    assert not {"incremental_accuracy", "max_forgetting"} & run.model_dump().keys()

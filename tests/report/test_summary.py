@@ -29,11 +29,11 @@ def test_means_and_deviations_by_hand():
     assert math.isnan(covon["peak_memory"])
 
 
-def test_the_highest_comes_first_and_a_ceiling_is_never_the_best():
+def test_the_highest_comes_first_and_offline_training_is_never_the_best():
     (comparison,) = compared(*made_up_comparison())
     summary = comparison.summary
     assert list(summary.index) == ["joint", "covon", "buffer", "naive"]
-    assert list(summary["ceiling"]) == [True, False, False, False]
+    assert list(summary["offline"]) == [True, False, False, False]
     assert list(summary["replay"]) == [False, False, True, False]
     assert list(summary["best"]) == [False, True, False, False]
     assert comparison.best == "covon"
@@ -94,6 +94,16 @@ class TestComparisons:
         with pytest.raises(ResultError, match="got two of 'covon' in recipe 'r' with seed 7"):
             compared(*twice)
 
+    @pytest.mark.parametrize("other", ["covon", "vcl"])
+    def test_runs_with_other_numbers_of_domains_are_an_error(self, other):
+        stream = {"name": "DomainFolders"}  # whose folder has changed in between
+        runs = [made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]], stream=stream)]
+        runs += [made_up(other, 1, [[0.9]], stream=stream)]
+        with pytest.raises(
+            ResultError, match="must have the same domains, got 2 and 1 in recipe 'r'"
+        ):
+            compared(*runs)
+
     def test_a_strategy_has_a_row_for_each_of_its_settings(self):
         own = {"lr": 0.1}, {"lr": 0.2}, {"lr": 0.2, "gamma": 0.9}
         runs = [made_up("covon", seed, [[0.9]], own=o) for o in own for seed in (0, 1)]
@@ -119,7 +129,7 @@ class TestComparisons:
         found = compared(*runs)
         assert [list(c.summary.index) for c in found] == [["covon", "vcl"], ["vcl"]]
 
-    def test_different_seeds_are_noticed_but_not_those_of_a_ceiling(self):
+    def test_different_seeds_are_noticed_but_not_those_of_offline_training(self):
         runs = [made_up("a", seed, [[0.8]]) for seed in range(3)]
         same = [made_up("b", seed, [[0.7]]) for seed in range(3)]
         assert compared(*runs, *same)[0].same_seeds

@@ -25,10 +25,14 @@ def cells(line):
 
 def test_markdown():
     lines = markdown(comparisons(results_frame(made_up_comparison()))).splitlines()
-    heads = ["strategy", "A_T %", "p", "by image %", "BWT %", "forgetting %"]
-    assert cells(lines[0])[:6] == heads
-    assert cells(lines[2])[:4] == ["joint (ceiling)", "95.00 ± 0.00", MISSING, "95.00 ± 0.00"]
+    heads = ["strategy", "A_T %", "p", "A_T pooled %", "mean A_t %"]
+    heads += ["BWT %", "forgetting %", "max forgetting %"]
+    assert cells(lines[0])[:8] == heads
+    assert cells(lines[2])[:4] == ["joint (offline)", "95.00 ± 0.00", MISSING, "95.00 ± 0.00"]
+    assert cells(lines[2])[4] == MISSING
     assert cells(lines[3])[:4] == ["**covon**", "**77.50 ± 2.50**", MISSING, "76.25 ± 3.75"]
+    # A_t of the seeds: 0.9 and then 0.8, 0.75, 0.775; 0.9 falls to 0.8, 0.7, 0.75.
+    assert cells(lines[3])[4:8] == ["83.75 ± 1.25", "-15.00 ± 5.00", *["15.00 ± 5.00"] * 2]
     assert cells(lines[4])[:2] == ["buffer (replay)", "75.00 ± 2.50"]
     assert len({len(cells(line)) for line in lines[:6]}) == 1
 
@@ -57,6 +61,7 @@ def test_latex():
     columns = len(re.search(r"\\begin\{tabular\}\{(lr*)\}", text).group(1))
     rows = [line for line in text.splitlines() if line.endswith(r" \\")]
     assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {columns}
+    assert r"$A_T$ pooled \% & mean $A_t$ \% & BWT \%" in text
     assert [text.count(f"\\{rule}rule") for rule in ("top", "mid", "bottom")] == [1, 1, 1]
     assert r"strategy & $A_T$ \% &" in text
     assert r"\textbf{covon} & \textbf{77.50 $\pm$ 2.50} & " in text
@@ -68,6 +73,8 @@ def test_csv():
     found = comparisons(results_frame(made_up_comparison()))
     table = pd.read_csv(io.StringIO(summary_csv(found)), index_col="strategy")
     pd.testing.assert_frame_equal(table, found[0].summary, check_dtype=False, check_names=False)
+    names = ("average_accuracy", "weighted_accuracy", "incremental_accuracy", "max_forgetting")
+    assert {f"{name}_{kind}" for name in names for kind in ("mean", "std")} <= {*table.columns}
     table = pd.read_csv(io.StringIO(results_csv(found)))
     index = ["strategy", "seed", "domains_learned", "domain"]
     accuracy = table.set_index(index)[["accuracy", "images"]]

@@ -32,6 +32,74 @@ def test_of_small_classes_one_validation_image_is_held_out(tmp_path):
     assert labels == [[0, 1, 2, 2], [1, 2]]
 
 
+def numbered(root):
+    """Twelve training and six test images of two classes; a colour tells an image's number."""
+    for part, n in (("train", 12), ("test", 6)):
+        for (label, name), i in itertools.product(enumerate(("cat", "dog")), range(n)):
+            paint(root / "day" / part / name / f"{i:02d}.png", label, i)
+    return root
+
+
+def in_use(root, **options):
+    """Class and number of each image in use, by stream."""
+    benchmark = open_stream(DomainFolders, root, **options)
+    return {
+        name: [(label, number) for label, _, number in seen(stream[0])]
+        for name, stream in benchmark.streams.items()
+    }
+
+
+@pytest.mark.parametrize("validation_size", [0, 0.25])
+def test_a_limit_of_the_training_stream_leaves_the_others_whole(tmp_path, validation_size):
+    options = {"validation_size": validation_size, "seed": 3}
+    whole = in_use(numbered(tmp_path), **options)
+    few = in_use(tmp_path, train_limit=4, **options)
+    train, before = few.pop("train"), whole.pop("train")
+    assert few == whole
+    assert [label for label, _ in train] == [0] * 4 + [1] * 4
+    assert set(train) < set(before)
+    assert len(set(train)) == 8
+    many = in_use(tmp_path, train_limit=100, **options)
+    assert many == {"train": before, **whole}
+
+
+def test_the_choice_within_a_limit_is_seeded(tmp_path):
+    numbered(tmp_path)
+    drawn = {seed: in_use(tmp_path, train_limit=3, seed=seed)["train"] for seed in (1, 2)}
+    for seed, images in drawn.items():
+        expected = []
+        for label in (0, 1):
+            generator = torch.Generator().manual_seed(1_000_003 * seed + label)
+            order = torch.randperm(12, generator=generator)[:3].sort().values
+            expected += [(label, number) for number in order.tolist()]
+        assert images == expected
+    assert drawn[1] != drawn[2]
+
+
+def test_limit_holds_for_all_streams_and_with_both_the_smaller_one_for_training(tmp_path):
+    options = {"validation_size": 0.5, "limit": 3}
+    every = in_use(numbered(tmp_path), **options)
+    assert {name: len(images) for name, images in every.items()} == dict.fromkeys(every, 6)
+    assert in_use(tmp_path, train_limit=5, **options) == every
+    fewer = in_use(tmp_path, train_limit=2, **options)
+    assert len(fewer["train"]) == 4
+    assert set(fewer["train"]) < set(every["train"])
+    assert (fewer["valid"], fewer["test"]) == (every["valid"], every["test"])
+
+
+def test_with_a_limit_of_the_training_stream_the_cache_has_the_same_images(tmp_path):
+    root, options = numbered(tmp_path / "data"), {"train_limit": 2, "validation_size": 0.25}
+    cached = in_use(root, cache=tmp_path / "cache", **options)
+    assert cached == in_use(root, **options)
+    assert cached == in_use(root, cache=tmp_path / "cache", **options)
+
+
+@pytest.mark.parametrize("option", ["limit", "train_limit"])
+def test_a_limit_without_images_is_refused(tmp_path, option):
+    with pytest.raises(ValueError, match=f"^{option} must be >= 1, got 0"):
+        open_stream(DomainFolders, own(tmp_path, "split"), **{option: 0})
+
+
 def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     root = own(tmp_path, "split")
     (root / "day" / "train" / "cat" / "2.png").write_bytes(b"no image")

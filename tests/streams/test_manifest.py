@@ -43,6 +43,7 @@ def test_tables_without_classes(tmp_path, comments):
         (f"{TITLE}3\n" + COLUMNS, "reads manifests up to version 2"),
         (f"{TITLE}2,,,\n" + COLUMNS, "reads manifests up to version 2"),  # saved by Excel
         (f"{TITLE}2\n" + COLUMNS, "line 2: expected # classes: ["),
+        (f"{TITLE}2\n# classes: 2\n{COLUMNS}", "line 2: expected # classes: ["),
     ],
 )
 def test_errors_name_the_file(tmp_path, text, message):

@@ -110,10 +110,11 @@ def test_changed_images_are_decoded_again(pictures, tmp_path, decoded, change):
     assert before[1][0].shape == (3, 72, 32)  # who uses the earlier file still has it
 
 
-def test_a_truncated_cache_is_an_error(pictures, tmp_path):
+@pytest.mark.parametrize("size", [-1, 33, 3, 0])
+def test_a_truncated_cache_is_an_error(pictures, tmp_path, size):
     opened(pictures, tmp_path / "cache")
     (file,) = (tmp_path / "cache").glob("*.pixels")
-    file.write_bytes(file.read_bytes()[:-1])
+    file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(ValueError, match=r"some-32-.*pixels is damaged: remove it"):
         opened(pictures, tmp_path / "cache")
 

@@ -12,13 +12,15 @@ from pydantic import Field
 from covon_avalanche.experiment.registry.base import StrategySettings, Table
 from covon_avalanche.experiment.registry.baselines import (
     EWC,
+    MAS,
     SI,
-    Ceiling,
+    UPGD,
     Custom,
     Finetune,
     FromAvalanche,
     ICaRL,
     LwF,
+    Offline,
     Replay,
 )
 from covon_avalanche.experiment.registry.bayesian import (
@@ -31,10 +33,27 @@ from covon_avalanche.experiment.registry.bayesian import (
     TaskSettings,
 )
 from covon_avalanche.experiment.registry.closed_form import NCM, LayUP, RanPAC, Ridge
+from covon_avalanche.experiment.registry.merging import DUCT
+from covon_avalanche.experiment.registry.prompting import (
+    HEDP,
+    L2P,
+    PINA,
+    SOYO,
+    CODAPrompt,
+    DualPrompt,
+    SLiPrompts,
+    SLiPromptsMixture,
+    SPrompts,
+)
 
-_Any = (
-    Finetune | Ceiling | Replay | EWC | LwF | SI | EWCStar | AdaReg | VCL | EVCL | TDVCL | ICaRL
-) | (CoVON | FromAvalanche | Custom | NCM | Ridge | RanPAC | LayUP)
+_Baselines = (
+    Finetune | Offline | Replay | EWC | LwF | SI | UPGD | ICaRL | FromAvalanche | MAS | Custom
+)
+_Bayesian = CoVON | VCL | EVCL | TDVCL | AdaReg | EWCStar
+_ClosedForm = NCM | Ridge | RanPAC | LayUP
+_PromptPools = L2P | DualPrompt | CODAPrompt
+_DomainPrompts = SPrompts | PINA | SOYO | SLiPrompts | SLiPromptsMixture | HEDP
+_Any = _Baselines | _Bayesian | _ClosedForm | _PromptPools | _DomainPrompts | DUCT
 Strategy = Annotated[_Any, Field(discriminator="kind")]
 KINDS: dict[str, type[StrategySettings]] = {
     kind: cls for cls in get_args(_Any) for kind in get_args(cls.model_fields["kind"].annotation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     PositiveFloat,
+    PositiveInt,
     ValidationInfo,
     field_validator,
 )
@@ -83,10 +84,12 @@ class StrategySettings(Table):
     """``module:Class`` of an Avalanche strategy, or of a plugin for Naive."""
     class_arguments: ClassVar[tuple[str, ...]] = ()
     """The settings that are arguments of this class."""
-    ceiling: ClassVar[bool] = False
+    offline: ClassVar[bool] = False
     """Whether it sees more than one domain at a time, so that it is no continual learner."""
     has_probabilities: ClassVar[bool] = True
     """Whether its outputs are logits. Without them NLL, Brier score and ECE mean nothing."""
+    needs_text: ClassVar[bool] = False
+    """Whether it needs the text tower of a CLIP, and the names of the classes."""
     not_searched: ClassVar[frozenset[str]] = frozenset()
     """Settings with a natural scale, which are not searched over two decades by default."""
 
@@ -105,11 +108,19 @@ class StrategySettings(Table):
         from torch.optim import AdamW
 
         decay = self.optimizer_weight_decay
-        return AdamW(model.parameters(), lr=self.lr, weight_decay=decay, fused=True)
+        groups = self.parameter_groups(model)
+        return AdamW(groups, lr=self.lr, weight_decay=decay, fused=True)
 
-    def wrap_model(self, network: nn.Module, num_classes: int, x: Tensor) -> nn.Module:
+    def parameter_groups(self, model: nn.Module) -> Iterable[Any]:
+        """All the model's parameters, in groups as torch's optimizers take them."""
+        return model.parameters()
+
+    def wrap_model(
+        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
+    ) -> nn.Module:
         """The model to train, made from the recipe's network.
 
+        :param num_domains: number of domains that will be learned.
         :param x: a batch of inputs.
         """
         return network
@@ -126,12 +137,35 @@ class StrategySettings(Table):
         return self.model_dump(include=set(names))
 
 
-class WithOptimizer(StrategySettings):
+class Tunable(StrategySettings):
+    """A method that can train all weights, or only few of a vision transformer."""
+
+    tuning: Literal["adapter", "prompt", "head"] | None = None
+    """Freeze the ViT, and train adapters or prompts and the classifier, or the classifier alone;
+    ``None`` trains all weights."""
+    tuning_size: PositiveInt | None = None
+    """Bottleneck of adapters, 64 by default, or number of prompts, 10 by default."""
+
+    def wrap_model(
+        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
+    ) -> nn.Module:
+        if self.tuning is None:
+            return network
+        from covon_avalanche.prompting import TunedViT
+
+        size = {"adapter": "bottleneck", "prompt": "prompts"}.get(self.tuning)
+        options: dict[str, Any] = {size: self.tuning_size} if size and self.tuning_size else {}
+        return TunedViT(network, self.tuning, **options)
+
+
+class WithOptimizer(Tunable):
     """A method that works with any optimizer: AdamW, or SGD with momentum."""
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Nesterov's, with SGD."""
+    backbone_lr_factor: PositiveFloat | None = None
+    """Learning rate of all layers but the last, relative to ``lr``; ``None``: the same."""
 
     @field_validator("momentum")
     @classmethod
@@ -146,39 +180,66 @@ class WithOptimizer(StrategySettings):
         from torch.optim import SGD
 
         return SGD(
-            model.parameters(),
+            self.parameter_groups(model),
             lr=self.lr,
             momentum=self.momentum,
             nesterov=self.momentum > 0,
             weight_decay=self.optimizer_weight_decay,
         )
 
+    def parameter_groups(self, model: nn.Module) -> Iterable[Any]:
+        """The head and, with ``backbone_lr_factor``, the other layers as a second group."""
+        if self.backbone_lr_factor is None:
+            return super().parameter_groups(model)
+        head = list(self.head(model).parameters())
+        chosen = {id(p) for p in head}
+        others = [p for p in model.parameters() if id(p) not in chosen]
+        return [{"params": head}, {"params": others, "lr": self.backbone_lr_factor * self.lr}]
+
+    def head(self, model: nn.Module) -> nn.Module:
+        """The part that is trained with ``lr``."""
+        from covon_avalanche.last_layer import last_layer
+
+        return model.get_submodule(last_layer(model))
+
 
 class Mergeable(WithOptimizer):
     """A method whose weights may be merged with the earlier ones after each domain."""
 
-    merge: Literal["none", "regmean", "average", "ema", "fisher"] = "none"
+    merge: Literal["none", "regmean", "average", "ema", "fisher", "cofima"] = "none"
     """A rule of :mod:`covon_avalanche.merging`."""
     merge_gamma: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Weight of the new domain, of ``merge = "ema"``."""
+    """Weight of the new domain, of ``merge = "ema"`` and ``"cofima"``."""
+    align_classifier: bool | None = None
+    """Retrain the last layer after each domain on Gaussians of all domains' features."""
+
+    @field_validator("align_classifier")
+    @classmethod
+    def _unset(cls, align: bool | None) -> bool | None:
+        return align or None  # so that runs of before this setting keep their folders
 
     def build(self) -> Method:
-        """The method with a merging plugin, which comes first: others see the merged weights."""
+        """The method between merging, so that it sees the merged weights, and alignment, whose
+        layer is for predictions only."""
         method = super().build()
-        if self.merge == "none":
-            return method
-        from covon_avalanche.plugins import MergePlugin
+        from covon_avalanche.plugins import ClassifierAlignmentPlugin, MergePlugin
 
-        plugin = MergePlugin(merge_rule(self.merge, self.merge_gamma))
-        return replace(method, plugins=(plugin, *method.plugins))
+        plugins: list[SupervisedPlugin] = list(method.plugins)
+        if self.merge != "none":
+            plugins.insert(0, MergePlugin(merge_rule(self.merge, self.merge_gamma)))
+        if self.align_classifier:
+            plugins.append(ClassifierAlignmentPlugin())
+        return replace(method, plugins=tuple(plugins))
 
 
 def merge_rule(name: str, gamma: float) -> MergeRule:
-    """The rule of this name; ``gamma`` is for ``"ema"``."""
+    """The rule of this name; ``gamma`` is for ``"ema"`` and ``"cofima"``."""
     from covon_avalanche import merging
 
     if name == "ema":
         return merging.EMA(gamma)
+    if name == "cofima":
+        return merging.CoFiMA(gamma)
     rules = {
         "regmean": merging.RegMean,
         "average": merging.Average,

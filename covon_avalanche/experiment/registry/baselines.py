@@ -1,14 +1,31 @@
-"""Avalanche's own strategies, upper bounds, and user-defined classes."""
+"""Avalanche's own strategies, offline training, and user-defined classes."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, JsonValue, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import (
+    ConfigDict,
+    Field,
+    JsonValue,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
-from covon_avalanche.experiment.registry.base import Mergeable, Method, WithOptimizer
+from covon_avalanche.experiment.registry.base import (
+    Mergeable,
+    Method,
+    Tunable,
+    WithOptimizer,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
 _STRATEGIES, _PLUGINS = "avalanche.training.supervised", "avalanche.training.plugins"
 
@@ -19,11 +36,11 @@ class Finetune(Mergeable):
     kind: Literal["finetune"]
 
 
-class Ceiling(WithOptimizer):
-    """Joint training on all domains, or on each together with all earlier ones: upper bounds."""
+class Offline(WithOptimizer):
+    """Joint training on all domains, or on each together with all earlier ones."""
 
     kind: Literal["joint", "cumulative"]
-    ceiling = True
+    offline = True
 
     def build(self) -> Method:
         name = "JointTraining" if self.kind == "joint" else "Cumulative"
@@ -59,6 +76,20 @@ class SI(WithOptimizer):
     class_arguments = ("si_lambda",)
 
 
+class UPGD(Tunable):
+    """Avalanche's Naive with utility-based perturbed gradient descent."""
+
+    kind: Literal["upgd"]
+    beta_utility: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    sigma: NonNegativeFloat
+
+    def make_optimizer(self, model: nn.Module) -> Optimizer:
+        from covon_avalanche.optim import UPGD as Optimizer
+
+        own = self.only("lr", "weight_decay", "beta_utility", "sigma")
+        return Optimizer(model.named_parameters(), **own)
+
+
 class Replay(WithOptimizer):
     """Avalanche's experience replay."""
 
@@ -78,11 +109,14 @@ class ICaRL(Replay):
 
 
 class FromAvalanche(WithOptimizer):
-    """A strategy of Avalanche that takes all other keys of its table as arguments."""
+    """A strategy of Avalanche that takes all other keys of its table as arguments, which are
+    numbers and never negative."""
 
     model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, NonNegativeInt | NonNegativeFloat]
 
-    kind: Literal["mas", "rwalk", "gem", "agem", "der", "er-ace"]
+    kind: Literal["rwalk", "gem", "agem", "der", "er-ace"]
+    not_searched = frozenset({"ewc_alpha"})  # at most 1
 
     @property
     def stores_examples(self) -> bool:
@@ -90,6 +124,13 @@ class FromAvalanche(WithOptimizer):
 
     def build(self) -> Method:
         return Method.of(_FROM_AVALANCHE[self.kind], self.model_extra or {})
+
+
+class MAS(FromAvalanche):
+    """Avalanche's Memory Aware Synapses."""
+
+    kind: Literal["mas"]  # type: ignore[assignment]
+    not_searched = frozenset({"alpha"})  # at most 1
 
 
 _FROM_AVALANCHE = {

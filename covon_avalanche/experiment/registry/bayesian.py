@@ -17,8 +17,8 @@ from pydantic import (
 
 from covon_avalanche.experiment.registry.base import (
     Method,
-    StrategySettings,
     Table,
+    Tunable,
     WithOptimizer,
     merge_rule,
 )
@@ -41,7 +41,7 @@ class TaskSettings(Table):
     epochs: PositiveInt | None = None
 
 
-class CoVON(StrategySettings):
+class CoVON(Tunable):
     """CoVON; ``gamma = 1`` is CoVON-NoM, ``merge = "none"`` plain IVON."""
 
     kind: Literal["covon"]
@@ -62,7 +62,9 @@ class CoVON(StrategySettings):
     prior_mean: Literal["zero", "init"] = "zero"
     """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
     hess_approx: Literal["gradsq", "reparam"] = "gradsq"
-    merge: Literal["eq8", "regmean", "average", "ema", "fisher", "replace", "none"] = "eq8"
+    merge: Literal["eq8", "regmean", "average", "ema", "fisher", "cofima", "replace", "none"] = (
+        "eq8"
+    )
     """The slow step: Eq. 8, another rule for the mean (the precision is Eq. 8's), no slow state
     (``replace``), or none."""
     mc_samples: PositiveInt = 1
@@ -108,8 +110,9 @@ class CoVON(StrategySettings):
     def _instead(cls, schedule: list[TaskSettings], info: ValidationInfo) -> list[TaskSettings]:
         if schedule and info.data.get("later_hess_init") is not None:
             raise ValueError("replaces later_hess_init: give one of them")
-        if info.data.get("merge") == "ema" and any(task.gamma for task in schedule):
-            raise ValueError('cannot change gamma, which merge = "ema" fixes')
+        merge = info.data.get("merge")
+        if merge in ("ema", "cofima") and any(task.gamma for task in schedule):
+            raise ValueError(f'cannot change gamma, which merge = "{merge}" fixes')
         return schedule
 
     def without_own_epochs(self) -> CoVON:
@@ -144,7 +147,7 @@ class CoVON(StrategySettings):
         return Method.of("covon_avalanche.strategies:CoVONStrategy", arguments)
 
 
-class Variational(StrategySettings):
+class Variational(Tunable):
     """Bayes by Backprop with Adam."""
 
     weight_decay: PositiveFloat
@@ -195,7 +198,7 @@ class TDVCL(Variational):
         return self.n_steps >= 2 and min(self.replay_tasks, self.replay_examples) >= 1
 
 
-class AdaReg(StrategySettings):
+class AdaReg(Tunable):
     """Ada-Reg with AdamW. Weight decay is the first prior's precision."""
 
     kind: Literal["ada-reg"]

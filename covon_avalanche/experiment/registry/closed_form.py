@@ -11,6 +11,7 @@ from covon_avalanche.experiment.registry.base import StrategySettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from covon_avalanche.closed_form import ClosedFormHead
 
@@ -28,7 +29,9 @@ class ClosedForm(StrategySettings):
     class_path = "covon_avalanche.plugins:ClosedFormPlugin"
     has_probabilities = False
 
-    def wrap_model(self, network: nn.Module, num_classes: int, x: Tensor) -> nn.Module:
+    def wrap_model(
+        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
+    ) -> nn.Module:
         from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor
 
         features = FeatureExtractor(network, self.blocks, self.pool)
@@ -74,10 +77,36 @@ class Ridge(ClosedForm):
 
 
 class RanPAC(Ridge):
-    """RanPAC without its first-domain adapter."""
+    """RanPAC, with or without its first-domain adapter."""
 
     kind: Literal["ranpac"]  # type: ignore[assignment]
     projection: PositiveInt | None = 10_000
+    adapter: PositiveInt | None = None
+    """Bottleneck of adapters in a ViT's blocks, trained by SGD in the first domain."""
+    adapter_lr: PositiveFloat | None = None
+    """0.01 by default."""
+
+    def wrap_model(
+        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
+    ) -> nn.Module:
+        if self.adapter is None:
+            return super().wrap_model(network, num_classes, num_domains, x)
+        if self.blocks is not None:
+            raise ValueError("adapter takes the features of the last layer: leave out blocks")
+        from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor
+        from covon_avalanche.prompting import TunedViT
+
+        adapted = TunedViT(network, "adapter", bottleneck=self.adapter, cosine=True)
+        features = FeatureExtractor(adapted)
+        head = self.make_head(features(x).shape[1], num_classes)
+        return ClosedFormModel(features, head, adapted.tuned_parameters())
+
+    def make_optimizer(self, model: nn.Module) -> Optimizer:
+        """Of the first domain's adapter, as RanPAC's authors train it."""
+        from torch.optim import SGD
+
+        rate = self.adapter_lr or 0.01
+        return SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=5e-4)
 
 
 class LayUP(Ridge):

@@ -1,0 +1,81 @@
+"""PACS with a pretrained vision transformer: all methods, in two orders of the domains.
+
+    python benchmarks/pacs_vit.py --dataset-root DATA   run what is missing, then report
+    python benchmarks/pacs_vit.py --report              from stored results only
+
+DATA has ``PACS/`` and ``weights/``, and gets a cache of decoded images. The recipe is
+``benchmarks/results/pacs-vit/best.toml``, searched from ``benchmarks/pacs_vit.toml`` in the first
+order on validation images. Results go to ``benchmarks/results/pacs-vit/ORDER.jsonl``, tables and
+figures to ``docs/pretrained.md``.
+"""
+
+from __future__ import annotations
+
+from comparison import (
+    RESULTS,
+    ROOT,
+    across_orders,
+    arguments,
+    compared,
+    origin,
+    replace_part,
+    run_recipe,
+)
+
+from covon_avalanche.experiment.recipe import Recipe, load_recipe
+from covon_avalanche.report.figures import save_cost, save_curves
+from covon_avalanche.report.tables import FULL, markdown_table
+
+NAME = "benchmarks/pacs_vit.py"
+PAGE = ROOT / "docs/pretrained.md"
+FOLDER = RESULTS / "pacs-vit"
+ORDERS = {
+    "forward": ("photo", "art_painting", "cartoon", "sketch"),
+    "reverse": ("sketch", "cartoon", "art_painting", "photo"),
+}
+STORED = {order: FOLDER / f"{order}.jsonl" for order in ORDERS}
+
+
+def orders() -> dict[str, Recipe]:
+    """The searched recipe in each order."""
+    recipe = load_recipe(str(FOLDER / "best.toml"))
+    found = {}
+    for order, domains in ORDERS.items():
+        stream = recipe.stream.model_copy(update={"domains": list(domains)})
+        title = f"{recipe.title.partition(':')[0]}: {', '.join(domains)}"
+        update = {"name": f"pacs-vit-{order}", "title": title, "stream": stream}
+        found[order] = recipe.model_copy(update=update)
+    return found
+
+
+def write_report() -> None:
+    """A_T in both orders; tables and figures of each."""
+    found = {order: compared(file) for order, file in STORED.items() if file.exists()}
+    parts = ["A_T as domain mean, in percent:", across_orders(STORED)]
+    for order, comparison in found.items():
+        figure = f"pretrained-{order}"
+        save_curves(comparison, ROOT / f"docs/{figure}.png")
+        parts += [
+            f"### {', '.join(ORDERS[order])}",
+            markdown_table(comparison, FULL).strip(),
+            origin(comparison.runs),
+            f"![Average accuracy over the domains learned]({figure}.png)",
+        ]
+        for cost in ("time", "memory"):
+            save_cost(comparison, cost, ROOT / f"docs/{figure}-{cost}.png")
+            parts.append(f"![Accuracy against {cost}]({figure}-{cost}.png)")
+    replace_part(PAGE, NAME, "\n\n".join(parts))
+
+
+def main() -> None:
+    """Run and report."""
+    given = arguments(__doc__)
+    if not given.report:
+        for seeds in (range(1), range(3)):  # one of each first
+            for order, recipe in orders().items():
+                run_recipe(recipe, seeds, STORED[order], given.dataset_root, given.jobs)
+    write_report()
+
+
+if __name__ == "__main__":
+    main()

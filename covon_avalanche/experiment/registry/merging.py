@@ -1,0 +1,49 @@
+"""Methods that fine-tune a pretrained network on each domain and merge the results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from covon_avalanche.experiment.registry.base import WithOptimizer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class DUCT(WithOptimizer):
+    """DUCT, with the published settings as defaults; see :class:`DUCTPlugin`."""
+
+    kind: Literal["duct"]
+    tuning: None = None
+    tuning_size: None = None
+    lr: PositiveFloat = 0.1
+    """Of the classifier."""
+    weight_decay: NonNegativeFloat = 5e-4
+    optimizer: Literal["adamw", "sgd"] = "sgd"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    backbone_lr_factor: PositiveFloat | None = 0.01
+    alpha: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Weight of each domain's change of the backbone."""
+    retrain_epochs: NonNegativeInt = 5
+    """Of the classifier on the merged backbone."""
+    retrain_lr: PositiveFloat = 0.03
+    transport_reg: PositiveFloat | None = None
+    """Regularisation of the transport of earlier classifiers; ``None``: no transport."""
+
+    class_path = "covon_avalanche.plugins:DUCTPlugin"
+    class_arguments = ("retrain_epochs", "retrain_lr", "transport_reg")
+    not_searched = frozenset({"transport_reg"})
+
+    def wrap_model(
+        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
+    ) -> nn.Module:
+        from covon_avalanche.merging import DUCT as Model
+
+        keep_means = self.transport_reg is not None
+        return Model(network, num_classes, num_domains, alpha=self.alpha, keep_means=keep_means)
+
+    def head(self, model: nn.Module) -> nn.Module:
+        head: Any = model.head
+        return head

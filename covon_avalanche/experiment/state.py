@@ -1,0 +1,440 @@
+"""The state of a training run as plain values, and back into a newly built run.
+
+Pickle is not used, because loading a pickle runs code. ``capture`` walks from the strategy
+through its attributes and returns what ``torch.load(weights_only=True)`` accepts: numbers, text,
+tensors, and a :class:`Node` for everything else. ``restore`` walks the same way through a strategy
+that was newly built from the recipe, and fills in what differs. Functions, loggers and loaders are
+not stored: those of the new strategy stay, and a file may name only a few functions, which return
+plain values. Objects that only the old strategy had (a replay buffer, an importance) are created
+without calling their constructor, if their class belongs to Avalanche or to the parts of this
+package that keep values. The data of the benchmark are stored by name.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import functools
+import io
+import random
+import re
+import sys
+import threading
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from avalanche.benchmarks.utils import transform_groups
+from avalanche.logging import BaseLogger
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+_PLAIN = (type(None), bool, int, float, str, torch.device, torch.dtype, torch.Size)
+# Containers that are filled in place, by the names of their kinds.
+_CONTAINERS: dict[str, Any] = {
+    cls.__name__: cls for cls in (dict, OrderedDict, defaultdict, list, deque)
+}
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
+# Not stored: those of the newly built run stay.
+_NOT_STORED_TYPES = (
+    *(BaseLogger, DataLoader, PurePath, types.ModuleType, types.MethodType),
+    *(io.IOBase, re.Pattern, type(threading.Lock()), type(threading.RLock())),
+)
+# Attributes of a strategy that are set again before they are used.
+_SKIPPED = frozenset(
+    ("experience", "dataloader", "adapted_dataset", "mbatch", "mb_output", "loss")
+    + ("current_eval_stream", "_eval_streams", "checkpointer")
+)
+# Modules whose classes a file may name.
+_TRUSTED = (
+    *("avalanche.", "torch.utils.data.", "covon_avalanche.evaluation."),
+    *("covon_avalanche.posterior.gaussian.", "covon_avalanche.optim.", "covon_avalanche.plugins."),
+    "covon_avalanche.merging.alignment.",
+)
+_MISSING: Any = object()
+
+
+class StateError(ValueError):
+    """A state that cannot be stored, or does not fit the run it should go into."""
+
+
+@dataclass(eq=False)
+class Node:
+    """A value that is more than a number, a text or a tensor."""
+
+    kind: str
+    name: Any = ""
+    """Of a class, a function or an object of the benchmark."""
+    content: Any = None
+
+
+def benchmark_data(streams: Mapping[str, Any]) -> dict[str, Any]:
+    """The objects that a run is given and does not change, by name.
+
+    :param streams: of the benchmark, by name.
+    """
+    found: dict[str, Any] = {}
+    known: set[int] = set()
+    todo = [*streams.items()]
+    todo += [(f"{name}.{i}", e) for name, stream in streams.items() for i, e in enumerate(stream)]
+    while todo:
+        name, value = todo.pop()
+        plain = not isinstance(value, list | dict | np.ndarray) and not hasattr(value, "__dict__")
+        if plain or id(value) in known:
+            continue
+        known.add(id(value))
+        found[name] = value
+        parts: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, dict):
+            parts = value.items()
+        elif isinstance(value, list):  # of datasets; not the 60,000 labels
+            parts = [(i, child) for i, child in enumerate(value) if hasattr(child, "__dict__")]
+        elif not isinstance(value, Tensor | np.ndarray | type | types.FunctionType):
+            parts = vars(value).items()
+        todo += [(f"{name}.{key}", child) for key, child in parts]
+    return found
+
+
+def _importable(value: Any) -> str:
+    """A class or function as ``module:name``."""
+    return f"{value.__module__}:{value.__qualname__}"
+
+
+_OF_TORCH = (torch.zeros, torch.ones, torch.empty, torch.zeros_like, torch.ones_like)
+# All functions that a file may name where the new run does not have the same one.
+_KNOWN_FUNCTIONS = {_importable(f): f for f in (*_OF_TORCH, transform_groups.identity)}
+
+
+def _skipped(value: Any) -> frozenset[str]:
+    """Attributes that are not stored; a class names its own in ``not_stored``."""
+    default = _SKIPPED if hasattr(value, "plugins") else frozenset[str]()
+    return getattr(type(value), "not_stored", default)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether all its values are in its ``__dict__``, by how pickle would store it."""
+    match value.__reduce_ex__(2):
+        case (copyreg.__newobj__, (_,), dict() | None, *items):  # type: ignore[attr-defined]
+            return hasattr(value, "__dict__") and not any(items)
+    return False
+
+
+def capture(root: Any, data: Mapping[str, Any]) -> Any:
+    """Everything that affects how a run continues.
+
+    :param root: a dictionary with ``"model"`` first, then the strategy that trains it, and
+        what else is to be stored.
+    :param data: of :func:`benchmark_data`.
+    :return: a value for ``torch.save``; its tensors share memory with the run's.
+    :raises StateError: naming the first attribute that cannot be stored.
+    """
+    return _Capture(data).encode(root, "run")
+
+
+class _Capture:
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.names = {id(value): name for name, value in data.items()}
+        self._known: dict[int, tuple[Any, Any]] = {}  # the value, whose id stays unique, and how
+
+    def encode(self, value: Any, path: str) -> Any:
+        if type(value) in _PLAIN:
+            return value
+        if id(value) not in self._known:
+            try:
+                node = self._node(value, path)
+                self._known[id(value)] = value, node
+                if isinstance(node, Node):
+                    self._add_parts(node, value, path)
+            except StateError:
+                raise
+            except Exception as error:  # a plugin may have anything, torch may refuse anything
+                raise StateError(f"{path} cannot be stored: {error}") from error
+        return self._known[id(value)][1]
+
+    def _node(self, value: Any, path: str) -> Node | Tensor:
+        """What a value is."""
+        kind = type(value).__name__
+        match value:
+            case _ if id(value) in self.names:
+                return Node("data", self.names[id(value)])
+            case nn.Parameter():  # without hooks and other attributes, as below
+                return nn.Parameter(value.detach(), value.requires_grad)
+            case Tensor():
+                plain = value.detach().as_subclass(Tensor)
+                return plain.requires_grad_(value.requires_grad)
+            case nn.Module():
+                return Node("module", _importable(type(value)))
+            case Optimizer():
+                return Node("optimizer", _importable(type(value)))
+            case np.ndarray():
+                return Node("array", content=torch.from_numpy(value))
+            case np.generic():
+                return Node("number", content=torch.from_numpy(np.array(value)))
+            case torch.Generator():
+                return Node("generator", content=value.get_state())
+            case np.random.Generator() | np.random.RandomState() | random.Random():
+                return Node("other generator")
+            case Enum():
+                return Node("enum", _importable(type(value)), value.name)
+            case range():
+                return Node("range", content=(value.start, value.stop, value.step))
+            case functools.partial():
+                return Node("partial")
+            case tuple():  # maybe a named one
+                return Node("tuple", "" if type(value) is tuple else _importable(type(value)))
+            case _ if type(value) in (set, frozenset) or type(value) is _CONTAINERS.get(kind):
+                return Node(kind)
+            case _ if isinstance(value, _FUNCTIONS):
+                return Node("function", _importable(value))
+            case _ if isinstance(value, _NOT_STORED_TYPES) or type(value) is object:
+                return Node("unchanged")
+            case _ if not _is_plain_object(value):
+                raise StateError(f"{path} is a {kind}, whose values are not all in its __dict__")
+        return Node("object", _importable(type(value)))
+
+    def _add_parts(self, node: Node, value: Any, path: str) -> None:
+        """Store the parts of a value, which may contain it."""
+        match node.kind:
+            case "dict" | "OrderedDict" | "defaultdict":
+                node.content = {}
+                if isinstance(value, defaultdict):
+                    node.name = self.encode(value.default_factory, f"{path}.default_factory")
+                for k, v in value.items():
+                    key = self.encode(k, f"{path} key")
+                    node.content[key] = self.encode(v, f"{path}[{k!r}]")
+            case "other generator":
+                node.content = self.encode(_generator_state(value), f"{path}.state")
+            case "list" | "deque" | "tuple" | "set" | "frozenset":
+                node.content = [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
+                if isinstance(value, deque):
+                    node.name = value.maxlen
+            case "partial":
+                parts = value.func, list(value.args), dict(value.keywords)
+                node.content = [self.encode(part, path) for part in parts]
+            case "module":
+                tensors = {name: self.encode(t, path) for name, t in _tensors(value).items()}
+                node.content = {
+                    "tensors": tensors,
+                    "gradients": {
+                        name: self.encode(p.grad, path) for name, p in value.named_parameters()
+                    },
+                    "training": [part.training for part in value.modules()],
+                }
+            case "optimizer":
+                groups = [
+                    [self.encode(p, path) for p in group["params"]] for group in value.param_groups
+                ]
+                node.content = [groups, self.encode(value.state_dict(), path)]
+            case "object":
+                skipped = _skipped(value)
+                node.content = {
+                    name: self.encode(child, f"{path}.{name}")
+                    for name, child in vars(value).items()
+                    if name not in skipped
+                }
+
+
+def _generator_state(generator: Any) -> Any:
+    """Of NumPy's or Python's."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    legacy = isinstance(generator, np.random.RandomState)
+    return generator.get_state() if legacy else generator.getstate()
+
+
+def restore(state: Any, root: Any, data: Mapping[str, Any]) -> None:
+    """Fill a newly built run in place with what ``capture`` returned and ``torch.load`` has read.
+
+    :param root: as for ``capture``; the model's parameters, the optimizer and the plugins stay
+        the same objects.
+    :param data: of the new run's benchmark.
+    :raises StateError: naming what does not fit. The run may be half filled then.
+    """
+    _Restore(data).decode(state, root, "run")
+
+
+class _Restore:
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = data
+        self._made: dict[int, Any] = {}
+        self._claimed: set[int] = set()  # what is there already may stand for one node only
+
+    def decode(self, value: Any, there: Any, path: str) -> Any:
+        """The value; ``there`` is the new run's value in its place."""
+        if isinstance(value, Tensor):
+            return self._made.get(id(value), value)
+        if not isinstance(value, Node):
+            return value
+        if id(value) not in self._made:
+            if id(there) in self._claimed:
+                there = _MISSING
+            made = self._make(value, there, path)
+            self._made[id(value)] = made
+            self._claimed.add(id(made))
+        return self._made[id(value)]
+
+    def _make(self, node: Node, there: Any, path: str) -> Any:
+        content = node.content
+        match node.kind:
+            case "data":
+                if node.name not in self.data:
+                    raise StateError(f"{path}: the benchmark has no {node.name}")
+                return self.data[node.name]
+            case "unchanged":
+                if there is _MISSING:
+                    raise StateError(f"{path} cannot be restored")
+                return there
+            case "function":
+                return self._function(node.name, there, path)
+            case "partial":  # of known functions only: others could do harm with other arguments
+                known = self._function(getattr(content[0], "name", ""), _MISSING, path)
+                arguments, keywords = (self.decode(part, _MISSING, path) for part in content[1:])
+                return functools.partial(known, *arguments, **keywords)
+            case "array":
+                return content.numpy()
+            case "number":
+                return content.numpy()[()]
+            case "range":
+                return range(*content)
+            case "generator":
+                generator = there if isinstance(there, torch.Generator) else torch.Generator()
+                return generator.set_state(content)
+            case "other generator":
+                return self._generator(self.decode(content, _MISSING, path), there, path)
+            case "enum":
+                return self._class(node.name, there, path, Enum)[content]
+            case "set" | "frozenset":
+                items = {self.decode(item, _MISSING, path) for item in content}
+                return items if node.kind == "set" else frozenset(items)
+            case "tuple":
+                cls = self._class(node.name, there, path, tuple) if node.name else tuple
+                before = there if isinstance(there, tuple) else ()
+                return tuple.__new__(cls, self._items(content, before, path))
+            case "module":
+                return self._module(node, there, path)
+            case "optimizer":
+                return self._optimizer(node, there, path)
+            case "object":
+                return self._object(node, there, path)
+            case kind if kind in _CONTAINERS:
+                return self._container(node, there, path)
+        raise StateError(f"{path}: unknown kind of value {node.kind!r}")
+
+    def _generator(self, state: Any, there: Any, path: str) -> Any:
+        """The new run's generator of NumPy or Python, in the stored state."""
+        if isinstance(there, np.random.Generator):
+            there.bit_generator.state = state
+        elif isinstance(there, np.random.RandomState):
+            there.set_state(state)
+        elif isinstance(there, random.Random):
+            there.setstate(state)
+        else:
+            raise StateError(f"{path}: the new run has no such generator")
+        return there
+
+    def _function(self, name: str, there: Any, path: str) -> Any:
+        if isinstance(there, _FUNCTIONS) and _importable(there) == name:
+            return there
+        if name not in _KNOWN_FUNCTIONS:
+            raise StateError(f"{path}: a {name} is not made from a file")
+        return _KNOWN_FUNCTIONS[name]
+
+    def _class(self, name: str, there: Any, path: str, kind: type = object) -> Any:
+        """The class of ``there``, or a trusted one that its module defines, not only imports."""
+        found: Any = type(there)
+        if there is _MISSING or _importable(found) != name:
+            module, _, qualname = name.partition(":")
+            if not f"{module}.".startswith(_TRUSTED):
+                raise StateError(f"{path}: a {name} is not made from a file")
+            found = sys.modules.get(module)
+            for part in qualname.split("."):
+                found = getattr(found, part, None)
+        if not (isinstance(found, type) and issubclass(found, kind) and _importable(found) == name):
+            raise StateError(f"{path}: a {name} is not made from a file")
+        return found
+
+    def _items(self, content: list[Any], before: Iterable[Any], path: str) -> Iterator[Any]:
+        there = dict(enumerate(before))
+        for i, item in enumerate(content):
+            yield self.decode(item, there.get(i, _MISSING), f"{path}[{i}]")
+
+    def _container(self, node: Node, there: Any, path: str) -> Any:
+        made: Any = there
+        if type(there) is not _CONTAINERS[node.kind]:
+            made = _CONTAINERS[node.kind]()
+            if node.kind == "deque":
+                made = deque(maxlen=node.name)
+            elif node.kind == "defaultdict":
+                made.default_factory = self.decode(node.name, _MISSING, f"{path}.default_factory")
+        self._made[id(node)] = made
+        before = made.copy()
+        made.clear()
+        if isinstance(made, dict):
+            for k, v in node.content.items():
+                key = self.decode(k, _MISSING, f"{path} key")
+                made[key] = self.decode(v, before.get(key, _MISSING), f"{path}[{key!r}]")
+        else:
+            made.extend(self._items(node.content, before, path))
+        return made
+
+    def _object(self, node: Node, there: Any, path: str) -> Any:
+        cls = self._class(node.name, there, path)
+        if type(there) is not cls:
+            there = cls.__new__(cls)
+        self._made[id(node)] = there
+        self._claimed.add(id(there))
+        attributes, before = vars(there), dict(vars(there))
+        skipped = _skipped(there)
+        for name in before:
+            if name not in node.content and name not in skipped:
+                del attributes[name]
+        for name, value in node.content.items():
+            attributes[name] = self.decode(value, before.get(name, _MISSING), f"{path}.{name}")
+        return there
+
+    def _module(self, node: Node, there: Any, path: str) -> nn.Module:
+        if not isinstance(there, nn.Module) or _importable(type(there)) != node.name:
+            alike = [m for m in self._made.values() if isinstance(m, nn.Module)]
+            alike = [m for m in alike if _importable(type(m)) == node.name]
+            if not alike:
+                raise StateError(f"{path}: a {node.name} cannot be made again")
+            there = copy.deepcopy(alike[0])  # a method's copy of the model
+        tensors, stored = _tensors(there), node.content["tensors"]
+        if tensors.keys() != stored.keys():
+            names = sorted(tensors.keys() ^ stored.keys())
+            raise StateError(f"{path} is another model: it differs in {', '.join(names[:5])}")
+        for name, tensor in tensors.items():
+            if stored[name].shape != tensor.shape:
+                raise StateError(
+                    f"{path}: {name} is {list(tensor.shape)}, but {list(stored[name].shape)} is "
+                    "stored: this is another model"
+                )
+            tensor.data = stored[name].data  # whose memory others may share
+            tensor.requires_grad_(stored[name].requires_grad)
+            self._made[id(stored[name])] = tensor  # who refers to it later means the module's
+        for name, p in there.named_parameters():
+            p.grad = node.content["gradients"][name]
+        for part, training in zip(there.modules(), node.content["training"], strict=True):
+            part.training = training
+        return there
+
+    def _optimizer(self, node: Node, there: Any, path: str) -> Optimizer:
+        if not isinstance(there, Optimizer) or _importable(type(there)) != node.name:
+            raise StateError(f"{path} is not a {node.name}")
+        groups, state = node.content
+        there.param_groups[:] = [  # Avalanche puts all into one at the first train
+            {"params": [self.decode(p, _MISSING, path) for p in group]} for group in groups
+        ]
+        there.load_state_dict(self.decode(state, _MISSING, path))
+        return there

@@ -1,0 +1,72 @@
+"""The last layer of a network, usually its classifier: its name, and the features it receives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+_KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+def last_layer(network: nn.Module) -> str:
+    """The name of the linear or convolutional layer that is defined last.
+
+    :raises ValueError: if the network has no such layer.
+    """
+    names = [name for name, module in network.named_modules() if isinstance(module, _KINDS)]
+    if not names:
+        raise ValueError(f"{type(network).__name__} has no linear or convolutional layer")
+    return names[-1]
+
+
+def classifier(network: nn.Module) -> nn.Linear | nn.Conv1d | nn.Conv2d:
+    """The last layer, if it maps features linearly to logits: linear, or with kernel size 1.
+
+    :raises ValueError: if it is none, naming it.
+    """
+    name = last_layer(network)
+    layer: Any = network.get_submodule(name)
+    if layer.weight[0].numel() != width(layer):
+        raise ValueError(
+            f"the last layer of {type(network).__name__}, {name!r}, must be linear or have "
+            f"kernel size 1 and one group, got a weight of shape {list(layer.weight.shape)}"
+        )
+    found: nn.Linear | nn.Conv1d | nn.Conv2d = layer
+    return found
+
+
+def width(layer: nn.Linear | nn.Conv1d | nn.Conv2d) -> int:
+    """Number of features that a layer receives."""
+    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+
+
+def pooled(x: Tensor) -> Tensor:
+    """Features of shape (batch, width); maps of shape (batch, width, ...) are averaged over
+    positions."""
+    return x.flatten(2).mean(2) if x.dim() > 2 else x
+
+
+@contextmanager
+def penultimate_features(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Inside, each forward pass of the model appends the input of its last layer.
+
+    The last layer is the linear or convolutional one that is defined last. Features have shape
+    (batch, width) and no gradient; those of a convolution are averaged over positions.
+
+    :raises ValueError: if the model has no such layer.
+    """
+    layer = model.get_submodule(last_layer(model))
+    features: list[Tensor] = []
+
+    def keep(layer: nn.Module, inputs: Any) -> None:
+        x = inputs[0].detach().float()
+        features.append(x if isinstance(layer, nn.Linear) else pooled(x))
+
+    handle = layer.register_forward_pre_hook(keep)
+    try:
+        yield features
+    finally:
+        handle.remove()

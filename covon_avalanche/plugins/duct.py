@@ -1,0 +1,106 @@
+"""DUCT in an Avalanche strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from avalanche.training.plugins import SupervisedPlugin
+from torch import Tensor
+
+from covon_avalanche.merging.batch_norm import trained_batch_norms, update_batch_norm
+from covon_avalanche.merging.duct import DUCT
+from covon_avalanche.optim import PosteriorOptimizer
+from covon_avalanche.optim.checks import check_positive, check_whole
+from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
+from covon_avalanche.posterior.fisher import in_mode
+
+
+class DUCTPlugin(SupervisedPlugin):
+    """DUCT: fine-tune the pretrained backbone on each domain, merge, retrain the classifier::
+
+        model = DUCT(create_backbone("vit-b16-in1k", 65, weights="default"), 65, num_domains=4)
+        groups = [{"params": model.head.parameters()},
+                  {"params": model.backbone.parameters(), "lr": 1e-3}]
+        optimizer = SGD(groups, lr=0.1, momentum=0.9, weight_decay=5e-4)
+        Naive(model=model, optimizer=optimizer, plugins=[DUCTPlugin()])
+
+    Zhou et al., "Dual Consolidation for Pre-Trained Model-Based Domain-Incremental Learning" (CVPR
+    2025), as released, where the backbones' weights do not depend on the domains' similarity. Each
+    domain starts with the pretrained backbone and a new optimizer state. After it the backbone is
+    merged, statistics of batch norm are re-estimated, and the domain's classifier is retrained
+    on the merged features, here computed once with the evaluation transform.
+
+    Works with any optimizer without a posterior. Evaluations inside ``train`` (``eval_every``) see
+    the domain's own backbone instead of the merged one. Task identities are not used.
+    """
+
+    def __init__(
+        self,
+        *,
+        retrain_epochs: int = 5,
+        retrain_lr: float = 0.03,
+        transport_reg: float | None = None,
+    ) -> None:
+        """
+        :param retrain_epochs: of the classifier on the merged backbone.
+        :param retrain_lr: of SGD in these epochs.
+        :param transport_reg: move earlier classifiers towards the new one with this entropic
+            regularisation, see :meth:`DUCT.transport`; ``None``: leave them as they are. The model
+            must keep class means.
+        """
+        super().__init__()
+        check_whole("retrain_epochs", retrain_epochs, least=0)
+        check_positive("retrain_lr", retrain_lr)
+        if transport_reg is not None:
+            check_positive("transport_reg", transport_reg)
+        self.retrain_epochs, self.retrain_lr = retrain_epochs, retrain_lr
+        self.transport_reg = transport_reg
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Begin a domain.
+
+        :raises ValueError: if model and optimizer do not fit, or there are too many domains.
+        """
+        check_whole_task(strategy.experience)
+        if not isinstance(strategy.model, DUCT):
+            raise ValueError(
+                f"DUCTPlugin needs a DUCT model, got {type(strategy.model).__name__}: wrap the "
+                "network with DUCT(network, num_classes, num_domains)"
+            )
+        if isinstance(strategy.optimizer, PosteriorOptimizer):
+            raise ValueError(
+                "DUCT trains each domain from the pretrained weights, without a prior: use an "
+                f"optimizer without a posterior, got {type(strategy.optimizer).__name__}"
+            )
+        strategy.model.begin_domain()
+        if strategy.model.class_means is not None:
+            strategy.model.keep_class_means(*_features(strategy))
+        strategy.optimizer.state.clear()
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Merge the backbone and retrain the classifier."""
+        model: DUCT = strategy.model
+        model.merge_backbone()
+        if trained_batch_norms(model):
+            update_batch_norm(model, task_loader(strategy, strategy.train_mb_size, shuffled=True))
+        model.retrain_classifier(
+            *_features(strategy),
+            epochs=self.retrain_epochs,
+            lr=self.retrain_lr,
+            mb_size=strategy.train_mb_size,
+        )
+        if self.transport_reg is not None:
+            model.transport(self.transport_reg)
+
+
+def _features(strategy: Any) -> tuple[Tensor, Tensor]:
+    """Features of the current backbone, of shape (examples, width), and labels, in eval mode."""
+    features, labels = [], []
+    with in_mode(strategy.model, train=False), torch.no_grad():
+        for x, y in task_loader(strategy, strategy.eval_mb_size):
+            features.append(strategy.model.features(x))
+            labels.append(y)
+    if not labels:
+        raise ValueError("a domain has no training examples")
+    return torch.cat(features), torch.cat(labels)

@@ -1,0 +1,124 @@
+"""CODA-Prompt: prefixes that are sums of components, weighted by attention to the image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covon_avalanche.prompting.prefixes import as_prefix, check_prefix_length, existing_layers
+from covon_avalanche.prompting.prompt_model import PromptModel
+
+
+class CODAPrompt(PromptModel):
+    """CODA-Prompt (Smith et al., "CODA-Prompt: COntinual Decomposed Attention-based Prompting for
+    Rehearsal-Free Continual Learning", CVPR 2023).
+
+    The prefix of a layer is a sum of components ``P_m``, weighted by the cosine similarity of keys
+    ``K_m`` with the frozen feature ``q`` of the image, elementwise times an attention vector
+    ``A_m``:
+
+        prefix = sum_m cos(q * A_m, K_m) P_m
+
+    over the components of all domains that have begun. Each domain trains its own, ``pool //
+    num_domains`` per layer; earlier ones are frozen. At the start of a domain its components, keys
+    and attention vectors are made orthonormal and orthogonal to those of earlier domains. There is
+    no penalty of orthogonality, whose weight is 0 in the authors' settings. The head is shared, and
+    classes are never masked (the authors mask those of earlier tasks in training).
+
+    :param network: see :class:`PromptModel`.
+    :param num_domains: number of domains that will be learned.
+    :param pool: components per layer, of all domains; the remainder of ``pool / num_domains`` is
+        not used.
+    :param length: tokens of a component; half of them are keys, half are values of the attention.
+    :param layers: layers with a prefix, counted from 0; those that the network does not have are
+        left out.
+    :raises ValueError: if the network has none of the layers, or its features are too narrow for
+        that many orthogonal components.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_domains: int,
+        *,
+        pool: int = 100,
+        length: int = 8,
+        layers: Sequence[int] = (0, 1, 2, 3, 4),
+    ) -> None:
+        super().__init__(network, num_domains)
+        check_prefix_length("length", length)
+        if pool < num_domains:
+            raise ValueError(f"pool must be >= num_domains = {num_domains}, got {pool}")
+        width, feature_width = self.vit.width, self.vit.feature_width
+        own = pool // num_domains
+        if own * num_domains > min(feature_width, length * width):
+            raise ValueError(
+                f"pool must be <= {min(feature_width, length * width)}, the width of the features, "
+                f"so that components can be orthogonal, got {pool}"
+            )
+        self.layers = existing_layers(self.vit, layers)
+
+        def vectors(*shape: int) -> nn.ParameterList:
+            shape = (len(self.layers), own, *shape)
+            return nn.ParameterList(torch.randn(shape) for _ in range(num_domains))
+
+        self.components = vectors(length, width)
+        self.keys = vectors(feature_width)
+        self.attention = vectors(feature_width)
+
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
+        """The current domain's components, keys and attention vectors, and the head."""
+        own = [of[self.domain] for of in (self.components, self.keys, self.attention)]
+        return [*own, *self.head.parameters()]
+
+    @torch.no_grad()
+    def begin_domain(self) -> None:
+        """See :class:`PromptModel`; orthonormalise what the domain will train."""
+        super().begin_domain()
+        for of in (self.components, self.keys, self.attention):
+            own = of[self.domain]
+            vectors = torch.cat([*of][: self.domain + 1], 1).flatten(2)
+            own.copy_(_gram_schmidt(vectors)[:, -own.shape[1] :].view_as(own))
+
+    def prefix_tokens(self, x: Tensor) -> Tensor:
+        """The weighted sums of the components, of shape (layers, batch, length, width)."""
+        components, keys, attention = (
+            _earlier_detached([*of][: max(1, int(self.domains))])
+            for of in (self.components, self.keys, self.attention)
+        )
+        q = self.vit.query(x)
+        # cos(q * A, K) without tensors of shape (batch, components, width).
+        products = torch.einsum("bd,lmd->lbm", q, attention * F.normalize(keys, dim=-1))
+        squares = torch.einsum("bd,lmd->lbm", q.square(), attention.square())
+        weights = products / squares.clamp_min(1e-24).sqrt()
+        return torch.einsum("lbm,lmtd->lbtd", weights, components)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        tokens = zip(self.layers, self.prefix_tokens(x), strict=True)
+        prefixes = {layer: as_prefix(of_layer) for layer, of_layer in tokens}
+        out: Tensor = self.head(self.vit(x, prefixes=prefixes))
+        return out
+
+    def training_logits(self, x: Tensor) -> Tensor:
+        """See :class:`PromptModel`."""
+        return self._logits(x)
+
+    def predicted_logits(self, x: Tensor) -> Tensor:
+        """See :class:`PromptModel`."""
+        return self._logits(x)
+
+
+def _earlier_detached(domains: Sequence[Tensor]) -> Tensor:
+    """Of all domains, of shape (layers, components, ...); only the last has a gradient."""
+    *earlier, current = domains
+    return torch.cat([*(p.detach() for p in earlier), current], 1)
+
+
+def _gram_schmidt(vectors: Tensor) -> Tensor:
+    """Orthonormal vectors, each orthogonal to all before it; of shape (..., vectors, width)."""
+    q, r = torch.linalg.qr(vectors.cpu().double().mT)
+    signs = r.diagonal(dim1=-2, dim2=-1).sign()  # those of Gram-Schmidt: r's diagonal is positive
+    return (q * signs[..., None, :]).mT.to(vectors)

@@ -1,0 +1,62 @@
+"""Methods with parameters for each domain, of which those of a selected domain predict."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from covon_avalanche.prompting.prompt_model import PromptModel
+from covon_avalanche.prompting.selectors import DomainSelector
+
+
+class DomainPrompts(PromptModel):
+    """Base of methods with prompts for each domain, behind the class token.
+
+    For a test image, the parameters of the domain that a selector chooses by the features of the
+    frozen network are used; images are grouped by domain, so that each needs one forward pass
+    beside that of its features.
+
+    :param network: see :class:`PromptModel`.
+    :param num_domains: number of domains that will be learned.
+    :param prompts: tokens per domain.
+    :param selector: creates the selector, from the width of features and the number of domains.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_domains: int,
+        *,
+        prompts: int,
+        selector: Callable[[int, int], DomainSelector],
+    ) -> None:
+        super().__init__(network, num_domains)
+        if prompts < 1:
+            raise ValueError(f"prompts must be >= 1, got {prompts}")
+        bound = 1 / math.sqrt(self.vit.width)
+        self.prompts = nn.ParameterList(
+            torch.empty(prompts, self.vit.width).uniform_(-bound, bound) for _ in range(num_domains)
+        )
+        self.selector = selector(self.vit.feature_width, num_domains)
+
+    @abstractmethod
+    def domain_logits(self, x: Tensor, domain: int) -> Tensor:
+        """Logits with the parameters of a domain."""
+
+    def training_logits(self, x: Tensor) -> Tensor:
+        """See :class:`PromptModel`."""
+        return self.domain_logits(x, self.domain)
+
+    def predicted_logits(self, x: Tensor) -> Tensor:
+        """See :class:`PromptModel`."""
+        domains = self.selector(self.vit.query(x))
+        return self.each_domain(domains, lambda rows, domain: self.domain_logits(x[rows], domain))
+
+    @torch.no_grad()
+    def end_domain(self, batches: Callable[[], Iterable[Sequence[Tensor]]]) -> None:
+        """Fit the selector to the features of the domain's images."""
+        self.selector.fit(self.domain, torch.cat([self.vit.query(x) for x, *_ in batches()]))

@@ -1,0 +1,58 @@
+"""HEDP: S-liPrompts trained with an energy regulariser, mixed by energy and distance."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from covon_avalanche.prompting.s_liprompts import DomainMixture
+
+
+class HEDP(DomainMixture):
+    """HEDP (ICML 2026), which extends :class:`SLiPrompts`.
+
+    With the energy ``E = -logsumexp(logits)``, the loss of a batch gains ``regularisation * (mean
+    max(0, E - margin) + |target - mean E|)``. For a test image, domain i has the weight
+    ``softmax_i(-E_i / energy_temperature - D_i / distance_temperature)``, where ``E_i`` is the
+    energy with its prompts and ``D_i`` the distance 1 - cosine to its nearest centre.
+
+    :param margin: energies above it are penalised.
+    :param target: of the mean energy of a batch.
+
+    See :class:`SLiPrompts` for the other parameters.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_domains: int,
+        *,
+        regularisation: float = 0.05,
+        margin: float = -32.0,
+        target: float = -40.0,
+        energy_temperature: float = 0.6,
+        distance_temperature: float = 0.6,
+        **options: int,
+    ) -> None:
+        if regularisation < 0:
+            raise ValueError(f"regularisation must be >= 0, got {regularisation}")
+        if energy_temperature <= 0 or distance_temperature <= 0:
+            raise ValueError(
+                f"temperatures must be > 0, got {energy_temperature} and {distance_temperature}"
+            )
+        super().__init__(network, num_domains, **options)
+        self.regularisation, self.margin, self.target = regularisation, margin, target
+        self.temperatures = energy_temperature, distance_temperature
+
+    def training_logits(self, x: Tensor) -> Tensor:
+        """See :class:`PromptModel`."""
+        logits = super().training_logits(x)
+        energy = -logits.float().logsumexp(1)
+        above = (energy - self.margin).relu().mean()
+        self.auxiliary_loss = self.regularisation * (above + (self.target - energy.mean()).abs())
+        return logits
+
+    def log_weights(self, distances: Tensor, logits: Tensor) -> Tensor:
+        """See :class:`DomainMixture`."""
+        of_energy, of_distance = self.temperatures
+        energies = -logits.logsumexp(-1)
+        return (-energies / of_energy - distances / of_distance).log_softmax(1)

@@ -1,0 +1,85 @@
+"""PINA: prompts and adapters for each domain, and one classifier, of the first domain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Literal
+
+from torch import Tensor, nn
+
+from covon_avalanche.prompting.domain_prompts import DomainPrompts
+from covon_avalanche.prompting.selectors import NearestCentre
+
+
+class LinearAdapter(nn.Sequential):
+    """``up(down(x))`` without a nonlinearity, with Xavier's weights and zero biases.
+
+    :param width: of input and output.
+    :param bottleneck: width between ``down`` and ``up``.
+    """
+
+    def __init__(self, width: int, bottleneck: int = 16) -> None:
+        if bottleneck < 1:
+            raise ValueError(f"bottleneck must be >= 1, got {bottleneck}")
+        super().__init__(nn.Linear(width, bottleneck), nn.Linear(bottleneck, width))
+        for name, p in self.named_parameters():
+            nn.init.zeros_(p) if name.endswith("bias") else nn.init.xavier_uniform_(p)
+
+
+class PINA(DomainPrompts):
+    """PINA (Wang et al., "Non-Exemplar Domain Incremental Learning via Cross-Domain Concept
+    Integration", ECCV 2024).
+
+    The first domain trains its prompts and the classifier, which is then frozen. Each later domain
+    trains its own prompts, and adapters with which its features fit this classifier: ``"deep"``,
+    one behind each block, or ``"shallow"``, one on the final feature. For a test image, those of
+    the domain with the nearest K-means centre of frozen features are used, as in the authors'
+    code; the patch-shuffle selector of the paper is not implemented.
+
+    :param network: see :class:`PromptModel`.
+    :param num_domains: number of domains that will be learned.
+    :param prompts: tokens per domain.
+    :param adapter: where adapters are.
+    :param bottleneck: of adapters.
+    :param centres: K-means centres per domain.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_domains: int,
+        *,
+        prompts: int = 10,
+        adapter: Literal["shallow", "deep"] = "deep",
+        bottleneck: int = 16,
+        centres: int = 5,
+    ) -> None:
+        if adapter not in ("shallow", "deep"):
+            raise ValueError(f"adapter must be 'shallow' or 'deep', got {adapter!r}")
+        selector = partial(NearestCentre, centres=centres)
+        super().__init__(network, num_domains, prompts=prompts, selector=selector)
+        self.adapter = adapter
+        deep = adapter == "deep"
+        width, number = (self.vit.width, self.vit.depth) if deep else (self.vit.feature_width, 1)
+        self.adapters = nn.ModuleList(
+            nn.ModuleList(LinearAdapter(width, bottleneck) for _ in range(number))
+            for _ in range(num_domains - 1)
+        )
+        """Of each domain but the first."""
+
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
+        """The current domain's prompts, and the classifier or the domain's adapters."""
+        own = self.head if self.domain == 0 else self.adapters[self.domain - 1]
+        return [self.prompts[self.domain], *own.parameters()]
+
+    def domain_logits(self, x: Tensor, domain: int) -> Tensor:
+        """See :class:`DomainPrompts`."""
+        adapters = list(self.adapters[domain - 1]) if domain > 0 else []  # type: ignore[call-overload]
+        if self.adapter == "deep":
+            features = self.vit(x, self.prompts[domain], adapters=adapters or None)
+        else:
+            features = self.vit(x, self.prompts[domain])
+            for adapter in adapters:
+                features = features + adapter(features)
+        return self.head(features)

@@ -1,0 +1,104 @@
+"""The interface of the prompt methods: a frozen ViT, and what a method trains around it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from covon_avalanche.prompting.prompted_vit import PromptedViT, take_classifier
+
+
+class PromptModel(nn.Module):
+    """A classifier that learns domains one after the other with prompts on a frozen ViT.
+
+    A training loop calls :meth:`begin_domain` before a domain, adds ``auxiliary_loss`` to the loss
+    of each forward pass, and calls :meth:`end_domain` after the domain. In training the model uses
+    the current domain's parameters; in evaluation a method selects prompts by the image alone.
+    Task identities are never used.
+
+    Parameters and buffers of all domains exist from the start, so that checkpoints, optimizers and
+    the memory of a method do not depend on how many domains have been learned.
+
+    :param network: see :class:`PromptedViT`; its classifier gives the number of classes and
+        becomes the head.
+    :param num_domains: number of domains that will be learned.
+    :raises ValueError: for a network that is not a ViT with a linear classifier.
+    """
+
+    domains: Tensor
+    """How many domains have begun."""
+
+    def __init__(self, network: nn.Module, num_domains: int) -> None:
+        super().__init__()
+        if num_domains < 1:
+            raise ValueError(f"num_domains must be >= 1, got {num_domains}")
+        vit = PromptedViT(network)
+        self.head = take_classifier(network)
+        """Shared by all domains, unless a method replaces it."""
+        self.vit = vit
+        self.num_classes, self.num_domains = self.head.out_features, num_domains
+        self.register_buffer("domains", torch.zeros((), dtype=torch.long))
+        self.auxiliary_loss: Tensor | float = 0.0
+        """Of the last forward pass in training; to be added to the loss."""
+
+    @property
+    def domain(self) -> int:
+        """Index of the current domain, from 0."""
+        return int(self.domains) - 1
+
+    def begin_domain(self) -> None:
+        """Start the next domain: freeze what belongs to others.
+
+        :raises ValueError: if all domains have been learned.
+        """
+        if int(self.domains) == self.num_domains:
+            raise ValueError(
+                f"this {type(self).__name__} was created for num_domains = {self.num_domains}, "
+                "and all of them have been learned"
+            )
+        self.domains += 1
+        trained = {id(p) for p in self.trained_parameters()}
+        for p in self.parameters():
+            p.requires_grad_(id(p) in trained)
+            p.grad = None
+
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
+        """What the current domain trains; by default all parameters except the ViT's."""
+        frozen = {id(p) for p in self.vit.parameters()}
+        return [p for p in self.parameters() if id(p) not in frozen]
+
+    def end_domain(self, batches: Callable[[], Iterable[Sequence[Tensor]]]) -> None:
+        """Compute what a method keeps of the domain; by default nothing.
+
+        :param batches: starts a pass over the domain's images and labels, with the evaluation
+            transform.
+        """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of shape (batch, classes)."""
+        self.auxiliary_loss = 0.0
+        return self.training_logits(x) if self.training else self.predicted_logits(x)
+
+    @abstractmethod
+    def training_logits(self, x: Tensor) -> Tensor:
+        """Logits with the current domain's prompts; may set ``auxiliary_loss``."""
+
+    @abstractmethod
+    def predicted_logits(self, x: Tensor) -> Tensor:
+        """Logits with prompts that are selected by the image."""
+
+    def each_domain(self, domains: Tensor, f: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """Compute rows domain by domain: one forward pass per image, whatever their number.
+
+        :param domains: the selected domain of each image, of shape (batch,).
+        :param f: from the indices of the images of a domain, and the domain, to their rows.
+        """
+        order, rows = [], []
+        for domain in domains.unique().tolist():
+            indices = (domains == domain).nonzero()[:, 0]
+            order.append(indices)
+            rows.append(f(indices, int(domain)))
+        return torch.cat(rows)[torch.cat(order).argsort()]

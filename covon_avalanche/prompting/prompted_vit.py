@@ -1,0 +1,239 @@
+"""A frozen vision transformer with points where prompts, prefixes and adapters are inserted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Prefix = tuple[Tensor, Tensor]
+"""Keys and values, each of shape (batch or 1, length, width)."""
+Adapter = Callable[[Tensor], Tensor]
+"""Maps tokens of shape (batch, tokens, width) to what is added to them."""
+
+
+class PromptedViT(nn.Module):
+    """A frozen vision transformer that takes prompts, prefixes and adapters.
+
+    The network is frozen and stays in evaluation mode; its classifier is not used, see
+    :func:`take_classifier`. What is inserted is trained by the methods that own it.
+
+    Where things are inserted, with the methods that use it:
+
+    - *prompts*: tokens behind the class token, without position embedding (S-Prompts, PINA, SOYO),
+      or with that of the class token (L2P);
+    - *prefixes*: keys and values put before those of a block's attention, not projected
+      (DualPrompt, CODA-Prompt);
+    - *adapters* behind a block, ``x + adapter(x)`` (PINA, SOYO), or *parallel* to its MLP,
+      ``x + mlp(norm(x)) + adapter(x)`` (AdaptFormer in RanPAC and APER).
+
+    :param network: a ``VisionTransformer`` of timm with a class token, or the image tower of an
+        open_clip model, bare or in :class:`covon_avalanche.backbones.libraries.ImageTower`.
+    :raises ValueError: for another network.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self._tower = _tower(network)
+        self.network = network.requires_grad_(False).eval()
+        self.depth: int = len(self._tower.blocks)
+        """Number of blocks."""
+        self.width: int = self._tower.width
+        """Of a token."""
+        self.feature_width: int = self._tower.feature_width
+        """Of the returned features; CLIP projects them."""
+
+    def train(self, mode: bool = True) -> PromptedViT:
+        """Stay in evaluation mode."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def query(self, x: Tensor) -> Tensor:
+        """Features without prompts, in float32, by which domains and prompts are selected."""
+        features: Tensor = self(x)
+        return features.float()
+
+    def forward(
+        self,
+        x: Tensor,
+        prompts: Tensor | None = None,
+        *,
+        prefixes: Mapping[int, Prefix] | None = None,
+        adapters: Sequence[Adapter] | None = None,
+        parallel_adapters: Sequence[Adapter] | None = None,
+        prompt_positions: bool = False,
+        readout: Literal["class", "prompts"] = "class",
+    ) -> Tensor:
+        """Features of images, of shape (batch, ``feature_width``).
+
+        :param x: images of shape (batch, 3, height, width).
+        :param prompts: tokens of shape (length, width) for all images, or (batch, length, width).
+        :param prefixes: keys and values by block, counted from 0.
+        :param adapters: one for each block.
+        :param parallel_adapters: one for each block.
+        :param prompt_positions: add the class token's position embedding to prompts.
+        :param readout: the output of the class token, or the mean output of the prompts.
+        :raises ValueError: if the image cannot be cut into patches.
+        """
+        height, width = x.shape[-2:]
+        patch = self._tower.patch
+        if height % patch[0] or width % patch[1]:
+            raise ValueError(
+                f"images of {height} x {width} pixels cannot be cut into patches of "
+                f"{patch[0]} x {patch[1]}: choose a multiple"
+            )
+        tokens = self._tower.embed(x)
+        length = 0
+        if prompts is not None:
+            length = prompts.shape[-2]
+            prompts = prompts.expand(len(x), -1, -1).to(tokens.dtype)
+            if prompt_positions:
+                prompts = prompts + self._tower.class_position
+            tokens = torch.cat([tokens[:, :1], prompts, tokens[:, 1:]], 1)
+        tokens = self._tower.norm_before(tokens)
+        for i in range(self.depth):
+            parallel = None if parallel_adapters is None else parallel_adapters[i]
+            tokens = self._block(i, tokens, (prefixes or {}).get(i), parallel)
+            if adapters is not None:
+                tokens = tokens + adapters[i](tokens)
+        tokens = tokens[:, :1] if readout == "class" else tokens[:, 1 : 1 + length]
+        return self._tower.finish(tokens).mean(1)
+
+    def _block(self, i: int, x: Tensor, prefix: Prefix | None, parallel: Adapter | None) -> Tensor:
+        block = self._tower.blocks[i]
+        if prefix is None and parallel is None:
+            out: Tensor = block(x)
+            return out
+        norm1, scale1, norm2, scale2 = (getattr(block, name) for name in self._tower.parts)
+        x = x + scale1(self._attention(block.attn, norm1(x), prefix))
+        added = scale2(block.mlp(norm2(x)))
+        return x + added if parallel is None else x + added + parallel(x)
+
+    def _attention(self, attention: nn.Module, x: Tensor, prefix: Prefix | None) -> Tensor:
+        """Attention with the prefix before keys and values."""
+        q, k, v = self._tower.qkv(attention, x)
+        heads = self._tower.heads
+        if prefix is not None:
+            k, v = (
+                torch.cat([_in_heads(added.expand(len(x), -1, -1), heads).to(own.dtype), own], 2)
+                for added, own in zip(prefix, (k, v), strict=True)
+            )
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self._tower.project(attention, out.transpose(1, 2).flatten(2))
+
+
+class _TimmTower:
+    """Parts of a timm ``VisionTransformer``."""
+
+    parts = ("norm1", "ls1", "norm2", "ls2")
+
+    def __init__(self, network: Any) -> None:
+        self._network, self.blocks = network, network.blocks
+        self.width = self.feature_width = network.embed_dim
+        self.heads = network.blocks[0].attn.num_heads
+        self.patch = network.patch_embed.patch_size
+        self.norm_before = network.norm_pre
+
+    @property
+    def class_position(self) -> Tensor | float:
+        embedding = self._network.pos_embed
+        return 0.0 if embedding is None or self._network.no_embed_class else embedding[:, :1]
+
+    def embed(self, x: Tensor) -> Tensor:
+        tokens: Tensor = self._network._pos_embed(self._network.patch_embed(x))
+        return tokens
+
+    def qkv(self, attention: Any, x: Tensor) -> Sequence[Tensor]:
+        q, k, v = (_in_heads(part, self.heads) for part in attention.qkv(x).chunk(3, -1))
+        return attention.q_norm(q), attention.k_norm(k), v
+
+    def project(self, attention: Any, x: Tensor) -> Tensor:
+        out: Tensor = attention.proj(attention.norm(x))
+        return out
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self._network.fc_norm(self._network.norm(tokens))
+        return out
+
+
+class _ClipTower:
+    """Parts of an open_clip image tower."""
+
+    parts = ("ln_1", "ls_1", "ln_2", "ls_2")
+
+    def __init__(self, network: Any) -> None:
+        self._network, self.blocks = network, network.transformer.resblocks
+        self.width = network.class_embedding.shape[0]
+        self.feature_width = self.width if network.proj is None else network.proj.shape[1]
+        self.heads = self.blocks[0].attn.num_heads
+        self.patch = network.patch_size
+        self.norm_before = network.ln_pre
+
+    @property
+    def class_position(self) -> Tensor:
+        position: Tensor = self._network.positional_embedding[:1]
+        return position
+
+    def embed(self, x: Tensor) -> Tensor:
+        patches = self._network.conv1(x).flatten(2).transpose(1, 2)
+        first = self._network.class_embedding.to(patches.dtype).expand(len(x), 1, -1)
+        tokens: Tensor = torch.cat([first, patches], 1) + self._network.positional_embedding
+        return tokens
+
+    def qkv(self, attention: Any, x: Tensor) -> Sequence[Tensor]:
+        projected = F.linear(x, attention.in_proj_weight, attention.in_proj_bias)
+        return [_in_heads(part, self.heads) for part in projected.chunk(3, -1)]
+
+    def project(self, attention: Any, x: Tensor) -> Tensor:
+        out: Tensor = attention.out_proj(x)
+        return out
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self._network.ln_post(tokens)
+        return out if self._network.proj is None else out @ self._network.proj
+
+
+def _in_heads(x: Tensor, heads: int) -> Tensor:
+    """From (batch, tokens, width) to (batch, heads, tokens, width of a head)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def take_classifier(network: nn.Module) -> nn.Linear:
+    """Remove the classifier of a ViT, and return it.
+
+    :param network: of :func:`covon_avalanche.backbones.create_backbone`.
+    :raises ValueError: if it has no linear classifier.
+    """
+    classifier = getattr(network, "head", None)
+    if not isinstance(classifier, nn.Linear):
+        raise ValueError(
+            "prompts and adapters need a ViT with a linear classifier as its head: create it with "
+            f"create_backbone(name, num_classes), got {type(network).__name__}"
+        )
+    network.head = nn.Identity()
+    return classifier
+
+
+def _tower(network: Any) -> _TimmTower | _ClipTower:
+    visual = getattr(network, "visual", network)
+    found = type(visual).__name__
+    if hasattr(visual, "transformer") and hasattr(visual, "class_embedding"):
+        if getattr(visual, "attn_pool", None) is not None:
+            raise ValueError(f"prompts need a ViT that reads its class token, got {found}")
+        return _ClipTower(visual)
+    blocks = getattr(visual, "blocks", None)
+    standard = isinstance(blocks, nn.Sequential) and all(
+        all(hasattr(block, name) for name in (*_TimmTower.parts, "attn", "mlp"))
+        and hasattr(block.attn, "qkv")
+        and getattr(block.attn, "gate", None) is None
+        for block in blocks
+    )
+    if not standard or getattr(visual, "cls_token", None) is None:
+        raise ValueError(
+            "prompts and adapters need a ViT with a class token (timm's VisionTransformer or "
+            f"open_clip's), got {found}"
+        )
+    return _TimmTower(visual)

@@ -1,0 +1,46 @@
+"""S-iPrompts: prompts and a head for each domain, selected by the nearest K-means centre."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from functools import partial
+
+from torch import Tensor, nn
+
+from covon_avalanche.prompting.domain_prompts import DomainPrompts
+from covon_avalanche.prompting.selectors import NearestCentre
+
+
+class SPrompts(DomainPrompts):
+    """S-iPrompts (Wang et al., "S-Prompts Learning with Pre-trained Transformers: An Occam's Razor
+    for Domain Incremental Learning", NeurIPS 2022).
+
+    Each domain has its own prompts, behind the class token, and its own linear head. For a test
+    image, those of the domain with the nearest K-means centre of frozen features are used. The
+    centres are computed from images with the evaluation transform (the authors': with the training
+    transform).
+
+    :param network: see :class:`PromptModel`.
+    :param num_domains: number of domains that will be learned.
+    :param prompts: tokens per domain.
+    :param centres: K-means centres per domain.
+    """
+
+    def __init__(
+        self, network: nn.Module, num_domains: int, *, prompts: int = 10, centres: int = 5
+    ) -> None:
+        selector = partial(NearestCentre, centres=centres)
+        super().__init__(network, num_domains, prompts=prompts, selector=selector)
+        heads = [copy.deepcopy(self.head) for _ in range(num_domains)]
+        del self.head
+        self.heads = nn.ModuleList(heads)
+
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
+        """The current domain's prompts and head."""
+        return [self.prompts[self.domain], *self.heads[self.domain].parameters()]
+
+    def domain_logits(self, x: Tensor, domain: int) -> Tensor:
+        """See :class:`DomainPrompts`."""
+        out: Tensor = self.heads[domain](self.vit(x, self.prompts[domain]))
+        return out

@@ -1,0 +1,66 @@
+"""SOYO: prompts, adapters and a head for each domain, and a trained selector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from torch import Tensor, nn
+
+from covon_avalanche.prompting.domain_prompts import DomainPrompts
+from covon_avalanche.prompting.linear_selectors import LDASelector, MixtureSelector
+from covon_avalanche.prompting.pina import LinearAdapter
+from covon_avalanche.prompting.selectors import DomainSelector
+
+_SELECTORS: dict[str, Callable[[int, int], DomainSelector]] = {
+    "mixture": MixtureSelector,
+    "lda": LDASelector,
+}
+
+
+class SOYO(DomainPrompts):
+    """SOYO (Wang et al., "Boosting Domain Incremental Learning: Selecting the Optimal Parameters is
+    All You Need", CVPR 2025), as in the authors' code.
+
+    Each domain has its own prompts, adapters behind each block, and linear head. The domain of a
+    test image is chosen by :class:`MixtureSelector`, or by :class:`LDASelector`.
+
+    :param network: see :class:`PromptModel`.
+    :param num_domains: number of domains that will be learned.
+    :param prompts: tokens per domain.
+    :param bottleneck: of adapters.
+    :param selector: ``"mixture"``, SOYO's, or ``"lda"``, in closed form.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_domains: int,
+        *,
+        prompts: int = 10,
+        bottleneck: int = 16,
+        selector: Literal["mixture", "lda"] = "mixture",
+    ) -> None:
+        if selector not in _SELECTORS:
+            raise ValueError(f"selector must be 'mixture' or 'lda', got {selector!r}")
+        super().__init__(network, num_domains, prompts=prompts, selector=_SELECTORS[selector])
+        heads = [copy.deepcopy(self.head) for _ in range(num_domains)]
+        del self.head
+        self.heads = nn.ModuleList(heads)
+        self.adapters = nn.ModuleList(
+            nn.ModuleList(LinearAdapter(self.vit.width, bottleneck) for _ in range(self.vit.depth))
+            for _ in range(num_domains)
+        )
+
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
+        """The current domain's prompts, adapters and head."""
+        domain = self.domain
+        own = nn.ModuleList([self.adapters[domain], self.heads[domain]])
+        return [self.prompts[domain], *own.parameters()]
+
+    def domain_logits(self, x: Tensor, domain: int) -> Tensor:
+        """See :class:`DomainPrompts`."""
+        adapters = list(self.adapters[domain])  # type: ignore[call-overload]
+        out: Tensor = self.heads[domain](self.vit(x, self.prompts[domain], adapters=adapters))
+        return out

@@ -1,0 +1,106 @@
+"""Parameter-efficient fine-tuning of a ViT, with any optimizer: adapters or prompts, and a head."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covon_avalanche.prompting.prompted_vit import PromptedViT, take_classifier
+
+Tuning = Literal["adapter", "prompt", "head"]
+
+
+class AdaptFormer(nn.Module):
+    """A bottleneck parallel to a block's MLP: ``scale * up(dropout(relu(down(x))))``.
+
+    Chen et al., "AdaptFormer: Adapting Vision Transformers for Scalable Visual Recognition"
+    (NeurIPS 2022), as RanPAC and APER use it: ``up`` starts at zero, so that the network's outputs
+    are at first unchanged.
+
+    :param width: of a token.
+    :param bottleneck: width between ``down`` and ``up``.
+    """
+
+    def __init__(
+        self, width: int, bottleneck: int = 64, scale: float = 0.1, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, bottleneck), nn.Linear(bottleneck, width)
+        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
+        for zero in (self.down.bias, self.up.weight, self.up.bias):
+            nn.init.zeros_(zero)
+        self.dropout, self.scale = nn.Dropout(dropout), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens of shape (batch, tokens, width)."""
+        out: Tensor = self.up(self.dropout(self.down(x).relu()))
+        return self.scale * out
+
+
+class CosineClassifier(nn.Linear):
+    """Scaled cosines between features and class weights: ``scale * cos(x, w)``."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of shape (batch, classes)."""
+        return self.scale * F.linear(F.normalize(x), F.normalize(self.weight))
+
+
+class TunedViT(nn.Module):
+    """A frozen ViT of which few parameters are trained: adapters or prompts, and the classifier.
+
+    An ordinary module: any optimizer and strategy can train it, CoVON with a posterior over the
+    trained parameters alone.
+
+    :param network: see :class:`PromptedViT`; its classifier is trained.
+    :param tuning: ``"adapter"``, an :class:`AdaptFormer` in each block; ``"prompt"``, tokens behind
+        the class token; ``"head"``, the classifier alone.
+    :param bottleneck: of adapters.
+    :param prompts: number of prompt tokens.
+    :param cosine: replace the classifier by a :class:`CosineClassifier`.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        tuning: Tuning = "adapter",
+        *,
+        bottleneck: int = 64,
+        prompts: int = 10,
+        cosine: bool = False,
+    ) -> None:
+        super().__init__()
+        if tuning not in ("adapter", "prompt", "head"):
+            raise ValueError(f"tuning must be 'adapter', 'prompt' or 'head', got {tuning!r}")
+        if bottleneck < 1 or prompts < 1:
+            raise ValueError(f"bottleneck and prompts must be >= 1, got {bottleneck} and {prompts}")
+        vit = PromptedViT(network)
+        head = take_classifier(network).requires_grad_(True)
+        self.vit = vit
+        self.adapters, self.prompts = None, None
+        if tuning == "adapter":
+            made = [AdaptFormer(self.vit.width, bottleneck) for _ in range(self.vit.depth)]
+            self.adapters = nn.ModuleList(made)
+        elif tuning == "prompt":
+            self.prompts = nn.Parameter(torch.empty(prompts, self.vit.width))
+            bound = 1 / math.sqrt(self.vit.width)
+            nn.init.uniform_(self.prompts, -bound, bound)
+        self.head = CosineClassifier(head.in_features, head.out_features) if cosine else head
+
+    def tuned_parameters(self) -> list[nn.Parameter]:
+        """All parameters except the ViT's."""
+        frozen = {id(p) for p in self.vit.parameters()}
+        return [p for p in self.parameters() if id(p) not in frozen]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of shape (batch, classes)."""
+        adapters = None if self.adapters is None else list(self.adapters)
+        out: Tensor = self.head(self.vit(x, self.prompts, parallel_adapters=adapters))
+        return out

@@ -1,0 +1,114 @@
+"""ImageNet-R: 200 classes of ImageNet in 15 kinds of renditions.
+
+Hendrycks et al., "The Many Faces of Robustness: A Critical Analysis of Out-of-Distribution
+Generalization" (ICCV 2021). As a domain-incremental stream it is used by C-Prompt (Liu et al.,
+"Compositional Prompting for Anti-Forgetting in Domain Incremental Learning", IJCV 2024) and later
+methods. The rendition is the prefix of a file's name: ``n01443537/art_0.jpg``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from avalanche.benchmarks import CLScenario
+from typing_extensions import Unpack
+
+from covon_avalanche.domain_orders import IMAGENET_R
+from covon_avalanche.streams.image_benchmark import (
+    ImageOptions,
+    check_counts,
+    choose_domains,
+    data_root,
+    image_benchmark,
+)
+from covon_avalanche.streams.image_files import (
+    ImageFiles,
+    class_folders,
+    listed_files,
+    split_by_name,
+)
+
+#: Training and test images of each domain together.
+COUNTS = {
+    "art": 1528,
+    "cartoon": 3726,
+    "deviantart": 2163,
+    "embroidery": 722,
+    "graffiti": 941,
+    "graphic": 644,
+    "misc": 5673,
+    "origami": 550,
+    "painting": 2835,
+    "sculpture": 1196,
+    "sketch": 4634,
+    "sticker": 508,
+    "tattoo": 1947,
+    "toy": 1511,
+    "videogame": 1422,
+}
+
+
+def imagenet_r_classes() -> list[str]:
+    """The 200 WordNet ids by class id: sorted."""
+    table = resources.files("covon_avalanche.streams") / "imagenet_r_classes.txt"
+    return table.read_text(encoding="utf-8").split()
+
+
+def ImageNetR(
+    *,
+    dataset_root: str | os.PathLike[str] | None = None,
+    domains: Sequence[str] | None = None,
+    split_seed: int = 0,
+    **options: Unpack[ImageOptions],
+) -> CLScenario:
+    """ImageNet-R: 30,000 images of 200 classes in 15 domains, which lack some of the classes.
+
+    There is no official split. It follows the lists ``DOMAIN_train.txt`` and ``DOMAIN_test.txt``
+    (lines ``n01443537/art_0.jpg 12``) if they are in the root; class ids are always those of the
+    sorted WordNet ids, because published lists number the classes differently. Without lists, one
+    fifth of each class and domain is for testing, chosen by file name and ``split_seed``, the same
+    on every machine. Incomplete data raise a warning. Task identities are not used.
+
+    :param dataset_root: the folder with ``n01443537/art_0.jpg`` and so on; by default
+        ``imagenet-r`` in Avalanche's data folder.
+    :param domains: some of the domains, in the order in which they are learned; by default all,
+        sorted.
+    :param split_seed: of the choice of test images where there are no lists. It does not depend on
+        ``seed``, so that runs with different seeds have the same test images.
+
+    See :func:`image_benchmark` for the other parameters.
+    """
+    root = data_root(dataset_root, "imagenet-r")
+    names = choose_domains(domains, IMAGENET_R, "ImageNetR")
+    classes = imagenet_r_classes()
+    everything = class_folders(root, classes)
+    parts = {name: _train_and_test(root, name, classes, everything, split_seed) for name in names}
+    for name, (train, test) in parts.items():
+        check_counts(f"ImageNetR's {name}", COUNTS[name], len(train) + len(test))
+    return image_benchmark(
+        {name: train for name, (train, _) in parts.items()},
+        {name: test for name, (_, test) in parts.items()},
+        classes,
+        **options,
+    )
+
+
+def _train_and_test(
+    root: Path, name: str, classes: list[str], everything: ImageFiles, seed: int
+) -> Sequence[ImageFiles]:
+    lists = [root / f"{name}_{part}.txt" for part in ("train", "test")]
+    if all(file.is_file() for file in lists):
+        parts = [listed_files(root, file, classes, first_id=None) for file in lists]
+        for file, images in zip(lists, parts, strict=True):
+            if wrong := [path for path in images.files if _rendition(path) != name]:
+                raise ValueError(f"{file} has images of other domains than {name!r}: {wrong[0]}")
+        return parts
+    images = everything.take([i for i, f in enumerate(everything.files) if _rendition(f) == name])
+    return split_by_name(images, root, salt=f"{seed}/")
+
+
+def _rendition(file: Path) -> str:
+    return file.name.partition("_")[0]

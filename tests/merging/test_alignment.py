@@ -1,0 +1,126 @@
+"""Classifier alignment against numpy, a step by hand, and what it is for."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toys import toy_model, weights
+
+from covon_avalanche.merging.alignment import (
+    FeatureGaussians,
+    _Sampler,
+    align_classifier,
+    fit_gaussians,
+)
+
+
+def examples(*counts, width=3):
+    """Features and shuffled labels, with so many examples of each class; all are correlated."""
+    torch.manual_seed(0)
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    labels = labels[torch.randperm(len(labels))]
+    return torch.randn(len(labels), width) @ torch.randn(width, width) + 3 * labels[:, None], labels
+
+
+def test_means_and_covariance_are_numpys():
+    x, y = examples(30, 0, 5, 12)
+    found = fit_gaussians(x, y)
+    assert found.classes.tolist() == [0, 2, 3]
+    groups = [x[y == c].numpy() for c in (0, 2, 3)]
+    np.testing.assert_allclose(found.means, [g.mean(0) for g in groups], rtol=1e-5)
+    scatter = sum((len(g) - 1) * np.cov(g.T) for g in groups) / (len(x) - 3)
+    np.testing.assert_allclose(found.covariance, scatter + 1e-4 * np.eye(3), rtol=1e-5, atol=1e-6)
+
+
+def test_one_class_one_image_of_a_class_and_none():
+    x, y = examples(20)
+    alone = fit_gaussians(x, y)
+    np.testing.assert_allclose(alone.covariance, np.cov(x.T) + 1e-4 * np.eye(3), rtol=1e-5)
+    more = fit_gaussians(torch.cat([x, torch.ones(1, 3)]), torch.cat([y, torch.tensor([4])]))
+    assert torch.equal(more.means[1], torch.ones(3))
+    torch.testing.assert_close(more.covariance, alone.covariance)
+    single = fit_gaussians(x[:1], y[:1])
+    torch.testing.assert_close(single.covariance, 1e-4 * torch.eye(3))
+    with pytest.raises(ValueError, match="a domain has no training examples"):
+        fit_gaussians(x[:0], y[:0])
+
+
+def test_samples_have_the_moments_of_their_class_and_domain():
+    """Means of the first of two domains are multiplied by 0.95; one covariance is singular."""
+    first = fit_gaussians(*examples(40, 40))
+    second = FeatureGaussians(
+        torch.tensor([1]), torch.tensor([[1.0, 2.0, 3.0]]), torch.diag(torch.tensor([4.0, 0, 1]))
+    )
+    sampler = _Sampler([first, second])
+    assert sampler.labels.tolist() == [0, 1, 1]
+    expected = [(0.95 * first.means[0], first), (0.95 * first.means[1], first)]
+    for pair, (mean, domain) in enumerate([*expected, (second.means[0], second)]):
+        x, y = sampler.draw(torch.full((200_000,), pair))
+        assert set(y.tolist()) == {int(sampler.labels[pair])}
+        size = domain.covariance.abs().max().item()
+        np.testing.assert_allclose(x.mean(0), mean, atol=0.02 * size**0.5)
+        np.testing.assert_allclose(np.cov(x.T), domain.covariance, atol=0.02 * size)
+
+
+def test_two_steps_by_hand():
+    """Without covariance all samples are the scaled means, and an epoch is one batch."""
+    torch.manual_seed(0)
+    width, classes = 5, 3
+    means = [torch.randn(classes, width) for _ in range(2)]
+    domains = [FeatureGaussians(torch.arange(3), m, torch.zeros(width, width)) for m in means]
+    layer = nn.Linear(width, classes)
+    w = torch.cat([layer.weight, layer.bias[:, None]], 1).detach().double()
+    x = torch.cat([0.95 * means[0], means[1]]).double()
+    x = torch.cat([x, torch.ones(6, 1)], 1)
+    y = torch.arange(3).repeat(2)
+    align_classifier(layer, domains, samples=7, epochs=2, lr=0.5, weight_decay=0.1)
+    momentum = torch.zeros_like(w)
+    for lr in (0.5, 0.25):  # half a cosine
+        w.requires_grad_()
+        z = x @ w.T
+        z = 10 * z / z.square().sum(1, keepdim=True).sqrt()
+        loss = -z.log_softmax(1)[torch.arange(6), y].mean()
+        (gradient,) = torch.autograd.grad(loss, w)
+        w = w.detach()
+        momentum = 0.9 * momentum + gradient + 0.1 * w
+        w = w - lr * momentum
+    torch.testing.assert_close(layer.weight.detach(), w[:, :-1].float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer.bias.detach(), w[:, -1].float(), rtol=1e-4, atol=1e-5)
+    assert layer.weight.grad is None
+
+
+def test_a_forgotten_classifier_is_recovered_and_nothing_else_changes():
+    torch.manual_seed(0)
+    network = toy_model()
+    centres = 5 * torch.randn(2, 4, 10)
+    labels = torch.arange(4).repeat(50)
+    features = [centres[t][labels] + torch.randn(200, 10) for t in range(2)]
+    before = weights(network)
+    align_classifier(network, [fit_gaussians(x, labels) for x in features])
+    found = weights(network)
+    changed = {name for name in found if not torch.equal(found[name], before[name])}
+    assert changed == {"2.weight", "2.bias"}
+    for x in features:
+        assert (network[2](x).argmax(1) == labels).double().mean() > 0.95
+
+
+def test_a_head_of_kernel_size_one_is_a_linear_one():
+    gaussians = [fit_gaussians(*examples(20, 20, 20))] * 2
+    linear, conv = nn.Linear(3, 3), nn.Conv2d(3, 3, 1)
+    with torch.no_grad():
+        conv.weight.copy_(linear.weight[:, :, None, None])
+        conv.bias.copy_(linear.bias)
+    for layer in (linear, conv):
+        torch.manual_seed(1)
+        align_classifier(layer, gaussians)
+    torch.testing.assert_close(conv.weight.flatten(1), linear.weight)
+
+
+def test_what_cannot_be_aligned_is_named():
+    gaussians = [fit_gaussians(*examples(5, 5))]
+    with pytest.raises(ValueError, match=r"'0', must be linear or have kernel .* \[2, 3, 3, 3\]"):
+        align_classifier(nn.Sequential(nn.Conv2d(3, 2, 3)), gaussians)
+    with pytest.raises(ValueError, match="the last layer is frozen"):
+        align_classifier(nn.Linear(3, 2).requires_grad_(False), gaussians)
+    with pytest.raises(ValueError, match="Flatten has no linear or convolutional layer"):
+        align_classifier(nn.Flatten(), gaussians)

@@ -1,0 +1,173 @@
+"""DUCT against task arithmetic, Sinkhorn's conditions and its own parts."""
+
+import copy
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
+from torch import nn
+from torchvision.models import resnet18, squeezenet1_1
+from toys import same, toy_model, weights
+
+from covon_avalanche.closed_form import FeatureExtractor
+from covon_avalanche.merging import DUCT
+from covon_avalanche.merging.duct import transport_plan
+
+
+def moved(model):
+    """Train a domain, more or less: any other weights of the backbone."""
+    model.begin_domain()
+    start = weights(model.backbone)
+    with torch.no_grad():
+        for p in model.backbone.parameters():
+            p.add_(torch.randn_like(p))
+    return start, weights(model.backbone)
+
+
+def test_three_domains_are_task_arithmetic():
+    model = DUCT(toy_model(), 4, 3, alpha=0.3)
+    pretrained = weights(model.backbone)
+    merged = copy.deepcopy(pretrained)
+    for _ in range(3):
+        start, trained = moved(model)
+        assert same(start, pretrained)
+        model.merge_backbone()
+        for name, p in model.backbone.named_parameters():
+            merged[name] += 0.3 * (trained[name] - pretrained[name])
+            torch.testing.assert_close(p.detach(), merged[name])
+    with pytest.raises(ValueError, match="num_domains is 3, but domain 4 begins"):
+        model.begin_domain()
+
+
+def test_statistics_of_batch_norm_begin_with_the_pretrained_ones():
+    model = DUCT(nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)), 2, 2)
+    before = model.backbone[1].running_mean.clone()
+    model.begin_domain()
+    model.train()(torch.randn(8, 3) + 4)
+    assert not torch.equal(model.backbone[1].running_mean, before)
+    model.merge_backbone()
+    model.begin_domain()
+    assert torch.equal(model.backbone[1].running_mean, before)
+
+
+def test_logits_are_the_domains_in_training_and_the_largest_of_all_in_evaluation():
+    torch.manual_seed(0)
+    model = DUCT(toy_model(), 4, 3)
+    with torch.no_grad():
+        model.head.scale.fill_(2.5)
+    x = torch.randn(50, 8)
+    features = F.relu(F.linear(x, *model.backbone[0].parameters()))
+    cosines = [
+        2.5 * F.cosine_similarity(features[:, None], block, dim=2) for block in model.head.blocks
+    ]
+    for t in range(3):
+        model.begin_domain()
+        torch.testing.assert_close(model.train()(x), cosines[t])
+        rows = torch.cat(cosines[: t + 1], 1)  # with labels 4 t + y
+        logits = model.eval()(x)
+        assert torch.equal(logits.argmax(1), rows.argmax(1) % 4)
+        torch.testing.assert_close(logits.amax(1), rows.amax(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: squeezenet1_1(num_classes=7).to(memory_format=torch.channels_last),
+        lambda: resnet18(num_classes=7),
+        lambda: timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=7, depth=1),
+    ],
+)
+def test_any_network_with_a_linear_classifier(make):
+    torch.manual_seed(0)
+    network = make().eval()
+    x = torch.randn(2, 3, 64, 64)
+    expected = FeatureExtractor(copy.deepcopy(network))(x)
+    model = DUCT(network, 7, 2).eval()
+    torch.testing.assert_close(model.features(x), expected)
+    start, trained = moved(model)
+    model.merge_backbone()
+    for name, p in model.backbone.named_parameters():
+        torch.testing.assert_close(p.detach(), 0.75 * start[name] + 0.25 * trained[name])
+    assert model.train()(x).shape == (2, 7)
+
+
+def test_retraining_changes_the_domains_classifier_and_the_scale_only():
+    torch.manual_seed(0)
+    model = DUCT(toy_model(), 4, 3)
+    model.begin_domain()
+    model.begin_domain()
+    before = weights(model)
+    labels = torch.arange(4).repeat(30)
+    features = 3 * torch.randn(4, 10)[labels] + torch.randn(120, 10)
+    model.retrain_classifier(features, labels, epochs=20, lr=0.1, mb_size=16)
+    changed = {name for name, p in weights(model).items() if not torch.equal(p, before[name])}
+    assert changed == {"head.blocks.1", "head.scale"}
+    assert (model.head(features, 1).argmax(1) == labels).double().mean() > 0.9
+    with pytest.raises(ValueError, match="a domain has no training examples"):
+        model.retrain_classifier(features[:0], labels[:0])
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 7)])
+def test_the_transport_plan_is_that_of_the_regularised_problem(shape):
+    """Its minimum is the one plan with these marginals for which log S + cost / reg is a sum of a
+    row's and a column's value."""
+    torch.manual_seed(0)
+    cost = torch.rand(shape, dtype=torch.float64)
+    plan = transport_plan(cost, 0.2)
+    for dim, size in enumerate(shape):
+        torch.testing.assert_close(plan.sum(1 - dim), torch.full_like(plan.sum(1 - dim), 1 / size))
+    both = plan.log() + cost / 0.2
+    both = both - both.mean(0) - both.mean(1, keepdim=True) + both.mean()
+    torch.testing.assert_close(both, torch.zeros_like(both))
+
+
+def test_transport_with_little_regularisation_is_an_assignment():
+    torch.manual_seed(0)
+    cost = 20 * torch.rand(5, 5)
+    rows, columns = linear_sum_assignment(cost)
+    expected = torch.zeros(5, 5)
+    expected[rows, columns] = 1 / 5
+    torch.testing.assert_close(transport_plan(cost, 1e-2), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(transport_plan(cost, 1e6), torch.full((5, 5), 1 / 25))
+    with pytest.raises(ValueError, match="reg must be > 0"):
+        transport_plan(cost, 0.0)
+
+
+def test_transport_moves_the_classifiers_of_common_classes():
+    """Class 0 of the first domain lies where class 1 of the second does, and the other way round;
+    the first domain lacks class 3, the second class 2."""
+    torch.manual_seed(0)
+    model, points = DUCT(toy_model(), 4, 2, keep_means=True), 10 * torch.eye(10)
+    for labels, rows in (([0, 1, 2], [0, 1, 2]), ([1, 0, 3], [0, 1, 2])):
+        model.begin_domain()
+        noise = torch.tensor([[0.1], [-0.1]])
+        features = torch.cat([points[rows] + n for n in noise])
+        model.keep_class_means(features, torch.tensor(labels * 2))
+    torch.testing.assert_close(model.class_means[0, :3], points[:3])
+    old, new = (block.detach().clone() for block in model.head.blocks)
+    model.transport(0.01)
+    expected = 0.75 * old + 0.25 * new[[1, 0, 3, 0]]
+    expected[3] = old[3]
+    torch.testing.assert_close(model.head.blocks[0].detach(), expected)
+    assert torch.equal(model.head.blocks[1], new)
+
+
+def test_bad_arguments_are_named():
+    for options, says in (
+        ({"num_domains": 0}, "num_domains must be an integer >= 1, got 0"),
+        ({"num_classes": 0}, "num_classes must be an integer >= 1, got 0"),
+        ({"alpha": 0.0}, "alpha must be > 0"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            DUCT(toy_model(), **{"num_classes": 4, "num_domains": 2, **options})
+    with pytest.raises(ValueError, match="must be linear or have kernel size 1"):
+        DUCT(nn.Sequential(nn.Conv2d(3, 2, 3)), 2, 2)
+    model = DUCT(toy_model(), 4, 2)
+    with pytest.raises(ValueError, match="transport needs class means: pass keep_means=True"):
+        model.transport(0.1)
+    with pytest.raises(ValueError, match="class means are not kept: pass keep_means=True"):
+        model.keep_class_means(torch.zeros(1, 10), torch.zeros(1, dtype=torch.int64))

@@ -1,0 +1,213 @@
+"""UPGD against its formulas in float64 numpy."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toy_optimizers import contents, same, unchanged
+
+from covon_avalanche.optim import UPGD
+from covon_avalanche.optim.samples import fill_normal_, noise_key
+
+
+def reference_step(params, grads, averages, noise, step, *, lr, weight_decay, beta, sigma):
+    """The paper's update of a list of arrays; ``averages`` are changed in place."""
+    utilities = []
+    for p, g, u in zip(params, grads, averages, strict=True):
+        u[...] = beta * u + (1 - beta) * -g * p
+        utilities.append(u / (1 - beta**step))
+    largest = max(u.max() for u in utilities)
+    return [
+        p * (1 - lr * weight_decay) - lr * (g + sigma * xi) * (1 - 1 / (1 + np.exp(-u / largest)))
+        for p, g, u, xi in zip(params, grads, utilities, noise, strict=True)
+    ]
+
+
+def make(parameters, seed=0, **changes):
+    options = dict(lr=0.1, weight_decay=0.05, beta_utility=0.9, sigma=0.3)
+    generator = torch.Generator().manual_seed(seed)
+    return UPGD(parameters, **{**options, "generator": generator, **changes})
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def train(optimizer, model, steps, start=0):
+    """Each step on a batch of its own."""
+    for step in range(start, start + steps):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(8, 4, generator=generator, dtype=torch.float64)
+        y = torch.randint(3, (8,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.9])
+def test_steps_follow_the_formulas(beta):
+    """Twelve steps, over which the learning rate changes as a scheduler changes it."""
+    model = network()
+    optimizer = make(model.parameters(), beta_utility=beta)
+    group = optimizer.param_groups[0]
+    params = [p.detach().numpy().copy() for p in model.parameters()]
+    averages = [np.zeros_like(p) for p in params]
+    for step in range(1, 13):
+        group["lr"] = 0.3 / step
+        train(optimizer, model, 1, start=step)
+        key = noise_key(group["noise_seed"], step)
+        noise = [
+            fill_normal_(torch.empty_like(p), key, i).numpy()
+            for i, p in enumerate(model.parameters())
+        ]
+        assert all(0.1 < np.abs(xi).max() < 5 for xi in noise)
+        grads = [p.grad.numpy() for p in model.parameters()]
+        options = dict(lr=0.3 / step, weight_decay=0.05, beta=beta, sigma=0.3)
+        params = reference_step(params, grads, averages, noise, step, **options)
+        for p, expected in zip(model.parameters(), params, strict=True):
+            torch.testing.assert_close(p.detach(), torch.from_numpy(expected), rtol=1e-12, atol=0)
+    for p, average in zip(model.parameters(), averages, strict=True):
+        torch.testing.assert_close(optimizer.state[p]["utility"], torch.from_numpy(average))
+
+
+def test_the_largest_utility_is_that_of_all_groups_and_each_has_its_own_settings():
+    small, large, idle = (nn.Parameter(torch.tensor([v], dtype=torch.float64)) for v in (1, -2, 9))
+    groups = [{"params": [small], "lr": 0.1}, {"params": [large, idle], "lr": 0.2}]
+    optimizer = make(groups, sigma=0.0, weight_decay=0.5)
+    small.grad, large.grad = torch.full_like(small, -3), torch.full_like(large, 4)
+    optimizer.step()
+    # Utilities 3 and 8; the averages are 0.3 and 0.8, which the correction divides by 0.1.
+    expected = 1 * (1 - 0.1 * 0.5) + 0.1 * 3 / (1 + math.exp(3 / 8))
+    assert small.item() == pytest.approx(expected, rel=1e-12)
+    assert large.item() == pytest.approx(-2 * 0.9 - 0.2 * 4 / (1 + math.e), rel=1e-12)
+    assert (idle.item(), idle in optimizer.state) == (9, False)
+
+
+@pytest.mark.parametrize(("grad", "scale"), [(0.0, 0.5), (3.0, 1.0)])
+def test_without_a_positive_utility_weights_change_as_in_gradient_descent(grad, scale):
+    """A utility of zero halves the step, a negative one leaves it whole."""
+    p = nn.Parameter(torch.tensor([2.0]))
+    optimizer = make([p], lr=0.5, weight_decay=0.0)
+    p.grad = torch.full_like(p, grad)
+    optimizer.step()
+    xi = fill_normal_(torch.empty(1), noise_key(optimizer.param_groups[0]["noise_seed"], 1), 0)
+    torch.testing.assert_close(p.detach(), 2 - 0.5 * scale * (grad + 0.3 * xi))
+
+
+def test_noise_has_the_standard_deviation_sigma_and_differs_between_parameters_and_steps():
+    params = [nn.Parameter(torch.zeros(20_000)) for _ in range(2)]
+    optimizer = make(params, lr=1.0, weight_decay=0.0)
+    drawn = []
+    for _ in range(2):
+        before = [p.detach().clone() for p in params]
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        drawn += [2 * (p.detach() - b) for p, b in zip(params, before, strict=True)]
+    noise = torch.stack(drawn)
+    torch.testing.assert_close(noise.std(1), torch.full((4,), 0.3), rtol=0.03, atol=0)
+    assert (torch.corrcoef(noise) - torch.eye(4)).abs().max() < 0.04
+
+
+def test_a_closure_and_plain_steps_are_the_same_and_return_its_loss():
+    runs = []
+    for closed in (True, False):
+        model = network()
+        optimizer, x = make(model.parameters()), torch.ones(2, 4).double()
+
+        def loss(model=model, optimizer=optimizer, x=x):
+            optimizer.zero_grad()
+            value = model(x).square().sum()
+            value.backward()
+            return value
+
+        found = optimizer.step(loss) if closed else (loss(), optimizer.step())[0]
+        runs.append({**contents(optimizer), "loss": found.detach()})
+    assert same(*runs)
+
+
+@pytest.mark.parametrize("how", ["state_dict", "copy", "pickle"])
+def test_a_resumed_run_equals_an_uninterrupted_one(how):
+    """The new optimizer has other settings and another seed, which the state replaces."""
+    model = network()
+    optimizer = make(model.parameters())
+    train(optimizer, model, 5)
+    if how == "state_dict":
+        resumed = copy.deepcopy(model)
+        again = make(resumed.parameters(), seed=7, lr=1.0)
+        again.load_state_dict(pickle.loads(pickle.dumps(optimizer.state_dict())))
+    elif how == "copy":
+        resumed, again = copy.deepcopy((model, optimizer))
+    else:
+        resumed, again = pickle.loads(pickle.dumps((model, optimizer)))
+    assert same(contents(again), contents(optimizer))
+    train(optimizer, model, 5, start=5)
+    train(again, resumed, 5, start=5)
+    assert same(contents(again), contents(optimizer))
+    assert again.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+
+
+def test_the_seed_comes_from_the_generator_or_torchs_global_one():
+    found = []
+    for generator in (torch.Generator().manual_seed(3), None, None):
+        model = network()
+        torch.manual_seed(3)
+        optimizer = make(model.parameters(), generator=generator)
+        train(optimizer, model, 2)
+        found.append(contents(optimizer))
+    assert same(found[0], found[1])
+    assert same(found[1], found[2])
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"lr": -1.0}, "lr must be >= 0 and finite in float32, got -1.0"),
+        ({"weight_decay": -0.1}, "weight_decay must be >= 0 and finite in float32, got -0.1"),
+        ({"sigma": math.inf}, "sigma must be >= 0 and finite in float32, got inf"),
+        ({"beta_utility": 1.0}, r"beta_utility must be in \[0, 1\), got 1.0"),
+        ({"beta_utility": math.nan}, r"beta_utility must be in \[0, 1\), got nan"),
+    ],
+)
+def test_bad_settings_are_named(settings, error):
+    with pytest.raises(ValueError, match=error):
+        make(network().parameters(), **settings)
+    optimizer = make(network().parameters())
+    with pytest.raises(ValueError, match=error):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], **settings})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_sparse_gradients_are_refused_before_anything_changes():
+    table, other = nn.Embedding(4, 2, sparse=True), nn.Parameter(torch.ones(2))
+    optimizer = make([other, *table.parameters()])
+    (table(torch.tensor([1])) * other).sum().backward()
+    with unchanged(optimizer), pytest.raises(ValueError, match="sparse gradients"):
+        optimizer.step()
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    model = network()
+    optimizer = make(model.parameters())
+    train(optimizer, model, 2)
+    of_adam = torch.optim.Adam(model.parameters()).state_dict()
+    damaged = []
+    for key, value in (("utility", torch.ones(7)), ("utility", torch.full((5, 4), math.nan))):
+        damaged.append(copy.deepcopy(optimizer.state_dict()))
+        damaged[-1]["state"][0][key] = value
+    damaged.append(copy.deepcopy(optimizer.state_dict()))
+    del damaged[-1]["state"][0]["step"]
+    damaged.append(copy.deepcopy(optimizer.state_dict()))
+    damaged[-1]["param_groups"][0]["sigma"] = -1.0
+    errors = ["another optimizer's state", "utility of '0.0' must be a tensor of shape"]
+    errors += ["utility of '0.0' is not finite", "the state of '0.0' has no step", "sigma must be"]
+    for state, error in zip([of_adam, *damaged], errors, strict=True):
+        settings = copy.deepcopy(optimizer.state_dict()["param_groups"])
+        with unchanged(optimizer), pytest.raises(ValueError, match=error):
+            optimizer.load_state_dict(state)
+        assert optimizer.state_dict()["param_groups"] == settings

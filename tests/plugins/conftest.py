@@ -1,0 +1,9 @@
+"""What tests of plugins train."""
+
+import pytest
+from toys import toy_model
+
+
+@pytest.fixture
+def model():
+    return toy_model()

@@ -1,0 +1,138 @@
+"""L2P: selection and losses computed by hand with numpy, and a pool that all domains train."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from toy_prompting import (
+    OPTIMIZERS,
+    accuracy_after_all_domains,
+    copied,
+    names_changed,
+    train_domain,
+)
+from toy_vits import toy_clip, toy_images, toy_vit
+
+from covon_avalanche.experiment.registry import KINDS
+from covon_avalanche.prompting import L2P
+
+X = torch.cat([toy_images(domain, 3)[0] for domain in range(3)])
+
+
+def small(make=toy_vit, **changes):
+    """With keys of which the images choose different ones."""
+    model = L2P(make(), 3, **{"pool": 6, "length": 2, "top_k": 3} | changes)
+    model.begin_domain()
+    common = torch.nn.functional.normalize(model.vit.query(X).mean(0), dim=0)
+    with torch.no_grad():
+        model.keys -= (model.keys @ common)[:, None] * common
+    return model
+
+
+def cosines_by_hand(model):
+    q, keys = model.vit(X).detach().numpy(), model.keys.detach().numpy()
+    return np.array(
+        [[q_i @ k / (np.linalg.norm(q_i) * np.linalg.norm(k)) for k in keys] for q_i in q]
+    )
+
+
+def logits_by_hand(model, chosen):
+    """Image by image: the mean output of the chosen prompts, with the class token's position."""
+    rows = []
+    for x, indices in zip(X, chosen, strict=True):
+        tokens = torch.cat([model.prompts[int(i)] for i in indices])
+        features = model.vit(x[None], tokens, prompt_positions=True, readout="prompts")
+        rows.append(model.head(features))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("make", [toy_vit, toy_clip])
+def test_a_test_image_uses_the_prompts_of_the_nearest_keys(make):
+    model = small(make).eval()
+    chosen = np.argsort(-cosines_by_hand(model), 1)[:, :3]
+    assert len({tuple(sorted(row)) for row in chosen}) > 1
+    torch.testing.assert_close(model(X), logits_by_hand(model, chosen), rtol=1e-4, atol=1e-5)
+    assert model.auxiliary_loss == 0
+
+
+def test_predictions_do_not_depend_on_the_other_images_of_the_batch():
+    model = small().eval()
+    alone = torch.cat([model(x[None]) for x in X])
+    torch.testing.assert_close(model(X), alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batchwise", [True, False])
+def test_training_uses_the_majority_of_the_batch_or_the_prompts_of_each_image(batchwise):
+    model = small(batchwise=batchwise, key_weight=0.3).train()
+    cosines = cosines_by_hand(model)
+    chosen = np.argsort(-cosines, 1)[:, :3]
+    if batchwise:
+        counts = Counter(chosen.ravel().tolist())
+        most = sorted(range(6), key=lambda i: (-counts[i], i))[:3]
+        assert not all(set(row) == set(most) for row in chosen)
+        chosen = np.tile(most, (len(X), 1))
+    torch.testing.assert_close(model(X), logits_by_hand(model, chosen), rtol=1e-4, atol=1e-5)
+    total = 0.0
+    for image, indices in enumerate(chosen):
+        for index in indices:
+            total += cosines[image, index]
+    assert float(model.auxiliary_loss.detach()) == pytest.approx(-0.3 * total / len(X), rel=1e-4)
+
+
+def test_only_the_loss_of_the_keys_moves_the_keys():
+    model = small().train()
+    model(X).sum().backward(retain_graph=True)
+    assert model.keys.grad is None
+    assert model.prompts.grad.abs().sum() > 0
+    before = float(model.auxiliary_loss.detach())
+    model.auxiliary_loss.backward()
+    with torch.no_grad():
+        model.keys -= 0.1 * model.keys.grad
+    model(X)
+    assert float(model.auxiliary_loss.detach()) < before
+
+
+@pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_pool_and_head_are_trained_and_the_backbone_stays_as_it_is(make_optimizer):
+    model = L2P(toy_vit(), 2, pool=6, length=2, top_k=3)
+    optimizer = make_optimizer(model.parameters())
+    for domain in range(2):
+        before = copied(model.state_dict().items())
+        train_domain(model, optimizer, *toy_images(domain))
+        changed = names_changed(before, model.state_dict().items())
+        assert changed == {"domains", "head.weight", "head.bias", "keys", "prompts"}
+
+
+def test_it_learns_toy_images():
+    assert accuracy_after_all_domains(L2P(toy_vit(), 2)) > 0.5  # chance is 1/3
+
+
+def test_published_settings():
+    model = L2P(toy_vit(), 3)
+    assert model.prompts.shape == (10, 5, 16)
+    assert model.keys.shape == (10, 16)
+    assert (model.top_k, model.key_weight, model.batchwise) == (5, 0.1, True)
+    for drawn in (model.prompts, model.keys):  # U(-1, 1)
+        assert -1 <= drawn.min() < -0.9
+        assert 0.9 < drawn.max() <= 1
+    settings = KINDS["l2p"](kind="l2p", lr=0.001)
+    recipe = settings.wrap_model(toy_vit(), 3, 3, X)
+    assert (recipe.prompts.shape, recipe.top_k) == ((10, 5, 16), 5)
+    assert (recipe.key_weight, recipe.batchwise) == (0.1, True)
+    assert settings.build().plugins[0].max_grad_norm == 1
+    assert L2P(toy_clip(), 3).keys.shape == (10, 12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"length": 0}, "length must be >= 1, got 0"),
+        ({"top_k": 11}, "top_k must be between 1 and pool = 10, got 11"),
+        ({"top_k": 0}, "top_k must be between 1 and pool = 10, got 0"),
+        ({"key_weight": -1.0}, "key_weight must be >= 0, got -1.0"),
+    ],
+)
+def test_unsuitable_settings_are_refused(changes, says):
+    with pytest.raises(ValueError, match=says):
+        L2P(toy_vit(), 3, **changes)

@@ -1,0 +1,147 @@
+"""Selectors of domains against scikit-learn, and SOYO's resampling step by step."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.mixture import GaussianMixture
+from torch.nn.functional import normalize
+
+from covon_avalanche.prompting import LDASelector, MixtureSelector
+
+WIDTH = 6
+
+
+def features_of(domain: int, n: int = 60, seed: int = 0) -> torch.Tensor:
+    """Of two clusters, overlapping with those of other domains; not normalised."""
+    means = torch.randn(5, 2, WIDTH, generator=torch.Generator().manual_seed(3))[domain]
+    noise = torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(10 * domain + seed))
+    return means[torch.arange(n) % 2] + 0.7 * noise
+
+
+def fitted(selector, sizes=(60, 40, 50)):
+    torch.manual_seed(0)
+    for domain, n in enumerate(sizes):
+        selector.fit(domain, features_of(domain, n))
+    return selector
+
+
+def test_lda_decides_as_scikit_learns():
+    sizes = (60, 20, 50)
+    x = normalize(torch.cat([features_of(d, n) for d, n in enumerate(sizes)])).double().numpy()
+    y = np.repeat(range(3), sizes)
+    lda = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.2).fit(x, y)
+    selector = fitted(LDASelector(WIDTH, 4, shrinkage=0.2), sizes)
+    test = torch.cat([features_of(d, seed=1) for d in range(5)])
+    unit = normalize(test)
+    wanted = lda.predict(unit.double().numpy())
+    assert selector(test).tolist() == wanted.tolist()
+    assert set(wanted) == {0, 1, 2}
+    scores = lda.decision_function(unit.double().numpy())
+    found = unit.double() @ selector.weight[:3].double().T + selector.bias[:3]
+    np.testing.assert_allclose(found.numpy(), scores, rtol=1e-3, atol=1e-3)
+
+
+def test_lda_does_not_depend_on_the_order_of_domains():
+    one, other = LDASelector(WIDTH, 3), LDASelector(WIDTH, 3)
+    for domain in (0, 1, 2):
+        one.fit(domain, features_of(domain))
+    for domain in (2, 0, 1):
+        other.fit(domain, features_of(domain))
+    torch.testing.assert_close(one.weight, other.weight)
+    torch.testing.assert_close(one.bias, other.bias)
+
+
+def test_a_domain_is_remembered_as_scikit_learns_mixture():
+    selector = fitted(MixtureSelector(WIDTH, 4, epochs=1))
+    for domain, n in enumerate((60, 40, 50)):
+        x = normalize(features_of(domain, n)).double().numpy()
+        mixture = GaussianMixture(2, random_state=0).fit(x)
+        assert np.allclose(selector.log_shares[domain].exp(), mixture.weights_)
+        assert np.allclose(selector.means[domain], mixture.means_, atol=1e-6)
+        scales = selector.scales[domain].double()
+        assert np.allclose(scales @ scales.mT, mixture.covariances_, rtol=1e-4, atol=1e-6)
+
+
+def test_resampled_features_have_the_moments_of_the_mixture():
+    selector = fitted(MixtureSelector(WIDTH, 2, epochs=1), (60,))
+    torch.manual_seed(1)
+    drawn = selector.sample(0, 200_000).double()
+    shares, means = selector.log_shares[0].exp().double(), selector.means[0].double()
+    mean = shares @ means
+    scales = selector.scales[0].double()
+    within = (shares[:, None, None] * (scales @ scales.mT)).sum(0)
+    between = (means - mean).T @ (shares[:, None] * (means - mean))
+    torch.testing.assert_close(drawn.mean(0), mean, atol=0.003, rtol=0)
+    torch.testing.assert_close(drawn.T.cov(), within + between, atol=0.003, rtol=0)
+
+
+def test_the_classifier_is_kept_and_trained_on_equal_shares(monkeypatch):
+    """The domain's own features, as many in a batch as of each earlier domain together."""
+    batches = []
+    cross_entropy = torch.nn.functional.cross_entropy
+    weight = []
+
+    def recorded(logits, labels):
+        batches.append(labels.clone())
+        weight.append(logits.shape[1])
+        return cross_entropy(logits, labels)
+
+    selector = fitted(MixtureSelector(WIDTH, 4, epochs=30, batch_size=24), (48, 48))
+    before = selector.weight.clone()
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", recorded)
+    selector.fit(2, features_of(2, 48))
+    assert len(batches) == 30 * 6
+    for labels in batches:
+        assert (labels == 2).sum() == 8
+        assert len(labels) == 24
+    for epoch in range(30):  # each feature once an epoch
+        counts = torch.cat(batches[6 * epoch : 6 * epoch + 6]).bincount()
+        assert counts.tolist() == [48, 48, 48]
+    assert set(weight) == {3}  # domains to come take no part
+    assert torch.equal(selector.weight[3], before[3])
+    assert selector.bias[3] == -torch.inf
+    assert not torch.equal(selector.weight[:3], before[:3])
+
+
+def test_one_epoch_of_training_is_gradient_descent():
+    """With one batch a domain, on the features that the same random numbers give."""
+    torch.manual_seed(0)
+    selector = MixtureSelector(WIDTH, 2, epochs=1, batch_size=80, lr=0.3, weight_decay=0.1)
+    selector.fit(0, features_of(0, 40))
+    weight, bias = selector.weight.clone(), selector.bias.clone()
+    torch.manual_seed(5)
+    old = selector.sample(0, 40)
+    torch.manual_seed(5)
+    selector.fit(1, features_of(1, 40))
+    x = torch.cat([old, normalize(features_of(1, 40))])
+    bias[1] = 0
+    error = torch.softmax(x @ weight.T + bias, 1)
+    error[:40, 0] -= 1
+    error[40:, 1] -= 1
+    wanted = weight - 0.3 * (error.T @ x / 80 + 0.1 * weight)
+    torch.testing.assert_close(selector.weight, wanted)
+    torch.testing.assert_close(selector.bias, bias - 0.3 * (error.mean(0) + 0.1 * bias))
+
+
+@pytest.mark.parametrize("make", [MixtureSelector, LDASelector])
+def test_most_features_are_recognised_and_unseen_domains_never_selected(make):
+    selector = make(WIDTH, 5)
+    test = torch.cat([features_of(d, seed=1) for d in range(5)])
+    fitted(selector)
+    found = selector(test)
+    assert set(found.tolist()) == {0, 1, 2}
+    right = found[:180] == torch.arange(3).repeat_interleave(60)
+    assert right.float().mean() > 0.7
+    assert selector(features_of(0) * 100).tolist() == selector(features_of(0)).tolist()
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ValueError, match=r"shrinkage must be in \(0, 1\], got 0"):
+        LDASelector(WIDTH, 2, shrinkage=0)
+    with pytest.raises(ValueError, match="components and epochs must be >= 1, got 0 and 30"):
+        MixtureSelector(WIDTH, 2, components=0)
+    with pytest.raises(ValueError, match="must be >= the number of domains, 9, got 8"):
+        MixtureSelector(WIDTH, 9, batch_size=8)
+    with pytest.raises(ValueError, match="a domain needs at least 2 images, got 1"):
+        MixtureSelector(WIDTH, 2).fit(0, features_of(0, 1))

@@ -1,0 +1,91 @@
+"""PINA: the first domain's classifier, and features by formula."""
+
+import pytest
+import torch
+from toy_domains import changed_by, learn, make_optimizer, some_images
+from toy_vits import toy_clip, toy_images, toy_vit
+
+from covon_avalanche.prompting import PINA
+
+
+def trained(adapter, make=toy_vit):
+    torch.manual_seed(0)
+    model = PINA(make(), 3, prompts=4, adapter=adapter, bottleneck=2)
+    optimizer = make_optimizer(model)
+    for domain in range(3):
+        learn(model, domain, optimizer)
+    return model
+
+
+def by_hand(model, x, domain):
+    """Logits with the parameters of a domain, by matrix products."""
+    tower, state = model.vit._tower, model.state_dict()
+
+    def adapted(tokens, i):
+        if domain == 0:
+            return tokens
+        parts = [
+            state[f"adapters.{domain - 1}.{i}.{layer}.{name}"]
+            for layer in (0, 1)
+            for name in ("weight", "bias")
+        ]
+        down, down_bias, up, up_bias = parts
+        return tokens + (tokens @ down.T + down_bias) @ up.T + up_bias
+
+    tokens = tower.embed(x)
+    prompts = state[f"prompts.{domain}"].expand(len(x), -1, -1)
+    tokens = tower.norm_before(torch.cat([tokens[:, :1], prompts, tokens[:, 1:]], 1))
+    for i, block in enumerate(tower.blocks):
+        tokens = block(tokens)
+        if model.adapter == "deep":
+            tokens = adapted(tokens, i)
+    features = tower.finish(tokens)[:, 0]
+    if model.adapter == "shallow":
+        features = adapted(features, 0)
+    return features @ state["head.weight"].T + state["head.bias"]
+
+
+@pytest.mark.parametrize("make", [toy_vit, toy_clip])
+@pytest.mark.parametrize("adapter", ["shallow", "deep"])
+def test_logits_are_those_of_the_selected_domains_adapters(adapter, make):
+    model, x = trained(adapter, make), some_images()
+    domains = model.selector(model.vit.query(x))
+    assert set(domains.tolist()) == {0, 1, 2}
+    with torch.no_grad():
+        wanted = torch.stack([by_hand(model, x, domain) for domain in range(3)])
+        found = model(x)
+    torch.testing.assert_close(found, wanted[domains, torch.arange(len(x))], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(wanted[0], wanted[1], atol=0.01)
+
+
+@pytest.mark.parametrize("adapter", ["shallow", "deep"])
+def test_the_classifier_is_frozen_after_the_first_domain(adapter):
+    model = PINA(toy_vit(depth=2), 3, adapter=adapter)
+    common = {"domains", "selector.centres"}
+    assert changed_by(model, 0) == {"prompts.0", "head.weight", "head.bias"} | common
+    for domain in (1, 2):
+        own = {n for n in model.state_dict() if n.startswith(f"adapters.{domain - 1}.")}
+        assert len(own) == (8 if adapter == "deep" else 4)
+        assert changed_by(model, domain) == own | {f"prompts.{domain}"} | common
+
+
+def test_adapters_begin_with_xaviers_weights_and_zero_biases():
+    torch.manual_seed(0)
+    model = PINA(toy_vit(), 9, bottleneck=8)
+    for name, p in model.adapters.named_parameters():
+        if name.endswith("bias"):
+            assert not p.any()
+        else:
+            assert p.abs().max() <= (6 / 24) ** 0.5
+    largest = max(p.abs().max().item() for p in model.adapters.parameters())
+    assert largest == pytest.approx(0.5, rel=0.01)
+
+
+def test_one_domain_and_wrong_settings():
+    model = PINA(toy_vit(), 1)
+    learn(model, 0)
+    assert model(toy_images(0)[0]).shape == (24, 3)
+    with pytest.raises(ValueError, match="adapter must be 'shallow' or 'deep', got 'both'"):
+        PINA(toy_vit(), 2, adapter="both")
+    with pytest.raises(ValueError, match="bottleneck must be >= 1, got 0"):
+        PINA(toy_vit(), 2, bottleneck=0)
