@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from covon_avalanche.data_loading import TensorBatches as TensorBatches
+    from covon_avalanche.experiment.bundle import load_bundle as load_bundle
+    from covon_avalanche.experiment.bundle import save_bundle as save_bundle
     from covon_avalanche.optim import BayesByBackprop as BayesByBackprop
     from covon_avalanche.optim import CoVON as CoVON
     from covon_avalanche.plugins import AdaRegPlugin as AdaRegPlugin
@@ -49,6 +51,8 @@ _HOME = {
     "TensorBatches": "data_loading",
     "accuracy_matrix": "report",
     "load_results": "report",
+    "load_bundle": "experiment.bundle",
+    "save_bundle": "experiment.bundle",
 }
 
 __all__ = sorted(_HOME)

@@ -109,6 +109,7 @@ class CoVONStrategy(_PosteriorStrategy):
         ess_per_example: float | None = None,
         schedule: Schedule | None = None,
         eval_samples: int = 0,
+        eval_temperature: float = 1.0,
         consolidate_every: int | None = None,
         merge_by_inputs: bool = False,
         **template: Unpack[TemplateArguments],
@@ -121,6 +122,7 @@ class CoVONStrategy(_PosteriorStrategy):
             ess_per_example=ess_per_example,
             schedule=schedule,
             eval_samples=eval_samples,
+            eval_temperature=eval_temperature,
             consolidate_every=consolidate_every,
         )
         super().__init__(own=own, model=model, optimizer=optimizer, criterion=criterion, **template)
@@ -138,9 +140,12 @@ class VCLStrategy(_PosteriorStrategy):
         criterion: CriterionType = CrossEntropyLoss(),
         schedule: Schedule | None = None,
         eval_samples: int = 0,
+        eval_temperature: float = 1.0,
         **template: Unpack[TemplateArguments],
     ) -> None:
-        own = VCLPlugin(schedule=schedule, eval_samples=eval_samples)
+        own = VCLPlugin(
+            schedule=schedule, eval_samples=eval_samples, eval_temperature=eval_temperature
+        )
         super().__init__(own=own, model=model, optimizer=optimizer, criterion=criterion, **template)
 
 

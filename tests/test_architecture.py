@@ -50,6 +50,7 @@ MAY_IMPORT = {
         "merging",
         "optim",
         "plugins",
+        "posterior",
         "prompting",
         "strategies",
         "streams",

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from covon_avalanche import __version__
-from covon_avalanche.cli import compare, data, report, run, search, show
+from covon_avalanche.cli import compare, data, predict, report, run, search, show
 from covon_avalanche.cli.options import fail
 from covon_avalanche.experiment.recipe import RecipeError
 from covon_avalanche.experiment.result import ResultError
@@ -37,7 +37,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (run.run, search.search, report.report, compare.compare, show.recipes, show.show):
+for command in (
+    run.run,
+    search.search,
+    report.report,
+    compare.compare,
+    predict.predict,
+    show.recipes,
+    show.show,
+):
     app.command()(command)
 app.add_typer(data.app, name="data")
 

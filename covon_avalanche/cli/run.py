@@ -57,6 +57,9 @@ def run(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Log for TensorBoard in the runs' folders.")
     ] = False,
+    bundle: Annotated[
+        bool, typer.Option("--bundle", help="Save the models, for `covon predict`.")
+    ] = False,
     wandb: Annotated[str | None, typer.Option(help="Log to this project of W&B.")] = None,
     launcher: Annotated[Launcher, typer.Option(help="Processes here, or jobs of a cluster.")] = (
         Launcher.local
@@ -81,6 +84,7 @@ def run(
         dataset_root=dataset_root,
         checkpoint_seconds=60 * checkpoint_minutes,
         tensorboard=tensorboard,
+        bundle=bundle,
         wandb=wandb,
     )
     folder = out or Path("runs") / chosen.name

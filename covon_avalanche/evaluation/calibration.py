@@ -8,6 +8,9 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
+TEMPERATURES = tuple(10 ** (half / 2) for half in range(-2, 9))
+"""Of a posterior, to choose from on validation images: two per decade from 0.1 to 10,000."""
+
 
 @dataclass(frozen=True)
 class Calibration:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,29 +82,45 @@ def build_model(
 ) -> nn.Module:
     """The recipe's network, with inputs and outputs as the benchmark needs them.
 
-    Backbones hold their weights with channels last, for which convolutions are faster.
-
     :param dataset_root: where relative paths of weights begin, as for ``build_benchmark``.
     :param with_text: keep the text tower of a CLIP, for the benchmark's class names.
     """
+    weights: Any = getattr(model, "weights", None) or None
+    if weights not in (None, "default"):
+        weights = _below(dataset_root, weights)
+    example = benchmark.test_stream[0].dataset.eval()[0][0]
+    names = benchmark.classes if with_text else None
+    return build_network(model, benchmark.n_classes, example.shape, weights, names)
+
+
+def build_network(
+    model: Model,
+    num_classes: int,
+    input_shape: Sequence[int],
+    weights: str | os.PathLike[str] | None = None,
+    class_names: Sequence[str] | None = None,
+) -> nn.Module:
+    """A network; backbones hold their weights with channels last, for which convolutions are
+    faster.
+
+    :param input_shape: of one example.
+    :param weights: of a backbone, as for ``create_backbone``.
+    :param class_names: keep the text tower of a CLIP, for these names.
+    """
     if isinstance(model, Perceptron):
         return SimpleMLP(
-            num_classes=benchmark.n_classes,
-            input_size=benchmark.train_stream[0].dataset[0][0].numel(),
+            num_classes=num_classes,
+            input_size=math.prod(input_shape),
             hidden_size=model.hidden_size,
             hidden_layers=model.hidden_layers,
             drop_rate=0,
         )
-    weights: Any = model.weights or None
-    if weights not in (None, "default"):
-        weights = _below(dataset_root, weights)
-    height = benchmark.test_stream[0].dataset.eval()[0][0].shape[-2]
     backbone = create_backbone(
         model.backbone,
-        benchmark.n_classes,
+        num_classes,
         weights=weights,
-        image_size=height,
-        class_names=benchmark.classes if with_text else None,
+        image_size=input_shape[-2],
+        class_names=class_names,
     )
     return backbone.to(memory_format=torch.channels_last)
 

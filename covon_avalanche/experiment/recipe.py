@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import (
     Field,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     ValidationError,
     ValidationInfo,
@@ -79,6 +80,9 @@ class Recipe(Table):
     """Processes that load images from disk."""
     posterior_samples: NonNegativeInt = 0
     """At the end, also evaluate CoVON and VCL with the mean prediction of posterior samples."""
+    posterior_temperature: PositiveFloat | Literal["validation"] | None = None
+    """Factor of the posterior's variance in these predictions; ``"validation"`` chooses it by the
+    negative log-likelihood of the validation images of all domains. By default 1."""
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)]
     """Seeds of permutations, initial weights, data order and noise."""
     strategies: Annotated[dict[StrategyName, Strategy], Field(min_length=1)]

@@ -15,10 +15,11 @@ import torch
 from avalanche.benchmarks import CLScenario
 from avalanche.logging import BaseLogger
 
-from covon_avalanche.evaluation.calibration import mean_calibration
+from covon_avalanche.evaluation.calibration import TEMPERATURES, mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
+from covon_avalanche.experiment.bundle import BundleInfo, write_bundle
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
@@ -35,6 +36,7 @@ from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash, settings_of
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.state import StateError, benchmark_data
+from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 
@@ -62,6 +64,8 @@ def run_in_folder(
         with training_loggers(folder.path, options, title, folder.settings) as loggers:
             run = _Run(recipe, strategy, seed, options, folder=folder, loggers=loggers)
             result = run.finish()
+        if options.bundle:
+            run.write_bundle(folder.path / "bundle", result)
         result.resumed = starts - 1
         folder.write_result(result)
         return result
@@ -230,12 +234,44 @@ class _Run:
         plugin = next((p for p in self.strategy.plugins if isinstance(p, PosteriorPlugin)), None)
         if plugin is None or self.recipe.posterior_samples == 0:
             return {}
-        metrics = DomainMetrics(self.stream)
         plugin.eval_samples = self.recipe.posterior_samples
+        setting = self.recipe.posterior_temperature
+        if setting is None:
+            return self._evaluated(plugin, self.stream, 1.0)
+        if setting == "validation":
+            nll = {t: self._evaluated(plugin, "valid", t)["nll"] for t in TEMPERATURES}
+            temperature = min(nll, key=nll.__getitem__)
+        else:
+            temperature = setting
+        return {"temperature": temperature, **self._evaluated(plugin, self.stream, temperature)}
+
+    def _evaluated(
+        self, plugin: PosteriorPlugin, stream: EvaluatedOn, temperature: float
+    ) -> dict[str, float]:
+        """Accuracy and calibration with samples, as means over domains."""
+        plugin.eval_temperature = temperature
+        metrics = DomainMetrics(stream)
         self.strategy.evaluator.metrics = [metrics]
-        self.strategy.eval(self.benchmark.streams[self.stream], num_workers=self.recipe.workers)
+        self.strategy.eval(self.benchmark.streams[stream], num_workers=self.recipe.workers)
         accuracy = metrics.matrix.average_accuracy()
         return {"average_accuracy": accuracy, **asdict(mean_calibration(metrics.calibration[-1]))}
+
+    def write_bundle(self, folder: Path, result: Result) -> None:
+        """The trained model, for prediction."""
+        optimizer = self.strategy.optimizer
+        example = self.benchmark.test_stream[0].dataset.eval()[0][0]
+        names = getattr(self.benchmark, "classes", map(str, range(self.benchmark.n_classes)))
+        info = BundleInfo(
+            class_names=list(names),
+            input_shape=list(example.shape),
+            model=self.recipe.model,
+            strategy=self.settings,
+            num_domains=self.recipe.stream.n_experiences,
+            eval_temperature=result.sampled.get("temperature", 1.0),
+            run={"seed": self.seed, "average_accuracy": result.average_accuracy, **result.settings},
+        )
+        posterior = optimizer.posterior() if isinstance(optimizer, PosteriorOptimizer) else None
+        write_bundle(folder, info, self.model, posterior)
 
 
 def _check_device(name: str) -> None:
@@ -246,6 +282,11 @@ def _check_device(name: str) -> None:
 
 
 def _check(recipe: Recipe, benchmark: CLScenario, stream: str) -> None:
+    if recipe.posterior_temperature == "validation" and "valid" not in benchmark.streams:
+        raise ValueError(
+            'posterior_temperature = "validation" needs validation images: stream.validation_size '
+            "is 0"
+        )
     if stream not in benchmark.streams:
         raise ValueError("there are no validation images: stream.validation_size is 0")
     if isinstance(recipe.stream, FolderStream):  # a table may have domains for one of both only

@@ -18,5 +18,7 @@ class RunOptions:
     """Largest fraction of the time spent on checkpoints at ends of epochs; 1 stores them all."""
     tensorboard: bool = False
     """Log for TensorBoard in the run's folder."""
+    bundle: bool = False
+    """Save the trained model in the run's folder, for prediction."""
     wandb: str | None = None
     """Log to this project of Weights & Biases."""

@@ -310,10 +310,10 @@ class CoVON(PosteriorOptimizer):
 
     # Sampling and the fast step --------------------------------------------------------
 
-    def _place_sample(self, train: bool) -> None:
+    def _place_sample(self, train: bool, temperature: float = 1.0) -> None:
         if train:
             self._batch_size()  # raises where the step would, before the forward pass
-        super()._place_sample(train)
+        super()._place_sample(train, temperature)
 
     def _draw(
         self, params: list[NamedParam], buffers: dict[Tensor, SampleBuffer], train: bool, key: int

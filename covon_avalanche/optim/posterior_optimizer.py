@@ -160,11 +160,12 @@ class PosteriorOptimizer(Optimizer, ABC):
         return int(self.param_groups[0]["mc_samples"])
 
     @contextmanager
-    def sampled_params(self, train: bool = True) -> Iterator[None]:
+    def sampled_params(self, train: bool = True, temperature: float = 1.0) -> Iterator[None]:
         """Context manager that replaces the parameters by a sample of the posterior.
 
         :param train: record gradients for the next step; ``False`` samples for prediction
             and records nothing.
+        :param temperature: factor of the posterior's variance, for prediction only.
         :raises RuntimeError: if nested, or if gradients of an earlier sample are neither
             stepped nor cleared.
         :raises ValueError: if a precision is not positive, or a dtype cannot hold the noise.
@@ -175,9 +176,12 @@ class PosteriorOptimizer(Optimizer, ABC):
                 "a strategy needs one posterior plugin, and CoVONStrategy brings its own; after "
                 "an interrupt discard_samples() puts the mean back)"
             )
+        check_positive("temperature", temperature)
+        if train and temperature != 1:
+            raise ValueError(f"a temperature is for prediction (train=False), got {temperature}")
         drawn: list[tuple[Tensor, SampleBuffer]] = []
         try:
-            self._place_sample(train)
+            self._place_sample(train, temperature)
             drawn += self._in_place
             yield
             self._restore_mean()
@@ -197,7 +201,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _new_record(self) -> SampleAccumulator:
         return SampleAccumulator(self.mc_samples)
 
-    def _place_sample(self, train: bool) -> None:
+    def _place_sample(self, train: bool, temperature: float = 1.0) -> None:
         """Draw a sample and swap it with the mean."""
         if train and self._record.count == 0:
             self._record = self._new_record()  # settings may have changed since
@@ -208,6 +212,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         with defer_interrupt(), torch.no_grad():
             drawn = self._draw(params, buffers, train, self._next_key())
             for p, buffer in drawn:
+                if temperature != 1:
+                    buffer.content.sub_(p).mul_(temperature**0.5).add_(p)
                 buffer.swap_(p)
                 self._in_place.append((p, buffer))
             bump_versions(p for p, _ in drawn)

@@ -38,6 +38,7 @@ class CoVONPlugin(PosteriorPlugin):
         ess_per_example: float | None = None,
         schedule: Schedule | None = None,
         eval_samples: int = 0,
+        eval_temperature: float = 1.0,
         consolidate_every: int | None = None,
         merge_by_inputs: bool = False,
     ) -> None:
@@ -57,9 +58,11 @@ class CoVONPlugin(PosteriorPlugin):
             ``strategy.optimizer.consolidate()`` at the end to merge them.
         :param merge_by_inputs: deprecated, ``merge=RegMean()``.
 
-        See :class:`PosteriorPlugin` for ``schedule`` and ``eval_samples``.
+        See :class:`PosteriorPlugin` for ``schedule``, ``eval_samples`` and ``eval_temperature``.
         """
-        super().__init__(schedule=schedule, eval_samples=eval_samples)
+        super().__init__(
+            schedule=schedule, eval_samples=eval_samples, eval_temperature=eval_temperature
+        )
         if gamma is not None:
             first, *others = self.schedule or [{}]
             self.schedule = [{"gamma": gamma, **first}, *others]

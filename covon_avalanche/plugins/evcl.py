@@ -30,6 +30,7 @@ class EVCLPlugin(VCLPlugin):
         fisher_mb_size: int = 256,
         schedule: Schedule | None = None,
         eval_samples: int = 0,
+        eval_temperature: float = 1.0,
     ) -> None:
         """
         :param strength: weight of the penalty.
@@ -37,7 +38,9 @@ class EVCLPlugin(VCLPlugin):
 
         See :class:`PosteriorPlugin` for the others.
         """
-        super().__init__(schedule=schedule, eval_samples=eval_samples)
+        super().__init__(
+            schedule=schedule, eval_samples=eval_samples, eval_temperature=eval_temperature
+        )
         check_positive("strength", strength, zero=True)
         check_whole("fisher_mb_size", fisher_mb_size)
         self.strength = strength

@@ -13,7 +13,7 @@ from avalanche.training.templates.update_type import SGDUpdate
 from torch import Tensor
 
 from covon_avalanche.optim import BayesByBackprop, PosteriorOptimizer
-from covon_avalanche.optim.checks import check_whole
+from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.plugins.schedule import (
     SHARED,
     Schedule,
@@ -46,7 +46,13 @@ class PosteriorPlugin(SupervisedPlugin):
     scheduled: ClassVar[frozenset[str]] = frozenset({"lr", "ess", "epochs"})
     consolidate_every: int | None = None
 
-    def __init__(self, *, schedule: Schedule | None = None, eval_samples: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        schedule: Schedule | None = None,
+        eval_samples: int = 0,
+        eval_temperature: float = 1.0,
+    ) -> None:
         """
         :param schedule: hyperparameters by experience: a list of dicts, in the order of training.
             They may set what the class attribute ``scheduled`` lists; a value that an experience
@@ -54,12 +60,17 @@ class PosteriorPlugin(SupervisedPlugin):
         :param eval_samples: predict in ``strategy.eval`` with class probabilities averaged
             over this many posterior samples (the output becomes log-probabilities). 0 predicts
             with the mean weights.
+        :param eval_temperature: factor of the posterior's variance in these predictions. With an
+            ``ess`` far above the number of examples the posterior is too narrow to be uncertain
+            about anything; take the one with the lowest log loss on validation images.
         """
         super().__init__()
         check_schedule(schedule, self.scheduled)
         check_whole("eval_samples", eval_samples, least=0)
+        check_positive("eval_temperature", eval_temperature)
         self.schedule = schedule
         self.eval_samples = eval_samples
+        self.eval_temperature = eval_temperature
         self._saved: dict[str, dict[str, Any]] = {}
         self._sample: AbstractContextManager[None] | None = None
 
@@ -180,12 +191,13 @@ class PosteriorPlugin(SupervisedPlugin):
         self._close_sample()
         outputs = [strategy.mb_output]
         for _ in range(self.eval_samples - 1):
-            with strategy.optimizer.sampled_params(train=False):
+            with strategy.optimizer.sampled_params(False, self.eval_temperature):
                 outputs.append(strategy.forward())
         strategy.mb_output = log_mean_probabilities(outputs)
 
     def _open_sample(self, strategy: Any, train: bool) -> None:
-        sample = self._sample = strategy.optimizer.sampled_params(train=train)
+        temperature = 1.0 if train else self.eval_temperature
+        sample = self._sample = strategy.optimizer.sampled_params(train, temperature)
         sample.__enter__()
 
     def _close_sample(self) -> None:

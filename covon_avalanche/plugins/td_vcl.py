@@ -39,6 +39,7 @@ class TDVCLPlugin(VCLPlugin):
         replay_mb_size: int = 64,
         schedule: Schedule | None = None,
         eval_samples: int = 0,
+        eval_temperature: float = 1.0,
     ) -> None:
         """
         :param n_steps: past posteriors to use; 1 without replay is VCL.
@@ -51,7 +52,9 @@ class TDVCLPlugin(VCLPlugin):
 
         See :class:`PosteriorPlugin` for the others.
         """
-        super().__init__(schedule=schedule, eval_samples=eval_samples)
+        super().__init__(
+            schedule=schedule, eval_samples=eval_samples, eval_temperature=eval_temperature
+        )
         check_whole("n_steps", n_steps)
         check_whole("replay_mb_size", replay_mb_size)
         check_whole("replay_tasks", replay_tasks, least=0)

@@ -54,15 +54,18 @@ class DiagGaussian:
                     f"{tuple(mean.shape)} and {tuple(self.precision[name].shape)}"
                 )
 
-    def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def sample(
+        self, generator: torch.Generator | None = None, temperature: float = 1.0
+    ) -> dict[str, Tensor]:
         """Draw one sample of all parameters, on the devices of their means.
 
         :param generator: source of the noise; it must be on the device of the means.
+        :param temperature: factor of the variance.
         """
         return {
             name: mean
             + torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
-            * self.precision[name].rsqrt()
+            * (self.precision[name] / temperature).rsqrt()
             for name, mean in self.mean.items()
         }
 

@@ -118,6 +118,24 @@ class TestSampling:
         assert same(draws[1], draws[3])
         assert not same(draws[0], draws[1])
 
+    def test_a_temperature_widens_the_same_sample(self, make_each, linear, batch):
+        deviations = []
+        for temperature in (1.0, 9.0):
+            model = copy.deepcopy(linear)
+            generator = torch.Generator().manual_seed(5)
+            optimizer = make_each(model.named_parameters(), generator=generator)
+            train_step(optimizer, model, batch)
+            mean = weights(model)
+            with optimizer.sampled_params(train=False, temperature=temperature):
+                deviations.append([p - mean[name] for name, p in weights(model).items()])
+            assert same(weights(model), mean)
+        for narrow, wide in zip(*deviations, strict=True):
+            torch.testing.assert_close(wide, 3 * narrow, rtol=1e-3, atol=1e-6)
+        with pytest.raises(ValueError, match="temperature must be > 0"):
+            optimizer.sampled_params(train=False, temperature=0.0).__enter__()
+        with pytest.raises(ValueError, match=r"is for prediction \(train=False\), got 2"):
+            optimizer.sampled_params(temperature=2.0).__enter__()
+
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_half_precision_weights_are_refused_in_favour_of_autocast(self, make, dtype):
         with pytest.raises(ValueError, match=r"noise of size 1e-4 vanishes.*torch\.autocast"):

@@ -1,0 +1,60 @@
+"""``covon predict``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from covon_avalanche.cli.options import fail
+
+
+def predict(
+    bundle: Annotated[Path, typer.Argument(help="Folder written by `covon run --bundle`.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    samples: Annotated[
+        int, typer.Option(min=0, help="Posterior samples to average; 0 predicts with the mean.")
+    ] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 64,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV, with the probabilities of all classes.")
+    ] = False,
+) -> None:
+    """Classify images with a trained model.
+
+    Entropy, in nats, is 0 where the model is certain. Mutual information is the part of it that
+    is due to uncertain weights; it needs --samples.
+    """
+    import pandas as pd
+    import torch
+
+    from covon_avalanche.experiment.bundle import load_bundle
+    from covon_avalanche.streams.image_files import SUFFIXES, decode
+
+    files: list[Path] = []
+    for path in images:
+        found = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES)
+        if path.is_dir() and not found:
+            fail(f"there are no images in {path}")
+        files += found if path.is_dir() else [path]
+    try:
+        loaded = load_bundle(bundle)
+        parts = []
+        for start in range(0, len(files), batch_size):
+            batch = [loaded.transform(decode(f)) for f in files[start : start + batch_size]]
+            parts.append(loaded.predict(torch.stack(batch), samples=samples))
+    except ValueError as error:
+        fail(str(error))
+    p, entropy, information = map(torch.cat, zip(*parts, strict=True))
+    table = pd.DataFrame(p.numpy(), columns=pd.Index(loaded.class_names))
+    uncertainty = {"entropy": entropy.numpy()}
+    if samples:
+        uncertainty["mutual_information"] = information.numpy()
+    first = {"image": list(map(str, files)), "class": table.idxmax(axis=1)}
+    if csv:
+        whole = pd.concat([pd.DataFrame(first | uncertainty), table], axis=1)
+        typer.echo(whole.to_csv(index=False), nl=False)
+    else:
+        short = pd.DataFrame({**first, "probability": p.amax(1).numpy(), **uncertainty})
+        typer.echo(short.to_string(index=False, float_format="{:.3f}".format))

@@ -1,0 +1,231 @@
+"""A trained model in a folder, ready for prediction."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from covon_avalanche.atomic_write import atomic_replace, write_atomically
+from covon_avalanche.backbones import normalisation
+from covon_avalanche.experiment.build import build_network
+from covon_avalanche.experiment.data_settings import Backbone, Model
+from covon_avalanche.experiment.machine import versions
+from covon_avalanche.experiment.registry import Strategy
+from covon_avalanche.posterior import DiagGaussian
+from covon_avalanche.streams import image_transforms
+
+SCHEMA = 1
+_INFO, _WEIGHTS, _POSTERIOR = "bundle.json", "model.safetensors", "posterior.safetensors"
+
+
+class BundleInfo(BaseModel):
+    """What the weights belong to: ``bundle.json``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = SCHEMA
+    class_names: list[str] = Field(min_length=1)
+    """By class id."""
+    input_shape: list[PositiveInt] = Field(min_length=1)
+    """Of one example; (3, height, width) for images."""
+    model: Model | None = None
+    """``None`` for a network of the user's own."""
+    strategy: Strategy | None = None
+    """What a recipe's strategy makes of the network; ``None`` leaves it as it is."""
+    num_domains: PositiveInt = 1
+    eval_temperature: PositiveFloat = 1.0
+    """Factor of the posterior's variance in predictions with samples."""
+    run: dict[str, Any] = {}
+    """Recipe, seed and accuracy of the run that trained it."""
+    versions: dict[str, str] = {}
+
+
+class Prediction(NamedTuple):
+    """Class probabilities, and how uncertain they are.
+
+    ``probabilities`` has shape (batch, classes), the others (batch,). ``entropy``, in nats, is of
+    the probabilities. ``mutual_information`` is the part of it that is due to uncertain weights:
+    the entropy minus the mean entropy over samples; 0 without samples.
+    """
+
+    probabilities: Tensor
+    entropy: Tensor
+    mutual_information: Tensor
+
+
+class Bundle:
+    """A trained model, its posterior and its input transform; :func:`load_bundle` creates it."""
+
+    def __init__(self, info: BundleInfo, model: nn.Module, posterior: DiagGaussian | None) -> None:
+        self.info, self.model, self.posterior = info, model.eval(), posterior
+
+    @property
+    def class_names(self) -> list[str]:
+        """By class id."""
+        return self.info.class_names
+
+    @property
+    def transform(self) -> Callable[[Any], Tensor]:
+        """From a PIL image to the model's input.
+
+        :raises ValueError: if the model is not one of images by the name of a backbone.
+        """
+        if not isinstance(self.info.model, Backbone):
+            raise ValueError(
+                "this model was not trained on images: it takes tensors of shape "
+                f"{tuple(self.info.input_shape)}"
+            )
+        colours = normalisation(self.info.model.backbone)
+        return image_transforms(self.info.input_shape[-1], **colours)[1]
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Tensor,
+        *,
+        samples: int = 0,
+        temperature: float | None = None,
+        seed: int = 0,
+    ) -> Prediction:
+        """Predict a batch.
+
+        :param x: of shape (batch, ...), on the model's device.
+        :param samples: average the probabilities over this many samples of the posterior; 0
+            predicts with its mean.
+        :param temperature: factor of the posterior's variance; by default the bundle's.
+        :param seed: of the samples, which are the same for all batches.
+        :raises ValueError: for samples of a model that has no posterior.
+        """
+        if samples == 0:
+            draws = [self.model(x)]
+        else:
+            draws = self._draws(x, samples, temperature or self.info.eval_temperature, seed)
+        p = torch.stack(draws).double().softmax(-1)
+        mean = p.mean(0)
+        total = _entropy(mean)
+        return Prediction(mean, total, (total - _entropy(p).mean(0)).clamp(min=0))
+
+    def _draws(self, x: Tensor, samples: int, temperature: float, seed: int) -> list[Tensor]:
+        """Logits of each sample."""
+        if self.posterior is None:
+            raise ValueError(
+                "this model has no posterior to draw samples of: only CoVON and VCL have one"
+            )
+        device = next(iter(self.posterior.mean.values())).device
+        generator = torch.Generator(device).manual_seed(seed)
+        draws = []
+        for _ in range(samples):
+            theta = self.posterior.sample(generator, temperature)
+            draws.append(torch.func.functional_call(self.model, theta, (x,)))
+        return draws
+
+
+def _entropy(p: Tensor) -> Tensor:
+    return torch.special.entr(p).sum(-1)
+
+
+def save_bundle(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    class_names: Sequence[str],
+    input_shape: Sequence[int],
+    *,
+    backbone: str | None = None,
+    posterior: DiagGaussian | None = None,
+    eval_temperature: float = 1.0,
+) -> None:
+    """Save a trained model for :func:`load_bundle` and ``covon predict``.
+
+    :param folder: gets ``bundle.json``, ``model.safetensors`` and ``posterior.safetensors``.
+    :param class_names: by class id.
+    :param input_shape: of one example: (3, height, width) for images.
+    :param backbone: the name that ``create_backbone`` made the model from; without it
+        ``load_bundle`` needs the model.
+    :param posterior: such as ``optimizer.posterior(model.named_parameters())``.
+    :param eval_temperature: factor of its variance in predictions.
+    """
+    info = BundleInfo(
+        class_names=list(class_names),
+        input_shape=list(input_shape),
+        model=None if backbone is None else Backbone(backbone=backbone, weights=""),
+        eval_temperature=eval_temperature,
+    )
+    write_bundle(Path(folder), info, model, posterior)
+
+
+def write_bundle(
+    folder: Path, info: BundleInfo, model: nn.Module, posterior: DiagGaussian | None
+) -> None:
+    """The files of a bundle; ``bundle.json`` comes last."""
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
+    with atomic_replace(folder / _WEIGHTS) as part:
+        save_file(tensors, part)
+    if posterior is None:
+        (folder / _POSTERIOR).unlink(missing_ok=True)
+    else:
+        posterior.save(folder / _POSTERIOR)
+    info = info.model_copy(update={"versions": versions()})
+    write_atomically(folder / _INFO, info.model_dump_json(indent=1, exclude_none=True) + "\n")
+
+
+def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Bundle:
+    """Load what :func:`save_bundle` or ``covon run --bundle`` wrote; no code of it is run.
+
+    :param model: gets the weights; needed if the bundle does not name a network of this package.
+    :return: a :class:`Bundle` on the CPU, with the model in evaluation mode.
+    :raises ValueError: naming the file that is missing or does not fit.
+    """
+    folder = Path(folder)
+    info = _read_info(folder)
+    if model is None:
+        model = _build(folder, info)
+    try:
+        model.load_state_dict(load_file(folder / _WEIGHTS))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        what = " ".join(str(error).split())
+        raise ValueError(f"{folder / _WEIGHTS} does not fit the model: {what}") from error
+    file = folder / _POSTERIOR
+    posterior = DiagGaussian.load(file) if file.exists() else None
+    unknown = (
+        set() if posterior is None else set(posterior.mean) - dict(model.named_parameters()).keys()
+    )
+    if unknown:
+        raise ValueError(f"{file} has parameters that the model lacks: {sorted(unknown)}")
+    return Bundle(info, model, posterior)
+
+
+def _read_info(folder: Path) -> BundleInfo:
+    file = folder / _INFO
+    try:
+        return BundleInfo.model_validate_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"{folder} is no bundle: {_INFO} cannot be read: {error.strerror}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not a bundle's: it is not text") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{file} is not a bundle's: {where} {first['msg']}") from error
+
+
+def _build(folder: Path, info: BundleInfo) -> nn.Module:
+    """The network with random weights, with what the strategy adds to it."""
+    if info.model is None:
+        raise ValueError(f"{folder} does not say how its model is built: pass it to load_bundle")
+    strategy = info.strategy
+    if strategy is None:
+        return build_network(info.model, len(info.class_names), info.input_shape)
+    names = info.class_names if strategy.needs_text else None
+    network = build_network(info.model, len(info.class_names), info.input_shape, None, names)
+    example = torch.zeros(1, *info.input_shape)
+    return strategy.wrap_model(network, len(info.class_names), info.num_domains, example)

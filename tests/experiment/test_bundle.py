@@ -1,0 +1,154 @@
+"""Trained models in folders, and predictions with them."""
+
+import json
+import math
+
+import pytest
+import torch
+from miniature import pacs
+from safetensors.torch import load_file
+from small_recipes import FEW, STRATEGIES, small_recipe
+
+from covon_avalanche import CoVON, DiagGaussian, load_bundle, save_bundle
+from covon_avalanche.backbones import create_backbone
+from covon_avalanche.experiment.recipe import load_recipe, validate
+from covon_avalanche.experiment.run import run_in_folder
+from covon_avalanche.experiment.run_options import RunOptions
+
+SAVED = RunOptions(bundle=True)
+
+
+def trained(folder, name, **changes):
+    recipe = small_recipe({name: STRATEGIES[name]}, epochs=1, stream=FEW, **changes)
+    result = run_in_folder(recipe, name, 0, folder, SAVED)
+    (path,) = folder.glob("*/*/bundle")
+    return result, path
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["covon", "vcl", "finetune", "ranpac", "duct"])
+def test_the_bundle_of_a_run_predicts_what_the_run_measured(name, tmp_path):
+    from covon_avalanche.experiment.build import build_benchmark
+
+    result, path = trained(tmp_path, name)
+    bundle = load_bundle(path)
+    assert bundle.class_names == [str(digit) for digit in range(10)]
+    assert bundle.info.run["average_accuracy"] == result.average_accuracy
+    recipe = small_recipe({name: STRATEGIES[name]}, epochs=1, stream=FEW)
+    benchmark = build_benchmark(recipe, seed=0)
+    for domain, experience in enumerate(benchmark.test_stream):
+        rows = [experience.dataset[i] for i in range(len(experience.dataset))]
+        x, y = torch.stack([row[0] for row in rows]), torch.tensor([row[1] for row in rows])
+        p = bundle.predict(x).probabilities
+        accuracy = (p.argmax(1) == y).double().mean().item()
+        assert accuracy == pytest.approx(result.accuracy[-1][domain], abs=1e-9)
+    assert (bundle.posterior is not None) == (name in ("covon", "vcl"))
+
+
+def test_samples_of_a_bundle_average_probabilities_and_split_the_entropy(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
+    precision = {name: torch.full_like(value, 4.0) for name, value in mean.items()}
+    save_bundle(tmp_path, model, ["a", "b"], [3], posterior=DiagGaussian(mean, precision))
+    bundle = load_bundle(tmp_path, torch.nn.Linear(3, 2))
+    x = torch.randn(5, 3)
+    found = bundle.predict(x, samples=7, temperature=9.0, seed=3)
+    generator, p = torch.Generator().manual_seed(3), []
+    for _ in range(7):
+        bias = mean["bias"] + torch.randn(2, generator=generator) * 3 / 2  # names are sorted
+        weight = mean["weight"] + torch.randn(2, 3, generator=generator) * 3 / 2
+        p.append((x @ weight.T + bias).double().softmax(1))
+    p = torch.stack(p)
+    torch.testing.assert_close(found.probabilities, p.mean(0), rtol=1e-5, atol=1e-7)
+    entropies = -(p * p.log()).sum(-1)
+    total = -(p.mean(0) * p.mean(0).log()).sum(-1)
+    torch.testing.assert_close(found.entropy, total, rtol=1e-5, atol=1e-7)
+    information = total - entropies.mean(0)
+    torch.testing.assert_close(found.mutual_information, information, rtol=1e-4, atol=1e-6)
+    assert found.mutual_information.min() > 0.01
+    parts = [bundle.predict(part, samples=7, temperature=9.0, seed=3) for part in x.split(2)]
+    together = torch.cat([part.probabilities for part in parts])
+    torch.testing.assert_close(together, found.probabilities)
+    certain = bundle.predict(x)
+    torch.testing.assert_close(certain.probabilities, (model(x)).double().softmax(1))
+    assert not certain.mutual_information.any()
+    for name, p in bundle.model.named_parameters():
+        assert torch.equal(p, mean[name])
+
+
+def test_a_network_by_name_needs_no_code_of_the_user(tmp_path):
+    model = create_backbone("squeezenet", 3)
+    optimizer = CoVON(model.named_parameters(), ess=100.0)
+    save_bundle(
+        tmp_path, model, ["a", "b", "c"], [3, 64, 64], backbone="squeezenet",
+        posterior=None, eval_temperature=2.0,
+    )  # fmt: skip
+    bundle = load_bundle(tmp_path)
+    x = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(bundle.model(x), model.eval()(x))
+    assert bundle.info.eval_temperature == 2.0
+    with pytest.raises(ValueError, match="has no posterior to draw samples of"):
+        bundle.predict(x, samples=2)
+    assert optimizer.posterior().mean == {}
+
+
+def test_prompt_models_are_rebuilt_with_their_prompts(tmp_path):
+    pytest.importorskip("timm", reason="needs the extra vision")
+    pacs(tmp_path / "PACS")
+    shipped = load_recipe("pacs-vit")
+    small = {"domains": ["photo", "sketch"], "image_size": 32, "limit": 1, "validation_size": 0.0}
+    changes = {
+        "stream": shipped.stream.model_dump() | small,
+        "model": {"backbone": "timm/test_vit", "weights": ""},
+        "strategies": {"soyo": shipped.strategies["soyo"].model_dump()},
+        "epochs": 1,
+        "train_mb_size": 2,
+    }
+    recipe = validate(shipped.model_dump() | changes, "here")
+    run_in_folder(recipe, "soyo", 0, tmp_path / "runs", RunOptions(tmp_path, bundle=True))
+    (path,) = (tmp_path / "runs").glob("*/*/bundle")
+    bundle = load_bundle(path)
+    assert int(bundle.model.domains) == 2
+    stored = load_file(path / "model.safetensors")
+    assert all(torch.equal(value, stored[key]) for key, value in bundle.model.state_dict().items())
+    assert bundle.class_names[:2] == ["dog", "elephant"]
+
+
+def test_the_temperature_of_a_run_is_the_best_on_validation_images(tmp_path):
+    settings = dict(posterior_samples=2, posterior_temperature="validation")
+    result, path = trained(tmp_path / "a", "covon", **settings)
+    temperature = result.sampled["temperature"]
+    assert load_bundle(path).info.eval_temperature == temperature
+    assert temperature in {10 ** (half / 2) for half in range(-2, 9)}
+    fixed, _ = trained(tmp_path / "b", "covon", posterior_samples=2, posterior_temperature=4.0)
+    assert fixed.sampled["temperature"] == 4.0
+    plain, _ = trained(tmp_path / "c", "covon", posterior_samples=2)
+    assert plain.sampled["nll"] != fixed.sampled["nll"]
+    assert plain.outcome()["accuracy"] == result.outcome()["accuracy"]
+    everything = {"name": "PermutedDigits", "n_experiences": 2}
+    recipe = small_recipe({"covon": STRATEGIES["covon"]}, **settings | {"stream": everything})
+    with pytest.raises(ValueError, match='"validation" needs validation images'):
+        run_in_folder(recipe, "covon", 0, tmp_path / "d")
+
+
+def test_damaged_and_foreign_bundles_are_errors(tmp_path):
+    with pytest.raises(ValueError, match=r"is no bundle: bundle.json cannot be read: No such file"):
+        load_bundle(tmp_path)
+    model = torch.nn.Linear(2, 2)
+    save_bundle(tmp_path, model, ["a", "b"], [2])
+    with pytest.raises(ValueError, match="does not say how its model is built: pass it"):
+        load_bundle(tmp_path)
+    with pytest.raises(ValueError, match=r"model.safetensors does not fit the model: .*weight"):
+        load_bundle(tmp_path, torch.nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="this model was not trained on images"):
+        load_bundle(tmp_path, model).transform  # noqa: B018
+    names = {"weight": torch.ones(1), "other": torch.ones(1)}
+    DiagGaussian(names, names).save(tmp_path / "posterior.safetensors")
+    with pytest.raises(ValueError, match=r"parameters that the model lacks: \['other'\]"):
+        load_bundle(tmp_path, model)
+    info = json.loads((tmp_path / "bundle.json").read_text())
+    (tmp_path / "bundle.json").write_text(json.dumps(info | {"eval_temperature": -1}))
+    with pytest.raises(ValueError, match="is not a bundle's: eval_temperature Input should be"):
+        load_bundle(tmp_path, model)
+    assert math.isfinite(info["eval_temperature"])
