@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import Parameter
+
+from covon_avalanche.optim.sharding import check_sharding, is_sharded, local
 
 _LARGEST = 3.4e38  # of float32, in which the weights are
 
@@ -45,12 +46,9 @@ def check_betas(betas: Any, *, second_may_be_none: bool = False) -> None:
 
 
 def check_parameter(p: Tensor, name: str) -> None:
-    """Refuse DTensors, whose shards would all draw the same noise, and half precision."""
-    if type(p) is not Parameter and hasattr(p, "device_mesh"):
-        raise ValueError(
-            f"{name!r} is a DTensor: parameters sharded by fully_shard are not supported yet; use "
-            "DistributedDataParallel"
-        )
+    """Refuse half precision, and tensors that are distributed otherwise than by rows."""
+    if is_sharded(p):
+        check_sharding(p, name)
     if p.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"{name!r} is {p.dtype}: noise of size 1e-4 vanishes in it, so the posterior "
@@ -94,7 +92,7 @@ def check_given(name: str, value: Tensor, p: Tensor, what: str) -> None:
             f"the {what} given for {name!r} must have shape {tuple(p.shape)}, "
             f"got {tuple(value.shape)}"
         )
-    if not torch.isfinite(value).all():
+    if not torch.isfinite(local(value)).all():
         raise ValueError(f"the {what} given for {name!r} is not finite")
 
 
@@ -118,9 +116,9 @@ def check_state(
             raise ValueError(
                 f"{key} of {name!r} must be a tensor of shape {tuple(p.shape)}, got {shape}"
             )
-        if not torch.isfinite(value).all():
+        if not torch.isfinite(local(value)).all():
             raise ValueError(f"{key} of {name!r} is not finite")
-        if key == "prior_precision" and not (value > 0).all():
+        if key == "prior_precision" and not (local(value) > 0).all():
             raise ValueError(f"prior_precision of {name!r} must be > 0")
 
 
@@ -131,7 +129,7 @@ def check_finite(tensors: list[tuple[str, str, Tensor]], *, step: int) -> None:
     :param step: of this task, for the message.
     :raises FloatingPointError: naming parameter, step and likely cause.
     """
-    finite = [torch.isfinite(tensor).all() for *_, tensor in tensors]
+    finite = [torch.isfinite(local(tensor)).all() for *_, tensor in tensors]
     if not tensors or torch.stack([f.to(finite[0].device) for f in finite]).all():
         return
     for (name, what, _), good in zip(tensors, finite, strict=True):

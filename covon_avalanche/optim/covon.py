@@ -310,6 +310,7 @@ class CoVON(PosteriorOptimizer):
 
     # Sampling and the fast step --------------------------------------------------------
 
+    @torch.compiler.disable
     def _place_sample(self, train: bool, temperature: float = 1.0) -> None:
         if train:
             self._batch_size()  # raises where the step would, before the forward pass

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.optim.samples import fill_normal_
+from covon_avalanche.optim.sharding import is_sharded, local
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 Prior = Any  # Tensors, or the float that it still is in the first task
@@ -74,6 +75,10 @@ class StepArgs(NamedTuple):
     momentum: Any = None
     step: int = 0
 
+    def local(self) -> StepArgs:
+        """With this process's parts of DTensors."""
+        return StepArgs(*map(local, self)) if is_sharded(self.mean) else self
+
 
 def draw_samples(args: Sequence[StepArgs], key: int) -> bool:
     """Write posterior samples (Algorithm 1, line 4).
@@ -83,10 +88,10 @@ def draw_samples(args: Sequence[StepArgs], key: int) -> bool:
         looked at, to avoid synchronising with it.
     """
     good = True
-    for bucket in _buckets(args):
+    for a in args:
+        fill_normal_(a.sample, key, a.number)
+    for bucket in _buckets([a.local() for a in args]):
         means, samples = [a.mean for a in bucket], [a.sample for a in bucket]
-        for a in bucket:
-            fill_normal_(a.sample, key, a.number)
         std = _precisions(
             [a.hess for a in bucket], _column(bucket, "prior_precision"), bucket[0].rates.ess
         )
@@ -103,7 +108,7 @@ def gradients_fit(args: Sequence[StepArgs], limit: float, mc_samples: int) -> bo
 
     :param limit: of their norms, loss/weight.
     """
-    on_cpu = [a for a in args if a.mean.device.type == "cpu"]
+    on_cpu = [a.local() for a in args if a.mean.device.type == "cpu"]
     return not on_cpu or bool(_fit(on_cpu, limit, mc_samples).all())
 
 
@@ -123,6 +128,7 @@ def step(
     :param mc_samples: posterior samples behind gradients and statistics.
     :param compiled: by ``torch.compile``, on accelerators.
     """
+    args = [a.local() for a in args]
     finite: dict[torch.device, Tensor] = {}
     for device in {a.mean.device for a in args} - {torch.device("cpu")}:
         there = [a for a in args if a.mean.device == device]

@@ -106,14 +106,17 @@ def fill_group(out, key, number, group):
         out[i], out[i + u64(_HALF)] = _pair(_hash32(word))
 
 
-@njit("void(intp, intp, uint64, intp)", **OPTIONS)
-def fill_normal(address, size, key, number):
-    """Write standard normals to ``size`` float32 entries at an address."""
+@njit("void(intp, intp, uint64, intp, intp)", **OPTIONS)
+def fill_normal(address, size, key, number, first):
+    """Write standard normals to ``size`` float32 entries at an address.
+
+    :param first: the group that they begin with.
+    """
     out, noise = array_at(address, size), np.empty(GROUP, f32)
     whole = size // GROUP
     for group in range(whole):
-        fill_group(out[group * GROUP : (group + 1) * GROUP], key, number, group)
+        fill_group(out[group * GROUP : (group + 1) * GROUP], key, number, first + group)
     if size > whole * GROUP:
-        fill_group(noise, key, number, whole)
+        fill_group(noise, key, number, first + whole)
         for i in range(whole * GROUP, size):
             out[i] = noise[i - whole * GROUP]

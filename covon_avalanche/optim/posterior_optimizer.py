@@ -30,6 +30,7 @@ from covon_avalanche.optim.samples import (
     fill_normal_,
     next_noise_key,
 )
+from covon_avalanche.optim.sharding import gathered, local
 from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, embed
 
 Group = dict[str, Any]
@@ -201,6 +202,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _new_record(self) -> SampleAccumulator:
         return SampleAccumulator(self.mc_samples)
 
+    @torch.compiler.disable
     def _place_sample(self, train: bool, temperature: float = 1.0) -> None:
         """Draw a sample and swap it with the mean."""
         if train and self._record.count == 0:
@@ -218,6 +220,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 self._in_place.append((p, buffer))
             bump_versions(p for p, _ in drawn)
 
+    @torch.compiler.disable
     def _restore_mean(self) -> None:
         with defer_interrupt(), torch.no_grad():
             restored = []
@@ -228,6 +231,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 self._in_place.pop()
             bump_versions(restored)
 
+    @torch.compiler.disable
     def _record_sample(self, samples: list[tuple[Tensor, Tensor]]) -> None:
         if self._record.complete:
             if self._record.still_in_grad():
@@ -257,11 +261,11 @@ class PosteriorOptimizer(Optimizer, ABC):
             value = self._precision(p, group, train)
             if value is None:
                 continue
-            precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
+            precision = torch.as_tensor(local(value), dtype=p.dtype, device=p.device)
             lowest.append((name, precision.min()))
             buffer = self._buffer(buffers, p, name)
             fill_normal_(buffer.content, key, number)
-            buffer.content.mul_(precision.rsqrt()).add_(p)
+            local(buffer.content).mul_(precision.rsqrt()).add_(local(p))
             drawn.append((p, buffer))
         check_precisions(lowest)
         return drawn
@@ -289,6 +293,7 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     # Stepping --------------------------------------------------------------------------
 
+    @torch.compiler.disable
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the posterior with the recorded samples.
 
@@ -309,6 +314,8 @@ class PosteriorOptimizer(Optimizer, ABC):
                     losses.append(closure())
             loss = None if None in losses else sum(losses) / len(losses)
         if not self._record.complete:
+            if self._only_initialises():
+                return None
             raise RuntimeError(
                 f"step() needs mc_samples={self.mc_samples} samples, got {self._record.count}: "
                 "run forward and backward inside `with optimizer.sampled_params():` first "
@@ -321,6 +328,18 @@ class PosteriorOptimizer(Optimizer, ABC):
             record, self._record = self._record, self._new_record()
             self._step(params, record)
         return loss
+
+    def _only_initialises(self) -> bool:
+        """Start the state for ``torch.distributed.checkpoint``, which asks an optimizer without
+        state for it by a step with gradients and learning rates of zero."""
+        params = [n for n in self._named_params() if n.param.grad is not None]
+        if self.state or not params or any(group["lr"] != 0 for group in self.param_groups):
+            return False
+        if any(local(named.param.grad).any() for named in params):
+            return False
+        for _, p, group, _ in params:
+            self.state[p] = self._start_task(p, group)
+        return True
 
     def _params_with_gradient(self, record: SampleAccumulator) -> list[NamedParam]:
         params = []
@@ -368,7 +387,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         self, named_parameters: Iterable[tuple[str, Tensor]] | None = None
     ) -> DiagGaussian:
         """The current posterior, as copies, over all parameters that have one: those trained
-        in some task, or with a given prior.
+        in some task, or with a given prior. Sharded parameters are gathered: all processes must
+        call it.
 
         :param named_parameters: names to use, for instance ``model.named_parameters()``.
             By default the names that the optimizer was given (pass
@@ -382,9 +402,9 @@ class PosteriorOptimizer(Optimizer, ABC):
             if p not in given or value is None:
                 continue
             mean = in_place[p].content if p in in_place else p.detach()
-            precision = torch.as_tensor(value, dtype=p.dtype, device=p.device)
-            means[given[p]] = mean.clone()
-            precisions[given[p]] = precision.expand_as(p).clone()
+            precision = value if isinstance(value, Tensor) else torch.full_like(mean, value)
+            means[given[p]] = gathered(mean)
+            precisions[given[p]] = gathered(precision)
         return DiagGaussian(means, precisions)
 
     @torch.no_grad()
@@ -399,15 +419,16 @@ class PosteriorOptimizer(Optimizer, ABC):
             if p in given:
                 mean = in_place[p].content if p in in_place else p
                 state = {**self._first_prior(mean, group), **self.state.get(p, {})}
-                means[given[p]] = state["prior_mean"].clone()
-                precisions[given[p]] = state["prior_precision"].clone()
+                means[given[p]] = gathered(state["prior_mean"])
+                precisions[given[p]] = gathered(state["prior_precision"])
         return DiagGaussian(means, precisions)
 
     def _set_prior(self, prior: DiagGaussian) -> None:
         if any("param_names" not in group for group in self.param_groups):
             raise ValueError(
                 "a prior is given by parameter name: construct the optimizer with "
-                "model.named_parameters() instead of model.parameters()"
+                "model.named_parameters() instead of model.parameters(), or groups whose "
+                "'params' are (name, parameter) pairs"
             )
         unknown = set(prior.mean) - {named.name for named in self._named_params()}
         if unknown:
@@ -484,7 +505,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             seen: set[Tensor] = set()
             for name, p, owner, _ in self._named_params():
                 if owner is group:
-                    check_parameter(p, name)
+                    if p.requires_grad:  # a frozen one has no noise
+                        check_parameter(p, name)
                     if p in seen:  # a tied weight would be swapped and stepped twice
                         raise ValueError(f"{name!r} is in its group a second time")
                     seen.add(p)
@@ -531,6 +553,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                     self.check_group(group)
                 for name, p, group, _ in self._named_params():
                     check_state(name, p, self.state.get(p, {}), self._state_needs(group))
+                    align_state_(self.state.get(p, {}), p, name)
             except BaseException:
                 vars(self).update(before)
                 raise

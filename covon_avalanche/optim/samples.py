@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.optim.checks import check_generator
+from covon_avalanche.optim.sharding import first_entry, is_sharded, local, sharded_like
 
 # Noise -----------------------------------------------------------------------------------
+
+_BLOCK = 2**22  # entries that a torch generator draws at once
 
 
 def noise_key(seed: int, draw: int) -> int:
@@ -47,26 +50,47 @@ def fill_normal_(out: Tensor, key: int, number: int) -> Tensor:
     """Replace all entries of a tensor by standard normals.
 
     On a CPU with numba they are those of ``optim/noise.py``; elsewhere those of a torch generator
-    that is seeded by key and number.
+    that is seeded by key, number and block. Each process's part of a DTensor gets the noise that
+    it would have in the whole.
 
     :param out: any shape, dtype and device.
     :param key: of the draw, see :func:`noise_key`.
     :param number: of the parameter within the optimizer.
     """
-    fill = compiled_fill() if type(out) is Tensor and out.device.type == "cpu" else None
-    if fill is None:
+    if is_sharded(out):
+        begin, part = first_entry(out), local(out)
+        part.copy_(_noise(begin, part.numel(), out.numel(), key, number, part).view(part.shape))
+        return out
+    fill = compiled_fill() if out.device.type == "cpu" else None
+    if fill is not None and type(out) is Tensor and is_dense(out) and out.dtype == torch.float32:
+        fill(out.data_ptr(), out.numel(), key, number, 0)  # in order of memory
+        return out
+    if fill is None and out.numel() <= _BLOCK:
         generator = _generator(out.device)
         return out.normal_(generator=generator.manual_seed(noise_key(key, number)))
-    if is_dense(out) and out.dtype == torch.float32:
-        fill(out.data_ptr(), out.numel(), key, number)  # in order of memory
-        return out
-    dense = torch.empty(out.shape)
-    fill(dense.data_ptr(), dense.numel(), key, number)
-    return out.copy_(dense)
+    return out.copy_(_noise(0, out.numel(), out.numel(), key, number, out).view(out.shape))
+
+
+def _noise(begin: int, size: int, total: int, key: int, number: int, like: Tensor) -> Tensor:
+    """Entries ``begin`` to ``begin + size`` of the noise of a parameter with ``total`` entries."""
+    fill = compiled_fill() if like.device.type == "cpu" else None
+    block = _BLOCK if fill is None else 1024  # noise.GROUP
+    first, skipped = divmod(begin, block)
+    if fill is not None:
+        whole = torch.empty(skipped + size)
+        fill(whole.data_ptr(), whole.numel(), key, number, first)
+        return whole[skipped:]
+    generator, seed = _generator(like.device), noise_key(key, number)
+    parts = [like.new_empty(0)]
+    for i in range(first, -(-(begin + size) // block)):
+        generator.manual_seed(noise_key(seed, i) if i else seed)
+        part = like.new_empty(min(block, total - i * block))
+        parts.append(part.normal_(generator=generator))
+    return torch.cat(parts)[skipped : skipped + size]
 
 
 @cache
-def compiled_fill() -> Callable[[int, int, int, int], None] | None:
+def compiled_fill() -> Callable[[int, int, int, int, int], None] | None:
     """``noise.fill_normal``, or ``None`` where numba does not work."""
     try:
         import numba
@@ -104,6 +128,8 @@ def match_layout(value: Tensor, p: Tensor, name: str, what: str) -> Tensor:
     :param what: the tensor is, for the error.
     :raises ValueError: if the shapes differ.
     """
+    if is_sharded(p) and not is_sharded(value) and value.shape == p.shape:
+        return sharded_like(value, p)
     if _layout(value) == _layout(p):
         return value
     if value.shape != p.shape:
@@ -233,7 +259,7 @@ class SampleAccumulator:
             for p, grad in self._grad.items():
                 p.grad = grad.div_(self.mc_samples)
                 self._statistic[p].div_(self.mc_samples)
-                self._norm[p] = torch.linalg.vector_norm(grad)
+                self._norm[p] = torch.linalg.vector_norm(local(grad))
 
     def _statistic_of(self, p: Tensor, theta: Tensor, grad: Tensor) -> Tensor:
         return grad.square() if self.squared else (theta - p).mul_(grad)
@@ -254,6 +280,6 @@ class SampleAccumulator:
         if self.mc_samples == 1:
             return self._statistic_of(p, self._theta[p], p.grad)
         norm = self._norm[p]
-        scale = torch.linalg.vector_norm(p.grad) / norm
+        scale = torch.linalg.vector_norm(local(p.grad)) / norm
         scale = torch.where(norm > 0, scale, torch.ones_like(scale))
         return self._statistic[p] * (scale.square() if self.squared else scale)

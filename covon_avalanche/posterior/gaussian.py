@@ -142,8 +142,9 @@ def merge_tensors(
     data_precision = precision - prior_precision  # lambda * h, what the task added
     # The weights of the mean sum to one by its own gamma, also where the two differ.
     weight = gamma * precision / (prior_precision + gamma * data_precision)
-    prior_mean = torch.as_tensor(prior_mean, dtype=mean.dtype, device=mean.device)
-    merged_mean = torch.lerp(prior_mean.expand_as(mean), mean, weight)
+    if not isinstance(prior_mean, Tensor):
+        prior_mean = torch.full_like(mean, prior_mean)
+    merged_mean = torch.lerp(prior_mean, mean, weight)
     return merged_mean, prior_precision + gamma_precision * data_precision
 
 

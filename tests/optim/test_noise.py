@@ -14,7 +14,7 @@ from covon_avalanche.optim.samples import noise_key
 
 def normals(key=1, number=0, groups=2000):
     out = torch.empty(groups, GROUP)
-    fill_normal(out.data_ptr(), out.numel(), key, number)
+    fill_normal(out.data_ptr(), out.numel(), key, number, 0)
     return out.numpy().astype(np.float64)
 
 
@@ -73,7 +73,7 @@ def test_a_last_group_that_is_not_whole_is_the_start_of_one():
     whole = normals(groups=3).ravel()
     for size in (0, 1, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP - 5):
         out = torch.full((size + 1,), torch.nan)
-        fill_normal(out.data_ptr(), size, 1, 0)
+        fill_normal(out.data_ptr(), size, 1, 0, 0)
         assert (out[:size].double().numpy() == whole[:size]).all()
         assert out[size].isnan()
 

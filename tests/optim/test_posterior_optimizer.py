@@ -3,12 +3,13 @@
 import copy
 import math
 import pickle
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import distribute_module, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from toy_optimizers import (
     make_covon,
     nll,
@@ -146,14 +147,43 @@ class TestSampling:
         with pytest.raises(ValueError, match="'weight' is torch"):
             optimizer.sampled_params().__enter__()
 
-    def test_sharded_weights_are_refused_in_favour_of_ddp(self, make, linear):
+    def test_weights_sharded_by_columns_are_refused(self, make, linear):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         try:
-            shared = distribute_module(linear, init_device_mesh("cpu", (1,)))
-            with pytest.raises(ValueError, match=r"'0\.0' is a DTensor.*DistributedDataParallel"):
-                make(shared.parameters())
+            mesh = init_device_mesh("cpu", (1,))
+            columns = nn.Parameter(distribute_tensor(torch.ones(2, 4), mesh, [Shard(1)]))
+            with pytest.raises(ValueError, match=r"'0\.0' has placements .*Shard\(dim=1\)"):
+                make([columns])
         finally:
             dist.destroy_process_group()
+
+    def test_frozen_weights_may_have_half_precision(self, make):
+        """As the base of a LoRA model."""
+        model = nn.Sequential(nn.Linear(4, 4).bfloat16().requires_grad_(False), nn.Linear(4, 2))
+        optimizer = make(model.named_parameters())
+        base = weights(model[0])
+        for _ in range(2):
+            with optimizer.sampled_params():
+                optimizer.zero_grad()
+                hidden = model[0](torch.randn(8, 4).bfloat16()).float()
+                model[1](hidden).square().mean().backward()
+            optimizer.step()
+        assert same(weights(model[0]), base)
+        model[0].requires_grad_(True)
+        with pytest.raises(ValueError, match=r"'0\.weight' is torch\.bfloat16"):
+            optimizer.sampled_params().__enter__()
+
+    def test_the_loop_may_be_compiled(self, make_each, linear, batch):
+        losses = []
+        for wrap in (lambda f: f, partial(torch.compile, backend="eager")):
+            model = copy.deepcopy(linear)
+            optimizer = make_each(
+                model.named_parameters(), generator=torch.Generator().manual_seed(2)
+            )
+
+            step = wrap(train_step)
+            losses.append([step(optimizer, model, batch) for _ in range(3)])
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
     def test_autocast_does_not_reuse_an_earlier_samples_weights(self, make, linear, batch):
         """It caches casts of weights by their address."""

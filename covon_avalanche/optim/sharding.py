@@ -1,0 +1,53 @@
+"""Parameters whose rows are distributed over processes, as ``fully_shard`` (FSDP2) makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether it is a DTensor."""
+    return type(value) not in (Tensor, Parameter) and hasattr(value, "device_mesh")
+
+
+def local(value: Any) -> Any:
+    """This process's part of a DTensor; anything else itself."""
+    return value.to_local() if is_sharded(value) else value
+
+
+def check_sharding(p: Any, name: str) -> None:
+    """Raise a ``ValueError`` unless at most one dimension of the mesh shards rows."""
+    sharding = [placement for placement in p.placements if not placement.is_replicate()]
+    by_rows = all(type(x).__name__ == "Shard" and x.dim == 0 for x in sharding)
+    if len(sharding) > 1 or not by_rows:
+        raise ValueError(
+            f"{name!r} has placements {p.placements}: only parameters sharded along their first "
+            "dimension by one dimension of the mesh are supported, as fully_shard makes them"
+        )
+
+
+def first_entry(p: Any) -> int:
+    """How many entries of a DTensor come before this process's part."""
+    for dim, placement in enumerate(p.placements):
+        if not placement.is_replicate():
+            rows = -(-p.shape[0] // p.device_mesh.size(dim))
+            before = min(p.device_mesh.get_local_rank(dim) * rows, p.shape[0])
+            return int(before * (p.numel() // p.shape[0]))
+    return 0
+
+
+def sharded_like(whole: Tensor, p: Any) -> Tensor:
+    """The parts of a tensor that all processes have, distributed as a DTensor is."""
+    from torch.distributed.tensor import distribute_tensor
+
+    options = dict(dtype=p.dtype, device=p.to_local().device)
+    return distribute_tensor(whole.to(**options), p.device_mesh, p.placements, src_data_rank=None)
+
+
+def gathered(tensor: Any) -> Tensor:
+    """A copy of the whole tensor; for a DTensor all processes must call it."""
+    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return whole.clone()

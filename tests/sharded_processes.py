@@ -1,0 +1,102 @@
+"""What two processes train in ``optim/test_sharding.py``; they import it by name."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from toy_optimizers import train_step, train_task
+
+from covon_avalanche.optim import BayesByBackprop, CoVON
+
+NEWTON = dict(ess=100, hess_init=0.5, betas=(0.9, 0.9), batch_size=24)
+OPTIMIZERS = {
+    "covon": lambda p, g: CoVON(p, **NEWTON, generator=g),
+    "reference": lambda p, g: CoVON(p, **NEWTON, generator=g, implementation="reference"),
+    "reparam": lambda p, g: CoVON(p, **{**NEWTON, "hess_approx": "reparam"}, generator=g),
+    "two samples": lambda p, g: CoVON(p, **NEWTON, mc_samples=2, prior_mean="init", generator=g),
+    "vcl": lambda p, g: BayesByBackprop(p, ess=100, std_init=0.1, generator=g),
+}
+
+
+def train(kind, rank=0, world=1, mesh=None):
+    """Two tasks; the posterior, the state of a parameter and a predicted output."""
+    data = torch.Generator().manual_seed(1)
+    x, y = torch.randn(24, 5, generator=data), torch.randint(3, (24,), generator=data)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 900), nn.Tanh(), nn.Linear(900, 3))  # uneven: 3 rows
+    if mesh is not None:
+        for part in (model[0], model[2], model):
+            fully_shard(part, mesh=mesh, reshard_after_forward=True)
+    optimizer = OPTIMIZERS[kind](model.named_parameters(), torch.Generator().manual_seed(5))
+    share = x.chunk(world)[rank], y.chunk(world)[rank]
+    for _ in range(2):
+        train_task(optimizer, model, share, steps=6)
+    with torch.no_grad(), optimizer.sampled_params(train=False):
+        output = model(x)
+    posterior, prior = optimizer.posterior(), optimizer.prior()
+    return {
+        "mean": posterior.mean,
+        "precision": posterior.precision,
+        "prior": prior.precision,
+        "sampled": {"output": output},
+        "after": {"output": model(x).detach()},
+    }
+
+
+def resumed(mesh=None):
+    """The weights after a task and a half, straight on and by a checkpoint into fresh objects."""
+    x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
+    y = (x[:, 0] > 0).long()
+    options = StateDictOptions(full_state_dict=True)
+    found = []
+    for restarts in (False, True):
+        torch.manual_seed(0)
+        model, optimizer = made(mesh)
+        train_task(optimizer, model, (x, y), steps=4)
+        train_steps(optimizer, model, (x, y), 3)
+        if restarts:
+            saved = get_model_state_dict(model, options=options)
+            state = get_optimizer_state_dict(model, optimizer, options=options)
+            model, optimizer = made(mesh)
+            set_model_state_dict(model, saved, options=options)
+            set_optimizer_state_dict(model, optimizer, state, options=options)
+            assert optimizer.param_groups[0]["lr"] == 0.01
+        train_steps(optimizer, model, (x, y), 3)
+        found.append(optimizer.posterior())
+    return found
+
+
+def made(mesh):
+    """A fresh model and a fresh optimizer."""
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    if mesh is not None:
+        fully_shard(model, mesh=mesh)
+    generator = torch.Generator().manual_seed(5)
+    return model, CoVON(model.named_parameters(), **NEWTON, lr=0.01, generator=generator)
+
+
+def train_steps(optimizer, model, batch, steps):
+    """Some steps, without the end of a task."""
+    for _ in range(steps):
+        train_step(optimizer, model, batch)
+
+
+def work(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for kind in OPTIMIZERS:
+        torch.save(train(kind, rank, 2, mesh), Path(folder) / f"{kind}-{rank}")
+    straight, by_checkpoint = resumed(mesh)
+    straight.save(Path(folder) / f"straight-{rank}")
+    by_checkpoint.save(Path(folder) / f"by-checkpoint-{rank}")
+    dist.destroy_process_group()
