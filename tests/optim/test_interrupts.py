@@ -126,7 +126,9 @@ def test_a_run_interrupted_at_any_moment_is_between_operations(make, options, ti
     rng, reached = random.Random(0), set()
     before = signal.signal(signal.SIGALRM, lambda number, frame: interrupt())
     try:
-        for _ in range(times):
+        for attempt in range(10 * times):
+            if attempt >= times and len(reached) >= 4:
+                break  # on a busy machine a run may take longer than it did above
             optimizer, parameters = fresh()
             try:
                 signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, duration))
