@@ -34,6 +34,7 @@ MAY_IMPORT = {
         "posterior",
         "prompting",
     },
+    "integrations": {"optim"},
     "strategies": {"optim", "merging", "plugins", "data_loading"},
     "backbones": set(),
     "streams": {"atomic_write", "domain_orders"},

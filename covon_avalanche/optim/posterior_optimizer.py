@@ -115,6 +115,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._generator = generator
         self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
         self._in_place: list[tuple[Tensor, SampleBuffer]] = []  # swapped at the moment
+        self._used: dict[Tensor, tuple[Tensor, int]] = {}  # gradients of the last step
         super().__init__(params, {**defaults, "noise_seed": None, "noise_draws": 0})
         self._record = self._new_record()
         if prior is not None:
@@ -297,22 +298,17 @@ class PosteriorOptimizer(Optimizer, ABC):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the posterior with the recorded samples.
 
-        :param closure: computes a loss and its gradients; called in ``mc_samples`` samples.
+        :param closure: computes a loss and its gradients; called in ``mc_samples`` samples, or
+            once in the sample that is in place, which it must end before it returns.
         :return: the closure's loss, averaged over the samples, or ``None``.
-        :raises RuntimeError: without ``mc_samples`` recorded samples.
+        :raises RuntimeError: without ``mc_samples`` recorded samples, or with a closure after
+            gradients were accumulated outside of a sample.
         :raises FloatingPointError: if a gradient or the new posterior is not finite; names
             parameter, step and likely cause, and leaves everything as it was.
         """
+        loss = None if closure is None else self._call(closure)
         if self._in_place:
             raise RuntimeError("step() must be called outside of sampled_params()")
-        loss = None
-        if closure is not None:
-            self.discard_samples()
-            losses = []
-            for _ in range(self.mc_samples):
-                with torch.enable_grad(), self.sampled_params():
-                    losses.append(closure())
-            loss = None if None in losses else sum(losses) / len(losses)
         if not self._record.complete:
             if self._only_initialises():
                 return None
@@ -327,7 +323,28 @@ class PosteriorOptimizer(Optimizer, ABC):
         with defer_interrupt(), torch.no_grad():
             record, self._record = self._record, self._new_record()
             self._step(params, record)
+            self._used = {p: (p.grad, p.grad._version) for _, p, *_ in params if p.grad is not None}
         return loss
+
+    def _call(self, closure: Callable[[], Any]) -> Any:
+        """Call a closure in samples; return the mean loss."""
+        if self._in_place:
+            with torch.enable_grad():
+                return closure()
+        for p, (grad, version) in self._used.items():
+            new = p.grad is not None and (p.grad is not grad or p.grad._version != version)
+            if new and local(p.grad).any():
+                raise RuntimeError(
+                    "gradients were accumulated outside of a sample before step(closure): run all "
+                    "micro-batches inside one sampled_params(), or in the closure (in Lightning: "
+                    "callbacks=[covon_avalanche.integrations.lightning.PosteriorCallback()])"
+                )
+        self.discard_samples()
+        losses = []
+        for _ in range(self.mc_samples):
+            with torch.enable_grad(), self.sampled_params():
+                losses.append(closure())
+        return None if None in losses else sum(losses) / len(losses)
 
     def _only_initialises(self) -> bool:
         """Start the state for ``torch.distributed.checkpoint``, which asks an optimizer without
@@ -563,5 +580,5 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buffers, self._in_place = {}, []
+        self._buffers, self._in_place, self._used = {}, [], {}
         self._record = self._new_record()

@@ -1,0 +1,84 @@
+"""CoVON and VCL in Lightning's automatic optimization."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from covon_avalanche.optim import PosteriorOptimizer
+
+
+class PosteriorCallback(Callback):
+    """Samples the weights around the micro-batches of each step, and merges at the end of ``fit``::
+
+        def configure_optimizers(self):
+            return CoVON(self.named_parameters(), ess=50_000, batch_size=256)
+
+        Trainer(accumulate_grad_batches=4, callbacks=[PosteriorCallback()]).fit(module, loader)
+
+    One sample is in place during all micro-batches of a step; validation after it, checkpoints and
+    the trained module see the mean. ``batch_size`` counts the examples of all micro-batches and
+    processes. Without accumulation the callback is needed for the merge alone, since
+    ``step(closure)`` samples, too.
+    """
+
+    def __init__(self, consolidate: bool = True) -> None:
+        """
+        :param consolidate: end the task when ``fit`` ends: the posterior becomes the next prior.
+        """
+        self.consolidate = consolidate
+        self._sample: AbstractContextManager[None] | None = None
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Check the optimizer.
+
+        :raises ValueError: for another optimizer, several, or several samples per step.
+        """
+        _optimizer(trainer)
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Replace the weights by a sample, at the first micro-batch of a step."""
+        if self._sample is None:
+            self._sample = _optimizer(trainer).sampled_params()
+            self._sample.__enter__()
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Restore the mean, after the last micro-batch."""
+        sample, self._sample = self._sample, None
+        if sample is not None:
+            sample.__exit__(None, None, None)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Drop the sample of a step that was not completed."""
+        self._discard(trainer)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Restore the mean."""
+        self._discard(trainer)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Merge."""
+        if self.consolidate:
+            _optimizer(trainer).consolidate()
+
+    def _discard(self, trainer: Any) -> None:
+        self._sample = None
+        if trainer.optimizers:
+            _optimizer(trainer).discard_samples()
+
+
+def _optimizer(trainer: Any) -> PosteriorOptimizer:
+    optimizers = trainer.optimizers
+    if len(optimizers) != 1 or not isinstance(optimizers[0], PosteriorOptimizer):
+        names = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
+        raise ValueError(f"PosteriorCallback needs one CoVON or BayesByBackprop, got {names}")
+    optimizer = optimizers[0]
+    if optimizer.mc_samples != 1:
+        raise ValueError(
+            f"PosteriorCallback draws one sample per step, got mc_samples = {optimizer.mc_samples}"
+        )
+    return optimizer

@@ -1,0 +1,133 @@
+"""CoVON and VCL in Hugging Face's Trainer do what they do in a plain loop."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from toy_optimizers import make_covon, make_vcl, same, weights
+
+transformers = pytest.importorskip("transformers", reason="needs the extra language")
+pytest.importorskip("accelerate", reason="needs the extra language")
+
+from covon_avalanche.integrations.huggingface import PosteriorCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Model(nn.Module):
+    """A classifier as the Trainer expects it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = nn.Linear(4, 3)
+        self.seen = []
+
+    def forward(self, x, labels):
+        self.seen.append(self.linear.weight.detach().clone())
+        logits = self.linear(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(48, 4, generator=generator), torch.randint(3, (48,), generator=generator)
+    return [{"x": row, "labels": label} for row, label in zip(x, y, strict=True)]
+
+
+class InOrder(transformers.Trainer):
+    """The order of the data, so that a plain loop can follow."""
+
+    def _get_train_sampler(self, *_):
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def trainer(model, optimizer, folder, epochs=2, accumulate=1, callback=None, **options):
+    arguments = transformers.TrainingArguments(
+        folder, num_train_epochs=epochs, per_device_train_batch_size=8, report_to=[], use_cpu=True,
+        gradient_accumulation_steps=accumulate, max_grad_norm=0.05, disable_tqdm=True,
+        logging_strategy="no", **{"save_strategy": "no", **options},
+    )  # fmt: skip
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    return InOrder(
+        model, arguments, train_dataset=data(), eval_dataset=data(),
+        optimizers=(optimizer, constant), callbacks=[callback or PosteriorCallback()],
+    )  # fmt: skip
+
+
+def made(make, model, **options):
+    return make(model.named_parameters(), generator=torch.Generator().manual_seed(3), **options)
+
+
+@pytest.mark.parametrize("make", [make_covon, make_vcl])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_accumulation_and_clipping_equal_a_plain_loop(make, accumulate, tmp_path):
+    model = Model()
+    optimizer = made(make, model)
+    trainer(model, optimizer, tmp_path, accumulate=accumulate).train()
+    plain = Model()
+    expected = made(make, plain)
+    rows = data()
+    for _ in range(2):
+        for start in range(0, 48, 8 * accumulate):
+            with expected.sampled_params():
+                expected.zero_grad()
+                for i in range(start, start + 8 * accumulate, 8):
+                    batch = rows[i : i + 8]
+                    x = torch.stack([row["x"] for row in batch])
+                    y = torch.stack([row["labels"] for row in batch])
+                    (plain(x, y)["loss"] / accumulate).backward()
+            nn.utils.clip_grad_norm_(plain.parameters(), 0.05)
+            expected.step()
+    expected.consolidate()
+    for name, value in weights(plain).items():
+        torch.testing.assert_close(weights(model)[name], value, rtol=1e-5, atol=1e-7)
+    assert len({w.sum().item() for w in model.seen}) == 12 // accumulate
+
+
+def test_evaluation_sees_the_mean_and_a_sample_where_asked(tmp_path):
+    model = Model()
+    optimizer = made(make_covon, model)
+    run = trainer(model, optimizer, tmp_path, eval_strategy="epoch")
+    run.train()
+    means = {w.sum().item() for w in model.seen[-6:]}  # of the last epoch's evaluation
+    assert len(means) == 1
+    mean = run.evaluate()["eval_loss"]
+    assert run.evaluate()["eval_loss"] == mean
+    with optimizer.sampled_params(train=False):
+        assert run.evaluate()["eval_loss"] != mean
+
+
+def test_a_resumed_training_equals_one_that_nobody_stopped(tmp_path):
+    whole = Model()
+    trainer(whole, made(make_covon, whole), tmp_path / "a", epochs=4, accumulate=2).train()
+    first = Model()
+    steps = dict(save_strategy="steps", save_steps=5)
+    trainer(first, made(make_covon, first), tmp_path / "b", epochs=4, accumulate=2, **steps).train()
+    second = Model()
+    again = trainer(second, made(make_covon, second), tmp_path / "b", epochs=4, accumulate=2)
+    again.train(resume_from_checkpoint=str(tmp_path / "b/checkpoint-5"))
+    assert same(weights(second), weights(whole))
+
+
+def test_adapters_of_peft_alone_have_a_posterior(tmp_path):
+    peft = pytest.importorskip("peft", reason="needs the extra language")
+    base = Model()
+    before = copy.deepcopy(base.linear.weight)
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["linear"]))
+    optimizer = made(make_covon, model)
+    run = trainer(model, optimizer, tmp_path, remove_unused_columns=False)
+    run.train()
+    assert torch.equal(model.base_model.model.linear.base_layer.weight, before)
+    assert all("lora" in name for name in optimizer.posterior().mean)
+
+
+def test_what_cannot_work_is_one_sentence(tmp_path):
+    model = Model()
+    for optimizer, sentence in (
+        (torch.optim.AdamW(model.parameters()), r"got AdamW: pass optimizers=\(optimizer, None\)"),
+        (made(make_covon, model, mc_samples=2), "got mc_samples = 2"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            trainer(model, optimizer, tmp_path).train()
