@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 TEMPERATURES = tuple(10 ** (half / 2) for half in range(-2, 9))
@@ -71,6 +72,16 @@ class CalibrationSums:
         index = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (low, high]
         added = torch.stack([torch.ones_like(confidence), confidence, hits.double()], 1)
         self._bins.index_add_(0, index, added)
+
+    def gather(self) -> None:
+        """Add up the images of all processes of a distributed run."""
+        own = torch.tensor([self.count, self._nll, self._brier], dtype=torch.float64)
+        own = torch.cat([own, self._bins.flatten()])
+        device = "cpu" if dist.get_backend() == "gloo" else "cuda"
+        whole = own.to(device)
+        dist.all_reduce(whole)
+        self.count, self._nll, self._brier = int(whole[0]), whole[1].item(), whole[2].item()
+        self._bins = whole[3:].view_as(self._bins).cpu()
 
     def result(self) -> Calibration:
         """The means over all images so far.

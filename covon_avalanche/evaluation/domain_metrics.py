@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
+from avalanche.distributed import DistributedHelper
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.training.supervised import JointTraining
@@ -33,7 +34,8 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     (``MaxForgetting``), plasticity, and calibration. Undefined metrics, such as BWT after
     one domain, are not reported. Comparisons with earlier rows are undefined if the test domains
     differ from the trained ones in number, order or ``experience.domain`` (CORe50's test
-    sessions). Task identities are not used.
+    sessions). Task identities are not used. In a distributed run all processes get the metrics of
+    all images.
 
     Avalanche's ``StreamAccuracy`` is another number: it pools all evaluated images, including
     domains that have not been learned yet.
@@ -113,7 +115,10 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         i = experience.current_experience
         self._tested[i] = getattr(experience, "domain", None)
         sums = self._row.setdefault(i, CalibrationSums(self.bins))
-        sums.add(strategy.mb_output, strategy.mb_y)
+        # In a distributed run the sampler of a process that has too few images repeats some.
+        share = range(DistributedHelper.rank, len(experience.dataset), DistributedHelper.world_size)
+        new = len(share) - sums.count
+        sums.add(strategy.mb_output[:new], strategy.mb_y[:new])
 
     def after_eval(self, strategy: SupervisedTemplate) -> list[MetricValue] | None:
         """End a row, if the whole stream was evaluated."""
@@ -125,6 +130,9 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         if self._is_held_out():
             self.matrix.held_out = True
         sums = [self._row[i] for i in sorted(self._row)]
+        if DistributedHelper.is_distributed:
+            for domain in sums:
+                domain.gather()
         self.matrix.counts = [s.count for s in sums]
         missing = max(0, trained - 1 - len(self.matrix.rows))
         self.matrix.rows[trained - 1 :] = [*[None] * missing, [s.accuracy for s in sums]]

@@ -12,7 +12,7 @@ from covon_avalanche.plugins.quadratic_anchor import QuadraticAnchorPlugin
 _ADAM_FAMILY = (Adam, AdamW, NAdam, RAdam)
 
 
-class AdaRegPlugin(QuadraticAnchorPlugin):
+class AdaRegPlugin(QuadraticAnchorPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """AdamW-Regularized (Algorithm 2): Adam's second moment is the importance.
 
     Needs an optimizer of the Adam family, whose bias-corrected average of squared

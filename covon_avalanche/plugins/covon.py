@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from avalanche.distributed import DistributedHelper
+
 from covon_avalanche.merging import Eq8, MergeRule, RegMean, merge_into
 from covon_avalanche.optim import CoVON
 from covon_avalanche.optim.checks import check_positive, check_whole
@@ -15,7 +17,7 @@ from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
 
 
-class CoVONPlugin(PosteriorPlugin):
+class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Fast and slow variational continual learning; needs a ``CoVON`` optimizer.
 
     Merges the task's posterior into the slow prior after each experience, or, for streams
@@ -97,9 +99,10 @@ class CoVONPlugin(PosteriorPlugin):
         return {"ess": self.ess_per_example * len(strategy.experience.dataset), **scheduled}
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Tell the optimizer the size of the batch, and replace the weights by a sample."""
+        """Tell the optimizer the size of the batch, over all processes, and replace the weights by
+        a sample."""
         for group in strategy.optimizer.param_groups:
-            group["batch_size"] = len(strategy.mb_y)
+            group["batch_size"] = len(strategy.mb_y) * DistributedHelper.world_size
         super().before_forward(strategy, **kwargs)
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:

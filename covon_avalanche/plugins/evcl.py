@@ -11,7 +11,7 @@ from covon_avalanche.plugins.task_loader import task_loader
 from covon_avalanche.posterior.fisher import squared_example_gradients
 
 
-class EVCLPlugin(VCLPlugin):
+class EVCLPlugin(VCLPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """VCL with an elastic penalty on means and standard deviations; needs a
     ``BayesByBackprop`` optimizer.
 

@@ -15,7 +15,7 @@ from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_ex
 _FISHER = {"exact": squared_example_gradients, "batch": squared_batch_gradients}
 
 
-class EWCStarPlugin(QuadraticAnchorPlugin):
+class EWCStarPlugin(QuadraticAnchorPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """EWC with accumulated Fisher information and one anchor (Algorithm 3, "EWC*").
 
     Huszár's correction of EWC: one second-order expansion of all past tasks around the latest

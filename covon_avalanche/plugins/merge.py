@@ -16,7 +16,7 @@ from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 _MB_SIZE = 64  # of passes over the data: second moments of convolutions unfold whole batches
 
 
-class MergePlugin(SupervisedPlugin):
+class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Merges the weights at the end of each task with a rule of ``covon_avalanche.merging``::
 
         Naive(model=model, optimizer=AdamW(model.parameters()), plugins=[MergePlugin(RegMean())])

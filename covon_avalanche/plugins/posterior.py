@@ -206,7 +206,7 @@ class PosteriorPlugin(SupervisedPlugin):
             sample.__exit__(None, None, None)
 
 
-class VCLPlugin(PosteriorPlugin):
+class VCLPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Mean-field VCL without coresets; needs a ``BayesByBackprop`` optimizer.
 
     The posterior after each experience is the prior of the next (Nguyen et al., ICLR 2018;

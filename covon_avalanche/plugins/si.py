@@ -8,7 +8,7 @@ from typing import Any
 from avalanche.training.plugins import SynapticIntelligencePlugin
 
 
-class SIPlugin(SynapticIntelligencePlugin):
+class SIPlugin(SynapticIntelligencePlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Avalanche's Synaptic Intelligence (Zenke et al., 2017; Maltoni and Lomonaco, 2019).
 
     Avalanche 0.6 stores the old weights as ``param.detach().cpu().flatten()``, which on a CPU

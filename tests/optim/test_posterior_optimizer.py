@@ -173,6 +173,29 @@ class TestSampling:
         with pytest.raises(ValueError, match=r"'0\.weight' is torch\.bfloat16"):
             optimizer.sampled_params().__enter__()
 
+    @pytest.mark.parametrize(
+        "parametrize",
+        [
+            nn.utils.parametrizations.weight_norm,
+            nn.utils.parametrizations.spectral_norm,
+            nn.utils.parametrizations.orthogonal,
+        ],
+    )
+    def test_parametrized_weights_follow_their_sample(self, make, parametrize):
+        torch.manual_seed(0)
+        model = parametrize(nn.Linear(4, 4))
+        optimizer = make(model.named_parameters())
+        for _ in range(3):
+            with optimizer.sampled_params():
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).square().sum().backward()
+                sampled = model.weight.detach().clone()
+            assert not torch.equal(model.weight, sampled)
+            optimizer.step()
+        optimizer.consolidate()
+        originals = {n for n, _ in model.named_parameters()}
+        assert originals == set(optimizer.posterior().mean)
+
     def test_the_loop_may_be_compiled(self, make_each, linear, batch):
         losses = []
         for wrap in (lambda f: f, partial(torch.compile, backend="eager")):
@@ -521,3 +544,17 @@ class TestPriors:
         train_task(optimizer, linear, batch)
         with unchanged(optimizer):
             optimizer.consolidate()
+
+
+def test_groups_of_timm_have_priors_of_their_own():
+    optim = pytest.importorskip("timm.optim", reason="needs the extra vision")
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    optimizer = make_covon(optim.param_groups_weight_decay(model, 0.5), ess=10.0, weight_decay=0.1)
+    decays = {g["weight_decay"]: len(g["params"]) for g in optimizer.param_groups}
+    assert decays == {0.0: 3, 0.5: 1}
+    assert optimizer.prior(model.named_parameters()).precision["0.weight"].unique() == 5.0
+    assert optimizer.prior(model.named_parameters()).precision["0.bias"].unique() == 0.0
+    with optimizer.sampled_params():
+        model(torch.randn(8, 4)).square().sum().backward()
+    optimizer.step()
+    optimizer.consolidate()
