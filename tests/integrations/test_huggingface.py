@@ -123,6 +123,19 @@ def test_adapters_of_peft_alone_have_a_posterior(tmp_path):
     assert all("lora" in name for name in optimizer.posterior().mean)
 
 
+@pytest.mark.parametrize(
+    "options", [{"bf16": True}, {"torch_compile": True, "torch_compile_backend": "eager"}]
+)
+def test_autocast_and_compiled_models(options, tmp_path):
+    model, exact = Model(), Model()
+    trainer(model, made(make_covon, model), tmp_path, epochs=1, **options).train()
+    trainer(exact, made(make_covon, exact), tmp_path, epochs=1).train()
+    assert model.linear.weight.dtype == torch.float32
+    tolerance = 0.05 if "bf16" in options else 1e-6
+    torch.testing.assert_close(weights(model), weights(exact), rtol=0, atol=tolerance)
+    assert same(weights(model), weights(exact)) == ("bf16" not in options)
+
+
 def test_what_cannot_work_is_one_sentence(tmp_path):
     model = Model()
     for optimizer, sentence in (

@@ -115,6 +115,18 @@ def test_a_resumed_fit_equals_one_that_nobody_stopped(linear, tmp_path):
     assert same(weights(second.net), weights(whole.net))
 
 
+@pytest.mark.parametrize("callbacks", [[], [PosteriorCallback()]])
+def test_bfloat16_is_autocast_with_float32_weights(callbacks, linear):
+    dtypes = set()
+    linear.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
+    module = Module(linear, make_covon)
+    before = weights(linear)
+    fit(module, epochs=1, precision="bf16-mixed", callbacks=callbacks)
+    assert dtypes == {torch.bfloat16}
+    assert linear.weight.dtype == torch.float32
+    assert not same(weights(linear), before)
+
+
 def test_what_cannot_work_is_one_sentence(linear):
     def adam(params, generator):
         return torch.optim.Adam([p for _, p in params])
