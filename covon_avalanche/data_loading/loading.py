@@ -32,7 +32,8 @@ class TensorBatches:
         """Avalanche's loader, or a faster one with the same batches."""
         following: Any = super()
         following.make_train_dataloader(shuffle=shuffle, drop_last=drop_last, **kwargs)
-        if _is_not_overridden(self, following, "make_train_dataloader"):
+        kept = kwargs.get("persistent_workers")  # which draw one seed for all epochs
+        if not kept and _is_not_overridden(self, following, "make_train_dataloader"):
             size = self.train_mb_size  # type: ignore[attr-defined]
             self._replace_loader(size, shuffle, drop_last)
 
@@ -49,7 +50,7 @@ class TensorBatches:
             data = strategy.adapted_dataset
             rows = rows_of(data)
             if rows is not None:
-                strategy.dataloader = TensorLoader(rows, len(data), batch_size, shuffle, drop_last)
+                strategy.dataloader = TensorLoader(rows, data, batch_size, shuffle, drop_last)
 
 
 def _is_not_overridden(strategy: Any, following: Any, name: str) -> bool:
@@ -66,21 +67,21 @@ class TensorLoader:
     """Batches of rows, shuffled as torch's ``DataLoader`` does with the same global seed."""
 
     def __init__(
-        self, rows: Rows, length: int, batch_size: int, shuffle: bool, drop_last: bool
+        self, rows: Rows, dataset: Any, batch_size: int, shuffle: bool, drop_last: bool
     ) -> None:
-        self.rows, self.length, self.batch_size = rows, length, batch_size
+        self.rows, self.dataset, self.batch_size = rows, dataset, batch_size
         self.shuffle, self.drop_last = shuffle, drop_last
 
     def __len__(self) -> int:
-        full, rest = divmod(self.length, self.batch_size)
+        full, rest = divmod(len(self.dataset), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         _draw_seed()  # a DataLoader first draws one for its workers
-        order = torch.arange(self.length)
+        order = torch.arange(len(self.dataset))
         if self.shuffle:
             generator = torch.Generator().manual_seed(_draw_seed())
-            order = torch.randperm(self.length, generator=generator)
+            order = torch.randperm(len(self.dataset), generator=generator)
         for indices in order.split(self.batch_size)[: len(self)]:
             yield list(self.rows(indices))
 

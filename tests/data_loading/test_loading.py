@@ -128,3 +128,11 @@ def test_parameters_of_loaders_may_be_changed_above_the_mixin():
 
     batches = loader(Doubled, tensors(40), train=False)
     assert [len(x) for x, *_ in batches] == [16, 16, 8]
+
+
+def test_persistent_workers_stay_with_avalanche_and_plugins_may_read_the_data_set():
+    data = tensors(20)
+    ours = loader(FastNaive, data)
+    assert (ours.dataset, ours.batch_size) == (data, 8)
+    kept = loader(FastNaive, data, num_workers=1, persistent_workers=True)
+    assert not isinstance(kept, TensorLoader)
