@@ -14,7 +14,7 @@ from avalanche.benchmarks.datasets import default_dataset_location
 from avalanche.models import SimpleMLP
 from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
 from avalanche.training.templates import SupervisedTemplate
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from covon_avalanche import streams
@@ -32,6 +32,7 @@ from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import StrategySettings
 from covon_avalanche.experiment.resumable import Resumable
+from covon_avalanche.loops import Autocast
 
 _FOLDERS = {
     "PACS": "PACS",
@@ -128,16 +129,6 @@ def build_network(
 def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:
     """A path below the data folder; absolute paths stay as they are."""
     return Path(default_dataset_location("") if dataset_root is None else dataset_root) / path
-
-
-class Autocast:
-    """Mixin for strategies: the model computes in bfloat16; losses and weights stay float32."""
-
-    def forward(self) -> Tensor:
-        strategy: Any = self
-        with torch.autocast(strategy.device.type, torch.bfloat16):
-            output: Tensor = super().forward()  # type: ignore[misc]
-        return output.float()
 
 
 class Cosine:

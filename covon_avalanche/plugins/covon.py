@@ -102,7 +102,8 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         """Tell the optimizer the size of the batch, over all processes, and replace the weights by
         a sample."""
         for group in strategy.optimizer.param_groups:
-            group["batch_size"] = len(strategy.mb_y) * DistributedHelper.world_size
+            several = getattr(strategy, "accumulate", 1) * DistributedHelper.world_size
+            group["batch_size"] = len(strategy.mb_y) * several
         super().before_forward(strategy, **kwargs)
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:

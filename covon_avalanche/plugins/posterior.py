@@ -134,8 +134,9 @@ class PosteriorPlugin(SupervisedPlugin):
             group.update(own)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Replace the weights by a sample."""
-        self._open_sample(strategy, train=True)
+        """Replace the weights by a sample, unless that of the step is in place already."""
+        if self._sample is None:
+            self._open_sample(strategy, train=True)
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Restore the mean, and run the other samples of this step."""

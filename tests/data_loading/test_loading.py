@@ -10,8 +10,8 @@ from toys import make_naive, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import EWCStarStrategy, TensorBatches
 from covon_avalanche.data_loading import TensorLoader
-from covon_avalanche.experiment.build import Autocast
 from covon_avalanche.experiment.resumable import Resumable
+from covon_avalanche.loops import Autocast
 
 
 class FastJoint(TensorBatches, JointTraining):

@@ -1,0 +1,77 @@
+"""Mixins for Avalanche strategies: gradient accumulation, mixed precision, clipping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class GradientAccumulation:
+    """Mixin: each step is by the gradients of several mini-batches, averaged::
+
+        class Accumulating(GradientAccumulation, Naive):
+            accumulate = 4
+
+    ``train_mb_size`` is what is in memory at once. Plugins see each mini-batch as usual, but
+    ``before_update`` and ``after_update`` only where there is a step. The weights of a posterior
+    optimizer are one sample during the mini-batches of a step. The last step of an epoch may have
+    fewer. Strategies with a ``training_epoch`` of their own, such as DER, cannot be mixed with it.
+    """
+
+    accumulate: int = 2
+    """Mini-batches per step."""
+
+    def training_epoch(self, **kwargs: Any) -> None:
+        """Avalanche's, with a step after every ``accumulate`` mini-batches."""
+        own: Any = self
+        if own.accumulate < 1:
+            raise ValueError(f"accumulate must be >= 1, got {own.accumulate}")
+        n = len(own.dataloader)
+        for i, batch in enumerate(own.dataloader):
+            if own._stop_training:
+                break
+            own.mbatch = batch
+            first = i - i % own.accumulate
+            own._unpack_minibatch()
+            own._before_training_iteration(**kwargs)
+            if i == first:
+                own.optimizer.zero_grad()
+            own.loss = own._make_empty_loss()
+            own._before_forward(**kwargs)
+            own.mb_output = own.forward()
+            own._after_forward(**kwargs)
+            own.loss += own.criterion()
+            own._before_backward(**kwargs)
+            own.loss = own.loss / min(own.accumulate, n - first)
+            own.backward()
+            own._after_backward(**kwargs)
+            if i + 1 == min(first + own.accumulate, n):
+                own._before_update(**kwargs)
+                own.optimizer_step()
+                own._after_update(**kwargs)
+            own._after_training_iteration(**kwargs)
+
+
+class Autocast:
+    """Mixin: the model computes in bfloat16; losses, weights and the optimizer stay float32."""
+
+    def forward(self) -> Tensor:
+        """The strategy's output, as float32."""
+        strategy: Any = self
+        with torch.autocast(strategy.device.type, torch.bfloat16):
+            output: Tensor = super().forward()  # type: ignore[misc]
+        return output.float()
+
+
+class GradientClipping:
+    """Mixin: the gradients' common norm is at most ``max_grad_norm`` in each step."""
+
+    max_grad_norm: float = 1.0
+
+    def optimizer_step(self) -> None:
+        """Clip, then step."""
+        strategy: Any = self
+        torch.nn.utils.clip_grad_norm_(strategy.model.parameters(), strategy.max_grad_norm)
+        super().optimizer_step()  # type: ignore[misc]

@@ -1,0 +1,85 @@
+"""Mixins of Avalanche strategies against plain loops."""
+
+import pytest
+import torch
+from avalanche.training.plugins import EWCPlugin
+from avalanche.training.supervised import Naive
+from torch import nn
+from toy_optimizers import make_covon, make_vcl
+from toys import columns, make_naive, same, toy_benchmark, toy_model, weights
+
+from covon_avalanche import CoVONPlugin, VCLPlugin
+from covon_avalanche.loops import Autocast, GradientAccumulation, GradientClipping
+
+
+class Accumulating(GradientAccumulation, GradientClipping, Naive):
+    accumulate = 2
+    max_grad_norm = 0.5
+
+
+@pytest.mark.parametrize(("make", "plugin"), [(make_covon, CoVONPlugin), (make_vcl, VCLPlugin)])
+def test_one_sample_computes_all_mini_batches_of_a_step(make, plugin):
+    """Three mini-batches of 16: a step by two and one by the last."""
+    options = dict(generator=torch.Generator().manual_seed(3))
+    if make is make_covon:
+        options |= dict(hess_approx="gradsq", batch_size=None)
+    benchmark, model = toy_benchmark(2), toy_model()
+    strategy = make_naive(
+        model, make(model.named_parameters(), **options), plugin(), cls=Accumulating
+    )
+    for experience in benchmark.train_stream:
+        strategy.train(experience, shuffle=False)
+    plain = toy_model()
+    options["generator"] = torch.Generator().manual_seed(3)
+    optimizer = make(plain.named_parameters(), **options)
+    for experience in benchmark.train_stream:
+        x, y = columns(experience)
+        for _ in range(2):
+            for step in ([(x[:16], y[:16]), (x[16:32], y[16:32])], [(x[32:], y[32:])]):
+                for group in optimizer.param_groups:
+                    if make is make_covon:
+                        group["batch_size"] = 32
+                with optimizer.sampled_params():
+                    optimizer.zero_grad()
+                    for inputs, targets in step:
+                        loss = nn.functional.cross_entropy(plain(inputs), targets)
+                        (loss / len(step)).backward()
+                nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+                optimizer.step()
+        optimizer.consolidate()
+    assert same(weights(model), weights(plain))
+
+
+def test_accumulated_steps_equal_those_of_large_batches():
+    """With a penalty in the loss, which counts once in the average."""
+    found = []
+    for cls, size in (
+        (Naive, 48),
+        (type("A", (GradientAccumulation, Naive), {"accumulate": 3}), 16),
+    ):
+        benchmark, model = toy_benchmark(2), toy_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plugin = EWCPlugin(ewc_lambda=1.0)
+        strategy = make_naive(model, optimizer, plugin, cls=cls, train_mb_size=size)
+        for experience in benchmark.train_stream:
+            strategy.train(experience, shuffle=False)
+        found.append(weights(model))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_keeps_weights_and_losses_in_float32():
+    model, dtypes = toy_model(), set()
+    model[0].register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
+    cls = type("Fast", (Autocast, Naive), {})
+    strategy = make_naive(model, torch.optim.SGD(model.parameters(), lr=0.1), cls=cls)
+    strategy.train(toy_benchmark(1).train_stream[0])
+    assert dtypes == {torch.bfloat16}
+    assert strategy.loss.dtype == model[0].weight.dtype == torch.float32
+
+
+def test_a_number_of_mini_batches_below_one_is_an_error():
+    model = toy_model()
+    cls = type("None", (GradientAccumulation, Naive), {"accumulate": 0})
+    strategy = make_naive(model, torch.optim.SGD(model.parameters(), lr=0.1), cls=cls)
+    with pytest.raises(ValueError, match="accumulate must be >= 1, got 0"):
+        strategy.train(toy_benchmark(1).train_stream[0])
