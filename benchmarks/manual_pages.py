@@ -3,9 +3,9 @@
     python benchmarks/manual_pages.py FOLDER
 
 writes ``FOLDER/{en,de,fr}/{train,valid,test}.jsonl``, a page a line, as
-``{"page": ..., "text": ...}``. Roff markup is removed; aliases, duplicates and pages that are not translated are left out. A page
-belongs to the same part in all languages, by a hash of its name: a tenth each for validation and
-test.
+``{"page": ..., "text": ...}``. Roff markup is removed; aliases, duplicates and pages that are not
+translated are left out. A page belongs to the same part in all languages, by a hash of its name: a
+tenth each for validation and test.
 
 Licences: most pages are under the GPL, BSD or the Linux manual page licence
 (https://spdx.org/licenses/Linux-man-pages-copyleft.html); ``usr/share/doc/PACKAGE/copyright`` in
