@@ -60,6 +60,7 @@ class GridProgress:
         if result is not None and self.bars.disable:
             accuracy, seconds = 100 * result.average_accuracy, sum(result.train_seconds)
             line = f"{_name(outcome.spec)}: A_T {accuracy:.2f} %, {seconds:.1f} s"
+            line += " (cached)" * outcome.cached
             self.bars.console.print(line, soft_wrap=True, markup=False)
 
 

@@ -24,9 +24,10 @@ from covon_avalanche.cli.options import (
     fail,
 )
 from covon_avalanche.cli.progress import GridProgress
-from covon_avalanche.experiment.grid import Outcome, run_grid, specs_of
+from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid, specs_of
 from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
 from covon_avalanche.experiment.result import Result
+from covon_avalanche.experiment.run_folder import finished_runs
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes
 
@@ -79,7 +80,8 @@ def run(
         fail(f"--slurm {slurm[0]} is for --launcher slurm only")
     if jobs is not None and launcher is Launcher.slurm:
         fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
-    chosen = choose(load_recipe(recipe, settings or ()), strategies, seeds, epochs)
+    whole = choose(load_recipe(recipe, settings or ()), epochs=epochs)
+    chosen = choose(whole, strategies, seeds)
     options = RunOptions(
         dataset_root=dataset_root,
         checkpoint_seconds=60 * checkpoint_minutes,
@@ -92,11 +94,16 @@ def run(
     if launcher is Launcher.slurm:
         _submit(chosen, folder, options, slurm or [])
     else:
-        raise typer.Exit(_run_and_summarise(chosen, folder, options, jobs))
+        raise typer.Exit(_run_and_summarise(chosen, whole, folder, options, jobs))
 
 
-def _run_and_summarise(recipe: Recipe, folder: Path, options: RunOptions, jobs: int | None) -> int:
-    """Train, print and store the results; return the exit status."""
+def _run_and_summarise(
+    recipe: Recipe, whole: Recipe, folder: Path, options: RunOptions, jobs: int | None
+) -> int:
+    """Train, print and store the results; return the exit status.
+
+    :param whole: the recipe with all of its strategies, which the table shows if they have run.
+    """
     console = Console()
     start = time.perf_counter()
     specs = specs_of(recipe)
@@ -121,30 +128,42 @@ def _run_and_summarise(recipe: Recipe, folder: Path, options: RunOptions, jobs: 
         console.print("Interrupted; the same command resumes from here.")
     failures = [outcome for outcome in progress.outcomes if outcome.error is not None]
     _print_failures(failures)
-    results = [outcome.result for outcome in progress.outcomes if outcome.result is not None]
-    if results:
-        _summarise(results, folder)
+    if any(outcome.result is not None for outcome in progress.outcomes):
+        new = {outcome.spec for outcome in progress.outcomes if not outcome.cached}
+        _summarise(finished_runs(whole, folder), folder, new)
         console.print(f"Total time: {time.perf_counter() - start:.0f} s")
     if interrupted:
         return INTERRUPTED
     return max((BAD_INPUT if failure.bad_input else 1 for failure in failures), default=0)
 
 
-def _summarise(results: list[Result], folder: Path) -> None:
-    """Print the table, and write it and the plot to files."""
+def _summarise(results: list[Result], folder: Path, new: set[RunSpec]) -> None:
+    """Print the table, and write it and the plot to files.
+
+    :param new: what this command has run; the other results are marked as cached.
+    """
     from covon_avalanche.report import comparisons, figures, results_frame, tables
 
-    (comparison,) = comparisons(results_frame(results))
-    typer.echo(tables.aligned(tables.summary_table(comparison, tables.FULL), form="simple"))
-    write_atomically(folder / "table.md", tables.markdown_table(comparison, tables.FULL))
-    figures.save_curves(comparison, folder / "accuracy.png")
+    found = comparisons(results_frame(results))  # several, if runs differ in precision = "auto"
+    for comparison in found:
+        table = tables.summary_table(comparison, tables.FULL)
+        runs = comparison.by_strategy(lambda own: [*own[["strategy", "seed"]].itertuples(False)])
+        cached = [sum(run not in new for run in own) for own in runs.values()]
+        if any(cached):
+            table["cached"] = [
+                f"{n} of {len(own)}" for n, own in zip(cached, runs.values(), strict=True)
+            ]
+        typer.echo(tables.aligned(table, form="simple"))
+    text = "\n".join(tables.markdown_table(comparison, tables.FULL) for comparison in found)
+    write_atomically(folder / "table.md", text)
+    figures.save_curves(found[0], folder / "accuracy.png")
     typer.echo(
         "A_T: accuracy after the last domain, mean over all domains; pooled: over all\n"
         "images. Mean A_t: mean over time of the accuracy on the domains so far. BWT:\n"
         "change of a domain's accuracy since it was learned. Max forgetting: its best\n"
         "accuracy before the last domain minus the final one. Seconds: training of one\n"
         "run. Memory: weights, optimizer state, anchors and stored examples, in units\n"
-        "of the weights.\n"
+        "of the weights. Cached: runs that were finished before.\n"
         f"{folder}/accuracy.png, table.md and {len(results)} result.json files\n"
         f"`covon report {folder}` generates an HTML report"
     )

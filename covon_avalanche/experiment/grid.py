@@ -40,6 +40,8 @@ class Outcome:
 
     spec: RunSpec
     result: Result | None = None
+    cached: bool = False
+    """Whether the run had been finished before."""
     error: str | None = None
     bad_input: bool = False
     """Whether the user's input caused the error: data, settings, folders."""
@@ -81,7 +83,7 @@ def run_grid(
         if (result := RunFolder(runs, recipe, *spec).result()) is None:
             waiting.append(spec)
         else:
-            end(Outcome(spec, result))
+            end(Outcome(spec, result, cached=True))
     with _interrupted() as interrupted:
         while waiting:  # once more after a process was killed
             running: dict[Future[Outcome], RunSpec] = {}

@@ -287,12 +287,13 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def recipe_text(recipe: Recipe, comments: Mapping[str, str]) -> str:
-    """A recipe as TOML, without its search spaces.
+    """A recipe as TOML, without its search spaces and hashes of source.
 
     :param comments: on strategies, by name, for the head of the file.
     """
     head = "".join(f"# {name}: {comment}\n" for name, comment in comments.items())
+    excluded: Any = {"search": True, "strategies": {"__all__": {"source"}}}
     data = recipe.model_dump(
-        mode="json", exclude={"search"}, exclude_defaults=True, exclude_none=True
+        mode="json", exclude=excluded, exclude_defaults=True, exclude_none=True
     )
     return head + tomli_w.dumps(data)

@@ -38,9 +38,12 @@ def upgrade_settings(stored: dict[str, Any]) -> dict[str, Any]:
     one = {"seeds": [0], "strategies": {"strategy": stored["strategy"]}}
     whole = {key: value for key, value in stored.items() if key != "strategy"}
     try:
-        return settings_of(Recipe.model_validate({**whole, **one}), "strategy")
+        settings = settings_of(Recipe.model_validate({**whole, **one}), "strategy")
     except ValidationError:
         return stored
+    if "source" not in stored["strategy"]:  # today's file need not be the one that ran
+        settings["strategy"].pop("source", None)
+    return settings
 
 
 def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -226,6 +229,18 @@ class RunFolder(StoredRun):
                 f"now there are {now}; remove the folder or choose another --out"
             )
         write_atomically(file, now)
+
+
+def finished_runs(recipe: Recipe, runs: Path) -> list[Result]:
+    """The results of a recipe's strategies with its settings in a folder of runs, all seeds."""
+    found = []
+    for strategy in recipe.strategies:
+        for path in sorted((runs / strategy).glob("seed-*-*")):
+            seed = path.name.split("-")[1]
+            folder = RunFolder(runs, recipe, strategy, int(seed) if seed.isdecimal() else -1)
+            if folder.path == path and (result := folder.result()) is not None:
+                found.append(result)
+    return found
 
 
 @contextmanager

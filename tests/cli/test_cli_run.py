@@ -75,6 +75,52 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     assert {(r.recipe, r.settings["title"]) for r in results} == {("mine", "A [/b] of [pilot]")}
 
 
+OWN_PLUGIN = """
+from avalanche.training.plugins import SupervisedPlugin
+
+
+class Scaled(SupervisedPlugin):
+    def before_backward(self, strategy, **kwargs):
+        strategy.loss *= 1.0
+"""
+
+
+def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_table(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    own = STRATEGIES["custom"] | {"implementation": "scaled_plugin:Scaled", "optimizer": "sgd"}
+    strategies = {"finetune": STRATEGIES["finetune"], "mine": own}
+    text = recipe_text(small_recipe(strategies, epochs=1, stream=FEW, seeds=[0]), {})
+    (tmp_path / "tiny.toml").write_text(text, encoding="utf-8")
+    (tmp_path / "scaled_plugin.py").write_text(OWN_PLUGIN, encoding="utf-8")
+    command = ["run", "tiny.toml", "--jobs", "1", "--out", "out"]
+    first = covon(*command)
+    assert first.exit_code == 0, first.output
+    assert "cached" not in first.stdout.partition("\nA_T: ")[0]
+    table = (tmp_path / "out/table.md").read_text(encoding="utf-8")
+
+    again = covon(*command, "--strategies", "mine")
+    assert "mine, seed 0: A_T" in again.stdout
+    assert again.stdout.count("1 of 1") == 2  # both rows are there, and come from the disk
+    assert (tmp_path / "out/table.md").read_text(encoding="utf-8") == table
+
+    (tmp_path / "scaled_plugin.py").write_text(OWN_PLUGIN.replace("1.0", "9.0"), encoding="utf-8")
+    changed = covon(*command, "--strategies", "mine")
+    assert changed.exit_code == 0, changed.output
+    rows = {line.split()[0]: line for line in changed.stdout.splitlines() if " ± " not in line}
+    assert rows["finetune"].rstrip().endswith("1 of 1")
+    assert not rows["mine"].rstrip().endswith("1 of 1")
+    old, new = (
+        Result.load(path)
+        for path in sorted(
+            (tmp_path / "out/mine").rglob("result.json"), key=lambda path: path.stat().st_mtime_ns
+        )
+    )
+    assert old.epochs[0].loss != new.epochs[0].loss
+    assert old.settings["strategy"]["source"] != new.settings["strategy"]["source"]
+
+
 def group_members(group: int) -> list[str]:
     """Commands of the living processes of a process group (zombies do not live)."""
     found = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -14,6 +17,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
+    field_validator,
 )
 
 from covon_avalanche.experiment.registry.base import (
@@ -143,6 +148,9 @@ _FROM_AVALANCHE = {
 }
 
 
+_imported: dict[str, str] = {}  # source hashes, because Python imports a module only once
+
+
 class Custom(WithOptimizer):
     """A user-defined strategy or plugin."""
 
@@ -157,12 +165,43 @@ class Custom(WithOptimizer):
     constructor makes another optimizer, the cosine schedule is that one's."""
     replay: bool = False
     """Whether it stores examples, for the tables."""
+    source: Annotated[str | None, Field(validate_default=True)] = None
+    """Hash of the module's file, filled in when the recipe is read, so that a changed class is
+    another run. Other modules that it imports do not count."""
+
+    @field_validator("source")
+    @classmethod
+    def _of_today(cls, source: str | None, info: ValidationInfo) -> str | None:
+        return source or _source_hash(info.data.get("implementation", ""))
 
     @property
     def stores_examples(self) -> bool:
         return self.replay
 
     def build(self) -> Method:
+        now, imported = _source_hash(self.implementation), _imported.get(self.implementation)
+        if self.source != now or imported not in (None, now):
+            raise ValueError(
+                f"the file of {self.implementation} has changed since this process or the recipe "
+                f"read it: start again, without source = {self.source!r} if the recipe has it"
+            )
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
-        return Method.of(self.implementation, self.arguments)
+        method = Method.of(self.implementation, self.arguments)
+        if now is not None:
+            _imported[self.implementation] = now
+        return method
+
+
+def _source_hash(implementation: str) -> str | None:
+    """Ten hexadecimal digits of the file of ``module:Class``, found without importing anything;
+    ``None`` if there is no such file."""
+    first, *others = implementation.partition(":")[0].split(".")
+    try:
+        spec = PathFinder.find_spec(first, [str(Path.cwd())]) or find_spec(first)
+        for name in others:
+            spec = spec and PathFinder.find_spec(name, spec.submodule_search_locations)
+        content = Path(spec.origin or "").read_bytes() if spec else b""
+    except (ValueError, OSError):  # a module without a file
+        return None
+    return hashlib.sha256(content).hexdigest()[:10] if content else None
