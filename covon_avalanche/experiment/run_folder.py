@@ -21,7 +21,7 @@ from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Epoch, Result
 
 _log = logging.getLogger(__name__)
-_LOCK_TIMEOUT = 0.5  # seconds; ``is_running`` holds the lock for a moment
+_LOCK_TIMEOUT = 0.5  # seconds; ``is_locked`` holds the lock for a moment
 
 
 def settings_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
@@ -97,6 +97,17 @@ def error_sentence(error: BaseException) -> tuple[str, bool]:
     return name + (" ".join(str(error).split()) or "no reason given"), bad_input
 
 
+def is_locked(file: Path) -> bool:
+    """Whether a process holds the lock of this file."""
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
 class StoredRun:
     """The files of a run, to read them."""
 
@@ -115,13 +126,7 @@ class StoredRun:
 
     def is_running(self) -> bool:
         """Whether a process is working on it."""
-        lock = FileLock(self.path / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            return True
-        lock.release()
-        return False
+        return is_locked(self.path / ".lock")
 
 
 class RunFolder(StoredRun):

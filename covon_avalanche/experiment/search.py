@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from filelock import FileLock
 from optuna.pruners import MedianPruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import ValidationError
 
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, Space, validate
 from covon_avalanche.experiment.registry import StrategySettings
-from covon_avalanche.experiment.run_folder import run_hash
+from covon_avalanche.experiment.run_folder import is_locked, run_hash
 from covon_avalanche.experiment.run_options import RunOptions
 
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -168,9 +168,6 @@ class Search:
         :param trials: total number, including those of other processes.
         """
         study = self.study()
-        if len(study.get_trials(deepcopy=False, states=_DONE)) >= trials:
-            return
-        self._enqueue_own_settings(study)
 
         def end(study: optuna.Study, trial: FrozenTrial) -> None:
             pruned = trial.state is TrialState.PRUNED
@@ -178,8 +175,25 @@ class Search:
             text = trial.user_attrs.get("error", "pruned" if pruned else value)
             notify(f"{self.strategy}, trial {trial.number + 1}: {text}")
 
-        enough = MaxTrialsCallback(trials, states=_DONE)
-        study.optimize(lambda trial: self._objective(trial, options), callbacks=[end, enough])
+        while (claim := self._claim(study, trials)) is not None:
+            try:
+                study.optimize(lambda trial: self._objective(trial, options), 1, callbacks=[end])
+            finally:
+                claim.release()
+
+    def _claim(self, study: optuna.Study, trials: int) -> FileLock | None:
+        """The lock of a missing trial, or ``None`` if all are done or claimed by other processes.
+        A process that is killed releases its claim."""
+        folder = self.journal.parent / ".claims" / self._name
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "all.lock"):
+            free = [k for k in range(trials) if not is_locked(folder / f"{k}.lock")]
+            if len(free) <= len(study.get_trials(deepcopy=False, states=_DONE)):
+                return None
+            self._enqueue_own_settings(study)
+            claim = FileLock(folder / f"{free[0]}.lock")
+            claim.acquire()
+            return claim
 
     def _enqueue_own_settings(self, study: optuna.Study) -> None:
         flat, space = _flat(self.settings), space_of(self.recipe, self.strategy)
@@ -229,7 +243,7 @@ class Search:
     def best(self, trials: int) -> tuple[dict[str, Any], float]:
         """The best trial's settings and its A_T on validation images.
 
-        :param trials: only the first so many count: parallel processes may run one more.
+        :param trials: only the first so many count.
         :raises RecipeError: if none was completed, or all diverged.
         """
         try:

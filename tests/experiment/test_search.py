@@ -1,5 +1,7 @@
 """Searches: resumable, on validation images only, with a budget that counts."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,6 +66,25 @@ def test_processes_that_search_together_draw_different_settings(tmp_path, runs):
         assert study.ask().number == number
     Search(recipe, "finetune", journal, 7).run(2)
     assert len({0.01, *(settings.lr for settings in runs)}) == 3
+
+
+def test_processes_that_search_together_run_as_many_trials_as_asked(tmp_path, monkeypatch):
+    drawn = []
+
+    def slow(recipe, strategy, *arguments, **options):
+        drawn.append(recipe.strategies[strategy].lr)
+        time.sleep(0.3)  # so that all have looked for missing trials before one is done
+        return SimpleNamespace(average_accuracy=0.5)
+
+    monkeypatch.setattr(run, "run_strategy", slow)
+    recipe = recipe_of("finetune")
+    with ThreadPoolExecutor(3) as pool:
+        searches = [Search(recipe, "finetune", tmp_path / "j", 7) for _ in range(3)]
+        list(pool.map(lambda search: search.run(2), searches))
+    assert len(drawn) == 2
+    assert drawn.count(0.01) == 1  # the recipe's own settings
+    states = [trial.state.name for trial in searches[0].study().get_trials()]
+    assert states == ["COMPLETE"] * 2
 
 
 def test_a_search_alone_is_reproducible_and_interruptions_do_not_change_it(tmp_path, runs):
