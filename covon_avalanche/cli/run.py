@@ -25,6 +25,7 @@ from covon_avalanche.cli.options import (
 )
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid, specs_of
+from covon_avalanche.experiment.precision import SLOW, is_slow
 from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import finished_runs
@@ -82,6 +83,8 @@ def run(
         fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
     whole = choose(load_recipe(recipe, settings or ()), epochs=epochs)
     chosen = choose(whole, strategies, seeds)
+    if is_slow(chosen.precision, chosen.device) and launcher is Launcher.local:
+        typer.echo(f"covon: {SLOW}", err=True)
     options = RunOptions(
         dataset_root=dataset_root,
         checkpoint_seconds=60 * checkpoint_minutes,

@@ -169,4 +169,4 @@ def _best(
         comments[name] = f"validation A_T {100 * value:.2f} %"
         typer.echo(f"{name}: {comments[name]}")
     found = {name: recipe.strategies[name] for name in comments}
-    return recipe.model_copy(update={"strategies": found}), comments
+    return recipe.model_copy(update={"strategies": found, "searched": list(found)}), comments

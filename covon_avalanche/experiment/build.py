@@ -29,6 +29,7 @@ from covon_avalanche.experiment.data_settings import (
     PermutedStream,
 )
 from covon_avalanche.experiment.epoch_log import EpochLog
+from covon_avalanche.experiment.precision import used_precision
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import StrategySettings
 from covon_avalanche.experiment.resumable import Resumable
@@ -169,7 +170,8 @@ def build_strategy(
     method = settings.build()
     cosine = CosinePlugin(_cosine_schedule(optimizer, recipe))
     base = method.strategy
-    mixins: list[type] = [Resumable] if recipe.precision == "float32" else [Resumable, Autocast]
+    precision = used_precision(recipe.precision, recipe.device)
+    mixins: list[type] = [Resumable] if precision == "float32" else [Resumable, Autocast]
     mixins += [] if issubclass(base, TensorBatches) else [TensorBatches]
     cls = type(base.__name__, (*mixins, base), {"__module__": base.__module__})
     try:

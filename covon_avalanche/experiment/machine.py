@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from covon_avalanche.experiment.precision import cpuinfo
+
 _PACKAGES = ("covon_avalanche", "torch", "avalanche-lib", "scikit-learn", "numpy")
 
 
@@ -38,11 +40,7 @@ def machine(device: str = "cuda") -> dict[str, Any]:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(ln.split(":", 1)[1].strip() for ln in lines if ln.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def _in_use(device: str) -> bool:

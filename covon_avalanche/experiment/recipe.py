@@ -74,8 +74,10 @@ class Recipe(Table):
     """The learning rate of the last epoch of a domain, relative to the first; the epochs between
     follow a cosine, a single epoch keeps the first."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$")] = "cpu"
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the forward and backward passes; ``bfloat16`` is torch's autocast, weights are float32."""
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    """Of the forward and backward passes; ``bfloat16`` is torch's autocast, weights are float32.
+    ``auto`` is ``bfloat16`` where the device has instructions for it; the result's ``machine``
+    says which it was."""
     workers: NonNegativeInt = 0
     """Processes that load images from disk."""
     posterior_samples: NonNegativeInt = 0
@@ -86,6 +88,8 @@ class Recipe(Table):
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)]
     """Seeds of permutations, initial weights, data order and noise."""
     strategies: Annotated[dict[StrategyName, Strategy], Field(min_length=1)]
+    searched: list[str] = Field([])
+    """Strategies whose settings a search has found; reports mark the others as untuned."""
     search: dict[StrategyName, dict[str, Space]] = Field({})
     """Spaces of ``covon search``, by strategy and setting."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from covon_avalanche.experiment.machine import (
     reset_peak_memory,
     versions,
 )
+from covon_avalanche.experiment.precision import SLOW, is_slow, used_precision
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, ReliabilityBin, Result
 from covon_avalanche.experiment.resumable import Checkpointer
@@ -106,6 +108,8 @@ class _Run:
     def finish(self) -> Result:
         """Build everything, restore the last checkpoint, if any, and train the rest."""
         _check_device(self.recipe.device)
+        if is_slow(self.recipe.precision, self.recipe.device):
+            warnings.warn(SLOW, stacklevel=3)
         while True:
             free_memory()
             self._build()
@@ -201,6 +205,7 @@ class _Run:
                 _log.info("domain %d: %s", len(self.diagnostics), numbers)
 
     def _result(self) -> Result:
+        device, precision = self.recipe.device, self.recipe.precision
         matrix = self.metrics.matrix
         memory = next(p for p in self.strategy.plugins if isinstance(p, MemoryFootprint))
         return Result(
@@ -223,10 +228,10 @@ class _Run:
             train_seconds=self.log.seconds,
             parameters=sum(p.numel() for p in self.model.parameters()),
             memory_ratio=memory.ratio,
-            peak_memory=peak_memory(self.recipe.device),
+            peak_memory=peak_memory(device),
             diagnostics=self.diagnostics,
             versions=versions(),
-            machine=machine(self.recipe.device),
+            machine={**machine(device), "precision": used_precision(precision, device)},
         )
 
     def _sampled(self) -> dict[str, float]:

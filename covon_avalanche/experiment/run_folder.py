@@ -21,6 +21,7 @@ from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Epoch, Result
 
 _log = logging.getLogger(__name__)
+_DESCRIPTIONS = ("name", "title", "searched")
 _LOCK_TIMEOUT = 0.5  # seconds; ``is_locked`` holds the lock for a moment
 
 
@@ -47,8 +48,8 @@ def upgrade_settings(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that affect the result: all but names."""
-    return {key: value for key, value in settings.items() if key not in ("name", "title")}
+    """The settings that affect the result."""
+    return {key: value for key, value in settings.items() if key not in _DESCRIPTIONS}
 
 
 def run_hash(recipe: Recipe, strategy: str, seed: int) -> str:
@@ -173,14 +174,15 @@ class RunFolder(StoredRun):
             part.unlink(missing_ok=True)
 
     def result(self) -> Result | None:
-        """The result of a finished run, which is stored under the recipe's current name and title.
+        """The result of a finished run, which is stored under the recipe's current name, title and
+        list of searched strategies.
 
         :raises ResultError: if the file cannot be read or is not a result.
         """
         if not self.result_file.exists():
             return None
         result = Result.load(self.result_file)
-        names = {key: self.settings[key] for key in ("name", "title")}
+        names = {key: self.settings[key] for key in _DESCRIPTIONS}
         if result.recipe != names["name"] or not names.items() <= result.settings.items():
             changes = {"recipe": names["name"], "settings": result.settings | names}
             result = result.model_copy(update=changes)

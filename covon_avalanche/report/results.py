@@ -37,6 +37,7 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     ``evaluated``            ``test`` or ``valid``
     ``offline``              trains on several domains at once; not a continual learner
     ``replay``               stores training examples of earlier domains
+    ``untuned``              settings not searched, unlike those of others in the recipe
     ``average_accuracy``     A_T, domain mean: mean over domains after the last one
     ``weighted_accuracy``    A_T, pooled over the images of all domains
     ``incremental_accuracy`` mean over time of A_t, the domain mean over domains so far
@@ -78,6 +79,8 @@ def results_frame(results: Iterable[Result]) -> pd.DataFrame:
 
 def _row(result: Result) -> dict[str, Any]:
     settings = json.loads(json.dumps(upgrade_settings(result.settings)), object_hook=_without_none)
+    if "precision" in result.machine:  # in use, where the recipe says "auto"
+        settings["precision"] = result.machine["precision"]
     strategy = stored_strategy(settings["strategy"])
     measured = {f"sampled_{name}": value for name, value in result.sampled.items()}
     if strategy.has_probabilities:
@@ -91,6 +94,7 @@ def _row(result: Result) -> dict[str, Any]:
         "evaluated": result.stream,
         "offline": strategy.offline,
         "replay": strategy.stores_examples,
+        "untuned": result.strategy not in (settings.get("searched") or [result.strategy]),
         "incremental_accuracy": result.incremental_accuracy,
         "forgetting": result.forgetting,
         "max_forgetting": result.max_forgetting,

@@ -35,7 +35,7 @@ def strategy_summary(runs: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
     :param runs: of one comparison, see :func:`~covon_avalanche.load_results`.
     """
     groups = runs.groupby(by, sort=False)
-    names = ["recipe", "stream", "evaluated", "kind", "offline", "replay"]
+    names = ["recipe", "stream", "evaluated", "kind", "offline", "replay", "untuned"]
     summary = groups[names].first().assign(seeds=groups.size())
     for name in MEASURES:
         summary[f"{name}_mean"] = groups[name].agg(lambda values: values.mean(skipna=False))
@@ -43,7 +43,7 @@ def strategy_summary(runs: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
     summary = summary.join(groups[["memory_ratio", "peak_memory"]].max())
     summary = summary.sort_values("average_accuracy_mean", ascending=False, kind="stable")
     learners = summary.index[~summary["offline"] & summary["average_accuracy_mean"].notna()]
-    summary.insert(6, "best", summary.index == (learners[0] if len(learners) else None))
+    summary.insert(7, "best", summary.index == (learners[0] if len(learners) else None))
     scores = runs.pivot(index="seed", columns=by, values="average_accuracy")
     return summary.assign(p_value=_p_values(scores, list(learners)))
 

@@ -63,7 +63,7 @@ METRICS = (
     Metric("peak MiB", "peak_memory", 0, "largest memory of a run"),
     Metric("seeds", "seeds", 0, "number of runs"),
 )
-MARKS = ("offline", "replay")
+MARKS = ("offline", "replay", "untuned")
 SHORT = ("A_T %", "BWT %", "seconds", "memory", "seeds")
 FULL = ("A_T %", "A_T pooled %", "mean A_t %", "BWT %", "max forgetting %", *SHORT[2:])
 """What ``covon run`` prints."""

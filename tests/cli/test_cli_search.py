@@ -40,6 +40,7 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
     done = CliRunner().invoke(app, [*arguments, "--strategies", "ewc-star"])
     assert done.exit_code == 0, done.output
     best = load_recipe(str(tmp_path / "out" / "best.toml"))  # what was searched before stays
+    assert best.searched == list(best.strategies)
     assert list(best.strategies) == ["finetune", "ewc-star"]
     assert best.stream == recipe.stream
     for name in ("finetune", "ewc-star"):

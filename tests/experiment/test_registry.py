@@ -24,7 +24,7 @@ HASHES = {
     "domainnet": "80bfd90802",
     "domainnet-clip": "f31144135f",
     "domainnet-vit": "785f4883c9",
-    "pacs": "d803c49cdb",
+    "pacs": "24bfa4e30e",
     "pacs-vit": "6b15b1b0bd",
     "permuted-digits": "31547c46cb",
     "permuted-mnist-hard": "c92439273a",

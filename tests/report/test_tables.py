@@ -16,11 +16,25 @@ from covon_avalanche.report.tables import (
     markdown_table,
     results_csv,
     summary_csv,
+    summary_table,
 )
 
 
 def cells(line):
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def test_a_strategy_that_was_not_searched_is_marked_beside_others_that_were():
+    def names(searched):
+        about = {"name": "r", "title": "t", "searched": searched}
+        runs = [made_up(name, 0, [[0.9]]) for name in ("tuned", "mine")]
+        for run in runs:
+            run.settings.update(about)
+        (comparison,) = comparisons(results_frame(runs))
+        return list(summary_table(comparison)["strategy"])
+
+    assert names(["tuned"]) == ["tuned", "mine (untuned)"]
+    assert names([]) == ["tuned", "mine"]
 
 
 def test_markdown():

@@ -1,0 +1,75 @@
+"""The precision of a run: chosen by the machine, recorded, with a warning where it is slow."""
+
+import pytest
+import torch
+from small_recipes import FEW, STRATEGIES, small_recipe
+
+from covon_avalanche.experiment import precision
+from covon_avalanche.experiment.run import run_strategy
+from covon_avalanche.report import results_frame
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """Pretends that ``/proc/cpuinfo`` has these flags."""
+
+    def pretend(flags):
+        fields = {"flags": f"fpu avx2 {flags}"}
+        monkeypatch.setattr(precision, "cpuinfo", lambda key: fields.get(key, ""))
+
+    return pretend
+
+
+def run(name):
+    recipe = small_recipe(
+        {"finetune": STRATEGIES["finetune"]}, precision=name, stream=FEW, epochs=1
+    )
+    return run_strategy(recipe, "finetune", 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "used"),
+    [("avx512_bf16", "bfloat16"), ("amx_bf16 amx_tile", "bfloat16"), ("avx512f", "float32")],
+)
+def test_auto_is_bfloat16_where_the_processor_has_it(processor, flags, used):
+    processor(flags)
+    result = run("auto")
+    assert result.accuracy == run(used).accuracy
+    assert result.epochs[0].loss == run(used).epochs[0].loss
+    assert run("bfloat16").epochs[0].loss != run("float32").epochs[0].loss
+    assert result.settings["precision"] == "auto"
+    assert result.machine["precision"] == used
+    (row,) = results_frame([result]).to_dict("records")
+    assert row["settings.precision"] == used  # so that it is compared with its like
+
+
+def test_bfloat16_on_a_processor_without_it_is_slow_and_says_so(processor, recwarn):
+    processor("avx512f")
+    with pytest.warns(UserWarning, match=r'this processor has no instructions .*; "auto" decides'):
+        assert run("bfloat16").machine["precision"] == "bfloat16"
+    processor("amx_bf16")
+    recwarn.clear()
+    run("bfloat16")
+    assert not [warning for warning in recwarn if "precision" in str(warning.message)]
+
+
+def test_an_accelerator_is_asked_without_emulation(monkeypatch):
+    asked = []
+
+    def supported(including_emulation=True):
+        asked.append((torch.cuda.current_device(), including_emulation))
+        return False
+
+    class Device:
+        def __init__(self, name):
+            monkeypatch.setattr(torch.cuda, "current_device", lambda: name)
+
+        def __enter__(self): ...
+
+        def __exit__(self, *_): ...
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    assert precision.used_precision("auto", "cuda:1") == "float32"
+    assert asked == [("cuda:1", False)]
+    assert precision.used_precision("auto", "mps") == "float32"
