@@ -35,7 +35,6 @@ app = typer.Typer(
     "streams.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 for command in (
     run.run,
@@ -44,7 +43,9 @@ for command in (
     compare.compare,
     predict.predict,
     show.recipes,
+    show.strategies,
     show.show,
+    show.status,
 ):
     app.command()(command)
 app.add_typer(data.app, name="data")

@@ -7,11 +7,26 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from covon_avalanche.datasets.catalogue import CATALOGUE
+from covon_avalanche.experiment.data_settings import missing_data
+from covon_avalanche.experiment.recipe import Recipe, shipped_recipes
+
 BAD_INPUT = 2
 INTERRUPTED = 130
 
+
+def _complete_recipe(incomplete: str) -> list[str]:
+    """Shipped recipes and files that a shell offers."""
+    known = [*shipped_recipes(), *map(str, Path().glob("*.toml"))]
+    return [name for name in known if name.startswith(incomplete)]
+
+
 RecipeName = Annotated[
-    str, typer.Argument(help="A shipped recipe (see `covon recipes`) or a .toml file.")
+    str,
+    typer.Argument(
+        help="A shipped recipe (see `covon recipes`) or a .toml file.",
+        autocompletion=_complete_recipe,
+    ),
 ]
 Strategies = Annotated[
     str | None, typer.Option(help="Some of the recipe's strategies, e.g. covon,ewc-star.")
@@ -34,3 +49,16 @@ def fail(sentence: str, status: int = BAD_INPUT) -> NoReturn:
     """Print one sentence and exit."""
     typer.echo(f"covon: {sentence}", err=True)
     raise typer.Exit(status)
+
+
+def missing_sentence(recipe: Recipe, dataset_root: Path | None) -> str | None:
+    """What images or weights of a recipe are missing and how to get them, if any are."""
+    path = missing_data(recipe.stream, recipe.model, dataset_root)
+    if path is None:
+        return None
+    dataset = CATALOGUE.get(recipe.stream.name)
+    how = "give the folder of all data by --dataset-root"
+    if dataset is not None and path.name == Path(dataset.folder).name:
+        get = f"`covon data download {dataset.name} --root {path.parent}` fetches them"
+        how += f"; {get if dataset.files else f'{dataset.name} is {dataset.note}'}"
+    return f"the data are missing: there is no {path}; {how}"

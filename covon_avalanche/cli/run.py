@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import defaultdict
+from datetime import timedelta
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -22,13 +25,14 @@ from covon_avalanche.cli.options import (
     Settings,
     Strategies,
     fail,
+    missing_sentence,
 )
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid, specs_of
 from covon_avalanche.experiment.precision import SLOW, is_slow
 from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
 from covon_avalanche.experiment.result import Result
-from covon_avalanche.experiment.run_folder import finished_runs
+from covon_avalanche.experiment.run_folder import RunFolder, error_sentence, finished_runs
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes
 
@@ -52,6 +56,9 @@ def run(
         Path | None, typer.Option(help="Folder of the results. \\[default: runs/RECIPE]")
     ] = None,
     jobs: Jobs = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would run, and for how long.")
+    ] = False,
     dataset_root: DatasetRoot = None,
     checkpoint_minutes: Annotated[
         float, typer.Option(min=0, help="Interval of checkpoints inside epochs.")
@@ -81,6 +88,8 @@ def run(
         fail(f"--slurm {slurm[0]} is for --launcher slurm only")
     if jobs is not None and launcher is Launcher.slurm:
         fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
+    if wandb is not None and find_spec("wandb") is None:
+        fail("--wandb needs wandb: pip install wandb")
     whole = choose(load_recipe(recipe, settings or ()), epochs=epochs)
     chosen = choose(whole, strategies, seeds)
     if is_slow(chosen.precision, chosen.device) and launcher is Launcher.local:
@@ -93,15 +102,55 @@ def run(
         wandb=wandb,
     )
     folder = out or Path("runs") / chosen.name
+    specs = specs_of(chosen)
+    missing = missing_sentence(chosen, dataset_root)
+    new = [spec for spec in specs if RunFolder(folder, chosen, *spec).result() is None]
+    processes = min(jobs or default_processes(chosen.device), max(1, len(new)))
+    if dry_run:
+        done = f"{len(specs) - len(new)} finished, {len(new)} to run, {processes} in parallel"
+        typer.echo(f"{chosen.title}: {len(specs)} runs, {done}")
+        typer.echo(missing or "The data are there.")
+        if new and not missing:
+            _print_times(chosen, new, finished_runs(whole, folder), options, processes)
+        return
+    if new and missing and launcher is Launcher.local:
+        fail(missing)
     folder.mkdir(parents=True, exist_ok=True)
     if launcher is Launcher.slurm:
         _submit(chosen, folder, options, slurm or [])
     else:
-        raise typer.Exit(_run_and_summarise(chosen, whole, folder, options, jobs))
+        raise typer.Exit(_run_and_summarise(chosen, whole, folder, options, processes))
+
+
+def _print_times(
+    recipe: Recipe,
+    new: list[RunSpec],
+    stored: list[Result],
+    options: RunOptions,
+    processes: int,
+) -> None:
+    """Estimate training times from stored results or, without one, from timed batches."""
+    from covon_avalanche.experiment.run import estimated_seconds
+
+    total = 0.0
+    for strategy in dict.fromkeys(spec.strategy for spec in new):
+        times = [sum(run.train_seconds) for run in stored if run.strategy == strategy]
+        source = "stored results" if times else "timed batches"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                times = times or [estimated_seconds(recipe, strategy, options)]
+        except (ValueError, OSError) as error:
+            fail(f"{strategy}: {error_sentence(error)[0]}")
+        number, mean = sum(spec.strategy == strategy for spec in new), sum(times) / len(times)
+        total += number * mean
+        time_ = timedelta(seconds=round(mean))
+        typer.echo(f"{strategy}: {number} x {time_} of training, from {source}")
+    typer.echo(f"In total about {timedelta(seconds=round(total / processes))} and evaluations")
 
 
 def _run_and_summarise(
-    recipe: Recipe, whole: Recipe, folder: Path, options: RunOptions, jobs: int | None
+    recipe: Recipe, whole: Recipe, folder: Path, options: RunOptions, processes: int
 ) -> int:
     """Train, print and store the results; return the exit status.
 
@@ -110,7 +159,6 @@ def _run_and_summarise(
     console = Console()
     start = time.perf_counter()
     specs = specs_of(recipe)
-    processes = min(jobs or default_processes(recipe.device), len(specs))
     runs = "run" if len(specs) == 1 else "runs"
     console.print(f"{recipe.title}: {len(specs)} {runs}, {processes} in parallel", markup=False)
     progress = GridProgress(console, recipe, specs, folder)
@@ -193,4 +241,4 @@ def _submit(recipe: Recipe, folder: Path, options: RunOptions, parameters: list[
     except ValueError as error:
         fail(str(error))
     typer.echo(f"{len(jobs)} jobs of {recipe.title}: {jobs[0]} to {jobs[-1]}")
-    typer.echo(f"`covon show {folder}` prints their state")
+    typer.echo(f"`covon status {folder}` prints their state")

@@ -25,6 +25,7 @@ from covon_avalanche.cli.options import (
     Settings,
     Strategies,
     fail,
+    missing_sentence,
 )
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe, recipe_text
 from covon_avalanche.experiment.run_folder import error_sentence
@@ -75,6 +76,8 @@ def search(
             "biased, because settings were chosen with it",
             err=True,
         )
+    if (missing := missing_sentence(chosen, dataset_root)) is not None:
+        fail(missing)
     folder = out or Path("searches") / chosen.name
     folder.mkdir(parents=True, exist_ok=True)
     journal = folder / "trials.journal"

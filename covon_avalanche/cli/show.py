@@ -1,7 +1,8 @@
-"""``covon recipes`` and ``covon show``."""
+"""``covon recipes``, ``covon strategies``, ``covon show`` and ``covon status``."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from covon_avalanche.cli.options import fail
+from covon_avalanche.cli.options import RecipeName, fail
 from covon_avalanche.experiment.recipe import load_recipe, recipe_file, shipped_recipes
+from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import StoredRun
 
@@ -22,30 +24,40 @@ def recipes() -> None:
         typer.echo(f"{name}: {load_recipe(name).title}")
 
 
-def show(
-    recipe: Annotated[
-        str, typer.Argument(help="A shipped recipe, a .toml file, or a folder of runs.")
-    ],
-) -> None:
-    """Print a recipe, or the state of all runs in a folder.
+def strategies() -> None:
+    """List the kinds of strategies that recipes can name, with the keys that they need."""
+    for kind, cls in KINDS.items():
+        needed = [name for name, field in cls.model_fields.items() if field.is_required()]
+        summary = " ".join((cls.__doc__ or "").partition("\n\n")[0].replace("`", "").split())
+        stores = cls.model_construct(kind=kind, n_steps=2).stores_examples
+        mark = " Stores examples." if stores else ""
+        typer.echo(f"{kind}: {summary}{mark} Needs {', '.join(needed[1:]) or 'no keys'}.")
+
+
+def show(recipe: RecipeName) -> None:
+    """Print a recipe, or the state of all runs in a folder, as `covon status` does.
 
     To start your own recipe: covon show NAME > mine.toml
     """
     if Path(recipe).is_dir():
-        _show_runs(Path(recipe))
+        status(Path(recipe))
         return
     load_recipe(recipe)
     typer.echo(recipe_file(recipe).read_text(encoding="utf-8"), nl=False)
 
 
-def _show_runs(folder: Path) -> None:
+def status(folder: Annotated[Path, typer.Argument(help="A folder of runs.")]) -> None:
+    """Print the state of all runs in a folder."""
     found = sorted(file.parent for file in folder.rglob("run.json"))
     if not found:
         fail(f"there are no runs in {folder}")
+    states = [_state(StoredRun(path)) for path in found]
     table = Table("strategy", "run", "state", "")
-    for path in found:
-        table.add_row(*map(escape, (path.parent.name, path.name, *_state(StoredRun(path)))))
+    for path, state in zip(found, states, strict=True):
+        table.add_row(*map(escape, (path.parent.name, path.name, *state)))
     Console().print(table)
+    counts = Counter(state for state, _ in states)
+    typer.echo(", ".join(f"{number} {state}" for state, number in counts.items()))
 
 
 def _state(run: StoredRun) -> tuple[str, str]:

@@ -23,7 +23,6 @@ from covon_avalanche.data_loading import TensorBatches
 from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment.data_settings import (
     Backbone,
-    FolderStream,
     Model,
     Perceptron,
     PermutedStream,
@@ -34,15 +33,6 @@ from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import StrategySettings
 from covon_avalanche.experiment.resumable import Resumable
 from covon_avalanche.loops import Autocast
-
-_FOLDERS = {
-    "PACS": "PACS",
-    "DomainNet": "domainnet",
-    "OfficeHome": "OfficeHome",
-    "ImageNetR": "imagenet-r",
-    "CDDB": "CDDB",
-    "CORe50": "core50",
-}
 
 
 def build_benchmark(
@@ -66,10 +56,7 @@ def build_benchmark(
         return build(stream.n_experiences, **options)
     colours = normalisation(model.backbone) if isinstance(model, Backbone) else {}
     train, evaluation = streams.image_transforms(stream.image_size, **colours)
-    if isinstance(stream, FolderStream):
-        root: Path | None = _below(dataset_root, stream.folder)
-    else:
-        root = None if dataset_root is None else Path(dataset_root) / _FOLDERS[stream.name]
+    root = _below(dataset_root, stream.data_folder)
     if stream.cache_size is not None:
         options["cache"] = _below(dataset_root, "cache")
         options["cache_size"] = stream.cache_size

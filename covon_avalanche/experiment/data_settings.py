@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -36,6 +38,7 @@ class PermutedStream(Table):
 class _Images(Table):
     """Images on disk."""
 
+    name: str
     domains: Annotated[list[str], Field(min_length=1)]
     """In the order they are learned. Published protocols fill in theirs, so that a resolved
     recipe names the domains."""
@@ -58,6 +61,12 @@ class _Images(Table):
             order = _published_order(**data)
             return {**data, "domains": order} if order else data
         return data
+
+    @property
+    def data_folder(self) -> str:
+        """Where the images are, below the folder of all data."""
+        own = {"DomainNet": "domainnet", "ImageNetR": "imagenet-r", "CORe50": "core50"}
+        return own.get(self.name, self.name)
 
     @property
     def n_experiences(self) -> int:
@@ -123,6 +132,10 @@ class FolderStream(_Images):
     """With ``DOMAIN/CLASS/*``, or a CSV table, see ``DomainFolders``; a relative path is below
     the data folder."""
 
+    @property
+    def data_folder(self) -> str:
+        return self.folder
+
 
 _AnyStream = PermutedStream | ImageStream | SplitStream | CDDBStream | CORe50Stream | FolderStream
 Stream = Annotated[_AnyStream, Field(discriminator="name")]
@@ -132,6 +145,21 @@ STREAMS: dict[str, type[Table]] = {
     for name in get_args(cls.model_fields["name"].annotation)
 }
 """The class of each stream."""
+
+
+def missing_data(stream: Table, model: Table, dataset_root: Path | None) -> Path | None:
+    """The first path of images or weights that does not exist; nothing is imported to look."""
+    if dataset_root is None:
+        try:
+            text = Path("~/.avalanche/config.json").expanduser().read_text(encoding="utf-8")
+            dataset_root = Path(json.loads(text)["dataset_location"])
+        except (OSError, ValueError, KeyError, TypeError):
+            dataset_root = Path("~/.avalanche/data")
+    needed = [stream.data_folder] if isinstance(stream, _Images) else []
+    if isinstance(model, Backbone) and model.weights not in ("", "default"):
+        needed.append(model.weights)
+    paths = (dataset_root.expanduser() / path for path in needed)
+    return next((path for path in paths if not path.exists()), None)
 
 
 class Perceptron(Table):

@@ -69,7 +69,12 @@ def _wandb_logger(project: str, folder: Path, title: str, settings: dict[str, An
         write_atomically(id_file, f"{secrets.token_hex(8)}\n")
     run_id = id_file.read_text(encoding="utf-8").strip()
     params = {"dir": str(folder), "id": run_id, "resume": "allow"}
-    return _Wandb(project_name=project, run_name=title, config=settings, params=params)
+    import wandb
+
+    try:
+        return _Wandb(project_name=project, run_name=title, config=settings, params=params)
+    except wandb.Error as error:
+        raise ValueError(f"W&B cannot log: {error}") from error
 
 
 class _Wandb(WandBLogger):

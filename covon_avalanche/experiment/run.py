@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from avalanche.benchmarks import CLScenario
 from avalanche.logging import BaseLogger
+from avalanche.training.plugins import SupervisedPlugin
 
 from covon_avalanche.evaluation.calibration import TEMPERATURES, mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
@@ -44,6 +47,7 @@ from covon_avalanche.plugins.posterior import PosteriorPlugin
 
 OnDomain = Callable[[int, float], None]
 _log = logging.getLogger(__name__)
+_TIMED = 6  # batches; the first, which may compile, does not count
 _WRITE_EVERY = 1.0  # seconds, for epochs that are shorter
 
 
@@ -92,6 +96,39 @@ def run_strategy(
     :raises FloatingPointError: if the training diverges.
     """
     return _Run(recipe, strategy, seed, options, stream, on_domain).finish()
+
+
+class _Enough(Exception):
+    """Ends training when enough batches are timed."""
+
+
+def estimated_seconds(recipe: Recipe, strategy: str, options: RunOptions = RunOptions()) -> float:
+    """Training time of a run on one thread, from its first batches; evaluation, merging and what
+    grows from domain to domain are left out.
+
+    :raises ValueError: as :func:`run_strategy`.
+    """
+    torch.set_num_threads(1)
+    run = _Run(recipe, strategy, recipe.seeds[0], options)
+    run._build()
+    ends: list[float] = []
+
+    class _Timer(SupervisedPlugin):
+        def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+            ends.append(time.perf_counter())
+            if len(ends) == _TIMED:
+                raise _Enough
+
+    run.strategy.plugins.append(_Timer())
+    stream, epochs = run.benchmark.train_stream, run.strategy.train_epochs
+    start = time.perf_counter()
+    with suppress(_Enough):
+        run.strategy.train(stream[0])
+    if not ends:  # nothing is trained by gradients
+        return len(stream) * (time.perf_counter() - start)
+    batches = sum(math.ceil(len(e.dataset) / recipe.train_mb_size) for e in stream)
+    seconds = np.diff([start, *ends])
+    return float(epochs * batches * np.median(seconds[1:] if len(ends) > 1 else seconds))
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from covon_avalanche import __version__
 from covon_avalanche.cli import app, run, search
+from covon_avalanche.experiment import run as experiment_run
 from covon_avalanche.experiment.recipe import parse_seeds, recipe_text
 from covon_avalanche.experiment.result import Result
 
@@ -73,6 +75,30 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     assert len((out / "table.md").read_text(encoding="utf-8").splitlines()) == 4
     results = [Result.load(path) for path in out.rglob("result.json")]
     assert {(r.recipe, r.settings["title"]) for r in results} == {("mine", "A [/b] of [pilot]")}
+
+
+def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, monkeypatch):
+    command = [*arguments, "--strategies", "covon,finetune", "--seeds", "0-1", "--dry-run"]
+    first = covon(*command)
+    assert first.exit_code == 0, first.output
+    assert first.stdout.splitlines()[0].endswith("4 runs, 0 finished, 4 to run, 1 in parallel")
+    assert "The data are there." in first.stdout
+    for name in ("covon", "finetune"):
+        assert re.search(
+            rf"(?m)^{name}: 2 x 0:00:\d\d of training, from timed batches$", first.stdout
+        )
+    assert not (tmp_path / "out").exists()
+    assert covon(*arguments, "--strategies", "finetune").exit_code == 0
+    (file,) = (tmp_path / "out").rglob("result.json")
+    Result.load(file).model_copy(update={"train_seconds": [40.0, 60.0]}).save(file)
+    monkeypatch.setattr(experiment_run, "estimated_seconds", lambda *_: 10.0)
+    lines = covon(*command).stdout.splitlines()
+    assert lines[0].endswith("4 runs, 1 finished, 3 to run, 1 in parallel")
+    assert lines[2:] == [
+        "covon: 2 x 0:00:10 of training, from timed batches",
+        "finetune: 1 x 0:01:40 of training, from stored results",
+        "In total about 0:02:00 and evaluations",
+    ]
 
 
 OWN_PLUGIN = """

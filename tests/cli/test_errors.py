@@ -10,7 +10,7 @@ from miniature import pacs
 from small_recipes import STRATEGIES
 from typer.testing import CliRunner
 
-from covon_avalanche.cli import app
+from covon_avalanche.cli import app, run
 from covon_avalanche.experiment.recipe import Recipe, load_recipe, recipe_text
 from covon_avalanche.experiment.run_folder import RunFolder
 
@@ -140,6 +140,32 @@ def test_data_and_weights(tmp_path, change, folder, changes, sentence):
     recipe = write(tmp_path, **{"stream": PACS, "model": NETWORK, "train_mb_size": 2, **changes})
     out = ["--out", str(tmp_path / "out"), "--jobs", "1"]
     assert sentence in refused("run", recipe, *out, "--dataset-root", str(tmp_path))
+
+
+def test_missing_data_are_named_before_any_run_starts(tmp_path):
+    out, root = tmp_path / "out", tmp_path / "data"
+    options = ["--out", str(out), "--dataset-root", str(root)]
+    recipe = write(tmp_path, stream={**PACS, "validation_size": 0.1}, model=NETWORK)
+    for command in ("run", "search"):
+        sentence = refused(command, recipe, *options)
+        assert (
+            f"there is no {root / 'PACS'}; give the folder of all data by --dataset-root"
+            in sentence
+        )
+        assert sentence.endswith("PACS/photo/dog exists")
+    sentence = refused("run", "domainnet", *options)
+    assert sentence.endswith(f"`covon data download DomainNet --root {root}` fetches them")
+    pacs(root / "PACS")
+    weights = write(tmp_path, stream=PACS, model=NETWORK | {"weights": "mine.safetensors"})
+    assert f"there is no {root / 'mine.safetensors'}; give" in refused("run", weights, *options)
+    assert not out.exists()
+
+
+def test_wandb_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    sentence = refused("run", write(tmp_path), "--out", str(tmp_path / "out"), "--wandb", "mine")
+    assert sentence == "covon: --wandb needs wandb: pip install wandb"
+    assert not (tmp_path / "out").exists()
 
 
 class TestResults:

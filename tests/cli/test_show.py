@@ -1,4 +1,4 @@
-"""``covon show`` and ``covon recipes``."""
+"""``covon show``, ``covon status``, ``covon recipes`` and ``covon strategies``."""
 
 from made_up_results import made_up
 from small_recipes import FEW, STRATEGIES, small_recipe
@@ -6,14 +6,15 @@ from typer.testing import CliRunner
 
 from covon_avalanche.cli import app
 from covon_avalanche.experiment.recipe import load_recipe, recipe_file
+from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.result import Epoch
 from covon_avalanche.experiment.run_folder import RunFolder, Status
 
 EPOCH = Epoch(experience=1, epoch=2, loss=0.25, accuracy=0.5, images=3000, seconds=2.0)
 
 
-def show(argument):
-    done = CliRunner().invoke(app, ["show", str(argument)], env={"COLUMNS": "300"})
+def show(argument, command="show"):
+    done = CliRunner().invoke(app, [command, str(argument)], env={"COLUMNS": "300"})
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -39,13 +40,34 @@ def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path):
     folders[3].write_result(made_up("finetune", 3, [[0.9, 0.1], [0.8, 0.8]]))
     folders[4].result_file.write_text("{")
     with folders[0].opened():
+        assert show(tmp_path) == show(tmp_path, "status")
+        summary = show(tmp_path).splitlines()[-1]
         lines = [line for line in show(tmp_path).splitlines() if "seed-" in line]
     progress = "domain 2/2, epoch 3/4, loss 0.250, accuracy 50.0 %, 1,500 images/s"
     states = ["running", "failed", "interrupted", "finished", "damaged", "interrupted"]
     parts = [progress, "the loss is [nan]", progress, "A_T 80.00 %", "is not a result", ""]
     assert len(lines) == len(states)
+    assert summary == "1 running, 1 failed, 2 interrupted, 1 finished, 1 damaged"
     for folder, line, state, part in zip(folders, lines, states, parts, strict=True):
         assert "finetune" in line
         assert folder.path.name in line
         assert state in line
         assert part in line
+
+
+def test_every_kind_of_strategy_has_a_line():
+    lines = CliRunner().invoke(app, ["strategies"]).stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == list(KINDS)
+    stores = {line.partition(":")[0] for line in lines if "Stores examples." in line}
+    assert stores == {"replay", "icarl", "gem", "agem", "der", "er-ace", "td-vcl"}
+    assert "ewc: Avalanche's EWC, one penalty per domain. Needs lr, ewc_lambda." in lines
+
+
+def test_the_shell_completes_recipes(tmp_path, monkeypatch):
+    (tmp_path / "pacs-mine.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    for command in ("show", "run", "search"):
+        words = {"COMP_WORDS": f"covon {command} pacs", "COMP_CWORD": "2"}
+        environment = {"_COVON_COMPLETE": "complete_bash", **words}
+        done = CliRunner().invoke(app, [], env=environment, prog_name="covon")
+        assert done.stdout.split() == ["pacs", "pacs-vit", "pacs-mine.toml"]

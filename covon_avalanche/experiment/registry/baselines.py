@@ -114,8 +114,7 @@ class ICaRL(Replay):
 
 
 class FromAvalanche(WithOptimizer):
-    """A strategy of Avalanche that takes all other keys of its table as arguments, which are
-    numbers and never negative."""
+    """A strategy of Avalanche; all other keys of its table are its arguments, numbers >= 0."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, NonNegativeInt | NonNegativeFloat]

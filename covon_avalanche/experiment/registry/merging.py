@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class DUCT(WithOptimizer):
-    """DUCT, with the published settings as defaults; see :class:`DUCTPlugin`."""
+    """DUCT, with the published settings as defaults."""
 
     kind: Literal["duct"]
     tuning: None = None

@@ -37,7 +37,7 @@ class Prompting(WithOptimizer):
 
 
 class SPrompts(Prompting):
-    """S-iPrompts."""
+    """S-iPrompts: prompts for each domain, selected by K-means."""
 
     kind: Literal["s-iprompts"]
     prompts: PositiveInt = 10
@@ -151,7 +151,7 @@ class HEDP(SLiPrompts):
 
 
 class L2P(Prompting):
-    """L2P."""
+    """L2P: a pool of prompts, selected by the features of the image."""
 
     kind: Literal["l2p"]
     pool: PositiveInt = 10
@@ -176,7 +176,7 @@ class L2P(Prompting):
 
 
 class DualPrompt(Prompting):
-    """DualPrompt."""
+    """DualPrompt: a prefix that all domains share and one for each."""
 
     kind: Literal["dualprompt"]
     general_length: PositiveInt = 6
@@ -196,7 +196,7 @@ class DualPrompt(Prompting):
 
 
 class CODAPrompt(Prompting):
-    """CODA-Prompt."""
+    """CODA-Prompt: prefixes that are weighted sums of a pool."""
 
     kind: Literal["coda-p"]
     pool: PositiveInt = 100
