@@ -3,7 +3,7 @@
 Names are loaded on first use, so that ``covon_avalanche.optim`` does not import Avalanche.
 """
 
-from importlib import import_module
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -55,14 +55,21 @@ _HOME = {
     "save_bundle": "experiment.bundle",
 }
 
+_PACKAGES = (
+    *("backbones", "closed_form", "data_loading", "datasets", "evaluation", "experiment"),
+    *("merging", "optim", "plugins", "posterior", "prompting", "report", "strategies", "streams"),
+)
+
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*_HOME, *_PACKAGES, "__version__"])

@@ -125,7 +125,13 @@ def test_optimizers_do_not_import_avalanche_nor_commands_and_reports_torch(code,
 def test_all_public_names_load():
     names = set(covon_avalanche.__all__)
     assert not [name for name in names if getattr(covon_avalanche, name, None) is None]
-    assert names <= set(dir(covon_avalanche))
+    packages = {p.parent.name for p in PACKAGE.glob("*/__init__.py")} - {"cli"}
+    assert set(dir(covon_avalanche)) == {*names, *packages, "strategies", "__version__"}
+    code = (
+        "import covon_avalanche as ca; print(ca.streams.PACS.__name__, ca.optim.CoVON is ca.CoVON)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "PACS True\n"
     for_type_checkers = {name.rpartition(".")[2] for name in imports(PACKAGE / "__init__.py")}
     assert names <= for_type_checkers
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

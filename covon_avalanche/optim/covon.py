@@ -124,7 +124,8 @@ class CoVON(PosteriorOptimizer):
     :param lr: learning rate of the Newton step (dimensionless; not that of Adam).
     :param ess: effective sample size lambda, in examples; the number of training examples
         of the task is the Bayesian choice. Larger means less noise, and, if larger than in
-        earlier tasks, a weaker memory of them.
+        earlier tasks, a weaker memory of them. May be left out if a plugin with
+        ``ess_per_example`` sets it.
     :param hess_init: Hessian per example (loss/weight²) at the start of each task.
     :param betas: averaging coefficients of gradient and Hessian. ``None`` for the latter: an
         average whose window grows with the task, ``50 + t / 10`` steps after ``t`` of them, see
@@ -184,7 +185,7 @@ class CoVON(PosteriorOptimizer):
         self,
         params: Any,
         *,
-        ess: float,
+        ess: float | None = None,
         lr: float = 0.01,
         hess_init: float = 0.03,
         betas: tuple[float, float | None] = (0.9, None),

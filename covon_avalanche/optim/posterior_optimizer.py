@@ -178,6 +178,11 @@ class PosteriorOptimizer(Optimizer, ABC):
                 "a strategy needs one posterior plugin, and CoVONStrategy brings its own; after "
                 "an interrupt discard_samples() puts the mean back)"
             )
+        if any(group["ess"] is None for group in self.param_groups):
+            raise ValueError(
+                "ess must be set before the first sample: give it to the optimizer, or "
+                "ess_per_example to CoVONPlugin"
+            )
         check_positive("temperature", temperature)
         if train and temperature != 1:
             raise ValueError(f"a temperature is for prediction (train=False), got {temperature}")
@@ -534,9 +539,10 @@ class PosteriorOptimizer(Optimizer, ABC):
     def check_group(self, group: Group) -> None:
         """Raise a ``ValueError`` naming value and rule for a bad hyperparameter."""
         check_positive("lr", group["lr"], zero=True)
-        check_positive("ess", group["ess"])
         check_positive("weight_decay", group["weight_decay"], zero=True)
-        check_positive("ess * weight_decay", group["ess"] * group["weight_decay"], zero=True)
+        if group["ess"] is not None:
+            check_positive("ess", group["ess"])
+            check_positive("ess * weight_decay", group["ess"] * group["weight_decay"], zero=True)
         check_whole("mc_samples", group["mc_samples"])
         check_whole("noise_draws", group["noise_draws"], least=0)
         if group["noise_seed"] is not None:

@@ -3,7 +3,7 @@
 import pytest
 from toys import Watch, make_strategy, toy_benchmark, toy_model
 
-from covon_avalanche import CoVONPlugin
+from covon_avalanche import CoVON, CoVONPlugin
 from covon_avalanche.merging import Average, RegMean
 
 
@@ -82,3 +82,21 @@ def test_ess_follows_the_number_of_examples_of_each_task_and_the_schedule_overru
     schedule = [{}, {}, {"ess": 7.0}]
     seen = at_the_ends("ess", streams, ess_per_example=3.0, schedule=schedule)
     assert seen == [120.0, 144.0, 7.0, 144.0]
+
+
+def test_ess_may_be_left_out_where_the_plugin_sets_it():
+    def trained(**options):
+        model = toy_model()
+        optimizer = CoVON(model.named_parameters(), batch_size=8, **options)
+        strategy = make_strategy("covon", model, optimizer=optimizer, ess_per_example=2.0)
+        strategy.train(toy_benchmark(2).train_stream)
+        return optimizer
+
+    left_out, given = trained(), trained(ess=5.0)
+    assert left_out.param_groups[0]["ess"] == 96.0
+    for name, mean in given.posterior().mean.items():
+        assert left_out.posterior().mean[name].equal(mean)
+    alone = CoVON(toy_model().named_parameters(), batch_size=8)
+    message = "ess must be set before the first sample: give it"
+    with pytest.raises(ValueError, match=message), alone.sampled_params():
+        pass

@@ -130,7 +130,7 @@ class CoVON(Tunable):
         consolidation: Any = self.merge if self.merge in ("replace", "none") else "merge"
         return Optimizer(
             model.named_parameters(),
-            ess=self.ess or 1.0,  # with ess_per_example each domain sets it
+            ess=self.ess,
             betas=(0.9, self.beta2),
             consolidation=consolidation,
             **own,
