@@ -25,8 +25,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#1b1f24"  # of offline training and text, as in report.mplstyle
-_COLOURS = ("#1d6fb8", "#e8650a", "#0b5d43", "#d0459b", "#4a1f7a", "#7a2f12")
-"""Safe for colour-blind readers."""
+_COLOURS = (
+    *("#1d6fb8", "#e8650a", "#0b5d43", "#d0459b", "#4a1f7a", "#7a2f12"),
+    *("#00d200", "#0000ff", "#d2c300", "#ff00ff", "#5ad287", "#00d2e1"),
+    *("#f0004b", "#c3a569", "#0069ff", "#967887", "#d2a5ff", "#4b7800"),
+)
+"""The first six are safe for colour-blind readers; the others are as far from them, from each other
+and from black and white in CIELAB as these six are."""
 _MARKERS = "osD^vPX*<>"
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 _CALIBRATION = {"nll": "NLL (nats)", "brier": "Brier score", "ece": "ECE"}
@@ -94,6 +99,8 @@ def _curves(comparison: Comparison) -> Figure:
         low, high = curve["mean"] - curve["std"], curve["mean"] + curve["std"]
         colour = line_styles(comparison)[label]["color"]
         figure.axes[0].fill_between(curve.index, low, high, color=colour, alpha=0.12, lw=0)
+        if curve["std"].notna().any():
+            figure.axes[0].set_xlabel("domains learned (band: ± one standard deviation)")
     figure.axes[0].locator_params(axis="x", integer=True)
     return figure
 
@@ -106,6 +113,7 @@ def _forgetting(comparison: Comparison) -> Figure | None:
     drops = drops.set_axis(comparison.domains[:-1], axis=1)
     most = np.nanmax([*drops.abs().to_numpy().ravel(), 10])
     _heat_map(axes, drops, (-most, most), cmap="PuOr_r", label="points lost")
+    figure.axes[1].set_ylim(min(0, drops.min(axis=None)), max(1, drops.max(axis=None)))
     axes.set(xlabel="domain")
     return figure
 
@@ -165,15 +173,18 @@ def _matrix(comparison: Comparison, label: str) -> Figure:
     """Accuracy on each domain (across) after each domain learned (down); domains right of the
     step line were not learned yet."""
     learned, tested = comparison.domains, comparison.tested_domains
-    cells = pd.DataFrame(100 * mean_matrix(comparison.runs_of(label)), learned, tested)
+    runs = comparison.runs_of(label)
+    cells = pd.DataFrame(100 * mean_matrix(runs), learned, tested)
+    cells = cells[[row is not None for row in runs["accuracy"].iloc[0]]]  # joint: the last one
     measured = [row for run in comparison.runs["accuracy"] for row in run if row is not None]
     low = min(90, 10 * math.floor(10 * np.nanmin([*np.ravel(measured), 1.0])))
-    figure, axes = _new_figure(2.8, width=3.4)
+    ylabel, height = ("after learning domain", 2.8) if len(cells) > 1 else ("after", 1.5)
+    figure, axes = _new_figure(height, width=3.4)
     _heat_map(axes, cells, (low, 100), cmap="viridis", label="accuracy (%)")
     if learned == tested and cells.notna().all(axis=None):
         steps = np.arange(len(cells))
         axes.step(steps + 0.5, steps - 0.5, where="pre", color="#ffffff", lw=1)
-    axes.set(xlabel="tested on domain", ylabel="after learning domain")
+    axes.set(xlabel="tested on domain", ylabel=ylabel)
     return figure
 
 
@@ -217,7 +228,7 @@ def _heat_map(
     axes.figure.colorbar(image, ax=axes, pad=0.02, label=label)
     long = max(map(len, cells.columns)) > 3
     for axis, names in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
-        every = 1 if long else math.ceil(len(names) / _MAX_NUMBERED)
+        every = 1 if max(map(len, names)) > 3 else math.ceil(len(names) / _MAX_NUMBERED)
         axis.set_ticks(range(0, len(names), every), map(_short, names[::every]))
     axes.tick_params(axis="x", length=0, rotation=90 if long else 0)
     axes.tick_params(axis="y", length=0)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from covon_avalanche.report.summary import TEST, Comparison
@@ -46,7 +47,6 @@ METRICS = (
     Metric("A_T pooled %", "weighted_accuracy_mean", 2, "accuracy over the images of all domains"),
     Metric("mean A_t %", "incremental_accuracy_mean", 2, "mean over time of A_t (domain mean)"),
     Metric("BWT %", "bwt_mean", 2, "backward transfer: mean change since a domain was learned"),
-    Metric("forgetting %", "forgetting_mean", 2, "minus the backward transfer; lower is better"),
     Metric(
         "max forgetting %",
         "max_forgetting_mean",
@@ -70,11 +70,15 @@ FULL = ("A_T %", "A_T pooled %", "mean A_t %", "BWT %", "max forgetting %", *SHO
 
 
 def metrics_of(comparison: Comparison, headings: Sequence[str] = ()) -> list[Metric]:
-    """The metrics that at least one strategy has.
+    """The metrics that at least one strategy has, without the pooled A_T if it is A_T.
 
     :param headings: of some of them only.
     """
-    known = [metric for metric in METRICS if comparison.summary[metric.column].notna().any()]
+    summary = comparison.summary
+    known = [metric for metric in METRICS if summary[metric.column].notna().any()]
+    means, pooled = (summary[f"{name}_accuracy_mean"] for name in ("average", "weighted"))
+    if np.allclose(means, pooled, equal_nan=True):
+        known = [metric for metric in known if metric.column != pooled.name]
     return [metric for metric in known if not headings or metric.heading in headings]
 
 

@@ -100,6 +100,29 @@ def test_the_colours_have_a_range_where_all_is_right():
     assert numbers(axes) == ["100"] * 4
 
 
+def test_joint_training_has_a_row_for_its_one_evaluation():
+    axes = drawn(made_up("joint", 0, [None, None, [0.9, 0.8, 0.7]], kind="joint"))["matrix-joint"][
+        0
+    ]
+    assert axes.images[0].get_array().shape == (1, 3)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["3"]
+
+
+def test_the_colour_bar_of_forgetting_has_the_range_of_the_data():
+    axes, bar = drawn(made_up("a", 0, [[0.9, 0.1], [0.3, 0.8]]))["forgetting"]
+    assert axes.images[0].get_clim() == pytest.approx((-60, 60))  # white is nothing lost
+    assert bar.get_ylim() == pytest.approx((0, 60))
+    axes, bar = drawn(made_up("a", 0, [[0.5, 0.1], [0.7, 0.8]]))["forgetting"]
+    assert bar.get_ylim() == pytest.approx((-20, 1))
+
+
+def test_seventeen_strategies_have_colours_and_names_of_their_own():
+    runs = [made_up(f"strategy-{i}", 0, [[0.9, 0.1], [0.3, 0.8]]) for i in range(17)]
+    looks = figures.line_styles(compared(*runs))
+    assert len({look["color"] for look in looks.values()}) == 17
+    assert len(drawn(*runs)["forgetting"][0].get_yticks()) == 17
+
+
 def test_many_strategies_and_domains():
     comparison = compared(*(made_up(f"m{i}", 0, [[0.5] * 50] * 50) for i in range(20)))
     assert len({str(look) for look in figures.line_styles(comparison).values()}) == 20
