@@ -15,7 +15,7 @@ from covon_avalanche.experiment.run_folder import RunFolder
 
 class GridProgress:
     """In a terminal, a bar per run in progress and one for all of them; elsewhere a line per
-    finished run.
+    domain learned and per finished run.
 
     Its methods fit :func:`run_grid`.
     """
@@ -39,16 +39,23 @@ class GridProgress:
         self._folders = {spec: RunFolder(runs, recipe, *spec) for spec in specs}
         self._all = self.bars.add_task("all runs", total=len(specs), text="")
         self._tasks: dict[RunSpec, TaskID] = {}
+        self._domains: dict[RunSpec, int] = {}
 
     def poll(self, running: list[RunSpec]) -> None:
         """Read the progress of these runs."""
         for spec in running:
-            status = self._folders[spec].status()
-            if status is None:
-                continue
             if spec not in self._tasks:
-                self._tasks[spec] = self.bars.add_task(_name(spec), total=1, text="")
-            self.bars.update(self._tasks[spec], completed=status.share, text=str(status))
+                self._tasks[spec] = self.bars.add_task(_name(spec), total=1, text="starting")
+            if (status := self._folders[spec].status()) is None:
+                continue
+            text = str(status) or "starting"
+            self.bars.update(self._tasks[spec], completed=status.share, text=text)
+            if self._domains.setdefault(spec, 0) < status.domains < status.of_domains:
+                domain = f"domain {status.domains}/{status.of_domains}"
+                self._print(f"{_name(spec)}: {domain}, A_t {100 * (status.accuracy or 0):.2f} %")
+                self._domains[spec] = status.domains
+        shares = (task.completed for task in self.bars.tasks if task.id in self._tasks.values())
+        self.bars.update(self._all, completed=len(self.outcomes) + sum(shares))
 
     def end(self, outcome: Outcome) -> None:
         """Record that a run has ended."""
@@ -57,10 +64,14 @@ class GridProgress:
         if outcome.spec in self._tasks:
             self.bars.remove_task(self._tasks.pop(outcome.spec))
         result = outcome.result
-        if result is not None and self.bars.disable:
+        if result is not None:
             accuracy, seconds = 100 * result.average_accuracy, sum(result.train_seconds)
             line = f"{_name(outcome.spec)}: A_T {accuracy:.2f} %, {seconds:.1f} s"
-            line += " (cached)" * outcome.cached
+            self._print(line + " (cached)" * outcome.cached)
+
+    def _print(self, line: str) -> None:
+        """Where there are no bars."""
+        if self.bars.disable:
             self.bars.console.print(line, soft_wrap=True, markup=False)
 
 

@@ -160,7 +160,11 @@ def _run_and_summarise(
     start = time.perf_counter()
     specs = specs_of(recipe)
     runs = "run" if len(specs) == 1 else "runs"
-    console.print(f"{recipe.title}: {len(specs)} {runs}, {processes} in parallel", markup=False)
+    console.print(
+        f"{recipe.title}: {len(specs)} {runs}, {processes} in parallel",
+        markup=False,
+        soft_wrap=True,
+    )
     progress = GridProgress(console, recipe, specs, folder)
     interrupted = False
     try:
@@ -181,14 +185,14 @@ def _run_and_summarise(
     _print_failures(failures)
     if any(outcome.result is not None for outcome in progress.outcomes):
         new = {outcome.spec for outcome in progress.outcomes if not outcome.cached}
-        _summarise(finished_runs(whole, folder), folder, new)
+        _summarise(finished_runs(whole, folder), folder, new, console)
         console.print(f"Total time: {time.perf_counter() - start:.0f} s")
     if interrupted:
         return INTERRUPTED
     return max((BAD_INPUT if failure.bad_input else 1 for failure in failures), default=0)
 
 
-def _summarise(results: list[Result], folder: Path, new: set[RunSpec]) -> None:
+def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: Console) -> None:
     """Print the table, and write it and the plot to files.
 
     :param new: what this command has run; the other results are marked as cached.
@@ -208,13 +212,16 @@ def _summarise(results: list[Result], folder: Path, new: set[RunSpec]) -> None:
     text = "\n".join(tables.markdown_table(comparison, tables.FULL) for comparison in found)
     write_atomically(folder / "table.md", text)
     figures.save_curves(found[0], folder / "accuracy.png")
+    legend = (
+        "A_T: accuracy after the last domain, mean over all domains; pooled: over all images. Mean "
+        "A_t: mean over time of the accuracy on the domains so far. BWT: change of a domain's "
+        "accuracy since it was learned. Max forgetting: its best accuracy before the last domain "
+        "minus the final one. Seconds: training of one run. Memory: weights, optimizer state, "
+        "anchors and stored examples, in units of the weights. Cached: runs that were finished "
+        "before."
+    )
+    console.print(legend, soft_wrap=not console.is_terminal, highlight=False)
     typer.echo(
-        "A_T: accuracy after the last domain, mean over all domains; pooled: over all\n"
-        "images. Mean A_t: mean over time of the accuracy on the domains so far. BWT:\n"
-        "change of a domain's accuracy since it was learned. Max forgetting: its best\n"
-        "accuracy before the last domain minus the final one. Seconds: training of one\n"
-        "run. Memory: weights, optimizer state, anchors and stored examples, in units\n"
-        "of the weights. Cached: runs that were finished before.\n"
         f"{folder}/accuracy.png, table.md and {len(results)} result.json files\n"
         f"`covon report {folder}` generates an HTML report"
     )

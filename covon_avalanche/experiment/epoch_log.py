@@ -17,13 +17,18 @@ class EpochLog(SupervisedPlugin):
     """Loss, accuracy and speed of each epoch, and the seconds of each experience.
 
     :param on_epoch: called after each epoch.
+    :param on_batch: called after each batch.
     """
 
-    not_stored = frozenset({"on_epoch", "_since"})
+    not_stored = frozenset({"on_epoch", "on_batch", "_since"})
 
-    def __init__(self, on_epoch: Callable[[Epoch], None] = lambda epoch: None) -> None:
+    def __init__(
+        self,
+        on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+        on_batch: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
-        self.on_epoch = on_epoch
+        self.on_epoch, self.on_batch = on_epoch, on_batch
         self.epochs: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         """Of training, by experience, without interruptions."""
@@ -57,6 +62,7 @@ class EpochLog(SupervisedPlugin):
         hits = (strategy.mb_output.argmax(1) == strategy.mb_y).sum()
         self._hits = self._hits.to(hits.device) + hits
         self._images += images
+        self.on_batch()
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         experience = len(self.seconds) - 1

@@ -176,8 +176,8 @@ class _Run:
             network, self.benchmark.n_classes, recipe.stream.n_experiences, example
         )
         self.metrics = DomainMetrics(self.stream)
-        self.log = EpochLog(self._epoch_done)
-        self._written_at = 0.0
+        self.log = EpochLog(self._epoch_done, self._batch_done)
+        self._written_at = self._status_at = 0.0
         loggers, logged_metrics = self.loggers
         evaluator = Evaluator(self.metrics, *logged_metrics, loggers=list(loggers))
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
@@ -221,14 +221,23 @@ class _Run:
             self._write_status()
             self._written_at = time.monotonic()
 
-    def _write_status(self) -> None:
+    def _batch_done(self) -> None:
+        if time.monotonic() > self._status_at + _WRITE_EVERY:
+            self._write_status(batch=self.strategy.clock.train_epoch_iterations + 1)
+
+    def _write_status(self, batch: int = 0) -> None:
         if self.folder is None:
             return
+        self._status_at = time.monotonic()
+        images = len(getattr(self.strategy, "adapted_dataset", ()) or ())
         status = Status(
             domains=len(self.metrics.matrix.curve()),
             of_domains=1 if self.settings.kind == "joint" else self.recipe.stream.n_experiences,
             epoch=Epoch(**self.log.epochs[-1]) if self.log.epochs else None,
             of_epochs=self.strategy.train_epochs,
+            batch=batch,
+            of_batches=max(batch, math.ceil(images / self.recipe.train_mb_size)),
+            accuracy=self.metrics.matrix.curve()[-1] if self.metrics.matrix.rows else None,
         )
         self.folder.write_status(status)
 

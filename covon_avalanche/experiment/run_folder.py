@@ -68,24 +68,39 @@ class Status(BaseModel):
     epoch: Epoch | None = None
     """The latest."""
     of_epochs: int = 1
+    batch: int = 0
+    """Trained since then."""
+    of_batches: int = 1
+    accuracy: float | None = None
+    """Mean accuracy on the domains learned so far."""
     error: str | None = None
     """Why the run failed."""
 
     @property
+    def _epochs(self) -> tuple[int, int]:
+        """Completed epochs of all domains, and epochs per domain."""
+        last, each = self.epoch, max(1, self.of_epochs)
+        known = 0 if last is None else last.experience * each + min(last.epoch + 1, each)
+        return max(self.domains * each, known), each
+
+    @property
     def share(self) -> float:
         """Completed fraction of all epochs."""
-        done = float(self.domains)
-        if self.epoch is not None:
-            within = (self.epoch.epoch + 1) / max(1, self.of_epochs)
-            done = max(done, self.epoch.experience + within)
-        return min(1.0, done / self.of_domains)
+        done, each = self._epochs
+        return min(1.0, (done + self.batch / max(1, self.of_batches)) / (self.of_domains * each))
 
     def __str__(self) -> str:
-        if self.epoch is None:
+        done, each = self._epochs
+        if done == self.batch == 0:
             return ""
+        domain, epoch = divmod(done if self.batch else done - 1, each)
+        text = f"domain {domain + 1}/{self.of_domains}, epoch {epoch + 1}/{each}"
+        if self.batch:
+            text += f", batch {self.batch}/{self.of_batches}"
+        if self.epoch is None:
+            return text
         return (
-            f"domain {self.epoch.experience + 1}/{self.of_domains}, "
-            f"epoch {self.epoch.epoch + 1}/{self.of_epochs}, loss {self.epoch.loss:.3f}, "
+            f"{text}, loss {self.epoch.loss:.3f}, "
             f"accuracy {100 * self.epoch.accuracy:.1f} %, "
             f"{self.epoch.images / max(1e-9, self.epoch.seconds):,.0f} images/s"
         )

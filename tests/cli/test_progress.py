@@ -26,7 +26,8 @@ def grid(tmp_path):
         folder.path.mkdir(parents=True, exist_ok=True)
         about = {"loss": 0.25, "accuracy": 0.5, "images": 3000, "seconds": 2.0}
         epoch = Epoch(experience=experience, epoch=number, **about)
-        folder.write_status(Status(of_domains=2, of_epochs=4, domains=experience, epoch=epoch))
+        known = {"of_domains": 2, "of_epochs": 4, "domains": experience, "accuracy": 0.625}
+        folder.write_status(Status(**known, epoch=epoch))
 
     def make(terminal, now=(0.0,)):
         console = Console(
@@ -49,12 +50,15 @@ def test_every_run_in_progress_has_a_line_with_its_state(grid):
     progress = make(terminal=True)
     write(SPECS[0], 1, 1)
     progress.poll(SPECS)  # the second has no state yet
-    overall, covon = seen(progress)
+    overall, covon, finetune = seen(progress)
     assert "all runs" in overall
+    assert "38 %" in overall  # 0.75 of two runs
+    assert "finetune, seed 0" in finetune
+    assert "starting" in finetune
     for part in ("covon, seed 0", "75 %", "domain 2/2", "epoch 2/4", "0.250", "50.0 %", "1,500"):
         assert part in covon
     progress.end(Outcome(SPECS[0], RESULT))
-    (overall,) = seen(progress)
+    overall, _ = seen(progress)
     assert "50 %" in overall
     progress.end(Outcome(SPECS[1], error="it broke"))
     assert [outcome.spec for outcome in progress.outcomes] == SPECS
@@ -72,12 +76,29 @@ def test_the_time_left_follows_from_the_speed_of_this_session(grid):
     assert "0:00:10" in seen(progress)[1]
 
 
-def test_without_a_terminal_there_is_a_line_per_finished_run(grid):
+def test_without_a_terminal_there_is_a_line_per_domain_and_finished_run(grid):
     make, write = grid
     progress = make(terminal=False)
     with progress.bars:
-        write(SPECS[0], 1, 1)
-        progress.poll(SPECS[:1])
+        for number in range(3):
+            write(SPECS[0], 1, number)
+            progress.poll(SPECS[:1])
         progress.end(Outcome(SPECS[0], RESULT))
         progress.end(Outcome(SPECS[1], error="it broke"))
-    assert progress.bars.console.file.getvalue() == "covon, seed 0: A_T 80.00 %, 4.0 s\n"
+    assert progress.bars.console.file.getvalue().splitlines() == [
+        "covon, seed 0: domain 1/2, A_t 62.50 %",
+        "covon, seed 0: A_T 80.00 %, 4.0 s",
+    ]
+
+
+def test_batches_count_within_long_epochs():
+    about = {"loss": 0.25, "accuracy": 0.5, "images": 3000, "seconds": 2.0}
+    first = Status(of_domains=2, of_epochs=4, batch=25, of_batches=100)
+    assert (first.share, str(first)) == (0.25 / 8, "domain 1/2, epoch 1/4, batch 25/100")
+    assert str(Status(of_domains=2, of_epochs=4)) == ""
+    last = Epoch(experience=0, epoch=3, **about)  # the domain is trained, and evaluated
+    second = first.model_copy(update={"epoch": last, "domains": 1})
+    assert second.share == 4.25 / 8
+    assert str(second).startswith("domain 2/2, epoch 1/4, batch 25/100, loss 0.250")
+    shorter = second.model_copy(update={"of_epochs": 2})  # a schedule's
+    assert str(shorter).startswith("domain 2/2, epoch 1/2, batch 25/100")

@@ -176,3 +176,15 @@ def test_the_estimated_time_is_that_of_the_steps_of_all_epochs(monkeypatch):
     clock = SimpleNamespace(perf_counter=lambda: next(times), monotonic=lambda: 0.0)
     monkeypatch.setattr(run, "time", clock)
     assert run.estimated_seconds(recipe_of("finetune"), "finetune") == 2 * 4 * 2
+
+
+def test_the_status_of_a_run_has_its_batches_and_the_accuracy_so_far(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(run, "_WRITE_EVERY", -1.0)
+    monkeypatch.setattr(RunFolder, "write_status", lambda folder, status: seen.append(status))
+    run_in_folder(recipe_of("finetune"), "finetune", 0, tmp_path)
+    batches = [(s.batch, s.of_batches) for s in seen if s.batch]
+    assert batches == [(1, 4), (2, 4), (3, 4), (4, 4)] * 4  # 2 epochs in 2 domains of 200 images
+    assert [status.share for status in seen] == sorted(status.share for status in seen)
+    assert seen[0].accuracy is None
+    assert seen[-1].accuracy > 0.25
