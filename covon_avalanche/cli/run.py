@@ -212,15 +212,10 @@ def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: 
     text = "\n".join(tables.markdown_table(comparison, tables.FULL) for comparison in found)
     write_atomically(folder / "table.md", text)
     figures.save_curves(found[0], folder / "accuracy.png")
-    legend = (
-        "A_T: accuracy after the last domain, mean over all domains; pooled: over all images. Mean "
-        "A_t: mean over time of the accuracy on the domains so far. BWT: change of a domain's "
-        "accuracy since it was learned. Max forgetting: its best accuracy before the last domain "
-        "minus the final one. Seconds: training of one run. Memory: weights, optimizer state, "
-        "anchors and stored examples, in units of the weights. Cached: runs that were finished "
-        "before."
-    )
-    console.print(legend, soft_wrap=not console.is_terminal, highlight=False)
+    shown = tables.metrics_of(found[0], tables.FULL)
+    legend = [f"{metric.heading}: {metric.meaning}" for metric in shown]
+    text = ". ".join([*legend, "cached: finished before"])
+    console.print(text, soft_wrap=not console.is_terminal, markup=False, highlight=False)
     typer.echo(
         f"{folder}/accuracy.png, table.md and {len(results)} result.json files\n"
         f"`covon report {folder}` generates an HTML report"

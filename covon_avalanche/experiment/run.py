@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from avalanche.benchmarks import CLScenario
 from avalanche.logging import BaseLogger
-from avalanche.training.plugins import SupervisedPlugin
 
 from covon_avalanche.evaluation.calibration import TEMPERATURES, mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
@@ -98,10 +97,6 @@ def run_strategy(
     return _Run(recipe, strategy, seed, options, stream, on_domain).finish()
 
 
-class _Enough(Exception):
-    """Ends training when enough batches are timed."""
-
-
 def estimated_seconds(recipe: Recipe, strategy: str, options: RunOptions = RunOptions()) -> float:
     """Training time of a run on one thread, from its first batches; evaluation, merging and what
     grows from domain to domain are left out.
@@ -111,24 +106,22 @@ def estimated_seconds(recipe: Recipe, strategy: str, options: RunOptions = RunOp
     torch.set_num_threads(1)
     run = _Run(recipe, strategy, recipe.seeds[0], options)
     run._build()
-    ends: list[float] = []
+    ends = [time.perf_counter()]
 
-    class _Timer(SupervisedPlugin):
-        def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-            ends.append(time.perf_counter())
-            if len(ends) == _TIMED:
-                raise _Enough
+    def note_end() -> None:
+        ends.append(time.perf_counter())
+        if len(ends) > _TIMED:
+            raise TimeoutError
 
-    run.strategy.plugins.append(_Timer())
-    stream, epochs = run.benchmark.train_stream, run.strategy.train_epochs
-    start = time.perf_counter()
-    with suppress(_Enough):
+    run.log.on_batch = note_end
+    stream = run.benchmark.train_stream
+    with suppress(TimeoutError):
         run.strategy.train(stream[0])
-    if not ends:  # nothing is trained by gradients
-        return len(stream) * (time.perf_counter() - start)
+    seconds = np.diff(ends)
+    if len(seconds) == 0:  # nothing is trained by gradients
+        return len(stream) * (time.perf_counter() - ends[0])
     batches = sum(math.ceil(len(e.dataset) / recipe.train_mb_size) for e in stream)
-    seconds = np.diff([start, *ends])
-    return float(epochs * batches * np.median(seconds[1:] if len(ends) > 1 else seconds))
+    return float(run.strategy.train_epochs * batches * np.median(seconds[len(seconds) > 1 :]))
 
 
 @dataclass
