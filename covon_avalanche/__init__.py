@@ -57,7 +57,17 @@ _HOME = {
 
 _PACKAGES = (
     *("backbones", "closed_form", "data_loading", "datasets", "evaluation", "experiment"),
-    *("merging", "optim", "plugins", "posterior", "prompting", "report", "strategies", "streams"),
+    *(
+        "integrations",
+        "merging",
+        "optim",
+        "plugins",
+        "posterior",
+        "prompting",
+        "report",
+        "strategies",
+        "streams",
+    ),
 )
 
 __all__ = sorted(_HOME)
