@@ -57,17 +57,8 @@ _HOME = {
 
 _PACKAGES = (
     *("backbones", "closed_form", "data_loading", "datasets", "evaluation", "experiment"),
-    *(
-        "integrations",
-        "merging",
-        "optim",
-        "plugins",
-        "posterior",
-        "prompting",
-        "report",
-        "strategies",
-        "streams",
-    ),
+    *("integrations", "merging", "optim", "plugins", "posterior", "prompting", "report"),
+    *("strategies", "streams"),
 )
 
 __all__ = sorted(_HOME)
