@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _STRATEGIES, _PLUGINS = "avalanche.training.supervised", "avalanche.training.plugins"
 
 
-class Finetune(Mergeable):
+class Finetune(Mergeable, WithOptimizer):
     """Avalanche's Naive: one domain after the other."""
 
     kind: Literal["finetune"]
@@ -47,7 +47,7 @@ class Offline(WithOptimizer):
         return Method.of(f"{_STRATEGIES}:{name}", {})
 
 
-class EWC(Mergeable):
+class EWC(Mergeable, WithOptimizer):
     """Avalanche's EWC, one penalty per domain."""
 
     kind: Literal["ewc"]
@@ -56,7 +56,7 @@ class EWC(Mergeable):
     class_arguments = ("ewc_lambda",)
 
 
-class LwF(Mergeable):
+class LwF(Mergeable, WithOptimizer):
     """Avalanche's Learning without Forgetting."""
 
     kind: Literal["lwf"]
