@@ -118,9 +118,7 @@ def measure(case: Case, root: Path) -> Case:
     rule, lr = RULES[case["merge"]], 2e-3 if images else 1e-3
     strategy = FastNaive(
         model=model,
-        optimizer=torch.optim.AdamW(
-            model.parameters(), lr=2e-3 if images else 1e-3, weight_decay=1e-2
-        ),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=1e-2),
         criterion=nn.CrossEntropyLoss(),
         train_mb_size=16 if images else 32,
         train_epochs=8 if images else 20,
