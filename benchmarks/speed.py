@@ -1,4 +1,4 @@
-"""Speed: optimizer steps, training steps, an Avalanche epoch, a whole ``covon run``.
+"""Speed: optimizer steps, training steps, an Avalanche epoch, merges, a whole ``covon run``.
 
     python benchmarks/speed.py                      # everything, about 20 minutes
     python benchmarks/speed.py --short              # a minute; prints, stores nothing
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from speed_cases import ENTRIES, OPTIMIZERS, SHAPES, parameters_in
+from speed_cases import ENTRIES, MERGED, OPTIMIZERS, SHAPES, parameters_in
 
 import covon_avalanche
 
@@ -63,10 +63,13 @@ def requests(part: str, short: bool) -> list[Request]:
         return [{"model": model, "optimizers": named} for model in models]
     if part == "epoch":
         return [{"examples": 6_000 if short else 60_000}]
+    if part == "merge":
+        models = [f"{name}, {dtype}" for name in MERGED for dtype in ("bfloat16", "float32")]
+        return [{"model": model, "examples": 64 if short else 384} for model in models]
     return [{"arguments": ["--seeds", "0", *(["--epochs", "1"] if short else [])]}]
 
 
-PARTS = ("step", "noise", "train", "epoch", "run")
+PARTS = ("step", "noise", "train", "epoch", "merge", "run")
 SHORT = ("step", "train", "epoch")
 
 

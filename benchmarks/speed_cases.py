@@ -9,6 +9,7 @@ answers with seconds per repetition.
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import math
 import os
@@ -29,6 +30,11 @@ from covon_avalanche import CoVON
 
 Cases = dict[str, Callable[[], object]]
 ENTRIES = "one tensor of 20 M"
+MERGED = {
+    "SqueezeNet 1.1, 112 px": ("squeezenet", 112, 32),
+    "ViT-S/14, 84 px": ("timm/vit_small_patch14_dinov2", 84, 16),
+}
+"""Backbone, image size and training batch."""
 
 
 # Optimizers --------------------------------------------------------------------------------
@@ -229,6 +235,44 @@ def epoch(examples: int) -> Cases:
     }
 
 
+def merge(model: str, examples: int) -> Cases:
+    """A training epoch, and merging with RegMean after a later task, as in the PACS recipes."""
+    from covon_avalanche.backbones import create_backbone
+    from covon_avalanche.merging import RegMean, merge_into
+
+    name, size, batch = MERGED[model.rpartition(", ")[0]]
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=model.endswith("bfloat16"))
+    torch.manual_seed(0)
+    network = create_backbone(name, 7, image_size=size).to(memory_format=torch.channels_last)
+    x = torch.randn(examples, 3, size, size).contiguous(memory_format=torch.channels_last)
+    y = torch.randint(7, (examples,))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-6, fused=True)
+
+    def training_epoch() -> None:
+        for images, labels in zip(x.split(batch), y.split(batch), strict=True):
+            optimizer.zero_grad()
+            with autocast:
+                output = network(images)
+            nn.functional.cross_entropy(output.float(), labels).backward()
+            optimizer.step()
+
+    def merging(**options: Any) -> Callable[[], object]:
+        rule = RegMean(**options)
+        before = {name: p.detach().clone() for name, p in network.named_parameters()}
+
+        def work() -> None:
+            with autocast:
+                batches = list(zip(x.split(64), y.split(64), strict=True))
+                merge_into(network, optimizer, rule, before, lambda: batches)
+
+        return work
+
+    cases = {"training epoch": training_epoch, "RegMean": merging()}
+    if "passes" in inspect.signature(RegMean).parameters:
+        cases["RegMean, one pass"] = merging(passes=1)
+    return cases
+
+
 def run(arguments: list[str]) -> Cases:
     """``covon run permuted-digits``, from start to end of the process."""
 
@@ -249,6 +293,7 @@ PARTS: dict[str, Callable[..., Cases]] = {
     "noise": noise,
     "train": train,
     "epoch": epoch,
+    "merge": merge,
     "run": run,
 }
 

@@ -93,7 +93,7 @@ def vit(rows: pd.DataFrame) -> str:
 
 
 TABLES: dict[str, Callable[[pd.DataFrame], str]] = {
-    **dict.fromkeys(("step", "noise", "train", "epoch", "run", "fisher"), ratios),
+    **dict.fromkeys(("step", "noise", "train", "epoch", "merge", "run", "fisher"), ratios),
     **dict.fromkeys(("step-avx2", "noise-avx2"), ratios),
     "accuracy": accuracy,
     "growth": growth,

@@ -57,10 +57,13 @@ class GradientAccumulation:
 class Autocast:
     """Mixin: the model computes in bfloat16; losses, weights and the optimizer stay float32."""
 
+    autocast_dtype = torch.bfloat16
+    """Also of the passes that merge rules make."""
+
     def forward(self) -> Tensor:
         """The strategy's output, as float32."""
         strategy: Any = self
-        with torch.autocast(strategy.device.type, torch.bfloat16):
+        with torch.autocast(strategy.device.type, self.autocast_dtype):
             output: Tensor = super().forward()  # type: ignore[misc]
         return output.float()
 

@@ -12,17 +12,21 @@ from covon_avalanche.merging.duct import DUCT
 from covon_avalanche.merging.fisher import CoFiMA, FisherMerge
 from covon_avalanche.merging.regmean import RegMean
 from covon_avalanche.merging.rule import Eq8, MergeRule, Task, merge_into
+from covon_avalanche.merging.task_vectors import TIES, MagMax, TaskArithmetic
 
 __all__ = [
     "DUCT",
     "EMA",
+    "TIES",
     "Average",
     "CoFiMA",
     "Eq8",
     "FisherMerge",
+    "MagMax",
     "MergeRule",
     "RegMean",
     "Task",
+    "TaskArithmetic",
     "align_classifier",
     "merge_into",
     "update_batch_norm",

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from covon_avalanche.merging.rule import Batch, MergeRule, Task
-from covon_avalanche.posterior.fisher import in_mode
-
-Layer = nn.Linear | nn.Conv2d
+from covon_avalanche.merging.input_moments import (
+    Reduction,
+    input_moments,
+    merged_layers,
+    own_parameters,
+)
+from covon_avalanche.merging.rule import MergeRule, Task
 
 _RIDGE = 1e-6  # of the mean diagonal: directions without any input keep the old weights
 
 
 class RegMean(MergeRule):
-    """Merges Linear and Conv2d layers with the second moments of their inputs.
+    """Merges Linear, Conv2d and MultiheadAttention layers with the second moments of their inputs.
 
     Let a layer have the weights ``W0`` before the task and ``W`` after it. With its inputs ``x``
     (1 appended for a bias) and ``A = sum x xᵀ`` over a task's data, other weights ``V`` change
@@ -32,112 +35,110 @@ class RegMean(MergeRule):
     Language Models", ICLR 2023; written from the paper). Here it is applied from task to task, and
     keeps one ``A0`` per layer and no data; ``A`` is added as measured at the merged weights.
 
-    Takes two forward passes over the task's data. Outputs and layers that no earlier task has
-    used keep their new weights, as do the parameters of other modules (with CoVON those are
-    merged by Eq. 8).
+    Takes two forward passes over the task's data, one over that of the first task. Outputs and
+    layers that no earlier task has used keep their new weights, as do the parameters of other
+    modules (:func:`~covon_avalanche.merging.input_moments.merged_layers` lists them; with CoVON
+    those are merged by Eq. 8).
+
+    With CoVON only the mean is RegMean's. The precision is that of Eq. 8, a diagonal one, and so
+    ``posterior()``, samples for prediction and the next task's prior are N(merged weights,
+    1 / (s0 + γ (s - s0))): the covariance of ``A ⊗ I`` is used for the mean alone.
     """
 
     needs_data = True
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        reduction: Reduction = "sum",
+        alpha: float = 1.0,
+        layerwise: bool = False,
+        passes: Literal[1, 2] = 2,
+    ) -> None:
+        """
+        :param reduction: of ``A`` over a task's examples (and tokens or positions): with ``"sum"``
+            every example counts alike, with ``"mean"`` every task.
+        :param alpha: factor of the off-diagonal entries of ``A`` and ``A0`` in a merge, in [0, 1].
+            The original has 0.9 for language models.
+        :param layerwise: measure each layer's ``A`` behind the already merged earlier layers
+            instead of those that the task has left, in one forward pass per layer. This is
+            RegMean++ (Nguyen et al., 2025) with the new task's examples only.
+        :param passes: 1 adds the ``A`` that was measured for the merge to ``A0``, as the original,
+            instead of measuring it again at the merged weights: half the time.
+        """
+        if reduction not in ("sum", "mean"):
+            raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha must be in [0, 1], got {alpha}")
+        if passes not in (1, 2):
+            raise ValueError(f"passes must be 1 or 2, got {passes}")
+        self.reduction: Reduction = reduction
+        self.alpha = alpha
+        self.layerwise = layerwise
+        self.passes = passes
         self.moments: dict[str, Tensor] = {}
         """``A0`` by layer name, as from :func:`input_moments`, summed over tasks."""
         self.outputs: dict[str, int] = {}
         """Number of outputs that the layer had in the last task; later ones have no past."""
+        self._task_moments: dict[str, Tensor] = {}  # A, from merge to observe, with one pass
 
     def merge(self, task: Task) -> dict[str, Tensor]:
         """See :class:`MergeRule`.
 
         :raises ValueError: for a layer whose number of inputs has changed, naming it.
         """
+        if not self.moments and self.passes == 2:
+            return {}
+        new = self._measure(task)
         merged: dict[str, Tensor] = {}
-        names: dict[Tensor, str] = {p: name for name, p in task.model.named_parameters()}
-        new = input_moments(task.model, task.batches())
-        for layer_name, layer in _trained_layers(task.model).items():
-            if layer_name not in self.moments or layer_name not in new:
-                continue
-            a0, a = self.moments[layer_name], new[layer_name]
-            if a.shape != a0.shape:
-                raise ValueError(
-                    f"layer {layer_name!r} has {a.shape[-1]} inputs (a bias counts as one), "
-                    f"but had {a0.shape[-1]} in earlier tasks: RegMean cannot merge it"
-                )
-            parameters = list(layer.parameters(recurse=False))
-            w0 = _as_rows([task.before[names[p]] for p in parameters])
-            w = _as_rows([p.detach() for p in parameters])
-            known = slice(0, self.outputs[layer_name])
-            rows = w.clone()
-            rows[known] = _least_change(w0[known], w[known], a0, a)
-            values = {layer.weight: rows[:, : layer.weight[0].numel()].view_as(layer.weight)}
-            if layer.bias is not None:
-                values[layer.bias] = rows[:, -1]
-            merged |= {names[p]: value.to(p) for p, value in values.items() if p.requires_grad}
+        for name in new:  # in the order of the forward pass
+            if self.layerwise and merged:
+                new[name] = self._measure(task, merged)[name]
+            if name in self.moments:
+                merged |= self._merged_layer(task, name, new[name])
+        if self.passes == 1:
+            self._task_moments = new
         return merged
 
     def observe(self, task: Task) -> None:
-        """Add the moments of the task's data, at the merged weights."""
-        layers = _trained_layers(task.model)
-        new = input_moments(task.model, task.batches())
+        """Add the moments of the task's data, at the merged weights unless ``passes=1``."""
+        layers = merged_layers(task.model)
+        new = self._measure(task) if self.passes == 2 else self._task_moments
         added = {n: a + self.moments[n] if n in self.moments else a for n, a in new.items()}
         self.moments = {**self.moments, **added}
-        self.outputs = {**self.outputs, **{name: len(layers[name].weight) for name in new}}
+        outputs = {name: len(own_parameters(layers[name])[0]) for name in new}
+        self.outputs = {**self.outputs, **outputs}
+        self._task_moments = {}
 
+    def _measure(
+        self, task: Task, weights: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        return input_moments(task.model, task.batches(), reduction=self.reduction, weights=weights)
 
-@torch.no_grad()
-def input_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tensor]:
-    """Sums of ``x xᵀ`` over a layer's inputs: over examples, and positions of a convolution.
+    def _merged_layer(self, task: Task, layer_name: str, a: Tensor) -> dict[str, Tensor]:
+        """Merged weights of a layer that earlier tasks have used, by parameter name."""
+        names: dict[Tensor, str] = {p: name for name, p in task.model.named_parameters()}
+        a0 = self.moments[layer_name]
+        if a.shape != a0.shape:
+            raise ValueError(
+                f"layer {layer_name!r} has {a.shape[-1]} inputs (a bias counts as one), "
+                f"but had {a0.shape[-1]} in earlier tasks: RegMean cannot merge it"
+            )
+        parameters = own_parameters(merged_layers(task.model)[layer_name])
+        w0 = _as_rows([task.before[names[p]] for p in parameters])
+        w = _as_rows([p.detach() for p in parameters])
+        known = slice(0, self.outputs[layer_name])
+        rows = w.clone()
+        rows[known] = _least_change(w0[known], w[known], self._shrunk(a0), self._shrunk(a))
+        weight, *bias = parameters
+        values = {weight: rows[:, : weight[0].numel()].view_as(weight)}
+        values |= dict.fromkeys(bias, rows[:, -1])
+        return {names[p]: value.to(p) for p, value in values.items() if p.requires_grad}
 
-    In eval mode. Only layers that are called as modules take part (not those inside
-    ``nn.MultiheadAttention``), and no convolutions other than ``nn.Conv2d``.
-
-    :param batches: ``(input, target, *more)``, for ``model(input, *more)``. All patches that a
-        convolution takes from a batch are in memory at once.
-    :return: by layer name, of shape (groups, d, d), in units of the input squared; ``d`` is the
-        number of inputs of an output, with the constant 1 of a bias as the last.
-    """
-    sums: dict[str, Tensor] = {}
-    names = {layer: name for name, layer in _trained_layers(model).items()}
-
-    def add(layer: Layer, inputs: tuple[Tensor, ...]) -> None:
-        rows, name = _input_rows(layer, inputs[0].float()), names[layer]
-        moment = rows.mT @ rows
-        sums[name] = sums[name].add_(moment) if name in sums else moment
-
-    handles = [layer.register_forward_pre_hook(add) for layer in names]
-    try:
-        with in_mode(model, train=False), torch.no_grad():
-            for x, _, *more in batches:
-                model(x, *more)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return sums
-
-
-def _trained_layers(model: nn.Module) -> dict[str, Layer]:
-    """Linear and Conv2d layers whose weight is a parameter that is not frozen."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d)
-        and (weight := dict(module.named_parameters(recurse=False)).get("weight")) is not None
-        and weight.requires_grad
-    }
-
-
-def _input_rows(layer: Layer, x: Tensor) -> Tensor:
-    """The inputs of single outputs, of shape (groups, examples and positions, d)."""
-    if isinstance(layer, nn.Linear):
-        rows = x.reshape(1, -1, layer.in_features)
-    else:
-        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
-        patches = F.unfold(x, layer.kernel_size, layer.dilation, stride=layer.stride)
-        patches = patches.unflatten(1, (layer.groups, -1))
-        rows = patches.permute(1, 0, 3, 2).flatten(1, 2)
-    if layer.bias is not None:
-        rows = torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], -1)
-    return rows
+    def _shrunk(self, moments: Tensor) -> Tensor:
+        """With smaller entries off the diagonal."""
+        diagonal = torch.diag_embed(moments.diagonal(dim1=-2, dim2=-1))
+        return self.alpha * moments + (1 - self.alpha) * diagonal
 
 
 def _as_rows(parameters: Sequence[Tensor]) -> Tensor:

@@ -78,9 +78,17 @@ class MergeRule(ABC):
 
     needs_data: ClassVar[bool] = False
     """Whether :meth:`merge` or :meth:`observe` passes over the task's data."""
+    needs_before: ClassVar[bool] = True
+    """Whether :meth:`merge` uses the weights before the task."""
     shuffled: ClassVar[bool] = False
     """Whether these passes need full batches in random order, because batches are not averaged
     example by example."""
+
+    def begin_task(self, model: nn.Module) -> None:  # noqa: B027 (most rules change nothing)
+        """Put in place the weights that a task's training starts from; called at its beginning.
+
+        Most rules leave the merged weights of the earlier tasks in place.
+        """
 
     @abstractmethod
     def merge(self, task: Task) -> dict[str, Tensor]:
@@ -105,6 +113,8 @@ class Eq8(MergeRule):
     merging in ``consolidate()`` with its own ``gamma`` and ``gamma_precision``; see
     :func:`covon_avalanche.posterior.merge`.
     """
+
+    needs_before = False
 
     def merge(self, task: Task) -> dict[str, Tensor]:
         """Leave all parameters to the optimizer."""
@@ -136,6 +146,7 @@ def merge_into(
     """Merge the weights at the end of a task; in a plain PyTorch loop::
 
         for loader in tasks:
+            rule.begin_task(model)
             before = {name: p.detach().clone() for name, p in model.named_parameters()}
             train(model, optimizer, loader)
             merge_into(model, optimizer, rule, before, lambda: loader)
@@ -157,10 +168,10 @@ def merge_into(
     if isinstance(optimizer, CoVON):
         owned = {p for group in optimizer.param_groups for p in group["params"]}
         named = [(name, p) for name, p in model.named_parameters() if p in owned]
-        before = {} if isinstance(rule, Eq8) else optimizer.prior(named).mean
-    elif before is None:
+        before = optimizer.prior(named).mean if rule.needs_before else {}
+    elif before is None and rule.needs_before:
         raise ValueError(f"{type(rule).__name__} needs the weights before the task: pass before")
-    task = Task(model, before, batches, has_prior=isinstance(optimizer, CoVON))
+    task = Task(model, before or {}, batches, has_prior=isinstance(optimizer, CoVON))
     with _undone_on_error(model, optimizer, rule):
         merged = rule.merge(task)
         for name, value in merged.items():

@@ -9,6 +9,7 @@ from typing import Any
 from avalanche.distributed import DistributedHelper
 
 from covon_avalanche.merging import Eq8, MergeRule, RegMean, merge_into
+from covon_avalanche.merging.task_vectors import TaskVectorRule
 from covon_avalanche.optim import CoVON
 from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.optim.diagnostics import Diagnostics
@@ -47,7 +48,9 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         """
         :param merge: rule for the merged mean, from ``covon_avalanche.merging``: ``Eq8()`` by
             default. ``RegMean()`` forgets far less where Eq. 8 has to choose between keeping and
-            learning, as on PACS. The merged precision is that of Eq. 8 with any rule.
+            learning, as on PACS. With any rule the merged precision is that of Eq. 8:
+            ``posterior()``, samples for prediction and the next prior are N(merged weights,
+            1 / precision).
         :param gamma: merging coefficient, instead of the optimizer's; the schedule takes
             precedence.
         :param ess_per_example: sets ``ess`` at the start of each task to this times the task's
@@ -81,9 +84,9 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         if consolidate_every is None:
             return
         check_whole("consolidate_every", consolidate_every)
-        if self.merge.needs_data:
+        if self.merge.needs_data or isinstance(self.merge, TaskVectorRule):
             raise ValueError(
-                f"{type(self.merge).__name__} needs the data of a task: it cannot merge within one "
+                f"{type(self.merge).__name__} merges whole tasks: it cannot merge within one "
                 "(consolidate_every)"
             )
         if ess_per_example is not None:
@@ -97,6 +100,12 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         if self.ess_per_example is None:
             return scheduled
         return {"ess": self.ess_per_example * len(strategy.experience.dataset), **scheduled}
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Restore and schedule as :class:`PosteriorPlugin`; put in place the weights that the merge
+        rule lets training start from."""
+        super().before_training_exp(strategy, **kwargs)
+        self.merge.begin_task(strategy.model)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Tell the optimizer the size of the batch, over all processes, and replace the weights by

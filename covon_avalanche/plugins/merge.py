@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
 from covon_avalanche.merging.rule import MergeRule, check_rule, merge_into
+from covon_avalanche.merging.task_vectors import TaskVectorRule
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 
-_MB_SIZE = 64  # of passes over the data: second moments of convolutions unfold whole batches
+_MB_SIZE = 64  # of passes over the data: second moments of convolutions copy whole batches
 
 
 class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
@@ -25,7 +28,9 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
     instead. Give it to the strategy *before* other plugins, so that they see the merged weights
     at the end of an experience. Where the model has batch norm, its running statistics are
     re-estimated after the merge, in one more pass over the task's data. Keeps one copy of the
-    weights during a task. Task identities are used for multi-head models only.
+    weights during a task, if the rule needs it. Task identities are used for multi-head models
+    only. Passes over the data compute at the strategy's ``autocast_dtype``, if it has one, as
+    recipes with ``precision = "bfloat16"`` do.
 
     With ``eval_every=1`` the last evaluation inside ``train`` comes before the merge; call
     ``strategy.eval`` afterwards to evaluate the merged weights.
@@ -51,9 +56,14 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
         check_rule(self.rule, strategy.optimizer)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Copy the weights that the task starts from."""
+        """Put in place the weights that training starts from, and copy them."""
         check_whole_task(strategy.experience)
-        if not isinstance(strategy.optimizer, PosteriorOptimizer):
+        self.rule.begin_task(strategy.model)
+        if isinstance(strategy.optimizer, PosteriorOptimizer):
+            return
+        if isinstance(self.rule, TaskVectorRule) and self.rule.start == "pretrained":
+            strategy.optimizer.state.clear()  # tasks are trained independently
+        if self.rule.needs_before:
             self._before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
@@ -67,11 +77,13 @@ def merge_task(strategy: Any, rule: MergeRule, before: Mapping[str, Tensor] | No
 
     :param before: weights before the task; not needed with a posterior optimizer.
     """
-    merge_into(
-        strategy.model,
-        strategy.optimizer,
-        rule,
-        before,
-        lambda: task_loader(strategy, _MB_SIZE, shuffled=rule.shuffled),
-        batch_norm_batches=lambda: task_loader(strategy, strategy.train_mb_size, shuffled=True),
-    )
+    dtype = getattr(strategy, "autocast_dtype", None)
+    with nullcontext() if dtype is None else torch.autocast(strategy.device.type, dtype):
+        merge_into(
+            strategy.model,
+            strategy.optimizer,
+            rule,
+            before,
+            lambda: task_loader(strategy, _MB_SIZE, shuffled=rule.shuffled),
+            batch_norm_batches=lambda: task_loader(strategy, strategy.train_mb_size, shuffled=True),
+        )

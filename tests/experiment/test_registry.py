@@ -10,7 +10,17 @@ from covon_avalanche import CoVON as Optimizer
 from covon_avalanche.experiment.recipe import load_recipe, shipped_recipes
 from covon_avalanche.experiment.registry import KINDS, CoVON, stored_strategy
 from covon_avalanche.experiment.run_folder import run_hash, settings_of, upgrade_settings
-from covon_avalanche.merging import DUCT, EMA, Average, CoFiMA, FisherMerge, RegMean
+from covon_avalanche.merging import (
+    DUCT,
+    EMA,
+    TIES,
+    Average,
+    CoFiMA,
+    FisherMerge,
+    MagMax,
+    RegMean,
+    TaskArithmetic,
+)
 from covon_avalanche.plugins import ClassifierAlignmentPlugin
 
 BASE = {"kind": "covon", "lr": 0.1, "ess": 10.0, "hess_init": 0.1, "gamma": 0.9, "clip_radius": 1.0}
@@ -82,10 +92,10 @@ def test_keys_and_values_of_earlier_versions_are_translated(old, new):
     assert new.items() <= current.items()
 
 
-@pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf", "covon"])
+@pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf", "ada-reg", "covon"])
 def test_each_rule_merges_after_every_domain(kind):
     rules = {"regmean": RegMean, "average": Average, "ema": EMA, "fisher": FisherMerge}
-    rules["cofima"] = CoFiMA
+    rules |= {"cofima": CoFiMA, "task-arithmetic": TaskArithmetic, "magmax": MagMax, "ties": TIES}
     for name, rule in rules.items():
         if kind == "covon":
             found = covon(merge=name, gamma=0.3).build().arguments["merge"]
@@ -95,6 +105,28 @@ def test_each_rule_merges_after_every_domain(kind):
             found = plugin.rule
         assert type(found) is rule
         assert name not in ("ema", "cofima") or found.gamma == 0.3
+        assert name not in ("task-arithmetic", "magmax", "ties") or found.coefficient == 0.3
+
+
+@pytest.mark.parametrize("kind", ["finetune", "ada-reg", "covon"])
+def test_options_of_rules_reach_them(kind):
+    """And do not change the folder of runs without them."""
+
+    def rule(**changes):
+        built = settings(kind, **changes).build()
+        return built.arguments["merge"] if kind == "covon" else built.plugins[0].rule
+
+    chosen = {"reduction": "mean", "alpha": 0.9, "layerwise": True, "passes": 1}
+    found = rule(merge="regmean", **{f"regmean_{key}": value for key, value in chosen.items()})
+    assert chosen.items() <= vars(found).items()
+    assert RegMean().__dict__ == rule(merge="regmean").__dict__
+    found = rule(merge="magmax", merge_start="pretrained", merge_gamma=0.7)
+    assert (found.start, found.coefficient) == ("pretrained", 0.7)
+    assert not settings("ada-reg").build().plugins
+    plain = small_recipe({"own": STRATEGIES[kind]})
+    unset = small_recipe({"own": STRATEGIES[kind] | {"regmean_alpha": None, "merge_start": None}})
+    assert settings_of(plain, "own") == settings_of(unset, "own")
+    assert not any(key.startswith("regmean") for key in settings_of(plain, "own")["strategy"])
 
 
 @pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf"])

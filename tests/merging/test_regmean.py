@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 from torch import nn
-from toys import columns, make_strategy, toy_benchmark, toy_model, weights
+from toys import columns, end_task, make_strategy, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import CoVONPlugin
 from covon_avalanche.input_moments import InputMoments
 from covon_avalanche.merging import Eq8, RegMean, Task
-from covon_avalanche.merging.regmean import input_moments
+from covon_avalanche.merging.input_moments import input_moments
 
 
 class Net(nn.Module):
@@ -124,6 +124,198 @@ def test_moments_are_sums_over_examples_and_tasks():
     torch.testing.assert_close(alone["first"][0], rows.T @ rows, rtol=1e-4, atol=1e-3)
     assert model.training
     assert not model.first._forward_pre_hooks
+
+
+CONVOLUTIONS = {
+    "3 x 3": dict(kernel_size=3, padding=1),
+    "valid": dict(kernel_size=3, bias=False),
+    "tall, dilated": dict(kernel_size=(4, 2), padding=(3, 1), dilation=(2, 3)),
+    "reflecting": dict(kernel_size=5, padding=2, padding_mode="reflect"),
+    "strided": dict(kernel_size=3, padding=1, stride=2),
+    "patches": dict(kernel_size=4, stride=4),
+    "pointwise": dict(kernel_size=1),
+    "padded pointwise": dict(kernel_size=1, padding=1),
+    "grouped": dict(kernel_size=3, padding="same", groups=2),
+    "depthwise": dict(kernel_size=3, padding=1, groups=4),
+    "wide": dict(kernel_size=(3, 9), padding=(1, 4), stride=(2, 1), groups=1, channels=64),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_moments_of_convolutions_are_those_of_unfolded_patches(kind, channels_last):
+    torch.manual_seed(0)
+    own = dict(CONVOLUTIONS[kind])
+    channels = own.pop("channels", 4)
+    layer = nn.Conv2d(channels, 8, **own)
+    batches = [torch.randn(n, channels, 10, 9) for n in (3, 2)]
+    if channels_last:
+        batches = [x.contiguous(memory_format=torch.channels_last) for x in batches]
+    moments = input_moments(layer, [(x, None) for x in batches])[""]
+    x = torch.cat(batches).double()
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = nn.functional.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+    rows = nn.functional.unfold(x, layer.kernel_size, layer.dilation, stride=layer.stride)
+    rows = rows.unflatten(1, (layer.groups, -1)).permute(1, 0, 3, 2).flatten(1, 2)
+    if layer.bias is not None:
+        rows = torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], -1)
+    torch.testing.assert_close(moments.double(), rows.mT @ rows, rtol=1e-5, atol=2e-4)
+
+
+def test_moments_under_autocast_are_exact_sums_over_bfloat16_inputs():
+    """And torch's setting for products on CPUs stays what it was."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(16, 600, 1), nn.ReLU(), nn.Conv2d(600, 4, 1)), []
+    model[2].register_forward_pre_hook(lambda module, args: x.append(args[0]))
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    with torch.autocast("cpu", torch.bfloat16):
+        moments = input_moments(model, [(torch.randn(9, 16, 20, 20), None)])
+    assert x[0].dtype == torch.bfloat16
+    rows = x[0].double().permute(0, 2, 3, 1).reshape(-1, 600)
+    rows = torch.cat([rows, torch.ones(len(rows), 1)], 1)
+    torch.testing.assert_close(moments["2"][0].double(), rows.T @ rows, rtol=1e-5, atol=1e-3)
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+class Attention(nn.Module):
+    """Self-attention, or attention from one input to another, and the parts for a direct check."""
+
+    def __init__(self, cross):
+        super().__init__()
+        self.attend, self.cross = nn.MultiheadAttention(6, 2, batch_first=True), cross
+
+    def forward(self, x):
+        other = x.flip(1).sin() if self.cross else x
+        return self.attend(x, other, value=other, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_attention_is_merged_like_linear_layers(cross):
+    """Against the same network with its projections as Linear layers."""
+
+    class Direct(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            attend = model.attend
+            self.parts = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+            weights = [*attend.in_proj_weight.chunk(3), attend.out_proj.weight]
+            biases = [*attend.in_proj_bias.chunk(3), attend.out_proj.bias]
+            for part, weight, bias in zip(self.parts, weights, biases, strict=True):
+                part.weight.data, part.bias.data = weight.detach(), bias.detach()
+
+        def forward(self, x):
+            other = x.flip(1).sin() if cross else x
+            inputs = (x, other, other)
+            q, k, v = (
+                part(i).unflatten(-1, (2, 3)).transpose(1, 2)
+                for part, i in zip(self.parts, inputs, strict=False)
+            )
+            attention = (q @ k.mT / 3**0.5).softmax(-1) @ v
+            return self.parts[3](attention.transpose(1, 2).flatten(-2))
+
+    torch.manual_seed(0)
+    old, new = Attention(cross), Attention(cross)
+    for model in (old, new):
+        nn.init.normal_(model.attend.in_proj_bias)
+        nn.init.normal_(model.attend.out_proj.bias)
+    x0, x1 = torch.randn(2, 9, 5, 6)
+    merged = []
+    for before, after in ((old, new), (Direct(old), Direct(new))):
+        torch.testing.assert_close(before(x0), old(x0))
+        rule = RegMean()
+        rule.observe(task_of(before, x0))
+        merged.append(rule.merge(task_of(after, x1, weights(before))))
+        assert set(merged[-1]) == {name for name, _ in after.named_parameters()}
+    ours, direct = merged
+    for kind in ("weight", "bias"):
+        parts = [direct[f"parts.{i}.{kind}"] for i in range(4)]
+        for name, want in (("in_proj_", torch.cat(parts[:3])), ("out_proj.", parts[3])):
+            torch.testing.assert_close(ours[f"attend.{name}{kind}"], want, rtol=1e-3, atol=1e-4)
+
+
+def test_with_the_mean_every_task_counts_alike():
+    torch.manual_seed(0)
+    before, after = Net(), Net()
+    x0, x1 = images(0), images(1, n=10)
+    found = []
+    for repeats in (1, 3):
+        rule = RegMean(reduction="mean")
+        rule.observe(task_of(before, x0))
+        found.append(rule.merge(task_of(after, x1.repeat(repeats, 1, 1, 1), weights(before))))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    moments = input_moments(before, [(x0, None)])["third"] / len(x0)
+    rule = RegMean(reduction="mean")
+    rule.observe(task_of(before, x0))
+    torch.testing.assert_close(rule.moments["third"], moments)
+
+
+def test_shrunk_moments_in_closed_form():
+    """With ``alpha=0`` each weight has the mean weighted by its own input's second moments."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 2, bias=False) for _ in range(2)]
+    inputs = [torch.randn(20, 3) * torch.tensor([1.0, 2.0, 3.0]), torch.randn(20, 3)]
+    for alpha in (0.0, 0.7):
+        rule = RegMean(alpha=alpha)
+        rule.observe(task_of(layers[0], inputs[0]))
+        merged = rule.merge(task_of(layers[1], inputs[1], weights(layers[0])))["weight"]
+        a = [x.T @ x for x in inputs]
+        assert torch.allclose(rule.moments[""][0], a[0])  # not shrunk
+        a = [alpha * m + (1 - alpha) * m.diag().diag() for m in a]
+        both = [layer.weight.detach() @ m for layer, m in zip(layers, a, strict=True)]
+        torch.testing.assert_close(merged, sum(both) @ sum(a).inverse(), rtol=1e-3, atol=1e-4)
+
+
+def test_layerwise_moments_are_those_behind_merged_layers():
+    torch.manual_seed(0)
+    before, after = Net(), Net()
+    x0, x1 = images(0), images(1)
+    plain, layerwise = RegMean(), RegMean(layerwise=True)
+    for rule in (plain, layerwise):
+        rule.observe(task_of(before, x0))
+    left = weights(after)
+    merged = layerwise.merge(task_of(after, x1, weights(before)))
+    assert same(weights(after), left)
+    partly = copy.deepcopy(after)
+    for name, layer in partly.named_children():  # in the order of the forward pass
+        task = task_of(partly, x1, weights(before))
+        want = {k.removeprefix(f"{name}."): v for k, v in plain.merge(task).items() if name in k}
+        torch.testing.assert_close({key: merged[f"{name}.{key}"] for key in want}, want)
+        layer.load_state_dict(want)
+    all_at_once = plain.merge(task_of(after, x1, weights(before)))
+    assert not torch.allclose(merged["head.weight"], all_at_once["head.weight"], atol=1e-4)
+
+
+@pytest.mark.parametrize(("passes", "want"), [(2, [1, 2, 2]), (1, [1, 1, 1])])
+def test_number_of_passes(passes, want):
+    """With one the moments are those at the weights that the task has left."""
+    rule, found = RegMean(passes=passes), []
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), torch.randn(20, 4)
+
+    def batches():
+        found[-1] += 1
+        return [(x, None)]
+
+    for _ in want:
+        found.append(0)
+        past, trained = dict(rule.moments), copy.deepcopy(model)
+        for p in trained.parameters():
+            p.data = p.data + torch.randn_like(p)
+        left = input_moments(trained, [(x, None)])
+        end_task(model, rule, weights(trained), batches)
+        now = input_moments(model, [(x, None)])
+        added = {k: v - past.get(k, torch.zeros_like(v)) for k, v in rule.moments.items()}
+        torch.testing.assert_close(added, left if passes == 1 else now, rtol=1e-3, atol=1e-3)
+    assert found == want
+
+
+def test_bad_options_are_named():
+    for options, message in (
+        ({"reduction": "max"}, "reduction must be 'sum' or 'mean', got 'max'"),
+        ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
+        ({"passes": 3}, "passes must be 1 or 2, got 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            RegMean(**options)
 
 
 def test_new_outputs_keep_their_weights():

@@ -1,10 +1,10 @@
 """CoVON's own settings in a strategy: when and how it merges, with which hyperparameters."""
 
 import pytest
-from toys import Watch, make_strategy, toy_benchmark, toy_model
+from toys import Watch, make_strategy, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import CoVON, CoVONPlugin
-from covon_avalanche.merging import Average, RegMean
+from covon_avalanche.merging import Average, MagMax, RegMean
 
 
 def test_consolidate_every_so_many_steps_and_not_at_the_end():
@@ -28,6 +28,22 @@ def test_a_rule_without_data_merges_there_too():
     assert (rule.tasks["0.bias"] == 2).all()
 
 
+def test_training_starts_where_the_rule_says_and_the_prior_is_merged():
+    model, rule, starts = toy_model(), MagMax(), []
+    watch = Watch(
+        before_training_epoch=lambda s: starts.append((weights(model), s.optimizer.prior().mean))
+    )
+    strategy = make_strategy("covon", model, merge=rule, plugins=[watch], train_epochs=1)
+    one, two = toy_benchmark(2).train_stream
+    strategy.train(one)
+    merged, last = weights(model), dict(rule.last)
+    strategy.train(two)
+    weights_then, prior = starts[1]
+    assert same(weights_then, last)
+    assert same(dict(prior), merged)
+    assert not same(last, merged)
+
+
 def test_diagnostics_are_of_the_posterior_before_the_merge():
     strategy = make_strategy("covon", toy_model())
     strategy.train(toy_benchmark(1).train_stream)
@@ -39,7 +55,8 @@ def test_diagnostics_are_of_the_posterior_before_the_merge():
     ("options", "message"),
     [
         ({"consolidate_every": 0}, "consolidate_every must be an integer"),
-        ({"merge": RegMean(), "consolidate_every": 5}, "RegMean needs the data of a task"),
+        ({"merge": RegMean(), "consolidate_every": 5}, "RegMean merges whole tasks"),
+        ({"merge": MagMax(), "consolidate_every": 5}, "MagMax merges whole tasks"),
         ({"ess_per_example": -1}, "ess_per_example must be > 0 and finite in float32, got -1"),
         ({"ess_per_example": 1.0, "consolidate_every": 10}, "follows the sizes of tasks"),
         ({"eval_samples": -1}, "eval_samples must be an integer >= 0, got -1"),

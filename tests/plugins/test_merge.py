@@ -22,7 +22,18 @@ from toys import (
 
 from covon_avalanche import MergePlugin
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
-from covon_avalanche.merging import EMA, Average, CoFiMA, Eq8, FisherMerge, RegMean, Task
+from covon_avalanche.merging import (
+    EMA,
+    TIES,
+    Average,
+    CoFiMA,
+    Eq8,
+    FisherMerge,
+    MagMax,
+    RegMean,
+    Task,
+    TaskArithmetic,
+)
 
 RULES = {
     "regmean": RegMean,
@@ -30,7 +41,11 @@ RULES = {
     "ema": lambda: EMA(0.5),
     "fisher": FisherMerge,
     "cofima": CoFiMA,
+    "task-arithmetic": TaskArithmetic,
+    "magmax": MagMax,
+    "ties": TIES,
 }
+TASK_VECTORS = ("task-arithmetic", "magmax", "ties")
 
 
 def sgd(model):
@@ -63,6 +78,7 @@ def test_each_task_ends_with_the_rules_weights(rule, optimizer, cls, own):
     strategy, ends = make(RULES[rule](), model, cls=cls, optimizer=optimizer, **own)
     for t, experience in enumerate(toy_benchmark().train_stream):
         strategy.train(experience)
+        by_hand.begin_task(copied)
         fast, merged = ends[t]
         x, y = columns(experience)
         if by_hand.shuffled:
@@ -78,7 +94,7 @@ def test_each_task_ends_with_the_rules_weights(rule, optimizer, cls, own):
         before = merged
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in TASK_VECTORS])
 def test_a_growing_classifier_keeps_the_new_weights_of_new_classes(rule):
     benchmark = toy_benchmark(3, classes_per_experience=2)
     strategy, ends = make(RULES[rule](), Head())
@@ -89,6 +105,26 @@ def test_a_growing_classifier_keeps_the_new_weights_of_new_classes(rule):
         assert merged.shape == (2 * t + 2, 10)
         torch.testing.assert_close(merged[2 * t :], fast[2 * t :], rtol=1e-6, atol=1e-7)
         assert t == 0 or not torch.equal(merged[: 2 * t], fast[: 2 * t])
+
+
+@pytest.mark.parametrize("start", ["pretrained", "last"])
+def test_task_vectors_restart_training_where_they_say(start):
+    """From the pretrained weights with a new optimizer state, from the last ones with the old."""
+    model, rule, starts, first = toy_model(), MagMax(start=start), [], weights(toy_model())
+    watch = Watch(
+        before_training_epoch=lambda strategy: starts.append(
+            (weights(model), len(strategy.optimizer.state))
+        )
+    )
+    strategy = make_naive(model, adamw(model), MergePlugin(rule), watch, train_epochs=1)
+    one, two = toy_benchmark(2).train_stream
+    strategy.train(one)
+    merged, last = weights(model), dict(rule.last)
+    strategy.train(two)
+    assert same(starts[0][0], first)
+    assert same(starts[1][0], first if start == "pretrained" else last)
+    assert not same(starts[1][0], merged)
+    assert bool(starts[1][1]) == (start == "last")
 
 
 class Sampling(SupervisedPlugin):
@@ -150,7 +186,7 @@ class Merging(Naive):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("rule", ["regmean", "average", "fisher", "cofima"])
+@pytest.mark.parametrize("rule", ["regmean", "average", "fisher", "cofima", *TASK_VECTORS])
 def test_a_run_killed_in_the_middle_of_a_task_resumes_bit_by_bit(rule, tmp_path, monkeypatch):
     own = {"kind": "custom", "lr": 0.01, "implementation": f"{__name__}:Merging"}
     own["arguments"] = {"rule": rule}

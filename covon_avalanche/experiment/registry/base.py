@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -203,13 +203,60 @@ class WithOptimizer(Tunable):
         return model.get_submodule(last_layer(model))
 
 
-class Mergeable(WithOptimizer):
+RuleName = Literal[
+    "regmean", "average", "ema", "fisher", "cofima", "task-arithmetic", "magmax", "ties"
+]
+"""The rules of :mod:`covon_avalanche.merging` that work with any optimizer."""
+
+
+class MergeOptions(Table):
+    """Further settings of ``merge``; ``None``: the rule's default, which :meth:`merge_rule` takes.
+    Unset ones do not change a run's folder."""
+
+    merge_start: Literal["pretrained", "last"] | None = None
+    """Weights that training starts from, of ``merge = "task-arithmetic"``, ``"magmax"`` and
+    ``"ties"``."""
+    regmean_reduction: Literal["sum", "mean"] | None = None
+    """Of the second moments: with ``"sum"`` every image counts alike, with ``"mean"`` every
+    domain."""
+    regmean_alpha: Annotated[float | None, Field(ge=0, le=1)] = None
+    """Factor of the off-diagonal second moments."""
+    regmean_layerwise: bool | None = None
+    """Measure each layer's moments behind the merged earlier layers."""
+    regmean_passes: Literal[1, 2] | None = None
+    """1: do not measure the moments again at the merged weights."""
+
+    def merge_rule(self, name: str, gamma: float) -> MergeRule:
+        """The rule of this name.
+
+        :param gamma: the coefficient of the rules that have one.
+        """
+        from covon_avalanche import merging
+
+        chosen = self.model_dump(include=set(MergeOptions.model_fields), exclude_none=True)
+        of_regmean = {k.removeprefix("regmean_"): v for k, v in chosen.items() if k[:3] == "reg"}
+        start = {k.removeprefix("merge_"): v for k, v in chosen.items() if k == "merge_start"}
+        rules: dict[str, Callable[[], MergeRule]] = {
+            "regmean": lambda: merging.RegMean(**of_regmean),
+            "average": merging.Average,
+            "ema": lambda: merging.EMA(gamma),
+            "fisher": merging.FisherMerge,
+            "cofima": lambda: merging.CoFiMA(gamma),
+            "task-arithmetic": lambda: merging.TaskArithmetic(gamma, **start),
+            "magmax": lambda: merging.MagMax(gamma, **start),
+            "ties": lambda: merging.TIES(gamma, **start),
+        }
+        return rules[name]()
+
+
+class Mergeable(MergeOptions, Tunable):
     """A method whose weights may be merged with the earlier ones after each domain."""
 
-    merge: Literal["none", "regmean", "average", "ema", "fisher", "cofima"] = "none"
+    merge: Literal[RuleName, "none"] | None = "none"
     """A rule of :mod:`covon_avalanche.merging`."""
-    merge_gamma: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Weight of the new domain, of ``merge = "ema"`` and ``"cofima"``."""
+    merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = 0.5
+    """Weight of the new domain, of ``merge = "ema"`` and ``"cofima"``; coefficient of
+    ``"task-arithmetic"``, ``"magmax"`` and ``"ties"``."""
     align_classifier: bool | None = None
     """Retrain the last layer after each domain on Gaussians of all domains' features."""
 
@@ -225,24 +272,8 @@ class Mergeable(WithOptimizer):
         from covon_avalanche.plugins import ClassifierAlignmentPlugin, MergePlugin
 
         plugins: list[SupervisedPlugin] = list(method.plugins)
-        if self.merge != "none":
-            plugins.insert(0, MergePlugin(merge_rule(self.merge, self.merge_gamma)))
+        if self.merge is not None and self.merge != "none":
+            plugins.insert(0, MergePlugin(self.merge_rule(self.merge, self.merge_gamma or 0.5)))
         if self.align_classifier:
             plugins.append(ClassifierAlignmentPlugin())
         return replace(method, plugins=tuple(plugins))
-
-
-def merge_rule(name: str, gamma: float) -> MergeRule:
-    """The rule of this name; ``gamma`` is for ``"ema"`` and ``"cofima"``."""
-    from covon_avalanche import merging
-
-    if name == "ema":
-        return merging.EMA(gamma)
-    if name == "cofima":
-        return merging.CoFiMA(gamma)
-    rules = {
-        "regmean": merging.RegMean,
-        "average": merging.Average,
-        "fisher": merging.FisherMerge,
-    }
-    return rules[name]()

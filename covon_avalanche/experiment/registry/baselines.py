@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _STRATEGIES, _PLUGINS = "avalanche.training.supervised", "avalanche.training.plugins"
 
 
-class Finetune(Mergeable):
+class Finetune(Mergeable, WithOptimizer):
     """Avalanche's Naive: one domain after the other."""
 
     kind: Literal["finetune"]
@@ -52,7 +52,7 @@ class Offline(WithOptimizer):
         return Method.of(f"{_STRATEGIES}:{name}", {})
 
 
-class EWC(Mergeable):
+class EWC(Mergeable, WithOptimizer):
     """Avalanche's EWC, one penalty per domain."""
 
     kind: Literal["ewc"]
@@ -61,7 +61,7 @@ class EWC(Mergeable):
     class_arguments = ("ewc_lambda",)
 
 
-class LwF(Mergeable):
+class LwF(Mergeable, WithOptimizer):
     """Avalanche's Learning without Forgetting."""
 
     kind: Literal["lwf"]

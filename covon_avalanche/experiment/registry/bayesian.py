@@ -16,11 +16,13 @@ from pydantic import (
 )
 
 from covon_avalanche.experiment.registry.base import (
+    Mergeable,
+    MergeOptions,
     Method,
+    RuleName,
     Table,
     Tunable,
     WithOptimizer,
-    merge_rule,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class TaskSettings(Table):
     epochs: PositiveInt | None = None
 
 
-class CoVON(Tunable):
+class CoVON(MergeOptions, Tunable):
     """CoVON; ``gamma = 1`` is CoVON-NoM, ``merge = "none"`` plain IVON."""
 
     kind: Literal["covon"]
@@ -62,11 +64,12 @@ class CoVON(Tunable):
     prior_mean: Literal["zero", "init"] = "zero"
     """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
     hess_approx: Literal["gradsq", "reparam"] = "gradsq"
-    merge: Literal["eq8", "regmean", "average", "ema", "fisher", "cofima", "replace", "none"] = (
-        "eq8"
-    )
+    merge: Literal["eq8", RuleName, "replace", "none"] = "eq8"
     """The slow step: Eq. 8, another rule for the mean (the precision is Eq. 8's), no slow state
-    (``replace``), or none."""
+    (``replace``), or none. The coefficient of another rule is ``gamma``, unless ``merge_gamma`` is
+    given."""
+    merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Coefficient of ``merge``, where it has one; ``gamma`` is then that of the precision alone."""
     mc_samples: PositiveInt = 1
     schedule: list[TaskSettings] = Field([])
     """Settings by domain, in order; instead of ``later_hess_init``."""
@@ -111,7 +114,8 @@ class CoVON(Tunable):
         if schedule and info.data.get("later_hess_init") is not None:
             raise ValueError("replaces later_hess_init: give one of them")
         merge = info.data.get("merge")
-        if merge in ("ema", "cofima") and any(task.gamma for task in schedule):
+        own = merge in ("ema", "cofima", "task-arithmetic", "magmax", "ties")
+        if own and info.data.get("merge_gamma") is None and any(task.gamma for task in schedule):
             raise ValueError(f'cannot change gamma, which merge = "{merge}" fixes')
         return schedule
 
@@ -143,7 +147,7 @@ class CoVON(Tunable):
             schedule = [task.model_dump(exclude_none=True) for task in self.schedule]
         arguments: dict[str, Any] = {"schedule": schedule, **self.only("ess_per_example")}
         if self.merge not in ("eq8", "replace", "none"):  # which the optimizer does itself
-            arguments["merge"] = merge_rule(self.merge, self.gamma)
+            arguments["merge"] = self.merge_rule(self.merge, self.merge_gamma or self.gamma)
         return Method.of("covon_avalanche.strategies:CoVONStrategy", arguments)
 
 
@@ -198,11 +202,13 @@ class TDVCL(Variational):
         return self.n_steps >= 2 and min(self.replay_tasks, self.replay_examples) >= 1
 
 
-class AdaReg(Tunable):
+class AdaReg(Mergeable):
     """Ada-Reg with AdamW. Weight decay is the first prior's precision."""
 
     kind: Literal["ada-reg"]
     strength: NonNegativeFloat
+    merge: Literal[RuleName, "none"] | None = None
+    merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = None
     class_path = "covon_avalanche.strategies:AdaRegStrategy"
     class_arguments = ("strength", "weight_decay")
 

@@ -1,0 +1,164 @@
+"""Task arithmetic, MagMax and TIES against direct computations on tasks' weights."""
+
+import pytest
+import torch
+from torch import nn
+from toys import make_covon, same, toy_model, train_step, weights
+
+from covon_avalanche.merging import TIES, MagMax, Task, TaskArithmetic, merge_into
+
+
+def run_tasks(model, rule, changes):
+    """Tasks that each add a change to the weights they start from.
+
+    :return: the weights before each task's training, after it, and merged; each a list by task.
+    """
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), ([], [], [])
+    for change in changes:
+        rule.begin_task(model)
+        found[0].append(weights(model))
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p += change[name]
+        found[1].append(weights(model))
+        merge_into(model, optimizer, rule)
+        found[2].append(weights(model))
+    return found
+
+
+@pytest.fixture
+def changes():
+    torch.manual_seed(1)
+    return [{k: torch.randn_like(p) for k, p in weights(toy_model()).items()} for _ in range(3)]
+
+
+def flat(state):
+    return torch.cat([value.flatten() for value in state.values()])
+
+
+@pytest.mark.parametrize("rule", [TaskArithmetic, MagMax, TIES])
+@pytest.mark.parametrize("start", ["pretrained", "last"])
+def test_training_starts_from_the_pretrained_or_the_last_unmerged_weights(rule, start, changes):
+    model = toy_model()
+    first = weights(model)
+    before, after, merged = run_tasks(model, rule(start=start), changes)
+    for t in (1, 2):
+        assert same(before[t], first if start == "pretrained" else after[t - 1])
+        assert not same(before[t], merged[t - 1])
+
+
+@pytest.mark.parametrize("start", ["pretrained", "last"])
+def test_task_arithmetic_adds_the_changes(start, changes):
+    model = toy_model()
+    first = flat(weights(model))
+    _, after, merged = run_tasks(model, TaskArithmetic(0.4, start), changes)
+    for t in range(3):
+        want = first + 0.4 * sum(flat(state) - first for state in after[: t + 1])
+        torch.testing.assert_close(flat(merged[t]), want)
+
+
+@pytest.mark.parametrize("start", ["pretrained", "last"])
+def test_magmax_takes_the_largest_change_of_each_weight(start, changes):
+    model = toy_model()
+    first = flat(weights(model))
+    _, after, merged = run_tasks(model, MagMax(0.5, start), changes)
+    for t in range(3):
+        vectors = torch.stack([flat(state) - first for state in after[: t + 1]])
+        best = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))[0]
+        torch.testing.assert_close(flat(merged[t]), first + 0.5 * best)
+
+
+def test_magmax_takes_the_later_of_two_changes_of_equal_magnitude():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    changes = [{"weight": torch.tensor([[2.0]])}, {"weight": torch.tensor([[-2.0]])}]
+    run_tasks(model, MagMax(1.0, "pretrained"), changes)
+    assert model.weight.item() == -2.0
+
+
+def test_ties_trims_elects_signs_and_averages(changes):
+    """Weight by weight, in plain Python."""
+    model = toy_model()
+    first = flat(weights(model))
+    *_, merged = run_tasks(model, TIES(0.55), changes)
+    trimmed = []
+    for change in changes:
+        values = flat(change).tolist()
+        kept = sorted(values, key=abs, reverse=True)[: round(0.2 * len(values))]
+        trimmed.append([v if v in kept else 0.0 for v in values])
+    want = []
+    for entries in zip(*trimmed, strict=True):
+        total = sum(entries)
+        agreeing = [v for v in entries if v * total > 0]
+        want.append(sum(agreeing) / len(agreeing) if agreeing else 0.0)
+    torch.testing.assert_close(flat(merged[2]), first + 0.55 * torch.tensor(want))
+
+
+def tensors_in(rule):
+    values = [v for v in vars(rule).values() if isinstance(v, dict)]
+    values += list(getattr(rule, "tasks", []))
+    return sum(t.numel() for value in values for t in value.values())
+
+
+def test_only_ties_needs_memory_for_each_task(changes):
+    """In copies of the weights, while a task is trained."""
+    for rule, copies in ((TaskArithmetic(), [2, 2]), (MagMax(), [2, 2]), (TIES(), [2, 3])):
+        model = toy_model()
+        size = sum(p.numel() for p in model.parameters())
+        for t, want in enumerate(copies):
+            run_tasks(model, rule, changes[t : t + 1])
+            rule.begin_task(model)
+            assert tensors_in(rule) == want * size
+
+
+def test_new_outputs_start_at_their_initial_weights():
+    """A classifier with two classes, then three; a frozen parameter is left alone."""
+    rule = MagMax(0.5)
+    small = nn.Linear(1, 2)
+    nn.init.zeros_(small.weight)
+    small.bias.requires_grad_(False)
+    run_tasks(small, rule, [{"weight": torch.tensor([[4.0], [2.0]]), "bias": torch.zeros(2)}])
+    grown = nn.Linear(1, 3)
+    grown.bias.requires_grad_(False)
+    with torch.no_grad():
+        grown.weight.copy_(torch.tensor([[2.0], [1.0], [10.0]]))
+    bias = grown.bias.clone()
+    change = {"weight": torch.tensor([[-1.0], [1.0], [6.0]]), "bias": torch.zeros(3)}
+    before, _, _ = run_tasks(grown, rule, [change])
+    assert before[0]["weight"].flatten().tolist() == [4.0, 2.0, 10.0]
+    assert grown.weight.flatten().tolist() == [2.0, 1.5, 13.0]
+    assert torch.equal(grown.bias, bias)
+
+
+def test_with_covon_the_prior_is_centred_at_the_merged_weights(linear, batch):
+    optimizer, rule, first = make_covon(linear.named_parameters()), MagMax(0.5), weights(linear)
+    for _ in range(2):
+        rule.begin_task(linear)
+        train_step(optimizer, linear, batch)
+        last = weights(linear)
+        merge_into(linear, optimizer, rule)
+        prior = optimizer.prior().mean
+        assert same(dict(prior), weights(linear))
+    rule.begin_task(linear)
+    assert same(weights(linear), last)
+    assert same(dict(optimizer.prior().mean), dict(prior))
+    assert not same(dict(prior), first)
+
+
+def test_merge_changes_neither_model_nor_memory(changes):
+    model, rule = toy_model(), MagMax()
+    run_tasks(model, rule, changes[:1])
+    rule.begin_task(model)
+    before, memory = weights(model), dict(rule.combined)
+    rule.merge(Task(model, {}))
+    assert same(weights(model), before)
+    assert same(rule.combined, memory)
+
+
+def test_missing_calls_and_bad_values_are_named():
+    with pytest.raises(ValueError, match=r"MagMax needs the weights before .* rule\.begin_task"):
+        MagMax().merge(Task(toy_model(), {}))
+    with pytest.raises(ValueError, match=r"coefficient must be > 0 and finite, got 0\.0"):
+        TIES(0.0)
+    with pytest.raises(ValueError, match="start must be 'pretrained' or 'last', got 'merged'"):
+        TaskArithmetic(start="merged")
