@@ -132,6 +132,7 @@ class RunFolder(StoredRun):
 
     def __init__(self, runs: Path, recipe: Recipe, strategy: str, seed: int) -> None:
         self.hash = run_hash(recipe, strategy, seed)
+        self._identity = self.hash, strategy, seed
         super().__init__(runs / strategy / f"seed-{seed}-{self.hash}")
         self.checkpoint_folder = self.path / "checkpoints"
         self.settings = settings_of(recipe, strategy)
@@ -166,12 +167,20 @@ class RunFolder(StoredRun):
 
     def result(self) -> Result | None:
         """The result of a finished run, which is stored under the recipe's current name and title.
+        One of another run, perhaps a copied file, is renamed.
 
         :raises ResultError: if the file cannot be read or is not a result.
         """
         if not self.result_file.exists():
             return None
         result = Result.load(self.result_file)
+        if (result.run_hash or self.hash, result.strategy, result.seed) != self._identity:
+            aside = self.result_file.replace(self.path / "result-of-another-run.json")
+            _log.warning(
+                "%s is of another run (%s, seed %d, hash %s): it is renamed to %s, and the run starts",
+                *(self.result_file, result.strategy, result.seed, result.run_hash, aside.name),
+            )
+            return None
         names = {key: self.settings[key] for key in ("name", "title")}
         if result.recipe != names["name"] or not names.items() <= result.settings.items():
             changes = {"recipe": names["name"], "settings": result.settings | names}
