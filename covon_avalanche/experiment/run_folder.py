@@ -177,7 +177,7 @@ class RunFolder(StoredRun):
         if (result.run_hash or self.hash, result.strategy, result.seed) != self._identity:
             aside = self.result_file.replace(self.path / "result-of-another-run.json")
             _log.warning(
-                "%s is of another run (%s, seed %d, hash %s): it is renamed to %s, and the run starts",
+                "%s is of another run (%s, seed %d, hash %s): it is now %s, and this run starts",
                 *(self.result_file, result.strategy, result.seed, result.run_hash, aside.name),
             )
             return None

@@ -21,7 +21,9 @@ def test_workers_are_terminated_at_once_after_an_exception():
         future = pool.submit(time.sleep, 600)
         while not future.running():
             time.sleep(0.05)
-        (worker,) = pool._processes.values()
+        while not pool.workers:
+            time.sleep(0.05)
+        ((worker, _),) = pool.workers
         raise KeyboardInterrupt
     assert not worker.is_alive()
     assert time.monotonic() - start < 60

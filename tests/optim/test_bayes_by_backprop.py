@@ -104,5 +104,5 @@ def test_a_step_to_an_infinite_standard_deviation_is_refused(linear, batch, inne
     train_step(optimizer, linear, batch)
     record_sample(optimizer, nll(linear, batch))
     optimizer.param_groups[0]["lr"] = 1e20
-    with unchanged(optimizer), pytest.raises(FloatingPointError, match="log_std of '0.0' is not"):
+    with unchanged(optimizer), pytest.raises(FloatingPointError, match="new log_std"):
         optimizer.step()

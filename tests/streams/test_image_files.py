@@ -60,7 +60,7 @@ def test_huge_images_are_refused_whatever_the_decoder(tmp_path, suffix):
         patch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
         with pytest.raises(ValueError, match="decompression bomb"):
             decode(file)
-    assert Image.MAX_IMAGE_PIXELS == pixels
+    assert pixels == Image.MAX_IMAGE_PIXELS
 
 
 @pytest.mark.parametrize("name", ["RGB.jpg", "L.jpg", "CMYK.jpg", "P.png", "RGBA.png"])
