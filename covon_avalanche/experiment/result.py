@@ -171,7 +171,7 @@ class Result(BaseModel):
         try:
             data = json.loads(text)
             version = data["schema_version"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ResultError(
                 f"{name} is not a result: it is not JSON with a schema_version"
             ) from None
