@@ -15,6 +15,7 @@ from pydantic import (
 
 from covon_avalanche import domain_orders
 from covon_avalanche.experiment.registry.base import Count, Seed, Table
+from covon_avalanche.safe_text import Printable
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -35,7 +36,7 @@ class PermutedStream(Table):
 class _Images(Table):
     """Images on disk."""
 
-    domains: Annotated[list[str], Field(min_length=1)]
+    domains: Annotated[list[Printable], Field(min_length=1)]
     """In the order they are learned. Published protocols fill in theirs, so that a resolved
     recipe names the domains."""
     image_size: Count = 224

@@ -22,6 +22,7 @@ from pydantic import (
 from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream
 from covon_avalanche.experiment.registry import KINDS, Strategy, Table, TaskSettings
 from covon_avalanche.experiment.registry.base import Count, Seed
+from covon_avalanche.safe_text import Printable
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -63,7 +64,7 @@ class Recipe(Table):
     """A comparison of strategies on a stream."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,99}$")]
-    title: str
+    title: Printable
     stream: Stream
     model: Model
     epochs: Count

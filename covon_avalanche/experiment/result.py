@@ -17,6 +17,7 @@ from pydantic import (
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
+from covon_avalanche.safe_text import Printable
 
 SCHEMA = 2
 EvaluatedOn = Literal["test", "valid"]
@@ -58,8 +59,8 @@ class Result(BaseModel):
     schema_version: Literal[1, 2] = 2
     run_hash: str = ""
     """Hash of the settings and the seed, see :func:`run_hash`."""
-    recipe: str
-    strategy: str
+    recipe: Printable
+    strategy: Printable
     seed: int
     stream: EvaluatedOn
     """The evaluated stream; ``valid`` in the search of hyperparameters."""

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Epoch, Result
+from covon_avalanche.safe_text import Printable, printable
 
 _log = logging.getLogger(__name__)
 _LOCK_TIMEOUT = 0.5  # seconds; ``is_running`` holds the lock for a moment
@@ -64,7 +65,7 @@ class Status(BaseModel):
     epoch: Epoch | None = None
     """The latest."""
     of_epochs: int = 1
-    error: str | None = None
+    error: Printable | None = None
     """Why the run failed."""
 
     @property
@@ -91,7 +92,7 @@ def error_sentence(error: BaseException) -> tuple[str, bool]:
     """The message of an error, and whether the user's input caused it."""
     bad_input = isinstance(error, ValueError | OSError)
     name = "" if bad_input else f"{type(error).__name__}: "
-    return name + (" ".join(str(error).split()) or "no reason given"), bad_input
+    return name + (printable(str(error)) or "no reason given"), bad_input
 
 
 class StoredRun:
@@ -240,7 +241,7 @@ class RunFolder(StoredRun):
 @contextmanager
 def _logged(file: Path) -> Iterator[None]:
     """Write the package's messages, warnings, and the exception that ends the run to a file."""
-    handler = logging.FileHandler(file, encoding="utf-8")
+    handler = logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     package, python = logging.getLogger("covon_avalanche"), logging.getLogger("py.warnings")
     level = package.level

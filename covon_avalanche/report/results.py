@@ -14,6 +14,7 @@ from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.experiment.registry import stored_strategy
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import result_settings, upgrade_settings
+from covon_avalanche.safe_text import printable
 
 _CALIBRATION = ("nll", "brier", "ece")
 _SAMPLED = ("sampled_average_accuracy", "sampled_nll", "sampled_brier", "sampled_ece")
@@ -85,7 +86,7 @@ def _row(result: Result) -> dict[str, Any]:
     renamed = {"schema_version", "calibration", "sampled"}
     return {
         **result.model_dump(exclude=renamed),
-        "title": str(settings.get("title", result.recipe)),
+        "title": printable(str(settings.get("title", result.recipe))),
         "kind": strategy.kind,
         "stream": str(settings.get("stream", {}).get("name", "unknown stream")),
         "evaluated": result.stream,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from covon_avalanche.report.summary import TEST, Comparison
+from covon_avalanche.safe_text import csv_text
 
 MISSING = "\N{EN DASH}"
 
@@ -150,7 +151,7 @@ def latex(found: Sequence[Comparison]) -> str:
 def summary_csv(found: Sequence[Comparison]) -> str:
     """:func:`strategy_summary` of all comparisons."""
     tables = [comparison.summary.rename_axis("strategy").reset_index() for comparison in found]
-    return str(pd.concat(tables).convert_dtypes().to_csv(index=False))
+    return csv_text(pd.concat(tables).convert_dtypes())
 
 
 def results_csv(found: Sequence[Comparison]) -> str:
@@ -167,7 +168,7 @@ def results_csv(found: Sequence[Comparison]) -> str:
         )
     ]
     table = pd.DataFrame(rows, columns=about + header).rename(columns={"label": "strategy"})
-    return str(table.to_csv(index=False))
+    return csv_text(table)
 
 
 def _markdown(text: str) -> str:
