@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from importlib.util import LazyLoader, find_spec, module_from_spec
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -147,14 +148,23 @@ def _start_worker(on_terminate: _Handler) -> None:
     torch.set_num_threads(1)
 
 
+class _ImportedWhenUsed(ModuleType):
+    """Stands in for a package until one of its names is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # ``inspect`` asks all modules for their files
+            raise AttributeError(name)
+        if sys.modules[self.__name__] is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), name)
+
+
 def import_wandb_when_used() -> None:
-    """Importing it, which Avalanche does always, leaves temporary folders after a kill."""
+    """Avalanche imports it always, and a kill then leaves temporary folders."""
     spec = find_spec("wandb")
-    if spec is None or spec.loader is None or "wandb" in sys.modules:
-        return
-    spec.loader = LazyLoader(spec.loader)
-    sys.modules["wandb"] = module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["wandb"])
+    if spec is not None and "wandb" not in sys.modules:
+        sys.modules["wandb"] = _ImportedWhenUsed("wandb")
+        sys.modules["wandb"].__spec__ = spec
 
 
 def _end_after(parent: multiprocessing.process.BaseProcess) -> None:
