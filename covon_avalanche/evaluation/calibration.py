@@ -47,6 +47,7 @@ class CalibrationSums:
         self._nll = self._brier = 0.0
         # By bin of confidence: images, sum of confidences, correct predictions.
         self._bins = torch.zeros(bins, 3, dtype=torch.float64)
+        self._classes = torch.zeros(0, 2, dtype=torch.int64)  # images, correct predictions
 
     @property
     def accuracy(self) -> float:
@@ -72,6 +73,9 @@ class CalibrationSums:
         index = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (low, high]
         added = torch.stack([torch.ones_like(confidence), confidence, hits.double()], 1)
         self._bins.index_add_(0, index, added)
+        if not len(self._classes):
+            self._classes = self._classes.new_zeros(p.shape[1], 2)
+        self._classes.index_add_(0, targets, torch.stack([torch.ones_like(hits), hits], 1).long())
 
     def gather(self) -> None:
         """Add up the images of all processes of a distributed run."""
@@ -101,3 +105,12 @@ def reliability(parts: Sequence[CalibrationSums]) -> list[tuple[int, float, floa
     """
     pooled = torch.stack([part._bins for part in parts]).sum(0).tolist()
     return [(int(n), c / max(n, 1), hits / max(n, 1)) for n, c, hits in pooled]
+
+
+def class_accuracy(parts: Sequence[CalibrationSums]) -> dict[int, float]:
+    """Accuracy by class id, in [0, 1], of all classes with images.
+
+    :param parts: sums over the same classes, whose images are pooled.
+    """
+    pooled = torch.stack([part._classes for part in parts]).sum(0).tolist()
+    return {i: hits / images for i, (images, hits) in enumerate(pooled) if images}

@@ -82,11 +82,15 @@ class Result(BaseModel):
     """NLL (nats), Brier score and expected calibration error after the last domain, domain mean."""
     reliability: list[ReliabilityBin] = []
     """Accuracy in bins of confidence after the last domain, all domains together."""
+    class_accuracy: dict[str, float] = {}
+    """By class, after the last domain, over the images of all domains."""
     sampled: dict[str, float] = {}
     """``average_accuracy`` and calibration with the mean of ``posterior_samples`` predictions."""
     epochs: list[Epoch] = []
     train_seconds: list[float]
     """Wall-clock seconds of training, per domain."""
+    flops_per_image: list[float] = []
+    """Floating-point operations of training per image and domain, see ``EpochLog``."""
     parameters: int
     memory_ratio: Annotated[
         float, Field(validation_alias=AliasChoices("memory_ratio", "parameters_worth"))
@@ -143,6 +147,16 @@ class Result(BaseModel):
     def max_forgetting(self) -> float | None:
         """Best earlier accuracy minus the last one, mean over past domains."""
         return self.matrix.max_forgetting()
+
+    @property
+    def plasticity(self) -> float | None:
+        """Mean accuracy on each domain right after training on it."""
+        return self.matrix.plasticity()
+
+    @property
+    def forward_transfer(self) -> float | None:
+        """Mean accuracy on domains that are not learned yet."""
+        return self.matrix.forward_transfer()
 
     def save(self, path: Path) -> None:
         """Write as JSON, replacing an older file atomically."""

@@ -89,6 +89,12 @@ def settings_table(comparison: Comparison) -> pd.DataFrame:
     return texts.loc[:, texts.nunique() > 1]
 
 
+def class_table(comparison: Comparison) -> pd.DataFrame:
+    """Accuracy in percent by class and strategy after the last domain, mean over seeds."""
+    columns = comparison.by_strategy(lambda runs: pd.DataFrame([*runs["class_accuracy"]]).mean())
+    return 100 * pd.DataFrame(columns).dropna(axis=1, how="all")
+
+
 def recipe(comparison: Comparison) -> str:
     """A recipe that repeats all runs of a comparison, as TOML."""
     common = {k: v for k, v in comparison.first["settings"].items() if k != "strategy"}
@@ -123,6 +129,7 @@ def _render(parts: Sequence[tuple[Comparison, dict[str, str]]], title: str) -> s
         tables=tables,
         headline=headline,
         settings_table=settings_table,
+        class_table=class_table,
         recipe=recipe,
         merged=_merged,
         test=TEST,

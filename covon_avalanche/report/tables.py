@@ -35,7 +35,7 @@ class Metric(NamedTuple):
             return MISSING
         if self.column == "p_value" and value < 0.001:
             return "<0.001"
-        factor = {"%": 100, "MiB": 2**-20}.get(self.heading.rpartition(" ")[2], 1)
+        factor = {"%": 100, "MiB": 2**-20, "MFLOP": 1e-6}.get(self.heading.rpartition(" ")[2], 1)
         text = f"{factor * value:.{self.digits}f}"
         known = self.digits > 1 and not pd.isna(std)
         return f"{text} ± {factor * std:.{self.digits}f}" if known else text
@@ -54,12 +54,25 @@ METRICS = (
         2,
         "best earlier accuracy minus the last one, mean over past domains; lower is better",
     ),
+    Metric("plasticity %", "plasticity_mean", 2, "mean accuracy right after learning a domain"),
+    Metric(
+        "forward transfer %",
+        "forward_transfer_mean",
+        2,
+        "mean accuracy on domains that are not learned yet",
+    ),
     Metric("NLL", "nll_mean", 3, "negative log-likelihood in nats; lower is better"),
     Metric("ECE", "ece_mean", 3, "expected calibration error, in [0, 1]; lower is better"),
     Metric("sampled A_T %", "sampled_average_accuracy_mean", 2, "A_T with posterior samples"),
     Metric("sampled NLL", "sampled_nll_mean", 3, "NLL of the samples' mean prediction"),
     Metric("sampled ECE", "sampled_ece_mean", 3, "ECE of the samples' mean prediction"),
     Metric("seconds", "train_seconds_mean", 1, "wall-clock training time of one run"),
+    Metric(
+        "MFLOP",
+        "flops_per_image_mean",
+        1,
+        "million floating-point operations of training per image, on whatever machine",
+    ),
     Metric("memory", "memory_ratio", 1, "all tensors kept between steps, in units of the weights"),
     Metric("peak MiB", "peak_memory", 0, "largest memory of a run"),
     Metric("seeds", "seeds", 0, "number of runs"),

@@ -4,6 +4,7 @@ import gc
 import json
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from miniature import pacs
@@ -44,6 +45,10 @@ def test_every_strategy_learns_and_its_result_is_complete(name):
     assert (result.bwt is None) == joint
     assert result.counts == [360, 360]
     assert all(seconds > 0 for seconds in result.train_seconds)
+    assert len(result.flops_per_image) == (0 if name in CLOSED_FORM else len(result.train_seconds))
+    assert np.mean([*result.class_accuracy.values()]) == pytest.approx(
+        result.weighted_accuracy, abs=0.05
+    )
     assert result.calibration.keys() == {"nll", "brier", "ece"}
     assert all(0 <= d["hess_at_start"] <= 1 for d in result.diagnostics)
     assert len(result.diagnostics) == 2 * (recipe.strategies[name].kind == "covon")
@@ -150,6 +155,22 @@ def test_the_first_epoch_by_hand():
     loss = torch.nn.functional.cross_entropy(output, y)
     assert result.epochs[0].loss == pytest.approx(loss.item(), rel=1e-5)
     assert result.epochs[0].accuracy == pytest.approx((output.argmax(1) == y).double().mean())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "passes"), [("finetune", 1), ("vcl", 2), ("lwf", 1), ("replay", 1)]
+)
+def test_operations_per_image_by_hand(name, passes):
+    """Two per weight and image forward and for the weights' gradients, and without the first layer
+    for those of the inputs. LwF's teacher adds a forward pass, replay as many images again."""
+    strategy = STRATEGIES[name] | ({"mc_samples": 2} if name == "vcl" else {})
+    recipe = small_recipe({name: strategy}, epochs=1, stream=FEW, train_mb_size=50)
+    sizes = [64, *[recipe.model.hidden_size] * recipe.model.hidden_layers, 10]
+    layers = [2 * a * b for a, b in zip(sizes, sizes[1:], strict=False)]
+    forward, both = sum(layers), 3 * sum(layers) - layers[0]
+    second = {"lwf": both + forward, "replay": 2 * both}.get(name, passes * both)
+    assert run_strategy(recipe, name, 0).flops_per_image == [passes * both, second]
 
 
 def test_cached_images_lie_below_the_data(tmp_path):

@@ -14,7 +14,7 @@ from made_up_results import made_up, made_up_comparison
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.run_folder import run_hash, settings_of
 from covon_avalanche.report import comparisons, results_frame, write_report
-from covon_avalanche.report.page import headline, recipe, settings_table
+from covon_avalanche.report.page import class_table, headline, recipe, settings_table
 from covon_avalanche.report.tables import MISSING
 
 NASTY = '<script>alert("1")</script> $x^2$ & 100% _|`\\'
@@ -164,6 +164,19 @@ class TestPage:
 
 
 class TestSettings:
+    def test_accuracy_by_class_is_shown_where_it_is_known(self, tmp_path):
+        found = [{"dog": 0.5, "cat": 0.25}, {"dog": 1.0, "cat": 0.25}, {}]
+        names = ("a", 0), ("a", 1), ("b", 0)
+        runs = [
+            made_up(*n, [[0.9, 0.2], [0.8, 0.9]], class_accuracy=c) for n, c in zip(names, found)
+        ]
+        table = class_table(*comparisons(results_frame(runs)))
+        assert table.to_dict() == {"a": {"dog": 75.0, "cat": 25.0}}
+        for shown, known in ((runs, True), (runs[2:], False)):
+            written(shown, tmp_path)
+            page = (tmp_path / "index.html").read_text(encoding="utf-8")
+            assert ("Accuracy by class" in page) == (">75.0</td>" in page) == known
+
     def test_settings_that_differ(self):
         comparison = compared(
             made_up("a", 0, [[0.9]], own={"lr": 0.1, "schedule": [{"lr": 1.0}], "beta": None}),
