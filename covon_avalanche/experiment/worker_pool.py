@@ -152,7 +152,7 @@ class _ImportedWhenUsed(ModuleType):
     """Stands in for a package until one of its names is used."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # ``inspect`` asks all modules for their files
+        if name.startswith("__") and name != "__version__":  # ``inspect`` asks all for __file__
             raise AttributeError(name)
         if sys.modules[self.__name__] is self:
             del sys.modules[self.__name__]

@@ -55,8 +55,9 @@ import_wandb_when_used()
 import covon_avalanche.experiment.run
 assert not any(name.startswith("wandb.") for name in sys.modules)
 import wandb
+assert not hasattr(wandb, "__file__") and not hasattr(sys.modules["wandb"], "__file__")
 for _ in range(2):
-    assert callable(wandb.init)
+    assert wandb.__version__ and callable(wandb.init)
 assert sys.modules["wandb"] is not wandb and sys.modules["wandb"].init is wandb.init
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
