@@ -80,12 +80,14 @@ class CalibrationSums:
     def gather(self) -> None:
         """Add up the images of all processes of a distributed run."""
         own = torch.tensor([self.count, self._nll, self._brier], dtype=torch.float64)
-        own = torch.cat([own, self._bins.flatten()])
+        own = torch.cat([own, self._bins.flatten(), self._classes.flatten()])
         device = "cpu" if dist.get_backend() == "gloo" else "cuda"
         whole = own.to(device)
         dist.all_reduce(whole)
         self.count, self._nll, self._brier = int(whole[0]), whole[1].item(), whole[2].item()
-        self._bins = whole[3:].view_as(self._bins).cpu()
+        bins, classes = whole[3:].cpu().split([self._bins.numel(), self._classes.numel()])
+        self._bins = bins.view_as(self._bins)
+        self._classes = classes.view_as(self._classes).long()
 
     def result(self) -> Calibration:
         """The means over all images so far.
