@@ -3,9 +3,11 @@
     python benchmarks/kills.py             # 50 kills, some minutes; results/kills.json
     python benchmarks/kills.py --short     # 3 kills; stores nothing
 
-``covon run`` and all its processes get SIGKILL at random moments, and the same command is
-given again. When a grid is finished, one with other seeds begins. At the end each result is
-compared with that of an undisturbed run: all but the times must be equal bit by bit.
+At random moments, from the first imports on, ``covon run`` gets a signal, alone or with all its
+processes, once or twice, and the same command is given again. When a grid is finished, one with
+other seeds begins. At the end each result is compared with that of an undisturbed run: all but the
+times must be equal bit by bit. After each signal all processes must end, without a traceback after
+Ctrl-C, and leave no semaphores.
 """
 
 from __future__ import annotations
@@ -19,11 +21,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from covon_avalanche.experiment.result import Result
 
 STRATEGIES = ("ewc-star", "vcl", "covon")
+Kill = tuple[Callable[[int, int], None], signal.Signals, int]
+KILLS: list[Kill] = [
+    (os.killpg, signal.SIGKILL, 1),
+    (os.killpg, signal.SIGINT, 2),
+    (os.kill, signal.SIGKILL, 1),
+    (os.killpg, signal.SIGINT, 1),
+    (os.kill, signal.SIGINT, 1),
+    (os.killpg, signal.SIGTERM, 1),
+]
+"""To the process or to its group, which signal, and how often; used in turn."""
+WRONG = ("lost", "differing", "hung", "tracebacks", "semaphores")
 
 
 def command(folder: Path, seed: int, epochs: int) -> list[str]:
@@ -44,24 +58,47 @@ def results_below(folder: Path) -> dict[Path, str]:
     return {path.relative_to(folder): path.read_text(encoding="utf-8") for path in files}
 
 
-def disturb(folder: Path, seed: int, epochs: int, chance: random.Random) -> bool:
-    """Start the grid and kill it within four seconds after it has begun to work.
+def disturb(folder: Path, seed: int, epochs: int, chance: random.Random, kill: Kill) -> list[str]:
+    """Start the grid, and send a signal in its first second, or within four seconds after it has
+    begun to work.
 
-    :return: whether it was finished before.
+    :return: what went wrong, or ``["finished"]`` if the grid ended before the signal.
     """
-    before = _times(folder)
+    before, semaphores = _times(folder), _semaphores()
     process = subprocess.Popen(
-        command(folder, seed, epochs), stdout=subprocess.DEVNULL, start_new_session=True
+        command(folder, seed, epochs),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
     )
-    while process.poll() is None and _times(folder) == before:
-        time.sleep(0.05)
+    longest = 1
+    if chance.random() < 0.8:
+        longest = 4
+        while process.poll() is None and _times(folder) == before:
+            time.sleep(0.05)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=chance.uniform(0, 4))
-    finished = process.poll() is not None
-    with contextlib.suppress(ProcessLookupError):
+        process.wait(timeout=chance.uniform(0, longest))
+        process.communicate()
+        return ["finished"]
+    send, number, times = kill
+    for _ in range(times):
+        with contextlib.suppress(ProcessLookupError):
+            send(process.pid, number)
+        time.sleep(chance.uniform(0, 0.5))
+    try:
+        _, errors = process.communicate(timeout=60)  # until the last that may write is gone
+    except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return finished
+        return ["hung"]
+    wrong = ["tracebacks"] if number == signal.SIGINT and "Traceback" in errors else []
+    left = _semaphores() - semaphores
+    return wrong + ["semaphores"] * any(f"-{process.pid}-" in name for name in left)
+
+
+def _semaphores() -> set[str]:
+    """Their names contain the process; on systems without ``/dev/shm`` there are none to see."""
+    return {path.name for path in Path("/dev/shm").glob("sem.*")}
 
 
 def _times(folder: Path) -> dict[Path, int]:
@@ -75,15 +112,18 @@ def _times(folder: Path) -> dict[Path, int]:
 
 def measure(kills: int, epochs: int, folder: Path, chance: random.Random) -> dict[str, int]:
     """Kill, finish, compare."""
-    found = {"kills": 0, "results": 0, "interrupted runs": 0, "lost": 0, "differing": 0}
+    found = {"kills": 0, "results": 0, "interrupted runs": 0} | dict.fromkeys(WRONG, 0)
     seed = 0
     while found["kills"] < kills:
         grid, undisturbed = folder / f"grid-{seed}", folder / f"undisturbed-{seed}"
         finished = False
         while found["kills"] < kills and not finished:
             before = results_below(grid)
-            finished = disturb(grid, seed, epochs, chance)
+            wrong = disturb(grid, seed, epochs, chance, KILLS[found["kills"] % len(KILLS)])
+            finished = wrong == ["finished"]
             found["kills"] += not finished
+            for what in () if finished else wrong:
+                found[what] += 1
             after = results_below(grid)
             found["lost"] += sum(after.get(path) != text for path, text in before.items())
             print(f"{found['kills']} kills, {len(after)} results of this grid", flush=True)
@@ -115,7 +155,7 @@ def main() -> None:
 
         about = {"script": "benchmarks/kills.py", "epochs": epochs, "strategies": STRATEGIES}
         write_measurement(RESULTS / "kills.json", found, **about)
-    if found["lost"] or found["differing"]:
+    if any(found[what] for what in WRONG):
         sys.exit(1)
 
 

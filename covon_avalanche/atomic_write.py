@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +14,16 @@ from pathlib import Path
 def atomic_replace(path: Path) -> Iterator[Path]:
     """A temporary file to write, which replaces ``path`` at the end.
 
-    After an exception it is removed, and an older file remains unchanged.
+    After an exception it is removed, and an older file remains unchanged. The new file has the
+    permissions of the older one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    # O_EXCL: a name that nobody could prepare a link for; tempfile would let only the owner read.
+    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
+        if path.exists():
+            part.chmod(stat.S_IMODE(path.stat().st_mode))
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())

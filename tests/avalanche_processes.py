@@ -68,6 +68,7 @@ def train(kind: str, world: int = 1) -> dict:
         strategy.eval(benchmark.test_stream)
     weights = {n.removeprefix("module."): p.detach() for n, p in model.named_parameters()}
     found = {"rows": metrics.matrix.rows, "counts": metrics.matrix.counts, "weights": weights}
+    found["classes"] = list(metrics.class_accuracy.values())
     return found | {"nll": [part.nll for part in metrics.calibration[-1]]}
 
 

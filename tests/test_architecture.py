@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "atomic_write": set(),
     "domain_orders": set(),
     "last_layer": set(),
+    "safe_text": set(),
     "posterior": {"atomic_write"},
     "optim": {"posterior"},
     "merging": {"last_layer", "posterior", "optim"},
@@ -55,11 +56,12 @@ MAY_IMPORT = {
         "plugins",
         "posterior",
         "prompting",
+        "safe_text",
         "strategies",
         "streams",
     },
-    "report": {"atomic_write", "evaluation", "experiment"},
-    "cli": {"atomic_write", "datasets", "experiment", "report", "streams"},
+    "report": {"atomic_write", "evaluation", "experiment", "safe_text"},
+    "cli": {"atomic_write", "datasets", "experiment", "report", "safe_text", "streams"},
     "__main__": {"cli"},
 }
 WITHOUT_AVALANCHE = {"last_layer", "posterior", "optim", "merging", "prompting", "closed_form"}

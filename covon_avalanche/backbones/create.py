@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -91,9 +92,17 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):  # as saved by training scripts
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not (isinstance(content, dict) and all(isinstance(v, Tensor) for v in content.values())):
-        raise ValueError(f"{path} holds no tensors by name")
+    if not (isinstance(content, dict) and all(map(_is_named_tensor, content.items()))):
+        raise ValueError(f"{path} must hold dense tensors by name, and nothing else")
     return content
+
+
+def _is_named_tensor(item: tuple[Any, Any]) -> bool:
+    name, value = item
+    dense = (
+        isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+    )
+    return isinstance(name, str) and dense and not (value.is_quantized or value.is_complex())
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import traceback
+from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -9,13 +13,14 @@ from typer.core import TyperGroup
 
 from covon_avalanche import __version__
 from covon_avalanche.cli import compare, data, predict, report, run, search, show
-from covon_avalanche.cli.options import fail
+from covon_avalanche.cli.options import INTERRUPTED, fail
 from covon_avalanche.experiment.recipe import RecipeError
 from covon_avalanche.experiment.result import ResultError
+from covon_avalanche.experiment.run_folder import error_sentence
 
 
 class _Commands(TyperGroup):
-    """Commands that report errors in recipes, results and files in one sentence."""
+    """Commands that report errors in one sentence, and write unexpected ones to a log."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -27,6 +32,18 @@ class _Commands(TyperGroup):
         except OSError as error:
             path = error.filename2 or error.filename or "a file"
             fail(f"cannot read or write {path}: {error.strerror or error}")
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
+            fail("interrupted", INTERRUPTED)
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().main(*arguments, **options)
+        except Exception as error:
+            with NamedTemporaryFile("w", prefix="covon-", suffix=".log", delete=False) as log:
+                traceback.print_exc(file=log)
+            typer.echo(f"covon: {error_sentence(error)[0][:1000]}; see {log.name}", err=True)
+            sys.exit(1)
 
 
 app = typer.Typer(

@@ -32,11 +32,11 @@ Strategies = Annotated[
     str | None, typer.Option(help="Some of the recipe's strategies, e.g. covon,ewc-star.")
 ]
 Epochs = Annotated[
-    int | None, typer.Option(min=1, help="Epochs per domain instead of the recipe's.")
+    int | None, typer.Option(min=1, max=10**6, help="Epochs per domain instead of the recipe's.")
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(min=1, help="Parallel runs. \\[default: one per core, one on a GPU]"),
+    typer.Option(min=1, max=1024, help="Parallel runs. \\[default: one per core, one on a GPU]"),
 ]
 DatasetRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.")]
 Settings = Annotated[

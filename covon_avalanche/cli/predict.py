@@ -30,6 +30,7 @@ def predict(
     import torch
 
     from covon_avalanche.experiment.bundle import load_bundle
+    from covon_avalanche.safe_text import csv_text
     from covon_avalanche.streams.image_files import SUFFIXES, decode
 
     files: list[Path] = []
@@ -54,7 +55,7 @@ def predict(
     first = {"image": list(map(str, files)), "class": table.idxmax(axis=1)}
     if csv:
         whole = pd.concat([pd.DataFrame(first | uncertainty), table], axis=1)
-        typer.echo(whole.to_csv(index=False), nl=False)
+        typer.echo(csv_text(whole), nl=False)
     else:
         short = pd.DataFrame({**first, "probability": p.amax(1).numpy(), **uncertainty})
         typer.echo(short.to_string(index=False, float_format="{:.3f}".format))

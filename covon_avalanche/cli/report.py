@@ -16,10 +16,16 @@ def report(
         Path, typer.Option("--out", "-o", help="Folder of the page, the tables and figures.")
     ] = Path("report"),
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    archive: Annotated[
+        bool, typer.Option("--zip", help="Also write OUT.zip, to publish it, with all results.")
+    ] = False,
 ) -> None:
     """Generate an HTML report with tables (Markdown, LaTeX, CSV) and figures."""
-    from covon_avalanche.report import load_results, write_report
+    from covon_avalanche.report import results_frame, write_archive, write_report
+    from covon_avalanche.report.results import read_results
 
-    results = load_results(*runs)
-    page = write_report(results, out, title=title)
-    typer.echo(f"{page}: {len(results)} runs; tables and figures beside it")
+    found = read_results(runs)
+    page = write_report(results_frame(found), out, title=title)
+    typer.echo(f"{page}: {len(found)} runs; tables and figures beside it")
+    if archive:
+        typer.echo(f"{write_archive(found, out)}: the report, its recipes, and results.jsonl")

@@ -70,6 +70,7 @@ def run(
         bool, typer.Option("--bundle", help="Save the models, for `covon predict`.")
     ] = False,
     wandb: Annotated[str | None, typer.Option(help="Log to this project of W&B.")] = None,
+    mlflow: Annotated[str | None, typer.Option(help="Log to this experiment of MLflow.")] = None,
     launcher: Annotated[Launcher, typer.Option(help="Processes here, or jobs of a cluster.")] = (
         Launcher.local
     ),
@@ -100,6 +101,7 @@ def run(
         tensorboard=tensorboard,
         bundle=bundle,
         wandb=wandb,
+        mlflow=mlflow,
     )
     folder = out or Path("runs") / chosen.name
     specs = specs_of(chosen)

@@ -67,7 +67,7 @@ def search(
     changes = list(settings or ())
     given = choose(load_recipe(recipe, changes), epochs=epochs)
     if validation_size is not None:
-        changes.append(f"stream.validation_size={validation_size}")
+        changes.append(f"stream.validation_size={validation_size:.12g}")
     held_out = choose(load_recipe(recipe, changes), epochs=epochs)
     chosen = choose(held_out, strategies)
     if seed in chosen.seeds:

@@ -37,12 +37,16 @@ def strategies() -> None:
 def show(recipe: RecipeName) -> None:
     """Print a recipe, or the state of all runs in a folder, as `covon status` does.
 
+    Comments at the top list the classes that a run of the recipe would import.
+
     To start your own recipe: covon show NAME > mine.toml
     """
     if Path(recipe).is_dir():
         status(Path(recipe))
         return
-    load_recipe(recipe)
+    classes = [getattr(s, "implementation", "") for s in load_recipe(recipe).strategies.values()]
+    for name in sorted({*classes} - {""}):
+        typer.echo(f"# A run imports {name}: that executes its module.")
     typer.echo(recipe_file(recipe).read_text(encoding="utf-8"), nl=False)
 
 

@@ -88,6 +88,15 @@ class AccuracyMatrix:
         diagonal = [row[i] for i, row in enumerate(self.rows) if row is not None]
         return sum(diagonal) / len(diagonal)
 
+    def forward_transfer(self) -> float | None:
+        """Mean accuracy on domains that are not learned yet, ``mean_t<i a[t, i]`` (Díaz-Rodríguez
+        et al., "Don't forget, there is more than forgetting", 2018); the accuracy of an untrained
+        network is not subtracted. ``None`` if undefined (a single domain, joint training)."""
+        if not self._has_diagonal:
+            return None
+        ahead = [a for t, row in enumerate(self.rows) for a in (row or ())[t + 1 :]]
+        return sum(ahead) / len(ahead) if ahead else None
+
     @property
     def _has_diagonal(self) -> bool:
         """Whether every row t was evaluated right after training on domain t."""

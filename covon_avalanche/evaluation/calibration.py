@@ -47,6 +47,7 @@ class CalibrationSums:
         self._nll = self._brier = 0.0
         # By bin of confidence: images, sum of confidences, correct predictions.
         self._bins = torch.zeros(bins, 3, dtype=torch.float64)
+        self._classes = torch.zeros(0, 2, dtype=torch.int64)  # images, correct predictions
 
     @property
     def accuracy(self) -> float:
@@ -72,16 +73,21 @@ class CalibrationSums:
         index = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (low, high]
         added = torch.stack([torch.ones_like(confidence), confidence, hits.double()], 1)
         self._bins.index_add_(0, index, added)
+        if not len(self._classes):
+            self._classes = self._classes.new_zeros(p.shape[1], 2)
+        self._classes.index_add_(0, targets, torch.stack([torch.ones_like(hits), hits], 1).long())
 
     def gather(self) -> None:
         """Add up the images of all processes of a distributed run."""
         own = torch.tensor([self.count, self._nll, self._brier], dtype=torch.float64)
-        own = torch.cat([own, self._bins.flatten()])
+        own = torch.cat([own, self._bins.flatten(), self._classes.flatten()])
         device = "cpu" if dist.get_backend() == "gloo" else "cuda"
         whole = own.to(device)
         dist.all_reduce(whole)
         self.count, self._nll, self._brier = int(whole[0]), whole[1].item(), whole[2].item()
-        self._bins = whole[3:].view_as(self._bins).cpu()
+        bins, classes = whole[3:].cpu().split([self._bins.numel(), self._classes.numel()])
+        self._bins = bins.view_as(self._bins)
+        self._classes = classes.view_as(self._classes).long()
 
     def result(self) -> Calibration:
         """The means over all images so far.
@@ -101,3 +107,12 @@ def reliability(parts: Sequence[CalibrationSums]) -> list[tuple[int, float, floa
     """
     pooled = torch.stack([part._bins for part in parts]).sum(0).tolist()
     return [(int(n), c / max(n, 1), hits / max(n, 1)) for n, c, hits in pooled]
+
+
+def class_accuracy(parts: Sequence[CalibrationSums]) -> dict[int, float]:
+    """Accuracy by class id, in [0, 1], of all classes with images.
+
+    :param parts: sums over the same classes, whose images are pooled.
+    """
+    pooled = torch.stack([part._classes for part in parts]).sum(0).tolist()
+    return {i: hits / images for i, (images, hits) in enumerate(pooled) if images}

@@ -15,6 +15,7 @@ from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.evaluation.calibration import (
     Calibration,
     CalibrationSums,
+    class_accuracy,
     mean_calibration,
     reliability,
 )
@@ -31,9 +32,9 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     Reported for the domains learned so far: A_T as domain mean (``DomainMeanAccuracy``) and pooled
     (``ImageWeightedAccuracy``), the mean of the former over time (``IncrementalAccuracy``), BWT
     (the paper's F_T), forgetting as defined by Avalanche and from the best earlier accuracy
-    (``MaxForgetting``), plasticity, and calibration. Undefined metrics, such as BWT after
-    one domain, are not reported. Comparisons with earlier rows are undefined if the test domains
-    differ from the trained ones in number, order or ``experience.domain`` (CORe50's test
+    (``MaxForgetting``), plasticity, forward transfer, and calibration. Undefined metrics, such as
+    BWT after one domain, are not reported. Comparisons with earlier rows are undefined if the test
+    domains differ from the trained ones in number, order or ``experience.domain`` (CORe50's test
     sessions). Task identities are not used. In a distributed run all processes get the metrics of
     all images.
 
@@ -56,6 +57,8 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         """Of each domain, in rows as in the matrix."""
         self.reliability: list[tuple[int, float, float]] = []
         """Of the last row, all domains together, see :func:`reliability`."""
+        self.class_accuracy: dict[int, float] = {}
+        """Of the last row, all domains together, by class id."""
         self._inside_train = False
         self._n_domains = 0  # of the recorded stream
         self._row: dict[int, CalibrationSums] = {}  # by domain
@@ -79,6 +82,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
             "Forgetting": matrix.forgetting(),
             "MaxForgetting": matrix.max_forgetting(),
             "Plasticity": matrix.plasticity(),
+            "ForwardTransfer": matrix.forward_transfer(),
             "NLL": calibration.nll,
             "Brier": calibration.brier,
             "ECE": calibration.ece,
@@ -139,6 +143,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         calibration = [s.result() for s in sums]
         self.calibration[trained - 1 :] = [*[[] for _ in range(missing)], calibration]
         self.reliability = reliability(sums)
+        self.class_accuracy = class_accuracy(sums)
         suffix, x = f"/eval_phase/{self.stream}_stream", strategy.clock.train_iterations
         return [MetricValue(self, name + suffix, value, x) for name, value in self.result().items()]
 

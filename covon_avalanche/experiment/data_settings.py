@@ -11,13 +11,13 @@ from pydantic import (
     Discriminator,
     Field,
     NonNegativeInt,
-    PositiveInt,
     Tag,
     model_validator,
 )
 
 from covon_avalanche import domain_orders
-from covon_avalanche.experiment.registry.base import Table
+from covon_avalanche.experiment.registry.base import Count, Seed, Table
+from covon_avalanche.safe_text import Printable
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -26,8 +26,8 @@ class PermutedStream(Table):
     """Permuted pixels: ``PermutedDigits`` or ``PermutedMNIST``."""
 
     name: Literal["PermutedDigits", "PermutedMNIST"]
-    n_experiences: PositiveInt
-    n_permutations: PositiveInt | None = None
+    n_experiences: Annotated[int, Field(ge=1, le=10**4)]
+    n_permutations: Count | None = None
     """Pixel orders, which recur in turn; by default as many as experiences."""
     permute_first: bool = False
     """Whether the first domain is permuted, too, instead of natural."""
@@ -39,18 +39,18 @@ class _Images(Table):
     """Images on disk."""
 
     name: str
-    domains: Annotated[list[str], Field(min_length=1)]
+    domains: Annotated[list[Printable], Field(min_length=1)]
     """In the order they are learned. Published protocols fill in theirs, so that a resolved
     recipe names the domains."""
-    image_size: PositiveInt = 224
+    image_size: Count = 224
     """Height and width of the network's input."""
     validation_size: Fraction = 0.0
     """Fraction of the training images, always held out."""
-    limit: PositiveInt | None = None
+    limit: Count | None = None
     """Most images per class and domain."""
-    train_limit: PositiveInt | None = None
+    train_limit: Count | None = None
     """The same for the training images alone."""
-    cache_size: PositiveInt | None = None
+    cache_size: Count | None = None
     """Keep all images decoded, with this shorter side, in ``cache`` below the data folder:
     faster, for disk space. Random crops are taken from the cached images."""
 
@@ -59,7 +59,7 @@ class _Images(Table):
     def _default_domains(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("domains") is None:
             order = _published_order(**data)
-            return {**data, "domains": order} if order else data
+            return {**data, "domains": list(order)} if order else data
         return data
 
     @property
@@ -99,7 +99,7 @@ class SplitStream(_Images):
     """Streams without an official split."""
 
     name: Literal["OfficeHome", "ImageNetR"]
-    split_seed: NonNegativeInt = 0
+    split_seed: Seed = 0
     """Of the choice of test images, the same for all seeds, where the data have no lists."""
 
 
@@ -165,8 +165,8 @@ def missing_data(stream: Table, model: Table, dataset_root: Path | None) -> Path
 class Perceptron(Table):
     """A multilayer perceptron with ReLU, the same width in all hidden layers."""
 
-    hidden_size: PositiveInt
-    hidden_layers: PositiveInt
+    hidden_size: Count
+    hidden_layers: Count
 
 
 class Backbone(Table):

@@ -1,4 +1,4 @@
-"""Avalanche's evaluation plugin for runs, with loggers for TensorBoard and Weights & Biases."""
+"""Avalanche's evaluation plugin for runs, with loggers for TensorBoard, W&B and MLflow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.logging import BaseLogger, TensorboardLogger, WandBLogger
@@ -47,20 +48,54 @@ def training_loggers(
         loggers.append(TensorboardLogger(folder / "tensorboard"))
     if options.wandb is not None:
         loggers.append(_wandb_logger(options.wandb, folder, title, settings))
+    if options.mlflow is not None:
+        loggers.append(_MLflow(options.mlflow, folder, title, settings))
     metrics = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
     try:
         yield loggers, metrics if loggers else []
     except BaseException:
-        _finish_wandb(options, exit_code=1)
+        _finish(options, exit_code=1)
         raise
-    _finish_wandb(options)
+    _finish(options)
 
 
-def _finish_wandb(options: RunOptions, exit_code: int = 0) -> None:
+def _finish(options: RunOptions, exit_code: int = 0) -> None:
     if options.wandb is not None:
         import wandb
 
         wandb.finish(exit_code=exit_code)
+    if options.mlflow is not None:
+        import mlflow
+
+        mlflow.end_run("FAILED" if exit_code else "FINISHED")
+
+
+class _MLflow(BaseLogger):
+    """A run of MLflow, where ``MLFLOW_TRACKING_URI`` says; a resumed run is one run.
+
+    :raises ValueError: if MLflow is not installed.
+    """
+
+    def __init__(self, experiment: str, folder: Path, title: str, settings: dict[str, Any]) -> None:
+        super().__init__()
+        try:
+            import mlflow
+        except ImportError:
+            raise ValueError("--mlflow needs MLflow: pip install mlflow") from None
+        mlflow.set_experiment(experiment)
+        id_file = folder / "mlflow-id.txt"
+        known = id_file.read_text(encoding="utf-8") if id_file.exists() else None
+        run = mlflow.start_run(run_id=known, run_name=title)
+        if known is None:
+            write_atomically(id_file, run.info.run_id)
+            (flat,) = pd.json_normalize(settings).to_dict("records")
+            mlflow.log_params(flat)
+
+    def log_single_metric(self, name: str, value: Any, x_plot: int) -> None:
+        import mlflow
+
+        if isinstance(value, (int, float)):
+            mlflow.log_metric(name, value, step=x_plot)
 
 
 def _wandb_logger(project: str, folder: Path, title: str, settings: dict[str, Any]) -> BaseLogger:

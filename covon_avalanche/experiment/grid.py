@@ -61,9 +61,8 @@ def run_grid(
 ) -> list[Result]:
     """Run all specs; every finished run has written its result file.
 
-    Finished runs are not repeated, interrupted ones are resumed. A run that fails does not stop
-    the others. If a worker process is killed, the runs in progress at that moment have failed;
-    running the grid again resumes them.
+    Finished runs are not repeated, interrupted ones are resumed. A run that fails, or whose
+    process is killed, does not stop the others; running the grid again resumes it.
 
     :param runs: folder of all runs, see :class:`RunFolder`.
     :param processes: number of parallel runs.
@@ -84,40 +83,38 @@ def run_grid(
             waiting.append(spec)
         else:
             end(Outcome(spec, result, cached=True))
-    with _interrupted() as interrupted:
-        while waiting:  # once more after a process was killed
-            running: dict[Future[Outcome], RunSpec] = {}
-            try:
-                with worker_pool(min(processes, len(waiting))) as pool:
-                    while waiting or running:
-                        if interrupted():
-                            raise KeyboardInterrupt
-                        while waiting and len(running) < processes:
-                            task = (recipe, waiting[0], runs, options)
-                            running[pool.submit(_run, *task)] = waiting[0]
-                            waiting.popleft()
-                        done = wait(running, _POLL_SECONDS, FIRST_COMPLETED).done
-                        poll(list(running.values()))
-                        for future in done:
-                            end(future.result())
-                            del running[future]
-            except KeyboardInterrupt:
-                for spec in running.values():
-                    RunFolder(runs, recipe, *spec).remove_partial_files()
-                raise
-            except BrokenProcessPool:
-                for future, spec in running.items():
-                    end(_killed(RunFolder(runs, recipe, *spec), spec, future))
+    running: dict[Future[Outcome], RunSpec] = {}
+    try:
+        with (
+            _interrupted() as interrupted,
+            worker_pool(max(1, min(processes, len(waiting)))) as pool,
+        ):
+            while waiting or running:
+                if interrupted():
+                    raise KeyboardInterrupt
+                while waiting and len(running) < processes:
+                    spec = waiting.popleft()
+                    running[pool.submit(_run, recipe, spec, runs, options)] = spec
+                done = wait(running, _POLL_SECONDS, FIRST_COMPLETED).done
+                poll(list(running.values()))
+                for future in done:
+                    spec = running.pop(future)
+                    killed = isinstance(future.exception(), BrokenProcessPool)
+                    end(
+                        _killed(RunFolder(runs, recipe, *spec), spec) if killed else future.result()
+                    )
+    except KeyboardInterrupt:
+        for spec in running.values():
+            RunFolder(runs, recipe, *spec).remove_partial_files()
+        raise
     return [results[spec] for spec in specs if spec in results]
 
 
-def _killed(folder: RunFolder, spec: RunSpec, future: Future[Outcome]) -> Outcome:
-    """The outcome of a run that was in progress when a process was killed."""
-    if future.done() and future.exception() is None:
-        return future.result()
+def _killed(folder: RunFolder, spec: RunSpec) -> Outcome:
+    """The outcome of a run whose process was killed."""
     error = (
-        "a worker process was killed, perhaps for lack of memory; the same command resumes its "
-        "runs, with --jobs 1 one at a time"
+        "its process was killed, perhaps for lack of memory; the same command resumes it, with "
+        "--jobs 1 one run at a time"
     )
     folder.write_failure(error)
     return Outcome(spec, error=error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -11,9 +12,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import (
     Field,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -22,6 +21,8 @@ from pydantic import (
 
 from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream
 from covon_avalanche.experiment.registry import KINDS, Strategy, Table, TaskSettings
+from covon_avalanche.experiment.registry.base import Count, Seed
+from covon_avalanche.safe_text import Printable
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,7 +30,7 @@ else:
     import tomli as tomllib
 
 
-StrategyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+*-]*$")]
+StrategyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+*-]{0,99}$")]
 """Also the name of a folder."""
 
 
@@ -62,14 +63,14 @@ class Space(Table):
 class Recipe(Table):
     """A comparison of strategies on a stream."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
-    title: str
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,99}$")]
+    title: Printable
     stream: Stream
     model: Model
-    epochs: PositiveInt
+    epochs: Count
     """Epochs per domain; for joint training, over all domains."""
-    train_mb_size: PositiveInt
-    eval_mb_size: PositiveInt = 1024
+    train_mb_size: Count
+    eval_mb_size: Count = 1024
     final_lr_factor: Annotated[float, Field(gt=0, le=1)]
     """The learning rate of the last epoch of a domain, relative to the first; the epochs between
     follow a cosine, a single epoch keeps the first."""
@@ -78,14 +79,14 @@ class Recipe(Table):
     """Of the forward and backward passes; ``bfloat16`` is torch's autocast, weights are float32.
     ``auto`` is ``bfloat16`` where the device has instructions for it; the result's ``machine``
     says which it was."""
-    workers: NonNegativeInt = 0
+    workers: Annotated[int, Field(ge=0, le=1024)] = 0
     """Processes that load images from disk."""
-    posterior_samples: NonNegativeInt = 0
+    posterior_samples: Annotated[int, Field(ge=0, le=10**4)] = 0
     """At the end, also evaluate CoVON and VCL with the mean prediction of posterior samples."""
     posterior_temperature: PositiveFloat | Literal["validation"] | None = None
     """Factor of the posterior's variance in these predictions; ``"validation"`` chooses it by the
     negative log-likelihood of the validation images of all domains. By default 1."""
-    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)]
+    seeds: Annotated[list[Seed], Field(min_length=1)]
     """Seeds of permutations, initial weights, data order and noise."""
     strategies: Annotated[dict[StrategyName, Strategy], Field(min_length=1)]
     searched: list[str] = Field([])
@@ -131,7 +132,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"recipe {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
         raise RecipeError(f"recipe {path} is not valid TOML: {error}") from error
     for override in overrides:
         _override(data, override)
@@ -176,7 +177,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise RecipeError(f"a setting must look like KEY=VALUE, got {text!r}")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key.strip(), value.strip()
 
 
@@ -232,7 +233,7 @@ def _sentence(error: ValidationError) -> str:
         return f"{key}.{discriminator}: is missing; known are {', '.join(classes)}"
     if first["type"] == "missing":
         return f"{key}: is missing"
-    what = key if isinstance(first["input"], dict) else f"{key} = {first['input']!r}"
+    what = key if isinstance(first["input"], dict) else f"{key} = {first['input']!r:.200}"
     return f"{what}: {first['msg'].removeprefix('Value error, ')}"
 
 
@@ -280,13 +281,13 @@ def parse_seeds(text: str) -> list[int]:
     """
     seeds: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last.isdecimal() if dash else True)):
-            raise RecipeError(f"seeds must look like 0-4 or 0,3,7, got {text!r}")
-        found = list(range(int(first), int(last if dash else first) + 1))
-        if not found:
-            raise RecipeError(f"the range of seeds {part.strip()!r} is empty")
-        seeds += found
+        if not (match := re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part)):
+            raise RecipeError(f"seeds must look like 0-4 or 0,3,7, got {text!r:.200}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 0 <= last - first < 10**4:
+            size = "empty" if last < first else "of more than 10000"
+            raise RecipeError(f"the range of seeds {part.strip()!r} is {size}")
+        seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 
 

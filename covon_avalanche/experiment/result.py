@@ -17,6 +17,7 @@ from pydantic import (
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
+from covon_avalanche.safe_text import Printable
 
 SCHEMA = 2
 EvaluatedOn = Literal["test", "valid"]
@@ -58,8 +59,8 @@ class Result(BaseModel):
     schema_version: Literal[1, 2] = 2
     run_hash: str = ""
     """Hash of the settings and the seed, see :func:`run_hash`."""
-    recipe: str
-    strategy: str
+    recipe: Printable
+    strategy: Printable
     seed: int
     stream: EvaluatedOn
     """The evaluated stream; ``valid`` in the search of hyperparameters."""
@@ -81,11 +82,15 @@ class Result(BaseModel):
     """NLL (nats), Brier score and expected calibration error after the last domain, domain mean."""
     reliability: list[ReliabilityBin] = []
     """Accuracy in bins of confidence after the last domain, all domains together."""
+    class_accuracy: dict[str, float] = {}
+    """By class, after the last domain, over the images of all domains."""
     sampled: dict[str, float] = {}
     """``average_accuracy`` and calibration with the mean of ``posterior_samples`` predictions."""
     epochs: list[Epoch] = []
     train_seconds: list[float]
     """Wall-clock seconds of training, per domain."""
+    flops_per_image: list[float] = []
+    """Floating-point operations of training per image and domain, see ``EpochLog``."""
     parameters: int
     memory_ratio: Annotated[
         float, Field(validation_alias=AliasChoices("memory_ratio", "parameters_worth"))
@@ -143,6 +148,16 @@ class Result(BaseModel):
         """Best earlier accuracy minus the last one, mean over past domains."""
         return self.matrix.max_forgetting()
 
+    @property
+    def plasticity(self) -> float | None:
+        """Mean accuracy on each domain right after training on it."""
+        return self.matrix.plasticity()
+
+    @property
+    def forward_transfer(self) -> float | None:
+        """Mean accuracy on domains that are not learned yet."""
+        return self.matrix.forward_transfer()
+
     def save(self, path: Path) -> None:
         """Write as JSON, replacing an older file atomically."""
         write_atomically(path, self.model_dump_json(indent=1) + "\n")
@@ -171,7 +186,7 @@ class Result(BaseModel):
         try:
             data = json.loads(text)
             version = data["schema_version"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ResultError(
                 f"{name} is not a result: it is not JSON with a schema_version"
             ) from None

@@ -184,7 +184,10 @@ class _Run:
         stream, workers = self.benchmark.train_stream, {"num_workers": self.recipe.workers}
         experiences = [stream] if self.settings.kind == "joint" else list(stream)
         for experience in experiences[first:]:
-            self.strategy.train(experience, **workers)
+            try:
+                self.strategy.train(experience, **workers)
+            finally:
+                self.log.stop_counting()
             self._note_diagnostics()
             self.strategy.eval(self.benchmark.streams[self.stream], **workers)
             curve = self.metrics.matrix.curve()
@@ -247,6 +250,7 @@ class _Run:
         device, precision = self.recipe.device, self.recipe.precision
         matrix = self.metrics.matrix
         memory = next(p for p in self.strategy.plugins if isinstance(p, MemoryFootprint))
+        names = self._class_names()
         return Result(
             run_hash=run_hash(self.recipe, self.name, self.seed),
             recipe=self.recipe.name,
@@ -262,9 +266,11 @@ class _Run:
             bwt=matrix.bwt(),
             calibration=asdict(mean_calibration(self.metrics.calibration[-1])),
             reliability=[ReliabilityBin(*part) for part in self.metrics.reliability],
+            class_accuracy={names[i]: a for i, a in self.metrics.class_accuracy.items()},
             sampled=self._sampled(),
             epochs=[Epoch(**epoch) for epoch in self.log.epochs],
             train_seconds=self.log.seconds,
+            flops_per_image=self.log.flops_per_image,
             parameters=sum(p.numel() for p in self.model.parameters()),
             memory_ratio=memory.ratio,
             peak_memory=peak_memory(device),
@@ -300,13 +306,15 @@ class _Run:
         accuracy = metrics.matrix.average_accuracy()
         return {"average_accuracy": accuracy, **asdict(mean_calibration(metrics.calibration[-1]))}
 
+    def _class_names(self) -> list[str]:
+        return list(getattr(self.benchmark, "classes", map(str, range(self.benchmark.n_classes))))
+
     def write_bundle(self, folder: Path, result: Result) -> None:
         """The trained model, for prediction."""
         optimizer = self.strategy.optimizer
         example = self.benchmark.test_stream[0].dataset.eval()[0][0]
-        names = getattr(self.benchmark, "classes", map(str, range(self.benchmark.n_classes)))
         info = BundleInfo(
-            class_names=list(names),
+            class_names=self._class_names(),
             input_shape=list(example.shape),
             model=self.recipe.model,
             strategy=self.settings,

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Epoch, Result
+from covon_avalanche.safe_text import Printable, printable
 
 _log = logging.getLogger(__name__)
 _DESCRIPTIONS = ("name", "title", "searched")
@@ -73,7 +74,7 @@ class Status(BaseModel):
     of_batches: int = 1
     accuracy: float | None = None
     """Mean accuracy on the domains learned so far."""
-    error: str | None = None
+    error: Printable | None = None
     """Why the run failed."""
 
     @property
@@ -110,7 +111,7 @@ def error_sentence(error: BaseException) -> tuple[str, bool]:
     """The message of an error, and whether the user's input caused it."""
     bad_input = isinstance(error, ValueError | OSError)
     name = "" if bad_input else f"{type(error).__name__}: "
-    return name + (" ".join(str(error).split()) or "no reason given"), bad_input
+    return name + (printable(str(error)) or "no reason given"), bad_input
 
 
 def is_locked(file: Path) -> bool:
@@ -156,6 +157,7 @@ class RunFolder(StoredRun):
 
     def __init__(self, runs: Path, recipe: Recipe, strategy: str, seed: int) -> None:
         self.hash = run_hash(recipe, strategy, seed)
+        self._identity = self.hash, strategy, seed
         super().__init__(runs / strategy / f"seed-{seed}-{self.hash}")
         self.checkpoint_folder = self.path / "checkpoints"
         self.settings = settings_of(recipe, strategy)
@@ -190,13 +192,20 @@ class RunFolder(StoredRun):
 
     def result(self) -> Result | None:
         """The result of a finished run, which is stored under the recipe's current name, title and
-        list of searched strategies.
+        list of searched strategies. One of another run, perhaps a copied file, is renamed.
 
         :raises ResultError: if the file cannot be read or is not a result.
         """
         if not self.result_file.exists():
             return None
         result = Result.load(self.result_file)
+        if (result.run_hash or self.hash, result.strategy, result.seed) != self._identity:
+            aside = self.result_file.replace(self.path / "result-of-another-run.json")
+            _log.warning(
+                "%s is of another run (%s, seed %d, hash %s): it is now %s, and this run starts",
+                *(self.result_file, result.strategy, result.seed, result.run_hash, aside.name),
+            )
+            return None
         names = {key: self.settings[key] for key in _DESCRIPTIONS}
         if result.recipe != names["name"] or not names.items() <= result.settings.items():
             changes = {"recipe": names["name"], "settings": result.settings | names}
@@ -268,7 +277,7 @@ def finished_runs(recipe: Recipe, runs: Path) -> list[Result]:
 @contextmanager
 def _logged(file: Path) -> Iterator[None]:
     """Write the package's messages, warnings, and the exception that ends the run to a file."""
-    handler = logging.FileHandler(file, encoding="utf-8")
+    handler = logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     package, python = logging.getLogger("covon_avalanche"), logging.getLogger("py.warnings")
     level = package.level

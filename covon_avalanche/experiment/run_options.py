@@ -22,3 +22,5 @@ class RunOptions:
     """Save the trained model in the run's folder, for prediction."""
     wandb: str | None = None
     """Log to this project of Weights & Biases."""
+    mlflow: str | None = None
+    """Log to this experiment of MLflow."""

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, Space, validate
 from covon_avalanche.experiment.registry import StrategySettings
-from covon_avalanche.experiment.run_folder import is_locked, run_hash
+from covon_avalanche.experiment.run_folder import error_sentence, is_locked, run_hash
 from covon_avalanche.experiment.run_options import RunOptions
 
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -228,8 +228,10 @@ class Search:
             result = run_strategy(
                 recipe, self.strategy, self.seed, options, stream="valid", on_domain=on_domain
             )
-        except FloatingPointError as error:
-            trial.set_user_attr("error", f"diverged: {error}")
+        except (FloatingPointError, MemoryError, RuntimeError) as error:
+            if not _due_to_settings(error):
+                raise
+            trial.set_user_attr("error", f"failed: {error_sentence(error)[0]}")
             return 0.0
         return result.average_accuracy
 
@@ -258,6 +260,14 @@ class Search:
         if not best.value:
             raise RecipeError(f"all trials of {self.strategy} diverged, see {self.journal}")
         return dict(best.params), float(best.value)
+
+
+def _due_to_settings(error: Exception) -> bool:
+    """Whether training has diverged, or needs more memory than there is."""
+    import torch
+
+    kinds = FloatingPointError, MemoryError, torch.OutOfMemoryError, torch.linalg.LinAlgError
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)  # on the CPU
 
 
 def _lies_in(value: Any, space: Space) -> bool:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from types import FrameType
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from importlib.util import find_spec
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import FrameType, ModuleType
+from typing import Any, TypeVar
 
+_T = TypeVar("_T")
 _Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
@@ -23,32 +33,104 @@ def default_processes(device: str) -> int:
     return cpu_count() if device == "cpu" else 1
 
 
+class WorkerPool:
+    """Spawned processes, each of which takes its tasks from a thread through a pipe.
+
+    ``ProcessPoolExecutor`` would leave named semaphores after a kill, and fail all tasks in
+    progress if one process is killed. Here only that task raises ``BrokenProcessPool``.
+    """
+
+    def __init__(self, processes: int, on_terminate: _Handler) -> None:
+        self._on_terminate = on_terminate
+        self._threads = ThreadPoolExecutor(processes)
+        self._own = threading.local()  # the thread's end of its pipe
+        self._lock = threading.Lock()
+        self._closed = False
+        self.workers: list[tuple[BaseProcess, Connection]] = []
+
+    def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
+        """As that of an executor."""
+        return self._threads.submit(self._call, function, *arguments)
+
+    def _call(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        if not hasattr(self._own, "pipe"):
+            self._own.pipe = self._start()
+        try:
+            self._own.pipe.send((function, arguments))
+            value, error = self._own.pipe.recv()
+        except (EOFError, OSError):
+            del self._own.pipe
+            raise BrokenProcessPool("a worker process was killed") from None
+        if error is not None:
+            raise error
+        return value
+
+    def _start(self) -> Connection:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        worker = context.Process(target=_work, args=(theirs, self._on_terminate))
+        with self._lock, _without_ctrl_c():
+            if self._closed:
+                raise BrokenProcessPool("the pool is closed")
+            worker.start()
+            self.workers.append((worker, ours))
+        theirs.close()
+        return ours
+
+    def finish(self) -> None:
+        """Wait for all tasks, then end the processes."""
+        self._threads.shutdown()
+        for worker, pipe in self.workers:
+            pipe.close()
+            worker.join()
+
+    def terminate(self) -> None:
+        """End the processes at once."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._closed = True
+        for worker, _ in self.workers:
+            worker.terminate()
+        for worker, _ in self.workers:
+            worker.join(10)
+            worker.kill()
+
+
 @contextmanager
-def worker_pool(
-    processes: int, on_terminate: _Handler = signal.SIG_DFL
-) -> Iterator[ProcessPoolExecutor]:
+def _without_ctrl_c() -> Iterator[None]:
+    """Processes that this thread starts inherit its mask, and miss a Ctrl-C while they import."""
+    resource_tracker.ensure_running()  # which would set another mask
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    yield
+
+
+@contextmanager
+def worker_pool(processes: int, on_terminate: _Handler = signal.SIG_DFL) -> Iterator[WorkerPool]:
     """Spawned processes with one thread each, which end when this process is killed.
 
     After an exception such as KeyboardInterrupt they are terminated at once.
 
     :param on_terminate: their handler of SIGTERM.
     """
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        processes, context, initializer=_start_worker, initargs=(on_terminate,)
-    )
+    pool = WorkerPool(processes, on_terminate)
     try:
         yield pool
-        pool.shutdown()
+        pool.finish()
     except BaseException:
-        workers = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.join(10)
-            worker.kill()
+        pool.terminate()
         raise
+
+
+def _work(pipe: Connection, on_terminate: _Handler) -> None:
+    _start_worker(on_terminate)
+    with suppress(EOFError):  # the pool is finished
+        while True:
+            function, arguments = pipe.recv()
+            try:
+                pipe.send((function(*arguments), None))
+            except Exception as error:
+                pipe.send((None, error))
 
 
 def _start_worker(on_terminate: _Handler) -> None:
@@ -57,11 +139,32 @@ def _start_worker(on_terminate: _Handler) -> None:
         threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, on_terminate)
+    logging.raiseExceptions = False  # no traceback for each line of a log on a full disk
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", module=r"avalanche\.|qpsolvers\.")  # not about our runs
+    import_wandb_when_used()
     import torch
 
     torch.set_num_threads(1)
+
+
+class _ImportedWhenUsed(ModuleType):
+    """Stands in for a package until one of its names is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__version__":  # ``inspect`` asks all for __file__
+            raise AttributeError(name)
+        if sys.modules[self.__name__] is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), name)
+
+
+def import_wandb_when_used() -> None:
+    """Avalanche imports it always, and a kill then leaves temporary folders."""
+    spec = find_spec("wandb")
+    if spec is not None and "wandb" not in sys.modules:
+        sys.modules["wandb"] = _ImportedWhenUsed("wandb")
+        sys.modules["wandb"].__spec__ = spec
 
 
 def _end_after(parent: multiprocessing.process.BaseProcess) -> None:

@@ -106,6 +106,7 @@ class BayesByBackprop(PosteriorOptimizer):
     def _state_needs(self, group: Group) -> dict[str, set[str]]:
         moments = {"exp_avg", "exp_avg_sq", "log_std_exp_avg", "log_std_exp_avg_sq"}
         return {
+            **{key: {"step"} for key in moments},
             "step": {"log_std"} | (moments if group["inner"] == "adam" else set()),
             "prior_mean": {"prior_precision"},
             "prior_precision": {"prior_mean"},
@@ -145,7 +146,7 @@ class BayesByBackprop(PosteriorOptimizer):
             mean_grad += weight * (p - state["prior_mean"])
             log_std_grad += weight * (std - prior_precision.rsqrt()) * std
         if group["inner"] == "sgd":
-            log_std = state["log_std"] - group["lr"] * log_std_grad
+            log_std = _bounded(state["log_std"] - group["lr"] * log_std_grad)
             return p - group["lr"] * mean_grad, {"step": state["step"] + 1, "log_std": log_std}
         step = state["step"] + 1
         new: State = {"step": step}
@@ -157,7 +158,7 @@ class BayesByBackprop(PosteriorOptimizer):
         direction, new["log_std_exp_avg"], new["log_std_exp_avg_sq"] = adam_step(
             log_std_grad, state["log_std_exp_avg"], state["log_std_exp_avg_sq"], step, **options
         )
-        new["log_std"] = state["log_std"] - group["lr"] * direction
+        new["log_std"] = _bounded(state["log_std"] - group["lr"] * direction)
         return mean, new
 
     def consolidate(self, *, importance: Mapping[Tensor, Tensor] | None = None) -> None:
@@ -186,6 +187,11 @@ class BayesByBackprop(PosteriorOptimizer):
                     }
             self._buffers = {}
             self.discard_samples()
+
+
+def _bounded(log_std: Tensor) -> Tensor:
+    """NaN, which no step takes, where float32 cannot hold the precision."""
+    return torch.where(log_std.abs() < 43, log_std, torch.nan)
 
 
 def adam_step(

@@ -17,7 +17,8 @@ _LARGEST = 3.4e38  # of float32, in which the weights are
 
 def check_positive(name: str, value: float, *, zero: bool = False) -> None:
     """Raise a ``ValueError`` unless the value is > 0 (or >= 0) and finite in float32."""
-    if not (0 < value <= _LARGEST or (zero and value == 0)):
+    number = isinstance(value, Real | Tensor)  # schedulers may use tensors
+    if not (number and (0 < value <= _LARGEST or (zero and value == 0))):
         sign = ">=" if zero else ">"
         raise ValueError(f"{name} must be {sign} 0 and finite in float32, got {value}")
 

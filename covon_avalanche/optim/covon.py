@@ -233,8 +233,8 @@ class CoVON(PosteriorOptimizer):
         check_positive("gamma", group["gamma"])
         if group["gamma_precision"] not in (None, "auto"):
             check_positive("gamma_precision", group["gamma_precision"])
-        if not group["clip_radius"] > 0:
-            raise ValueError(f"clip_radius must be > 0, got {group['clip_radius']}")
+        if group["clip_radius"] != math.inf:
+            check_positive("clip_radius", group["clip_radius"])
         check_choice("prior_mean", group["prior_mean"], ("zero", "init"))
         check_choice("hess_approx", group["hess_approx"], get_args(HessApprox))
         check_choice("consolidation", group["consolidation"], get_args(Consolidation))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from _signal import SIGINT, getsignal, signal  # the signal module is slow: it converts to enums
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -115,7 +116,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._generator = generator
         self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
         self._in_place: list[tuple[Tensor, SampleBuffer]] = []  # swapped at the moment
-        self._used: dict[Tensor, tuple[Tensor, int]] = {}  # gradients of the last step
+        self._used: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # the last step's gradients
         super().__init__(params, {**defaults, "noise_seed": None, "noise_draws": 0})
         self._record = self._new_record()
         if prior is not None:
@@ -328,7 +329,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         with defer_interrupt(), torch.no_grad():
             record, self._record = self._record, self._new_record()
             self._step(params, record)
-            self._used = {p: (p.grad, p.grad._version) for _, p, *_ in params if p.grad is not None}
+            grads = {p: p.grad for _, p, *_ in params if p.grad is not None}
+            self._used = {p: (weakref.ref(grad), grad._version) for p, grad in grads.items()}
         return loss
 
     def _call(self, closure: Callable[[], Any]) -> Any:
@@ -337,7 +339,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             with torch.enable_grad():
                 return closure()
         for p, (grad, version) in self._used.items():
-            new = p.grad is not None and (p.grad is not grad or p.grad._version != version)
+            new = p.grad is not None and (p.grad is not grad() or p.grad._version != version)
             if new and local(p.grad).any():
                 raise RuntimeError(
                     "gradients were accumulated outside of a sample before step(closure): run all "

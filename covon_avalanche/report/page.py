@@ -7,18 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pandas as pd
 import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.atomic_write import atomic_replace, write_atomically
+from covon_avalanche.experiment.result import Result
 from covon_avalanche.report import figures, tables
-from covon_avalanche.report.results import flatten
+from covon_avalanche.report.results import flatten, results_frame
 from covon_avalanche.report.summary import MIN_SEEDS, TEST, Comparison, comparisons
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_FILES = ("index.html", "table.md", "table.tex", "table.csv", "results.csv")
 
 
 def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) -> Path:
@@ -50,6 +55,24 @@ def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) 
     title = title or "; ".join(dict.fromkeys(comparison.title for comparison in found))
     write_atomically(folder / "index.html", _render(parts, title))
     return folder / "index.html"
+
+
+def write_archive(results: Sequence[Result], folder: Path) -> Path:
+    """Write ``FOLDER.zip`` with the report in a folder, a recipe for each comparison, and
+    ``results.jsonl``, which ``load_results`` and ``covon report`` read.
+
+    :returns: the path of the archive.
+    """
+    file = folder.resolve().with_name(f"{folder.resolve().name}.zip")
+    images = sorted((folder / "figures").iterdir())
+    with atomic_replace(file) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
+        for path in [*(folder / name for name in _FILES), *images]:
+            archive.write(path, path.relative_to(folder))
+        for comparison in comparisons(results_frame(results)):
+            archive.writestr(f"{quote(comparison.name, safe='')}.toml", recipe(comparison))
+        lines = [f"{result.model_dump_json()}\n" for result in results]
+        archive.writestr("results.jsonl", "".join(lines))
+    return file
 
 
 def _saved(figure: Figure, file: Path) -> str:
@@ -89,6 +112,12 @@ def settings_table(comparison: Comparison) -> pd.DataFrame:
     return texts.loc[:, texts.nunique() > 1]
 
 
+def class_table(comparison: Comparison) -> pd.DataFrame:
+    """Accuracy in percent by class and strategy after the last domain, mean over seeds."""
+    columns = comparison.by_strategy(lambda runs: pd.DataFrame([*runs["class_accuracy"]]).mean())
+    return 100 * pd.DataFrame(columns).dropna(axis=1, how="all")
+
+
 def recipe(comparison: Comparison) -> str:
     """A recipe that repeats all runs of a comparison, as TOML."""
     common = {k: v for k, v in comparison.first["settings"].items() if k != "strategy"}
@@ -123,6 +152,7 @@ def _render(parts: Sequence[tuple[Comparison, dict[str, str]]], title: str) -> s
         tables=tables,
         headline=headline,
         settings_table=settings_table,
+        class_table=class_table,
         recipe=recipe,
         merged=_merged,
         test=TEST,

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -14,13 +15,14 @@ from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.experiment.registry import stored_strategy
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import result_settings, upgrade_settings
+from covon_avalanche.safe_text import printable
 
 _CALIBRATION = ("nll", "brier", "ece")
 _SAMPLED = ("sampled_average_accuracy", "sampled_nll", "sampled_brier", "sampled_ece")
 MEASURES = (
     *("average_accuracy", "weighted_accuracy", "incremental_accuracy"),
-    *("bwt", "forgetting", "max_forgetting"),
-    *(*_CALIBRATION, *_SAMPLED, "train_seconds"),
+    *("bwt", "forgetting", "max_forgetting", "plasticity", "forward_transfer"),
+    *(*_CALIBRATION, *_SAMPLED, "train_seconds", "flops_per_image"),
 )
 """Columns of measured numbers."""
 
@@ -43,10 +45,14 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     ``incremental_accuracy`` mean over time of A_t, the domain mean over domains so far
     ``bwt``, ``forgetting``  backward transfer, and its negative
     ``max_forgetting``       best earlier accuracy minus the last, mean over past domains
+    ``plasticity``           mean accuracy on a domain right after it was learned
+    ``forward_transfer``     mean accuracy on domains that are not learned yet
     ``nll``                  negative log-likelihood after the last domain, nats
     ``brier``, ``ece``       Brier score in [0, 2]; expected calibration error in [0, 1]
     ``sampled_*``            average_accuracy, nll, brier and ece with posterior samples
     ``train_seconds``        wall-clock training time of all domains, seconds
+    ``flops_per_image``      operations of training per image, mean over domains
+    ``class_accuracy``       accuracy by class after the last domain, a dictionary
     ``memory_ratio``         tensors kept between steps, in units of the weights
     ``peak_memory``          largest memory of the process or accelerator, bytes
     ``accuracy``             ``accuracy[t][i]``, see :func:`accuracy_matrix`
@@ -88,7 +94,7 @@ def _row(result: Result) -> dict[str, Any]:
     renamed = {"schema_version", "calibration", "sampled"}
     return {
         **result.model_dump(exclude=renamed),
-        "title": str(settings.get("title", result.recipe)),
+        "title": printable(str(settings.get("title", result.recipe))),
         "kind": strategy.kind,
         "stream": str(settings.get("stream", {}).get("name", "unknown stream")),
         "evaluated": result.stream,
@@ -98,8 +104,11 @@ def _row(result: Result) -> dict[str, Any]:
         "incremental_accuracy": result.incremental_accuracy,
         "forgetting": result.forgetting,
         "max_forgetting": result.max_forgetting,
+        "plasticity": result.plasticity,
+        "forward_transfer": result.forward_transfer,
         **{name: measured.get(name, math.nan) for name in (*_CALIBRATION, *_SAMPLED)},
         "train_seconds": sum(result.train_seconds),
+        "flops_per_image": fmean(result.flops_per_image) if result.flops_per_image else math.nan,
         "reliability": result.reliability if strategy.has_probabilities else [],
         "settings": settings,
         **{f"settings.{key}": value for key, value in flatten(settings).items()},

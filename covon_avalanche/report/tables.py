@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from covon_avalanche.report.summary import TEST, Comparison
+from covon_avalanche.safe_text import csv_text
 
 MISSING = "\N{EN DASH}"
 
@@ -35,7 +36,7 @@ class Metric(NamedTuple):
             return MISSING
         if self.column == "p_value" and value < 0.001:
             return "<0.001"
-        factor = {"%": 100, "MiB": 2**-20}.get(self.heading.rpartition(" ")[2], 1)
+        factor = {"%": 100, "MiB": 2**-20, "MFLOP": 1e-6}.get(self.heading.rpartition(" ")[2], 1)
         text = f"{factor * value:.{self.digits}f}"
         known = self.digits > 1 and not pd.isna(std)
         return f"{text} ± {factor * std:.{self.digits}f}" if known else text
@@ -53,12 +54,25 @@ METRICS = (
         2,
         "best earlier accuracy minus the last one, mean over past domains; lower is better",
     ),
+    Metric("plasticity %", "plasticity_mean", 2, "mean accuracy right after learning a domain"),
+    Metric(
+        "forward transfer %",
+        "forward_transfer_mean",
+        2,
+        "mean accuracy on domains that are not learned yet",
+    ),
     Metric("NLL", "nll_mean", 3, "negative log-likelihood in nats; lower is better"),
     Metric("ECE", "ece_mean", 3, "expected calibration error, in [0, 1]; lower is better"),
     Metric("sampled A_T %", "sampled_average_accuracy_mean", 2, "A_T with posterior samples"),
     Metric("sampled NLL", "sampled_nll_mean", 3, "NLL of the samples' mean prediction"),
     Metric("sampled ECE", "sampled_ece_mean", 3, "ECE of the samples' mean prediction"),
     Metric("seconds", "train_seconds_mean", 1, "wall-clock training time of one run"),
+    Metric(
+        "MFLOP",
+        "flops_per_image_mean",
+        1,
+        "million floating-point operations of training per image, on whatever machine",
+    ),
     Metric("memory", "memory_ratio", 1, "all tensors kept between steps, in units of the weights"),
     Metric("peak MiB", "peak_memory", 0, "largest memory of a run"),
     Metric("seeds", "seeds", 0, "number of runs"),
@@ -154,7 +168,7 @@ def latex(found: Sequence[Comparison]) -> str:
 def summary_csv(found: Sequence[Comparison]) -> str:
     """:func:`strategy_summary` of all comparisons."""
     tables = [comparison.summary.rename_axis("strategy").reset_index() for comparison in found]
-    return str(pd.concat(tables).convert_dtypes().to_csv(index=False))
+    return csv_text(pd.concat(tables).convert_dtypes())
 
 
 def results_csv(found: Sequence[Comparison]) -> str:
@@ -171,7 +185,7 @@ def results_csv(found: Sequence[Comparison]) -> str:
         )
     ]
     table = pd.DataFrame(rows, columns=about + header).rename(columns={"label": "strategy"})
-    return str(table.to_csv(index=False))
+    return csv_text(table)
 
 
 def _markdown(text: str) -> str:

@@ -88,6 +88,8 @@ def image_benchmark(
     for option, value in (("limit", limit), ("train_limit", train_limit)):
         if value is not None and value < 1:
             raise ValueError(f"{option} must be >= 1, got {value}")
+    if isinstance(classes, str) or len(set(classes)) < len(classes):
+        raise ValueError(f"classes must be a list of distinct names, got {classes!r}")
     if cache_size < 1:
         raise ValueError(f"cache_size must be >= 1, got {cache_size}")
 
@@ -173,10 +175,14 @@ def data_root(dataset_root: str | os.PathLike[str] | None, default: str) -> Path
 def choose_domains(domains: Sequence[str] | None, known: Sequence[str], stream: str) -> list[str]:
     """The given domains, or all known ones.
 
-    :raises ValueError: for unknown, repeated or no domains.
+    :raises ValueError: for unknown, repeated or no domains, or a string.
     """
+    if not known:
+        raise ValueError(f"there are no domains in {stream}")
     if domains is None:
         return list(known)
+    if isinstance(domains, str):
+        raise ValueError(f"domains must be a list of names, got {domains!r}")
     unknown = [name for name in domains if name not in known]
     if unknown:
         raise ValueError(f"{stream} has the domains {list(known)}, got {unknown}")

@@ -161,7 +161,7 @@ def split_by_name(
 
     def rank(index: int) -> str:
         name = images.files[index].relative_to(root).as_posix()
-        return hashlib.sha256((salt + name).encode()).hexdigest()
+        return hashlib.sha256((salt + name).encode(errors="surrogateescape")).hexdigest()
 
     test: set[int] = set()
     for indices in images.indices_by_class().values():

@@ -102,5 +102,12 @@ def resize_shorter(image: Tensor, size: int) -> Tensor:
 
 
 def pixels_of(image: Image.Image) -> Tensor:
-    """A PIL image as a uint8 tensor of shape (3, height, width), in RGB."""
+    """A PIL image as a uint8 tensor of shape (3, height, width), in RGB; 16 bits become 8.
+
+    :raises ValueError: for 32-bit pixels, whose range is unknown.
+    """
+    if image.mode.startswith("I;16"):  # convert() would clip at 255
+        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels have 32 bits (mode {image.mode}): save it with 8 or 16")
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)

@@ -60,9 +60,12 @@ def test_other_files_are_refused_and_nothing_in_them_is_run(tmp_path):
         with pytest.raises(ValueError, match=f"{name} holds no weights that can be loaded safely"):
             create_backbone("squeezenet", 7, weights=tmp_path / name)
     assert not (tmp_path / "harm").exists()
-    torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(ValueError, match="holds no tensors by name"):
-        create_backbone("squeezenet", 7, weights=tmp_path / "list.pth")
+    dense = torch.ones(2)
+    values = [dense.to_sparse(), dense.to(torch.complex64), dense.to("meta"), "text"]
+    for content in ([1, 2], None, {0: dense}, *({"w": value} for value in values)):
+        torch.save(content, tmp_path / "other.pth")
+        with pytest.raises(ValueError, match="must hold dense tensors by name, and nothing else"):
+            create_backbone("squeezenet", 7, weights=tmp_path / "other.pth")
     with pytest.raises(ValueError, match="there is no file"):
         create_backbone("squeezenet", 7, weights=tmp_path / "nowhere.pth")
 

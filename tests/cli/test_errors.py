@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,18 @@ def refused(*arguments: str) -> str:
         ("finetune", "lr = 0.01", "lr = nan", "strategies.finetune.lr = nan: "),
         ("finetune", 'title = "Tiny"', 'title = "Tiny', "is not valid TOML"),
         ("finetune", 'name = "tiny"', 'name = "../tiny"', "name = '../tiny': "),
+        ("finetune", "epochs = 1", "epochs = true", "epochs = True: Input should be a valid int"),
+        ("finetune", "epochs = 1", 'epochs = "3"', "epochs = '3': Input should be a valid integer"),
+        ("finetune", "lr = 0.01", "lr = true", "strategies.finetune.lr = True: "),
+        ("finetune", "epochs = 1", f"epochs = {'9' * 5000}", "is not valid TOML: "),
+        (
+            "finetune",
+            "epochs = 1",
+            f"x = {'[' * 9000}{']' * 9000}",
+            "is not valid TOML: maxi",
+        ),
+        ("finetune", "seeds = [", "seeds = [99999999999999999999, ", "seeds.0 = 9999999"),
+        ("finetune", "experiences = 2", "experiences = 1000000000", "n_experiences = 1000"),
         # Errors that only a run finds.
         ("finetune", "train_mb_size = 64", "train_mb_size = 5000", "than the 1437 training images"),
         ("finetune", "epochs = 1", 'epochs = 1\ndevice = "cuda:99"', "this machine has "),
@@ -91,6 +104,13 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
         (["run", "--strategies", "covon,ewcc"], "has no strategy 'ewcc'; known are finetune, "),
         (["run", "--seeds", "x"], "seeds must look like 0-4 or 0,3,7, got 'x'"),
         (["run", "--seeds", "5-2"], "the range of seeds '5-2' is empty"),
+        (["run", "--seeds", "9" * 5000], "seeds must look like 0-4 or 0,3,7, got '99"),
+        (["run", "--seeds", "0-99999999999"], "'0-99999999999' is of more than 10000"),
+        (["run", "--set", f"epochs={'9' * 5000}"], "epochs = '999"),
+        (["run", "--set", f"epochs={'[' * 9000}"], "epochs = '[[["),
+        (["run", "a" * 300], "cannot read or write aaa"),
+        (["run", "--set", f"name={'a' * 300}"], "name = 'aaa"),
+        (["search", "permuted-digits", "--validation-size", "inf"], "validation_size"),
         (["run", "--epochs", "0"], "equal to 1"),
         (["run", "--set", "epoch=3"], "epoch: unknown key"),
         (["run", "--launcher", "slurm", "--slurm", "gpu"], "a setting must look like KEY=VALUE"),
@@ -185,7 +205,9 @@ class TestResults:
         assert "newer version" in refused("run", path, "--out", str(tmp_path / "out"))
         assert folder.result_file.read_bytes() == file.read_bytes()
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', "\udcff"])
+    @pytest.mark.parametrize(
+        "text", ["", "{", "[]", "[" * 10**5, '{"schema_version": 1}', "\udcff"]
+    )
     def test_that_are_none(self, file, text):
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
         assert f"{file} is no" in refused("report", str(file))
@@ -255,3 +277,36 @@ def test_a_search_tells_at_once_what_an_own_class_raised(base, tmp_path, monkeyp
     done = CliRunner().invoke(app, ["search", recipe, "--out", str(tmp_path), "--jobs", "1"])
     assert done.exit_code == 1, done.output
     assert done.stderr.splitlines() == ["covon: Mine: no such luck"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "sentence"),
+    [
+        (RecursionError("too deep"), 1, "RecursionError: too deep; see "),
+        (MemoryError(), 1, "MemoryError: no reason given; see "),
+        (OverflowError("a\x1b[31m\nb"), 1, "OverflowError: a [31m b; see "),
+        (
+            OSError(28, "No space left on device", "log.txt"),
+            2,
+            "cannot read or write log.txt: ",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_whatever_else_happens_is_one_sentence_and_a_log(
+    tmp_path, monkeypatch, error, status, sentence
+):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("covon_avalanche.cli.run.specs_of", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = signal.getsignal(signal.SIGINT)
+    done = CliRunner().invoke(app, ["run", write(tmp_path), "--out", str(tmp_path / "out")])
+    signal.signal(signal.SIGINT, before)
+    assert done.exit_code == status
+    assert done.stderr.startswith(f"covon: {sentence}")
+    assert len(done.stderr.splitlines()) == 1
+    logs = list(tmp_path.glob("covon-*.log"))
+    assert len(logs) == (status == 1)
+    assert all("Traceback" in log.read_text() and str(log) in done.stderr for log in logs)

@@ -5,7 +5,7 @@ from small_recipes import FEW, STRATEGIES, small_recipe
 from typer.testing import CliRunner
 
 from covon_avalanche.cli import app
-from covon_avalanche.experiment.recipe import load_recipe, recipe_file
+from covon_avalanche.experiment.recipe import load_recipe, recipe_file, recipe_text
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.result import Epoch
 from covon_avalanche.experiment.run_folder import RunFolder, Status
@@ -25,6 +25,16 @@ def test_a_recipe_is_printed_as_it_stands(tmp_path):
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
     assert load_recipe(str(tmp_path / "mine.toml")) == load_recipe("permuted-digits")
     assert "\npermuted-digits: Permuted digits" in CliRunner().invoke(app, ["recipes"]).stdout
+
+
+def test_classes_that_a_recipe_would_import_are_listed_and_not_imported(tmp_path):
+    recipe = small_recipe({name: STRATEGIES[name] for name in ("custom", "finetune")})
+    file = tmp_path / "strangers.toml"
+    file.write_text(
+        recipe_text(recipe, {}).replace("avalanche.training.supervised:Naive", "no_such_module:X")
+    )
+    assert show(file).startswith("# A run imports no_such_module:X: that executes its module.\n")
+    assert show(file).endswith(file.read_text())
 
 
 def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path):

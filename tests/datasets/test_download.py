@@ -126,6 +126,19 @@ def test_nothing_is_written_outside_the_folder_and_links_become_files(tmp_path):
     assert (target / "a/link").read_bytes() == b"/etc/passwd"
 
 
+def test_links_in_the_way_are_not_followed(tmp_path):
+    outside, target = tmp_path / "outside", tmp_path / "out"
+    for folder in (outside, target / "b"):
+        folder.mkdir(parents=True)
+    (target / "a").symlink_to(outside, target_is_directory=True)
+    (target / "b" / "1.txt").symlink_to(outside / "1.txt")
+    with pytest.raises(ValueError, match=r"a\.zip cannot be unpacked: .*out/a is a link"):
+        unpack(archive(tmp_path / "a.zip", {"a/1.txt": b"x", "b/1.txt": b"x"}), target)
+    unpack(archive(tmp_path / "b.zip", {"b/1.txt": b"x"}), target)  # replaces a link to a file
+    assert names(outside) == []
+    assert names(target) == ["a", "b"]
+
+
 def test_damaged_archives_leave_nothing(tmp_path):
     file = archive(tmp_path / "a.zip", {"1.jpg": b"x", "2.jpg": b"y" * 1000})
     data = file.read_bytes()

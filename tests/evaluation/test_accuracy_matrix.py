@@ -22,6 +22,9 @@ def test_forgetting_from_the_best_and_plasticity_by_hand():
     assert matrix.max_forgetting() == pytest.approx(((0.95 - 0.5) + (0.8 - 0.85)) / 2)
     assert matrix.bwt() == pytest.approx(((0.5 - 0.9) + (0.85 - 0.8)) / 2)
     assert matrix.plasticity() == pytest.approx(0.8)
+    assert matrix.forward_transfer() == pytest.approx(0.1)
+    ahead = [[0.9, 0.1, 0.3], [0.9, 0.9, 0.5], [0.9] * 3]
+    assert AccuracyMatrix([1, 1, 1], ahead).forward_transfer() == pytest.approx(0.3)
     assert matrix.weighted_accuracy(2) == pytest.approx((0.5 + 0.85) / 2)
 
 
@@ -60,7 +63,7 @@ def test_where_earlier_rows_do_not_compare_there_are_averages_only(matrix, curve
     assert matrix.curve() == [None if a is None else pytest.approx(a) for a in curve]
     assert matrix.average_accuracy() == pytest.approx(curve[-1])
     assert matrix.bwt() is matrix.forgetting() is None
-    assert matrix.max_forgetting() is matrix.plasticity() is None
+    assert matrix.max_forgetting() is matrix.plasticity() is matrix.forward_transfer() is None
     over_time = None if None in curve else pytest.approx(sum(curve) / len(curve))
     assert matrix.incremental_accuracy() == over_time
 

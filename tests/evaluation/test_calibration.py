@@ -5,7 +5,7 @@ import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from covon_avalanche.evaluation import CalibrationSums
-from covon_avalanche.evaluation.calibration import reliability
+from covon_avalanche.evaluation.calibration import class_accuracy, reliability
 
 BINS = 15
 
@@ -47,6 +47,14 @@ def test_a_reliability_diagram_pools_the_images_of_its_parts(logits_and_targets)
         hits = (predicted == targets)[inside].double()
         assert mean == pytest.approx(confidence[inside].mean().item() if count else 0, rel=1e-5)
         assert accuracy == pytest.approx(hits.mean().item() if count else 0)
+
+
+def test_classes_are_pooled_over_parts_and_left_out_without_images(logits_and_targets):
+    logits, targets = logits_and_targets
+    logits, targets = logits[targets != 4], targets[targets != 4]
+    found = class_accuracy([sums_of(logits[:90], targets[:90]), sums_of(logits[90:], targets[90:])])
+    hits = logits.argmax(1) == targets
+    assert found == {i: hits[targets == i].double().mean().item() for i in (0, 1, 2, 3, 5, 6)}
 
 
 def test_perfect_and_overconfident_predictions():

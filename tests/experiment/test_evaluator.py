@@ -87,3 +87,23 @@ def test_each_run_is_one_of_wandb(recipe, tmp_path, monkeypatch):
     accuracy = values["Top1_Acc_Epoch/train_phase/train_stream/Task000"]
     assert accuracy == pytest.approx(result.epochs[-1].accuracy)
     assert list(tmp_path.glob(f"finetune/seed-0-*/wandb/offline-run-*-{first}"))
+
+
+def test_each_run_is_one_of_mlflow(recipe, tmp_path, monkeypatch):
+    """Logged to local files; a run that is repeated in its folder keeps its identity there."""
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions prefer a database
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.chdir(tmp_path)
+    for seed in (0, 1, 1):
+        result = run_in_folder(recipe, "finetune", seed, tmp_path, RunOptions(mlflow="mine"))
+        next(tmp_path.glob(f"finetune/seed-{seed}-*/result.json")).unlink()
+    logged = mlflow.search_runs(experiment_names=["mine"])
+    assert sorted(logged["tags.mlflow.runName"]) == [
+        f"{recipe.name}, finetune, seed {n}" for n in (0, 1)
+    ]
+    assert {*logged["status"]} == {"FINISHED"}
+    last = logged[logged["tags.mlflow.runName"].str.endswith("1")].iloc[0]
+    accuracy = last["metrics.Top1_Acc_Epoch/train_phase/train_stream/Task000"]
+    assert accuracy == pytest.approx(result.epochs[-1].accuracy)
+    assert last["params.strategy.kind"] == "finetune"

@@ -58,7 +58,7 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
     # A killed process is reported, and the run that waits goes on.
     (result,) = run_grid(recipe, [dies, RunSpec("covon", 1)], runs, **watching)
     assert result == outcomes[RunSpec("covon", 1)].result
-    assert "a worker process was killed" in outcomes[dies].error
+    assert "its process was killed" in outcomes[dies].error
     assert RunFolder(runs, recipe, *dies).status().error == outcomes[dies].error
 
     # Finished runs are not repeated, failed ones are.

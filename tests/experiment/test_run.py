@@ -1,10 +1,12 @@
 """Single runs: learning, reproducibility, and what a recipe may ask for."""
 
 import gc
+import itertools
 import json
 import weakref
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from miniature import pacs
@@ -45,6 +47,10 @@ def test_every_strategy_learns_and_its_result_is_complete(name):
     assert (result.bwt is None) == joint
     assert result.counts == [360, 360]
     assert all(seconds > 0 for seconds in result.train_seconds)
+    assert len(result.flops_per_image) == (0 if name in CLOSED_FORM else len(result.train_seconds))
+    assert np.mean([*result.class_accuracy.values()]) == pytest.approx(
+        result.weighted_accuracy, abs=0.05
+    )
     assert result.calibration.keys() == {"nll", "brier", "ece"}
     assert all(0 <= d["hess_at_start"] <= 1 for d in result.diagnostics)
     assert len(result.diagnostics) == 2 * (recipe.strategies[name].kind == "covon")
@@ -151,6 +157,19 @@ def test_the_first_epoch_by_hand():
     loss = torch.nn.functional.cross_entropy(output, y)
     assert result.epochs[0].loss == pytest.approx(loss.item(), rel=1e-5)
     assert result.epochs[0].accuracy == pytest.approx((output.argmax(1) == y).double().mean())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["finetune", "vcl", "lwf", "replay"])
+def test_operations_per_image_by_hand(name):
+    """Two per weight and image forward and for the weights' gradients, and without the first layer
+    for those of the inputs. LwF's teacher adds a forward pass, replay as many images again."""
+    recipe = recipe_of(name, epochs=1, train_mb_size=50)
+    sizes = [64, *[recipe.model.hidden_size] * recipe.model.hidden_layers, 10]
+    layers = [2 * a * b for a, b in itertools.pairwise(sizes)]
+    forward, both = sum(layers), 3 * sum(layers) - layers[0]
+    second = {"lwf": both + forward, "replay": 2 * both}.get(name, both)
+    assert run_strategy(recipe, name, 0).flops_per_image == [both, second]
 
 
 def test_cached_images_lie_below_the_data(tmp_path):

@@ -80,6 +80,17 @@ def test_a_finished_run_is_not_repeated_but_takes_the_names_of_its_recipe(recipe
         run_in_folder(recipe, "finetune", 0, tmp_path)
 
 
+@pytest.mark.parametrize("change", [{"run_hash": "0123456789"}, {"strategy": "lwf"}, {"seed": 1}])
+def test_a_copied_result_of_another_run_is_set_aside(recipe, tmp_path, caplog, change):
+    own = run_in_folder(recipe, "finetune", 0, tmp_path)
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    other = own.model_copy(update={"accuracy": [[0.0, 0.0]] * 2, **change})
+    other.save(folder.result_file)
+    assert run_in_folder(recipe, "finetune", 0, tmp_path).accuracy == own.accuracy
+    assert Result.load(folder.path / "result-of-another-run.json") == other
+    assert f"{folder.result_file} is of another run" in caplog.text
+
+
 def test_an_unfinished_run_is_not_resumed_with_other_data(recipe, tmp_path):
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
     folder.checkpoint_folder.mkdir(parents=True)

@@ -1,11 +1,13 @@
 """Searches: resumable, on validation images only, with a budget that counts."""
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from optuna.storages.journal import JournalFileSymlinkLock
 from small_recipes import CLOSED_FORM, STRATEGIES, small_recipe
 
@@ -170,13 +172,24 @@ def test_searches_that_differ_do_not_mix(tmp_path, runs):
         Search(recipe, "finetune", tmp_path / "j", 9).best(1)
 
 
-def test_a_diverging_trial_counts_as_nothing_learned(tmp_path):
-    recipe = with_settings(recipe_of("finetune"), "finetune", {"lr": 1e30})
-    Search(recipe, "finetune", tmp_path / "j", 0).run(1)
-    (trial,) = Search(recipe, "finetune", tmp_path / "j", 0).study().get_trials()
+@pytest.mark.parametrize(
+    ("strategy", "changes", "says"),
+    [
+        ("finetune", {"lr": 1e30}, "failed: FloatingPointError: "),
+        ("vcl", {"lr": 1e3}, "failed: FloatingPointError: new log_std "),
+        ("replay", {"mem_size": 10**9}, "failed: RuntimeError: .*can't allocate memory"),
+    ],
+)
+def test_a_failed_trial_counts_as_nothing_learned(tmp_path, monkeypatch, strategy, changes, says):
+    if strategy == "replay":  # as if its memory were allocated at once
+        monkeypatch.setattr(run, "run_strategy", lambda *a, **o: torch.empty(10**15))
+    recipe = with_settings(recipe_of(strategy), strategy, changes)
+    Search(recipe, strategy, tmp_path / "j", 0).run(1)
+    (trial,) = Search(recipe, strategy, tmp_path / "j", 0).study().get_trials()
     assert trial.value == 0.0
-    with pytest.raises(RecipeError, match="all trials of finetune diverged"):
-        Search(recipe, "finetune", tmp_path / "j", 0).best(1)
+    assert re.match(says, trial.user_attrs["error"])
+    with pytest.raises(RecipeError, match=f"all trials of {strategy} diverged"):
+        Search(recipe, strategy, tmp_path / "j", 0).best(1)
 
 
 def test_spaces():

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,45 @@ def test_workers_are_terminated_at_once_after_an_exception():
         future = pool.submit(time.sleep, 600)
         while not future.running():
             time.sleep(0.05)
-        (worker,) = pool._processes.values()
+        while not pool.workers:
+            time.sleep(0.05)
+        ((worker, _),) = pool.workers
         raise KeyboardInterrupt
     assert not worker.is_alive()
     assert time.monotonic() - start < 60
+
+
+def test_a_killed_process_fails_its_own_task_and_leaves_no_files():
+    before = {path.name for path in Path("/dev/shm").glob("*")}
+    with worker_pool(2) as pool:
+        (first, second) = (pool.submit(time.sleep, 3) for _ in range(2))
+        while len(pool.workers) < 2:
+            time.sleep(0.05)
+        pool.workers[0][0].kill()
+        failed = [isinstance(f.exception(), BrokenProcessPool) for f in (first, second)]
+        assert sorted(failed) == [False, True]
+        assert [f.result() for f in [pool.submit(abs, -n) for n in range(4)]] == [0, 1, 2, 3]
+        (worker, _) = pool.workers[1]
+        new = {path.name for path in Path("/dev/shm").glob("*")} - before
+        assert not [name for name in new if f"-{os.getpid()}-" in name]
+    assert not worker.is_alive()
+
+
+def test_wandb_is_imported_when_it_is_used():
+    pytest.importorskip("wandb")
+    code = """
+import sys
+from covon_avalanche.experiment.worker_pool import import_wandb_when_used
+import_wandb_when_used()
+import covon_avalanche.experiment.run
+assert not any(name.startswith("wandb.") for name in sys.modules)
+import wandb
+assert not hasattr(wandb, "__file__") and not hasattr(sys.modules["wandb"], "__file__")
+for _ in range(2):
+    assert wandb.__version__ and callable(wandb.init)
+assert sys.modules["wandb"] is not wandb and sys.modules["wandb"].init is wandb.init
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
 def test_a_killed_grid_loses_nothing_and_ends_with_the_same_results():

@@ -11,6 +11,8 @@ from toy_optimizers import (
     exact_posterior,
     given_noise,
     make_vcl,
+    nll,
+    record_sample,
     regression_step,
     regression_task,
     train_step,
@@ -93,3 +95,14 @@ def test_an_importance_that_does_not_fit_is_named_before_anything_changes(linear
         says = f"importance given for .bias. .*{what}"
         with unchanged(optimizer), pytest.raises(ValueError, match=says):
             optimizer.consolidate(importance={linear.bias: bad})
+
+
+@pytest.mark.parametrize("inner", ["adam", "sgd"])
+def test_a_step_to_an_infinite_standard_deviation_is_refused(linear, batch, inner):
+    """Its precision would be 0, with which no sample can be drawn."""
+    optimizer = make_vcl(linear.parameters(), inner=inner)
+    train_step(optimizer, linear, batch)
+    record_sample(optimizer, nll(linear, batch))
+    optimizer.param_groups[0]["lr"] = 1e20
+    with unchanged(optimizer), pytest.raises(FloatingPointError, match="new log_std"):
+        optimizer.step()

@@ -18,7 +18,14 @@ from toy_optimizers import (
 from covon_avalanche.optim import BayesByBackprop, CoVON
 
 BOTH = [("lr", -1.0), ("lr", math.nan), ("lr", 1e39), ("ess", 0.0), ("weight_decay", 1e308)]
-BOTH += [("mc_samples", 0), ("mc_samples", 1.5), ("betas", 0.9), ("betas", (0.9,))]
+BOTH += [
+    ("lr", None),
+    ("ess", "9"),
+    ("mc_samples", 0),
+    ("mc_samples", 1.5),
+    ("betas", 0.9),
+    ("betas", (0.9,)),
+]
 BOTH += [("betas", b) for b in ((0.9, 1.0), (-0.1, 0.5), (0.9, math.nan), (None, 0.9), ("0", 0))]
 COVON = [("hess_init", 0.0), ("clip_radius", 0.0), ("clip_radius", math.nan), ("gamma", 0.0)]
 COVON += [("gamma_precision", -1.0), ("batch_size", math.nan)]

@@ -1,5 +1,8 @@
 """The CPU kernel: threads, and memory beyond the end of a tensor."""
 
+import os
+import signal
+
 import pytest
 import torch
 from numba import njit
@@ -40,6 +43,18 @@ def test_nothing_beyond_the_tensors_is_written_or_read(prior, size):
     assert all(w[:3].isnan().all() and w[-3:].isnan().all() for w in whole)
     for field in ("mean", "momentum", "hess", "sample"):
         assert torch.equal(getattr(args[0], field), inside[field])
+
+
+def test_a_forked_process_has_threads_of_its_own(monkeypatch):
+    """A fork does not inherit threads: without them it would wait for ever."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    args = make_args(torch.float32, "tensors", sizes=(cpu_kernel._ONE_THREAD + 1,))
+    assert cpu_kernel.draw_samples(args, 1)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        os._exit(0 if cpu_kernel.draw_samples(args, 1) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_kernels_are_loaded_from_files():

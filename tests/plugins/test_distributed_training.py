@@ -17,5 +17,6 @@ def test_two_processes_equal_one(kind, tmp_path):
         found = torch.load(tmp_path / str(rank))
         torch.testing.assert_close(found["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
         assert found["rows"] == alone["rows"]
+        assert found["classes"] == pytest.approx(alone["classes"])
         assert found["counts"] == [IMAGES] * 3
         assert found["nll"] == pytest.approx(alone["nll"], rel=1e-4)

@@ -4,7 +4,9 @@ import base64
 import math
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
+from zipfile import ZipFile
 
 import matplotlib
 import pandas as pd
@@ -13,8 +15,14 @@ from made_up_results import made_up, made_up_comparison
 
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.run_folder import run_hash, settings_of
-from covon_avalanche.report import comparisons, results_frame, write_report
-from covon_avalanche.report.page import headline, recipe, settings_table
+from covon_avalanche.report import (
+    comparisons,
+    load_results,
+    results_frame,
+    write_archive,
+    write_report,
+)
+from covon_avalanche.report.page import class_table, headline, recipe, settings_table
 from covon_avalanche.report.tables import MISSING
 
 NASTY = '<script>alert("1")</script> $x^2$ & 100% _|`\\'
@@ -164,6 +172,18 @@ class TestPage:
 
 
 class TestSettings:
+    def test_accuracy_by_class_is_shown_where_it_is_known(self, tmp_path):
+        found = [{"dog": 0.5, "cat": 0.25}, {"dog": 1.0, "cat": 0.25}, {}]
+        rows = [[0.9, 0.2], [0.8, 0.9]]
+        names = ("a", 0), ("a", 1), ("b", 0)
+        runs = [made_up(*n, rows, class_accuracy=c) for n, c in zip(names, found, strict=True)]
+        table = class_table(*comparisons(results_frame(runs)))
+        assert table.to_dict() == {"a": {"dog": 75.0, "cat": 25.0}}
+        for shown, known in ((runs, True), (runs[2:], False)):
+            written(shown, tmp_path)
+            page = (tmp_path / "index.html").read_text(encoding="utf-8")
+            assert ("Accuracy by class" in page) == (">75.0</td>" in page) == known
+
     def test_settings_that_differ(self):
         comparison = compared(
             made_up("a", 0, [[0.9]], own={"lr": 0.1, "schedule": [{"lr": 1.0}], "beta": None}),
@@ -209,3 +229,19 @@ class TestFiles:
         mine = {p.relative_to(tmp_path): p.read_bytes() for p in tmp_path.rglob("*.*")}
         first = {p.relative_to(report): p.read_bytes() for p in report.rglob("*.*")}
         assert mine == first
+
+
+def test_the_archive_has_all_that_the_report_was_made_of(tmp_path):
+    results = made_up_comparison()
+    write_report(results_frame(results), tmp_path / "report")
+    file = write_archive(results, tmp_path / "report")
+    assert file == tmp_path / "report.zip"
+    with ZipFile(file) as archive:
+        archive.extractall(tmp_path / "got")
+    shown = {p.relative_to(tmp_path / "report") for p in (tmp_path / "report").rglob("*.*")}
+    got = {p.relative_to(tmp_path / "got") for p in (tmp_path / "got").rglob("*.*")}
+    assert got - shown == {Path("r.toml"), Path("results.jsonl")}
+    assert not shown - got
+    again = load_results(tmp_path / "got" / "results.jsonl")
+    in_order = sorted(results, key=lambda r: (r.recipe, r.seed))
+    pd.testing.assert_frame_equal(again, results_frame(in_order))

@@ -68,12 +68,17 @@ def test_what_does_not_fit_is_named(tmp_path):
         ({"limit": 0}, "limit must be >= 1, got 0"),
         ({"domains": ["dawn"]}, r"has the domains \['day', 'night'\], got \['dawn'\]"),
         ({"domains": ["day", "day"]}, "domains must be distinct"),
+        ({"domains": "ab"}, "domains must be a list of names, got 'ab'"),
+        ({"classes": ["cat", "dog", "fox", "cat"]}, "classes must be a list of distinct names"),
         ({"classes": ["cat", "dog"]}, r"not classes: \['fox'\]"),
     ):
         with pytest.raises(ValueError, match=message):
             DomainFolders(root, **options)
     with pytest.raises(ValueError, match="there is no folder"):
         DomainFolders(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="there are no domains in"):
+        DomainFolders(tmp_path / "empty")
     (tmp_path / "empty" / "day" / "cat").mkdir(parents=True)
     with pytest.raises(ValueError, match="domain 'day' has no images for the 'train' stream"):
         DomainFolders(tmp_path / "empty")

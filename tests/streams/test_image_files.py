@@ -40,6 +40,29 @@ def test_hidden_files_and_folders_do_not_count(tmp_path):
     assert found == [tmp_path / ".data" / "cat" / "1.jpg"]
 
 
+@pytest.mark.parametrize("name", ["x.png", "x.tif"])
+def test_sixteen_bits_become_eight_and_an_unknown_range_is_refused(tmp_path, name):
+    values = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    Image.fromarray(257 * values).save(tmp_path / name)
+    pixels = decode(tmp_path / name)
+    assert torch.equal(pixels, torch.arange(256, dtype=torch.uint8).view(1, 16, 16).repeat(3, 1, 1))
+    for dtype in (np.int32, np.float32):
+        Image.fromarray(values.astype(dtype)).save(tmp_path / "y.tif")
+        with pytest.raises(ValueError, match=r"y\.tif cannot be decoded: its pixels have 32 bits"):
+            decode(tmp_path / "y.tif")
+
+
+@pytest.mark.parametrize("suffix", ["bmp", "gif", "jpg", "pgm", "png", "ppm", "tif"])
+def test_huge_images_are_refused_whatever_the_decoder(tmp_path, suffix):
+    file, pixels = tmp_path / f"x.{suffix}", Image.MAX_IMAGE_PIXELS
+    Image.new("L", (64, 64)).save(file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+        with pytest.raises(ValueError, match="decompression bomb"):
+            decode(file)
+    assert pixels == Image.MAX_IMAGE_PIXELS
+
+
 @pytest.mark.parametrize("name", ["RGB.jpg", "L.jpg", "CMYK.jpg", "P.png", "RGBA.png"])
 def test_every_mode_is_decoded_to_rgb(tmp_path, name):
     with Image.open(picture(tmp_path / "x.png", 33, 47, 1)) as image:

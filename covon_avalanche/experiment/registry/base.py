@@ -27,10 +27,15 @@ if TYPE_CHECKING:
     from covon_avalanche.merging import MergeRule
 
 
-class Table(BaseModel):
-    """A table of a recipe: unknown keys are errors."""
+Count = Annotated[int, Field(ge=1, le=10**6)]
+"""A larger one is a slip, and would run for ever."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+class Table(BaseModel):
+    """A table of a recipe: unknown keys are errors, and true or "3" are no numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from covon_avalanche.experiment.registry.base import (
+    Count,
     Mergeable,
     MergeOptions,
     Method,
@@ -40,7 +41,7 @@ class TaskSettings(Table):
     hess_init: PositiveFloat | None = None
     gamma: Annotated[float, Field(gt=0, le=1)] | None = None
     gamma_precision: PositiveFloat | None = None
-    epochs: PositiveInt | None = None
+    epochs: Count | None = None
 
 
 class CoVON(MergeOptions, Tunable):

@@ -1,0 +1,31 @@
+"""Text from recipes, results and file names, made harmless for terminals and spreadsheets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def printable(text: str) -> str:
+    """The text on one line, without control characters, which could rewrite the screen. Bytes of a
+    file name that are not UTF-8 are shown as escapes."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+Printable = Annotated[str, AfterValidator(printable)]
+
+
+def csv_text(table: pd.DataFrame) -> str:
+    """A table as CSV without its index. Text that spreadsheets would take for a formula begins
+    with an apostrophe."""
+
+    def neutral(cell: Any) -> Any:
+        formula = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+        return f"'{cell}" if formula else cell
+
+    return str(table.map(neutral).rename(columns=neutral).to_csv(index=False))
