@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 
+import pacs
 from comparison import (
     RESULTS,
     ROOT,
@@ -31,10 +32,7 @@ from covon_avalanche.report.tables import FULL, markdown_table
 NAME = "benchmarks/pacs_vit.py"
 PAGE = ROOT / "docs/pretrained.md"
 FOLDER = RESULTS / "pacs-vit"
-ORDERS = {
-    "forward": ("photo", "art_painting", "cartoon", "sketch"),
-    "reverse": ("sketch", "cartoon", "art_painting", "photo"),
-}
+ORDERS = {name: pacs.ORDERS[name] for name in pacs.TUNED}
 STORED = {order: FOLDER / f"{order}.jsonl" for order in ORDERS}
 
 

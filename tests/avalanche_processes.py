@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW
 from toy_optimizers import make_covon, make_vcl
 from toys import make_naive, make_strategy, toy_benchmark, toy_model
 
-from covon_avalanche import MergePlugin, SIPlugin
+from covon_avalanche import EVCLPlugin, MergePlugin, SIPlugin
 from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.merging import FisherMerge, RegMean
 
@@ -40,6 +40,12 @@ KINDS = {
         "vcl",
         model,
         optimizer=make_vcl(model.named_parameters(), generator=generator()),
+        **options,
+    ),
+    "evcl": lambda model, **options: make_naive(
+        model,
+        make_vcl(model.named_parameters(), generator=generator()),
+        EVCLPlugin(strength=0.1),
         **options,
     ),
     "ada-reg": lambda model, **options: make_strategy("ada-reg", model, **options),

@@ -216,7 +216,9 @@ def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: 
     figures.save_curves(found[0], folder / "accuracy.png")
     shown = tables.metrics_of(found[0], tables.FULL)
     legend = [f"{metric.heading}: {metric.meaning}" for metric in shown]
-    text = ". ".join([*legend, "cached: finished before"])
+    if len(new) < len(results):
+        legend.append("cached: finished before")
+    text = ". ".join(legend)
     console.print(text, soft_wrap=not console.is_terminal, markup=False, highlight=False)
     typer.echo(
         f"{folder}/accuracy.png, table.md and {len(results)} result.json files\n"

@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from covon_avalanche.merging.input_moments import (
+from covon_avalanche.merging.rule import MergeRule, Task
+from covon_avalanche.merging.second_moments import (
     Reduction,
-    input_moments,
+    input_second_moments,
     merged_layers,
     own_parameters,
 )
-from covon_avalanche.merging.rule import MergeRule, Task
 
 _RIDGE = 1e-6  # of the mean diagonal: directions without any input keep the old weights
 
@@ -37,7 +37,7 @@ class RegMean(MergeRule):
 
     Takes two forward passes over the task's data, one over that of the first task. Outputs and
     layers that no earlier task has used keep their new weights, as do the parameters of other
-    modules (:func:`~covon_avalanche.merging.input_moments.merged_layers` lists them; with CoVON
+    modules (:func:`~covon_avalanche.merging.second_moments.merged_layers` lists them; with CoVON
     those are merged by Eq. 8).
 
     With CoVON only the mean is RegMean's. The precision is that of Eq. 8, a diagonal one, and so
@@ -77,7 +77,7 @@ class RegMean(MergeRule):
         self.layerwise = layerwise
         self.passes = passes
         self.moments: dict[str, Tensor] = {}
-        """``A0`` by layer name, as from :func:`input_moments`, summed over tasks."""
+        """``A0`` by layer name, as from :func:`input_second_moments`, summed over tasks."""
         self.outputs: dict[str, int] = {}
         """Number of outputs that the layer had in the last task; later ones have no past."""
         self._task_moments: dict[str, Tensor] = {}  # A, from merge to observe, with one pass
@@ -113,7 +113,9 @@ class RegMean(MergeRule):
     def _measure(
         self, task: Task, weights: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        return input_moments(task.model, task.batches(), reduction=self.reduction, weights=weights)
+        return input_second_moments(
+            task.model, task.batches(), reduction=self.reduction, weights=weights
+        )
 
     def _merged_layer(self, task: Task, layer_name: str, a: Tensor) -> dict[str, Tensor]:
         """Merged weights of a layer that earlier tasks have used, by parameter name."""

@@ -10,7 +10,7 @@ from toys import columns, end_task, make_strategy, same, toy_benchmark, toy_mode
 from covon_avalanche import CoVONPlugin
 from covon_avalanche.input_moments import InputMoments
 from covon_avalanche.merging import Eq8, RegMean, Task
-from covon_avalanche.merging.input_moments import input_moments
+from covon_avalanche.merging.second_moments import input_second_moments
 
 
 class Net(nn.Module):
@@ -114,10 +114,10 @@ def test_moments_are_sums_over_examples_and_tasks():
     x0, x1 = images(2), images(3)
     rule.observe(task_of(model, x0))
     rule.observe(task_of(model, x1))
-    both = input_moments(model, [(torch.cat([x0, x1]), None)])
+    both = input_second_moments(model, [(torch.cat([x0, x1]), None)])
     torch.testing.assert_close(rule.moments, both, rtol=1e-4, atol=1e-4)
     x = layer_inputs(model, x0)["third"]
-    alone = input_moments(model, [(x0, None)])
+    alone = input_second_moments(model, [(x0, None)])
     torch.testing.assert_close(alone["third"][0], x.T @ x)
     rows = nn.functional.unfold(x0, 3, padding=1, stride=2).mT.flatten(0, 1)
     rows = torch.cat([rows, torch.ones(len(rows), 1)], 1)
@@ -151,7 +151,7 @@ def test_moments_of_convolutions_are_those_of_unfolded_patches(kind, channels_la
     batches = [torch.randn(n, channels, 10, 9) for n in (3, 2)]
     if channels_last:
         batches = [x.contiguous(memory_format=torch.channels_last) for x in batches]
-    moments = input_moments(layer, [(x, None) for x in batches])[""]
+    moments = input_second_moments(layer, [(x, None) for x in batches])[""]
     x = torch.cat(batches).double()
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = nn.functional.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
@@ -169,7 +169,7 @@ def test_moments_under_autocast_are_exact_sums_over_bfloat16_inputs():
     model[2].register_forward_pre_hook(lambda module, args: x.append(args[0]))
     before = torch.backends.mkldnn.matmul.fp32_precision
     with torch.autocast("cpu", torch.bfloat16):
-        moments = input_moments(model, [(torch.randn(9, 16, 20, 20), None)])
+        moments = input_second_moments(model, [(torch.randn(9, 16, 20, 20), None)])
     assert x[0].dtype == torch.bfloat16
     rows = x[0].double().permute(0, 2, 3, 1).reshape(-1, 600)
     rows = torch.cat([rows, torch.ones(len(rows), 1)], 1)
@@ -243,7 +243,7 @@ def test_with_the_mean_every_task_counts_alike():
         rule.observe(task_of(before, x0))
         found.append(rule.merge(task_of(after, x1.repeat(repeats, 1, 1, 1), weights(before))))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
-    moments = input_moments(before, [(x0, None)])["third"] / len(x0)
+    moments = input_second_moments(before, [(x0, None)])["third"] / len(x0)
     rule = RegMean(reduction="mean")
     rule.observe(task_of(before, x0))
     torch.testing.assert_close(rule.moments["third"], moments)
@@ -300,9 +300,9 @@ def test_number_of_passes(passes, want):
         past, trained = dict(rule.moments), copy.deepcopy(model)
         for p in trained.parameters():
             p.data = p.data + torch.randn_like(p)
-        left = input_moments(trained, [(x, None)])
+        left = input_second_moments(trained, [(x, None)])
         end_task(model, rule, weights(trained), batches)
-        now = input_moments(model, [(x, None)])
+        now = input_second_moments(model, [(x, None)])
         added = {k: v - past.get(k, torch.zeros_like(v)) for k, v in rule.moments.items()}
         torch.testing.assert_close(added, left if passes == 1 else now, rtol=1e-3, atol=1e-3)
     assert found == want

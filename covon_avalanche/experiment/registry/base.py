@@ -33,7 +33,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Table(BaseModel):
-    """A table of a recipe: unknown keys are errors, and true or "3" are no numbers."""
+    """A table of a recipe. Unknown keys are errors, and so are ``true`` or ``"3"`` for a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 

@@ -23,7 +23,7 @@ _BLOCK = 256  # columns of a block of a symmetric product, of which the upper ha
 
 
 @torch.no_grad()
-def input_moments(
+def input_second_moments(
     model: nn.Module,
     batches: Iterable[Batch],
     *,
