@@ -20,6 +20,7 @@ class Prompting(WithOptimizer):
 
     tuning: None = None
     tuning_size: None = None
+    backbone_lr_factor: None = None
     max_grad_norm: PositiveFloat | None = None
     """Clips the gradients' common norm."""
 
