@@ -30,7 +30,7 @@ class RidgeClassifier(ClosedFormHead):
     normals: RanPAC (McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for
     Continual Learning", NeurIPS 2023, without its first-domain adapter). Features of several
     blocks without projection, and the ridge chosen by accuracy, are LayUP (see
-    :class:`FeatureExtractor`).
+    :class:`FeatureExtractor`), whose authors choose the ridge by four-fold cross-validation.
 
     :param width: of the features.
     :param num_classes: number of classes, shared by all domains.
@@ -90,13 +90,12 @@ class RidgeClassifier(ClosedFormHead):
 
     def begin_domain(self) -> None:
         """See :class:`ClosedFormHead`."""
-        self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
-        self._held_out = []
+        self._domain, self._held_out = None, []
 
     def update(self, features: Tensor, labels: Tensor, first: int = 0) -> None:
         """See :class:`ClosedFormHead`."""
         if self._domain is None:
-            self.begin_domain()
+            self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
         numbers = first + torch.arange(len(labels), device=labels.device)
         held_out = numbers % _HELD_OUT == _HELD_OUT - 1
         self._held_out.append((features[held_out], labels[held_out]))
