@@ -12,6 +12,7 @@ from torch import Tensor
 from covon_avalanche.closed_form.model import ClosedFormHead
 
 RANPAC_RIDGES = tuple(10.0**k for k in range(-8, 9))
+STANDARDIZED_RIDGES = tuple(10.0**k for k in range(-1, 6))
 _HELD_OUT = 5  # every fifth example chooses the ridge
 
 
@@ -36,7 +37,7 @@ class RidgeClassifier(ClosedFormHead):
     :param num_classes: number of classes, shared by all domains.
     :param projection: number ``M`` of random features; ``None`` for the features themselves.
     :param standardize: centre and scale the features.
-    :param ridges: to choose from.
+    :param ridges: to choose from; by default 1e-8 to 1e8, or 0.1 to 1e5 for standardised features.
     :param select: choose the ridge with the least squared error (``"mse"``, RanPAC) or the highest
         ``"accuracy"`` (LayUP); of equal ones the largest.
     :param seed: of the projection.
@@ -52,13 +53,15 @@ class RidgeClassifier(ClosedFormHead):
         *,
         projection: int | None = None,
         standardize: bool = False,
-        ridges: Sequence[float] = RANPAC_RIDGES,
+        ridges: Sequence[float] | None = None,
         select: Literal["mse", "accuracy"] = "mse",
         seed: int = 0,
     ) -> None:
         super().__init__()
         if projection is not None and projection < 1:
             raise ValueError(f"projection must be >= 1, got {projection}")
+        if ridges is None:
+            ridges = STANDARDIZED_RIDGES if standardize else RANPAC_RIDGES
         if not ridges or min(ridges) <= 0:
             raise ValueError(f"ridges must be positive numbers, got {list(ridges)}")
         if select not in ("mse", "accuracy"):
