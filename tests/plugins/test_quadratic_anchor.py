@@ -18,7 +18,7 @@ from toys import (
 )
 
 from covon_avalanche import AdaRegPlugin, AdaRegStrategy, EWCStarPlugin, EWCStarStrategy
-from covon_avalanche.plugins.quadratic_anchor import explicit_pull, implicit_pull
+from covon_avalanche.optim.quadratic_anchor import explicit_pull, implicit_pull
 from covon_avalanche.plugins.task_loader import task_loader
 from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_example_gradients
 
