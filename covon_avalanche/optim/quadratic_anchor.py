@@ -123,7 +123,12 @@ class QuadraticAnchor:
         self.ess = ess
         self.strength = strength
         self._named = [(name, p) for name, p in named_parameters if p.requires_grad]
-        self.gaussian = gaussian or DiagGaussian({}, {})
+        given = gaussian or DiagGaussian({}, {})
+        known = [(name, p) for name, p in self._named if name in given.mean]
+        self.gaussian = DiagGaussian(
+            {name: given.mean[name].to(p) for name, p in known},
+            {name: given.precision[name].to(p) for name, p in known},
+        )
         """The weights after the last task, and the precision of the pull toward them."""
 
     def pulling(self, optimizer: Optimizer) -> _Pulling:
