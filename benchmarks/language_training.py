@@ -53,7 +53,9 @@ def tokenized(folder: Path) -> Path:
     tokenizer.train_from_iterator(
         everything, vocab_size=VOCABULARY, special_tokens=[END], show_progress=False
     )
-    lengths = [len(tokenizer.id_to_token(i)) for i in range(VOCABULARY)]  # a character per byte
+    lengths = [
+        len(tokenizer.id_to_token(i)) for i in range(tokenizer.get_vocab_size())
+    ]  # a character per byte
     lengths[0] = 0
     tokens = {"bytes": torch.tensor(lengths, dtype=torch.int32)}
     for language in LANGUAGES:
