@@ -53,10 +53,8 @@ def tokenized(folder: Path) -> Path:
     tokenizer.train_from_iterator(
         everything, vocab_size=VOCABULARY, special_tokens=[END], show_progress=False
     )
-    lengths = [
-        len(tokenizer.id_to_token(i)) for i in range(tokenizer.get_vocab_size())
-    ]  # a character per byte
-    lengths[0] = 0
+    names = [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())]
+    lengths = [0, *map(len, names[1:])]  # a character stands for a byte; the first is END
     tokens = {"bytes": torch.tensor(lengths, dtype=torch.int32)}
     for language in LANGUAGES:
         for part in ("train", "valid", "test"):
@@ -164,12 +162,11 @@ class Strategy:
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.settings["lr"] * decay * min(1, (step + 1) / warmup)
                 has_posterior = isinstance(self.optimizer, PosteriorOptimizer)
-                with (
-                    self.optimizer.sampled_params() if has_posterior else nullcontext(),
-                    autocast(),
-                ):
+                with self.optimizer.sampled_params() if has_posterior else nullcontext():
                     self.optimizer.zero_grad()
-                    criterion(self.model(x), y).backward()
+                    with autocast():
+                        output = self.model(x)
+                    criterion(output, y).backward()
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.training["clip_norm"])
                 self.optimizer.step()
                 yield step + 1
