@@ -35,7 +35,7 @@ MAY_IMPORT = {
         "posterior",
         "prompting",
     },
-    "integrations": {"optim"},
+    "integrations": {"optim", "posterior"},
     "loops": set(),
     "strategies": {"optim", "merging", "plugins", "data_loading"},
     "backbones": set(),

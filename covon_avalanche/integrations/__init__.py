@@ -1,4 +1,4 @@
-"""Posterior optimizers in the training loops of other libraries.
+"""Posterior optimizers, Ada-Reg and EWC* in the training loops of other libraries.
 
-``lightning`` and ``huggingface`` have a callback each, and nothing else imports these libraries.
+``lightning`` and ``huggingface`` have callbacks, and nothing else imports these libraries.
 """

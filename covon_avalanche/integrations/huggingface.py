@@ -1,13 +1,33 @@
-"""CoVON and VCL in the ``Trainer`` of Hugging Face's transformers."""
+"""CoVON, VCL, Ada-Reg and EWC* in the ``Trainer`` of Hugging Face's transformers."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from itertools import islice
 from typing import Any
 
-from transformers import TrainerCallback
+import torch
+from torch import Tensor, nn
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError(
+        "covon_avalanche.integrations.huggingface needs transformers and accelerate: "
+        "pip install 'covon_avalanche[language]'"
+    ) from error
 
 from covon_avalanche.optim import PosteriorOptimizer
+from covon_avalanche.optim.checks import check_parameter, check_whole
+from covon_avalanche.optim.quadratic_anchor import (
+    QuadraticAnchor,
+    adam_second_moments,
+    check_adam_family,
+)
+from covon_avalanche.posterior import DiagGaussian
+from covon_avalanche.posterior.fisher import squared_batch_gradients
 
 
 class PosteriorCallback(TrainerCallback):
@@ -32,16 +52,16 @@ class PosteriorCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check optimizer and precision.
 
-        :raises ValueError: for another optimizer, several samples per step, or DeepSpeed.
+        :raises ValueError: for another optimizer, several samples per step, weights in half
+            precision, DeepSpeed or FSDP.
         """
-        if args.deepspeed is not None:
-            raise ValueError("DeepSpeed steps its own copies of the weights: use DDP or FSDP2")
+        _check_training(args, kwargs["model"], type(self).__name__)
         self._sample = None
-        _optimizer(kwargs["optimizer"]).discard_samples()
+        _posterior_optimizer(kwargs["optimizer"]).discard_samples()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, before the first micro-batch of a step."""
-        self._sample = _optimizer(kwargs["optimizer"]).sampled_params()
+        self._sample = _posterior_optimizer(kwargs["optimizer"]).sampled_params()
         self._sample.__enter__()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -52,14 +72,171 @@ class PosteriorCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Merge."""
-        optimizer = _optimizer(kwargs["optimizer"])
+        optimizer = _posterior_optimizer(kwargs["optimizer"])
         optimizer.discard_samples()
         if self.consolidate:
             optimizer.consolidate()
 
 
-def _optimizer(wrapped: Any) -> PosteriorOptimizer:
-    optimizer = getattr(wrapped, "optimizer", wrapped)  # of Accelerate
+class _AnchorCallback(TrainerCallback, ABC):
+    """Base of :class:`AdaRegCallback` and :class:`EWCStarCallback`: one object for all tasks."""
+
+    def __init__(
+        self, *, ess: float, strength: float = 1.0, gaussian: DiagGaussian | None = None
+    ) -> None:
+        """
+        :param ess: effective sample size of a task, in examples.
+        :param strength: multiplies each task's importance.
+        :param gaussian: the anchor of an earlier session, ``callback.gaussian``.
+        """
+        self._options: dict[str, Any] = {"ess": ess, "strength": strength}
+        self._anchor = QuadraticAnchor([], **self._options)
+        self._pulling: AbstractContextManager[None] | None = None
+        self.gaussian = gaussian
+        """The weights after the last task, and the precision of the pull toward them."""
+
+    @abstractmethod
+    def _importance(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        """Curvature per example of the task just trained, by parameter name."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Check the optimizer, and begin to pull.
+
+        :raises ValueError: for a posterior optimizer, weights in half precision, DeepSpeed or FSDP.
+        """
+        _check_training(args, kwargs["model"], type(self).__name__)
+        optimizer = _bare(kwargs["optimizer"])
+        if isinstance(optimizer, PosteriorOptimizer):
+            raise ValueError(
+                f"{type(self).__name__} pulls the weights of AdamW or SGD to an anchor, got "
+                f"{type(optimizer).__name__}, which has a prior: use PosteriorCallback"
+            )
+        named = kwargs["model"].named_parameters()
+        self._anchor = QuadraticAnchor(named, **self._options, gaussian=self.gaussian)
+        self._stop()
+        self._pulling = self._anchor.pulling(optimizer)
+        self._pulling.__enter__()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the task: the weights become the anchor."""
+        self._stop()
+        self._anchor.add(self._importance(args, kwargs))
+        self.gaussian = self._anchor.gaussian
+
+    def _stop(self) -> None:
+        if self._pulling is not None:
+            pulling, self._pulling = self._pulling, None
+            pulling.__exit__(None, None, None)
+
+
+class AdaRegCallback(_AnchorCallback):
+    """Ada-Reg (Algorithm 2): Adam's second moments are the importance of each weight::
+
+        callback = AdaRegCallback(ess=len(data), strength=1e5)
+        for data in tasks:
+            Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
+
+    Works with the Trainer's own AdamW, whose ``weight_decay`` should be 0; pass the same callback
+    for each task. Adam's state is cleared at the start of each.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Check the optimizer, clear its state unless training resumes, and begin to pull.
+
+        :raises ValueError: for an optimizer that is not of the Adam family; and as
+            :meth:`EWCStarCallback.on_train_begin`.
+        """
+        optimizer = _bare(kwargs["optimizer"])
+        check_adam_family(optimizer, type(self).__name__)
+        super().on_train_begin(args, state, control, **kwargs)
+        if state.global_step == 0:
+            optimizer.state.clear()
+
+    def _importance(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        optimizer = _bare(kwargs["optimizer"])
+        return adam_second_moments(kwargs["model"].named_parameters(), optimizer)
+
+
+class EWCStarCallback(_AnchorCallback):
+    """EWC* (Algorithm 3): squared gradients of mini-batches after each task are the importance.
+
+    Used as :class:`AdaRegCallback`, with any optimizer without a posterior. The model must return
+    its loss, averaged over the examples of a batch.
+    """
+
+    def __init__(self, *, batches: int | None = None, **options: Any) -> None:
+        """
+        :param batches: of the pass over the training data; by default all.
+        :param options: ``ess``, ``strength`` and ``gaussian``, as of :class:`AdaRegCallback`.
+        """
+        super().__init__(**options)
+        if batches is not None:
+            check_whole("batches", batches)
+        self.batches = batches
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See :class:`AdaRegCallback`.
+
+        :raises ValueError: as that one, and with several processes.
+        """
+        if args.world_size > 1:
+            raise ValueError(
+                f"EWCStarCallback computes the Fisher information in one process, got "
+                f"{args.world_size}: use AdaRegCallback"
+            )
+        super().on_train_begin(args, state, control, **kwargs)
+
+    def _importance(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        def batches() -> Iterator[tuple[Any, Tensor]]:
+            for batch in islice(kwargs["train_dataloader"], self.batches):
+                moved = {
+                    key: value.to(args.device) if isinstance(value, Tensor) else value
+                    for key, value in batch.items()
+                }
+                yield moved, moved["labels"]
+
+        model = _Loss(kwargs["model"])
+        found = squared_batch_gradients(model, batches(), lambda loss, _: loss)
+        return {name.removeprefix("model."): value for name, value in found.items()}
+
+
+class _Loss(nn.Module):
+    """A model's loss as its output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        loss: Tensor = self.model(**batch)["loss"]
+        return loss
+
+
+def _bare(optimizer: Any) -> torch.optim.Optimizer:
+    """Without the wrapper of Accelerate."""
+    bare: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return bare
+
+
+def _check_training(args: Any, model: nn.Module, user: str) -> None:
+    """Refuse what steps copies of the weights, and weights in half precision."""
+    kind = str(getattr(args.distributed_state, "distributed_type", "")).rpartition(".")[2]
+    if args.deepspeed is not None or kind == "DEEPSPEED":
+        raise ValueError(
+            f"DeepSpeed steps copies of the weights, which {user} cannot reach: use DDP"
+        )
+    if args.fsdp or kind == "FSDP":
+        raise ValueError(
+            f"FSDP in the Trainer is not supported by {user}: use DDP, or fully_shard in a loop "
+            "of your own"
+        )
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            check_parameter(p, name)
+
+
+def _posterior_optimizer(wrapped: Any) -> PosteriorOptimizer:
+    optimizer = _bare(wrapped)
     if not isinstance(optimizer, PosteriorOptimizer):
         raise ValueError(
             f"PosteriorCallback needs a CoVON or BayesByBackprop optimizer, got "

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covon_avalanche.merging.rule import MergeRule, Task
 from covon_avalanche.merging.second_moments import (
     Reduction,
     input_second_moments,
+    is_transposed_linear,
     merged_layers,
     own_parameters,
 )
@@ -20,7 +21,8 @@ _RIDGE = 1e-6  # of the mean diagonal: directions without any input keep the old
 
 
 class RegMean(MergeRule):
-    """Merges Linear, Conv2d and MultiheadAttention layers with the second moments of their inputs.
+    """Merges Linear, Conv2d, MultiheadAttention and transformers' Conv1D layers with the second
+    moments of their inputs.
 
     Let a layer have the weights ``W0`` before the task and ``W`` after it. With its inputs ``x``
     (1 appended for a bias) and ``A = sum x xᵀ`` over a task's data, other weights ``V`` change
@@ -107,7 +109,7 @@ class RegMean(MergeRule):
         new = self._measure(task) if self.passes == 2 else self._task_moments
         added = {n: a + self.moments[n] if n in self.moments else a for n, a in new.items()}
         self.moments = {**self.moments, **added}
-        outputs = {name: len(own_parameters(layers[name])[0]) for name in new}
+        outputs = {n: len(_by_output(layers[n], own_parameters(layers[n])[0])) for n in new}
         self.outputs = {**self.outputs, **outputs}
         self._task_moments = {}
 
@@ -127,14 +129,16 @@ class RegMean(MergeRule):
                 f"layer {layer_name!r} has {a.shape[-1]} inputs (a bias counts as one), "
                 f"but had {a0.shape[-1]} in earlier tasks: RegMean cannot merge it"
             )
-        parameters = own_parameters(merged_layers(task.model)[layer_name])
-        w0 = _as_rows([task.before[names[p]] for p in parameters])
-        w = _as_rows([p.detach() for p in parameters])
+        layer = merged_layers(task.model)[layer_name]
+        parameters = own_parameters(layer)
+        w0 = _as_rows([_by_output(layer, task.before[names[p]]) for p in parameters])
+        w = _as_rows([_by_output(layer, p.detach()) for p in parameters])
         known = slice(0, self.outputs[layer_name])
         rows = w.clone()
         rows[known] = _least_change(w0[known], w[known], self._shrunk(a0), self._shrunk(a))
         weight, *bias = parameters
-        values = {weight: rows[:, : weight[0].numel()].view_as(weight)}
+        d = rows.shape[1] - len(bias)
+        values = {weight: _by_output(layer, rows[:, :d]).view_as(weight)}
         values |= dict.fromkeys(bias, rows[:, -1])
         return {names[p]: value.to(p) for p, value in values.items() if p.requires_grad}
 
@@ -142,6 +146,11 @@ class RegMean(MergeRule):
         """With smaller entries off the diagonal."""
         diagonal = torch.diag_embed(moments.diagonal(dim1=-2, dim2=-1))
         return self.alpha * moments + (1 - self.alpha) * diagonal
+
+
+def _by_output(layer: nn.Module, parameter: Tensor) -> Tensor:
+    """A layer's parameter with the outputs as its first dimension, and the inverse of that."""
+    return parameter.t() if is_transposed_linear(layer) else parameter
 
 
 def _as_rows(parameters: Sequence[Tensor]) -> Tensor:

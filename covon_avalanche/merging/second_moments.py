@@ -62,7 +62,7 @@ def input_second_moments(
             with _exact_products(args[0], layer.groups) as x:
                 _add_patches(sums, names[layer], layer, x)
         else:
-            x = args[0] if isinstance(layer, nn.Linear) else args[0].permute(0, 2, 3, 1)
+            x = args[0].permute(0, 2, 3, 1) if isinstance(layer, nn.Conv2d) else args[0]
             with _exact_products(x.reshape(1, -1, x.shape[-1])) as rows:
                 _add_rows(sums, names[layer], rows)
 
@@ -79,8 +79,9 @@ def input_second_moments(
 
 
 def merged_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers that RegMean merges, by name: Linear, Conv2d and MultiheadAttention (its input
-    projection) whose weight is a parameter that is not frozen.
+    """The layers that RegMean merges, by name: Linear, Conv2d, MultiheadAttention (its input
+    projection) and the Conv1D of transformers' GPT-2, whose weight is a parameter that is not
+    frozen.
 
     Not merged are convolutions in one or three dimensions and transposed ones, attention whose
     keys or values have another width than its queries, recurrent layers, embeddings, and the
@@ -89,10 +90,20 @@ def merged_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d | nn.MultiheadAttention)
+        if (
+            isinstance(module, nn.Linear | nn.Conv2d | nn.MultiheadAttention)
+            or is_transposed_linear(module)
+        )
         and (parameters := own_parameters(module))
         and parameters[0].requires_grad
     }
+
+
+def is_transposed_linear(module: nn.Module) -> bool:
+    """Whether a module is transformers' Conv1D: a linear layer with a weight of shape (inputs,
+    outputs)."""
+    name = f"{type(module).__module__}.{type(module).__qualname__}"
+    return name == "transformers.pytorch_utils.Conv1D"
 
 
 def own_parameters(layer: nn.Module) -> list[nn.Parameter]:

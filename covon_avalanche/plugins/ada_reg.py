@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Adam, AdamW, NAdam, RAdam
 
+from covon_avalanche.optim.quadratic_anchor import adam_second_moments, check_adam_family
 from covon_avalanche.plugins.quadratic_anchor import QuadraticAnchorPlugin
-
-_ADAM_FAMILY = (Adam, AdamW, NAdam, RAdam)
 
 
 class AdaRegPlugin(QuadraticAnchorPlugin, supports_distributed=True):  # type: ignore[call-arg]
@@ -25,23 +23,9 @@ class AdaRegPlugin(QuadraticAnchorPlugin, supports_distributed=True):  # type: i
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Check the optimizer, and reset its state."""
-        if not isinstance(strategy.optimizer, _ADAM_FAMILY):
-            known = ", ".join(cls.__name__ for cls in _ADAM_FAMILY)
-            raise ValueError(
-                f"AdaRegPlugin needs an optimizer of the Adam family ({known}), got "
-                f"{type(strategy.optimizer).__name__}"
-            )
+        check_adam_family(strategy.optimizer, type(self).__name__)
         super().before_training_exp(strategy, **kwargs)
         strategy.optimizer.state.clear()
 
     def _importance(self, strategy: Any) -> dict[str, Tensor]:
-        names = {p: name for name, p in strategy.model.named_parameters()}
-        importance = {}
-        for group in strategy.optimizer.param_groups:
-            beta2 = group["betas"][1]
-            for p in group["params"]:
-                state = strategy.optimizer.state.get(p)
-                if state and p in names:
-                    correction = 1 - beta2 ** float(state["step"])
-                    importance[names[p]] = state["exp_avg_sq"] / correction
-        return importance
+        return adam_second_moments(strategy.model.named_parameters(), strategy.optimizer)

@@ -1,11 +1,4 @@
-"""Decoupled quadratic regularisation toward an anchor in an Avalanche strategy.
-
-As AdamW decouples weight decay from Adam, Algorithms 2 and 3 decouple the pull
-``theta - rate * (theta - anchor)``, with ``rate = lr * precision / ess``, from the gradient
-step. Where the rate is 1 or more, that step would jump past the anchor and, from 2 on,
-diverge; there the implicit (proximal) step ``(theta + rate * anchor) / (1 + rate)`` is
-taken instead, after the gradient step, as a proximal method does.
-"""
+"""The quadratic anchor of Ada-Reg and EWC* in an Avalanche strategy."""
 
 from __future__ import annotations
 
@@ -17,6 +10,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
 from covon_avalanche.optim.checks import check_positive
+from covon_avalanche.optim.quadratic_anchor import pull_
 from covon_avalanche.plugins.schedule import (
     Schedule,
     apply_shared,
@@ -32,7 +26,8 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
 
     Keeps one anchor (the weights after the last task) and one accumulated precision. Each
     optimizer step also pulls the weights toward the anchor by ``lr * precision / ess``, decoupled
-    from the loss like AdamW's weight decay. Memory is constant in the number of tasks.
+    from the loss like AdamW's weight decay (:mod:`covon_avalanche.optim.quadratic_anchor`). Memory
+    is constant in the number of tasks.
     """
 
     scheduled: ClassVar[frozenset[str]] = frozenset({"lr", "ess", "epochs"})
@@ -107,18 +102,15 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
         """The implicit pull, after the optimizer step."""
         self._pull(strategy, implicit=True)
 
-    @torch.no_grad()
     def _pull(self, strategy: Any, implicit: bool) -> None:
-        lr = {p: group["lr"] for group in strategy.optimizer.param_groups for p in group["params"]}
-        pull = implicit_pull if implicit else explicit_pull
-        for name, p in strategy.model.named_parameters():
-            if p not in lr or not p.requires_grad or p.grad is None:
-                continue
-            scale = lr[p] / self._ess_now
-            largest = scale * self._largest[name]
-            if largest > 0 and (largest >= 1 or not implicit):
-                rate = scale * self.anchor.precision[name]
-                p.copy_(pull(p, self.anchor.mean[name], rate))
+        pull_(
+            strategy.model.named_parameters(),
+            strategy.optimizer,
+            self.anchor,
+            self._ess_now,
+            self._largest,
+            implicit=implicit,
+        )
 
     @torch.no_grad()
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
@@ -135,14 +127,3 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
                 )
             means[name] = p.detach().clone()
         self.anchor = DiagGaussian(means, precisions)
-
-
-def explicit_pull(parameter: Tensor, anchor: Tensor, rate: Tensor) -> Tensor:
-    """The pull of the entries with ``rate < 1``, to be made before the gradient step."""
-    stable = torch.where(rate < 1, rate, torch.zeros_like(rate))
-    return parameter - stable * (parameter - anchor)
-
-
-def implicit_pull(parameter: Tensor, anchor: Tensor, rate: Tensor) -> Tensor:
-    """The pull of the entries with ``rate >= 1``, to be made after the gradient step."""
-    return torch.where(rate < 1, parameter, (parameter + rate * anchor) / (1 + rate))

@@ -1,6 +1,8 @@
-"""CoVON and VCL in Hugging Face's Trainer do what they do in a plain loop."""
+"""CoVON, VCL, Ada-Reg and EWC* in Hugging Face's Trainer do what they do in a plain loop."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,7 +12,16 @@ from toy_optimizers import make_covon, make_vcl, same, weights
 transformers = pytest.importorskip("transformers", reason="needs the extra language")
 pytest.importorskip("accelerate", reason="needs the extra language")
 
-from covon_avalanche.integrations.huggingface import PosteriorCallback  # noqa: E402
+from covon_avalanche.integrations.huggingface import (  # noqa: E402
+    AdaRegCallback,
+    EWCStarCallback,
+    PosteriorCallback,
+)
+from covon_avalanche.optim.quadratic_anchor import (  # noqa: E402
+    QuadraticAnchor,
+    adam_second_moments,
+)
+from covon_avalanche.posterior.fisher import squared_batch_gradients  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -136,6 +147,101 @@ def test_autocast_and_compiled_models(options, tmp_path):
     assert same(weights(model), weights(exact)) == ("bf16" not in options)
 
 
+class Plain(nn.Module):
+    """The model for a loop over batches of inputs and labels."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.linear = model.linear
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def anchored_loop(kind, tasks=2, epochs=2):
+    """Ada-Reg or EWC* without the Trainer."""
+    model = Plain(Model())
+    named = list(model.named_parameters())
+    anchor = QuadraticAnchor(named, ess=48, strength=1e3)
+    x, y = (torch.stack([row[key] for row in data()]) for key in ("x", "labels"))
+    batches = list(zip(x.split(8), y.split(8), strict=True))
+    for _ in range(tasks):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.0)
+        with anchor.pulling(optimizer):
+            for inputs, labels in batches * epochs:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(inputs), labels).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                optimizer.step()
+        if kind is AdaRegCallback:
+            anchor.add(adam_second_moments(named, optimizer))
+        else:
+            anchor.add(squared_batch_gradients(model, batches))
+    return anchor.gaussian
+
+
+@pytest.mark.parametrize("kind", [AdaRegCallback, EWCStarCallback])
+def test_anchors_equal_a_plain_loop(kind, tmp_path):
+    model = Model()
+    callback = kind(ess=48, strength=1e3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.0)
+    for _ in range(2):
+        trainer(model, optimizer, tmp_path, callback=callback).train()
+        if kind is EWCStarCallback:
+            optimizer.state.clear()
+    expected = anchored_loop(kind)
+    for name, mean in expected.mean.items():
+        torch.testing.assert_close(callback.gaussian.mean[name], mean)
+        torch.testing.assert_close(callback.gaussian.precision[name], expected.precision[name])
+    free = Model()
+    strong = kind(ess=48, strength=0.0)
+    optimizer = torch.optim.AdamW(free.parameters(), lr=0.02, weight_decay=0.0)
+    for _ in range(2):
+        trainer(free, optimizer, tmp_path, callback=strong).train()
+    assert not torch.allclose(free.linear.weight, model.linear.weight, atol=1e-3)
+
+
+def test_the_trainers_own_optimizer_has_an_anchor_and_stops_pulling_at_the_end(tmp_path):
+    model = Model()
+    run = trainer(model, torch.optim.AdamW(model.parameters()), tmp_path)
+    run = InOrder(
+        model, run.args, train_dataset=data(), callbacks=[callback := AdaRegCallback(ess=48)]
+    )
+    run.train()
+    assert set(callback.gaussian.mean) == {"linear.weight", "linear.bias"}
+    assert all((s > 0).any() for s in callback.gaussian.precision.values())
+    assert not run.optimizer.optimizer._optimizer_step_pre_hooks
+
+
+def test_ada_reg_resumes(tmp_path):
+    """Adam's state, restored from the checkpoint, is not cleared."""
+
+    def made(folder, **options):
+        model = Model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.0)
+        callback = AdaRegCallback(ess=48)
+        return trainer(model, optimizer, folder, epochs=4, callback=callback, **options), callback
+
+    whole, expected = made(tmp_path / "a")
+    whole.train()
+    first, _ = made(tmp_path / "b", save_strategy="steps", save_steps=9)
+    first.train()
+    second, found = made(tmp_path / "b")
+    second.train(resume_from_checkpoint=str(tmp_path / "b/checkpoint-9"))
+    assert same(found.gaussian.precision, expected.gaussian.precision)
+
+
+def test_ewc_star_takes_as_many_batches_as_asked(tmp_path):
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    callback = EWCStarCallback(ess=1, batches=2)
+    trainer(model, optimizer, tmp_path, callback=callback).train()
+    x, y = (torch.stack([row[key] for row in data()]) for key in ("x", "labels"))
+    batches = list(zip(x.split(8), y.split(8), strict=True))[:2]
+    expected = squared_batch_gradients(Plain(model), batches)
+    assert same(callback.gaussian.precision, expected)
+
+
 def test_what_cannot_work_is_one_sentence(tmp_path):
     model = Model()
     for optimizer, sentence in (
@@ -144,3 +250,40 @@ def test_what_cannot_work_is_one_sentence(tmp_path):
     ):
         with pytest.raises(ValueError, match=sentence):
             trainer(model, optimizer, tmp_path).train()
+    adamw = torch.optim.AdamW(model.parameters())
+    for callback, optimizer, sentence in (
+        (AdaRegCallback(ess=1), made(make_covon, model), r"Adam family .*got CoVON"),
+        (EWCStarCallback(ess=1), made(make_covon, model), "got CoVON, which has a prior"),
+        (AdaRegCallback(ess=1), torch.optim.SGD(model.parameters(), 0.1), r"family .*got SGD"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            trainer(model, optimizer, tmp_path, callback=callback).train()
+    for options in ({"ess": 0}, {"ess": 1, "strength": -1.0}, {"ess": 1, "batches": 0}):
+        with pytest.raises(ValueError, match=f"{list(options)[-1]} must be"):
+            EWCStarCallback(**options)
+    half = Model().half()
+    with pytest.raises(ValueError, match=r"'linear.weight' is torch.float16: noise .* vanishes"):
+        trainer(half, made(make_covon, half), tmp_path).train()
+    for name, value, sentence in (
+        ("deepspeed", {}, "DeepSpeed steps copies of the weights, .* use DDP"),
+        ("fsdp", ["full_shard"], "FSDP in the Trainer is not supported"),
+    ):
+        for callback, optimizer in (
+            (PosteriorCallback(), made(make_covon, model)),
+            (AdaRegCallback(ess=1), adamw),
+        ):
+            run = trainer(model, optimizer, tmp_path, callback=callback)
+            object.__setattr__(run.args, name, value)
+            with pytest.raises(ValueError, match=sentence):
+                callback.on_train_begin(run.args, run.state, run.control, model=model,
+                                        optimizer=optimizer)  # fmt: skip
+
+
+def test_without_transformers_the_extra_is_named():
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "import covon_avalanche.integrations.huggingface"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ImportError" in done.stderr
+    assert "pip install 'covon_avalanche[language]'" in done.stderr

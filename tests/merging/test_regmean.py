@@ -397,3 +397,27 @@ def test_the_deprecated_names_still_work():
     merged = moments.merged(model, before, [(x, None)])
     for name, value in rule.merge(task_of(model, x, before)).items():
         assert torch.equal(merged[model.get_parameter(name)], value)
+
+
+def test_the_transposed_linear_layers_of_transformers_merge_as_linear_ones():
+    layers = pytest.importorskip("transformers.pytorch_utils", reason="needs the extra language")
+    torch.manual_seed(0)
+    linear = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    transposed = nn.Sequential(layers.Conv1D(6, 4), nn.Tanh(), layers.Conv1D(3, 6))
+    rules = RegMean(), RegMean()
+    for seed in (1, 2):
+        x = torch.randn(30, 4, generator=torch.Generator().manual_seed(seed))
+        before = {n: p.detach().clone() for n, p in linear.named_parameters()}
+        for p in linear.parameters():
+            p.data += torch.randn_like(p)
+        for name, p in transposed.named_parameters():
+            p.data = linear.get_parameter(name).detach().t().clone()
+        pairs = zip((linear, transposed), rules, strict=True)
+        merged = {}
+        for model, rule in pairs:
+            old = before if model is linear else {n: w.t() for n, w in before.items()}
+            merged[model] = rule.merge(task_of(model, x, old))
+            rule.observe(task_of(model, x))
+    assert set(merged[linear]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    for name, value in merged[linear].items():
+        torch.testing.assert_close(merged[transposed][name].t(), value)

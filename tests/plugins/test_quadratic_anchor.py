@@ -3,8 +3,6 @@
 import pytest
 import torch
 from avalanche.training import Naive
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from toys import (
     ToDouble,
@@ -18,32 +16,10 @@ from toys import (
 )
 
 from covon_avalanche import AdaRegPlugin, AdaRegStrategy, EWCStarPlugin, EWCStarStrategy
-from covon_avalanche.plugins.quadratic_anchor import explicit_pull, implicit_pull
 from covon_avalanche.plugins.task_loader import task_loader
 from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_example_gradients
 
 LR, BETAS, EPS = 0.01, (0.9, 0.999), 1e-8
-numbers = st.floats(-5, 5)
-
-
-def t(value):
-    return torch.tensor([value], dtype=torch.float64)
-
-
-@given(numbers, numbers, st.floats(0, 0.999))
-def test_below_one_only_the_explicit_pull_acts(theta, anchor, rate):
-    expected = theta - rate * (theta - anchor)
-    torch.testing.assert_close(explicit_pull(t(theta), t(anchor), t(rate)), t(expected))
-    assert implicit_pull(t(theta), t(anchor), t(rate)).item() == theta
-
-
-@given(numbers, numbers, st.floats(1, 1e9))
-def test_from_one_on_only_the_implicit_pull_acts_and_it_is_the_proximal_point(theta, anchor, rate):
-    assert explicit_pull(t(theta), t(anchor), t(rate)).item() == theta
-    pulled = implicit_pull(t(theta), t(anchor), t(rate)).item()
-    # minimiser of 1/2 (x - theta)^2 + rate/2 (x - anchor)^2
-    assert abs((pulled - theta) + rate * (pulled - anchor)) <= 1e-9 * (1 + rate) * 10
-    assert min(theta, anchor) - 1e-9 <= pulled <= max(theta, anchor) + 1e-9
 
 
 def batches(experience):

@@ -1,0 +1,150 @@
+"""A language model learns math, then code, then reasoning: the paper's continual fine-tuning.
+
+    pip install -e '.[language]'
+    python examples/language/finetune.py --model Qwen/Qwen3-1.7B-Base [--lora 16]
+    accelerate launch examples/language/finetune.py --model ...    # several GPUs
+
+``--model`` is any causal language model, by name or local folder. The data sets are GSM8K,
+Code-Alpaca and ARC-Challenge, from the Hub or from local ``.json`` or ``.jsonl`` files in their
+formats (``--math FILE --code FILE --reasoning FILE``). Settings are the paper's where it prints
+them. ``--score gsm8k arc_challenge`` evaluates with lm-evaluation-harness (package ``lm_eval``).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset, load_dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    Trainer,
+    TrainingArguments,
+)
+
+from covon_avalanche import CoVON
+from covon_avalanche.integrations.huggingface import PosteriorCallback
+
+TASKS = {
+    "math": ("openai/gsm8k:main", 3, 4, 8, 512, {"lr": 3e-3, "ess": 1e9, "hess_init": 0.1}),
+    "code": ("sahil2801/CodeAlpaca-20k", 2, 2, 16, 1024, {"lr": 0.3, "ess": 1e7, "hess_init": 0.5}),
+    "reasoning": (
+        "allenai/ai2_arc:ARC-Challenge", 3, 4, 8, 256, {"lr": 0.3, "ess": 1e6, "hess_init": 0.5}
+    ),
+}  # fmt: skip
+"""Source, epochs, batch size on a device, accumulation, longest sequence, CoVON's settings."""
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="name or local folder")
+    for name, (source, *_) in TASKS.items():
+        parser.add_argument(f"--{name}", default=source, metavar="SOURCE")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train LoRA adapters only")
+    parser.add_argument("--pad-token", help="for a tokenizer without one")
+    parser.add_argument("--output", type=Path, default=Path("runs/finetune"))
+    parser.add_argument("--max-steps", type=int, default=-1, help="per task; all epochs by default")
+    parser.add_argument("--valid", type=int, default=200, help="examples kept for validation")
+    parser.add_argument("--score", nargs="*", default=[], help="tasks of lm-evaluation-harness")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def prompt_and_answer(row: dict[str, Any]) -> tuple[str, str]:
+    """The text of an example of GSM8K, Code-Alpaca or ARC, told by its columns."""
+    if "instruction" in row:
+        return "\n".join(filter(None, [row["instruction"], row.get("input")])), row["output"]
+    if "choices" in row:
+        choices = zip(row["choices"]["label"], row["choices"]["text"], strict=True)
+        options = "".join(f"\n{label}. {text}" for label, text in choices)
+        return f"Question: {row['question']}{options}", row["answerKey"]
+    return f"Question: {row['question']}", row["answer"]
+
+
+def examples(source: str, tokenizer: Any, length: int) -> Dataset:
+    """Token ids, with labels on the answers only."""
+    if Path(source).is_file():
+        data = load_dataset("json", data_files=source, split="train")
+    else:
+        name, _, config = source.partition(":")
+        data = load_dataset(name, config or None, split="train")
+
+    def encode(row: dict[str, Any]) -> dict[str, list[int]]:
+        prompt, answer = prompt_and_answer(row)
+        question = tokenizer(f"{prompt}\nAnswer:")["input_ids"]
+        reply = tokenizer(f" {answer}{tokenizer.eos_token}", add_special_tokens=False)["input_ids"]
+        labels = [-100] * len(question) + reply
+        return {"input_ids": (question + reply)[:length], "labels": labels[:length]}
+
+    data = data.map(encode, remove_columns=data.column_names)
+    return data.filter(lambda row: row["labels"][-1] != -100)  # if any answer is left
+
+
+def main() -> None:
+    """Fine-tune on each task in turn, and evaluate on all."""
+    given = arguments()
+    if given.score:
+        try:
+            from lm_eval import simple_evaluate
+            from lm_eval.models.huggingface import HFLM
+        except ImportError as error:
+            raise SystemExit("--score needs lm-evaluation-harness: pip install lm_eval") from error
+    torch.manual_seed(given.seed)
+    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    tokenizer.pad_token = given.pad_token or tokenizer.pad_token
+    if tokenizer.pad_token is None:
+        raise SystemExit(f"the tokenizer of {given.model} has no padding token: pass --pad-token")
+    model = AutoModelForCausalLM.from_pretrained(given.model).float()  # bfloat16 by autocast
+    if given.lora is not None:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=given.lora))
+    data = {}
+    for name, (*_, length, _) in TASKS.items():
+        rows = examples(getattr(given, name), tokenizer, length)
+        data[name] = rows.train_test_split(given.valid, seed=0)
+    optimizer = CoVON(
+        [(name, p) for name, p in model.named_parameters() if p.requires_grad],
+        betas=(0.9, 0.99995),
+        clip_radius=1e-2,
+        ess=1e9,
+        prior_mean="init",
+        hess_approx="reparam",
+        gamma_precision=None,
+        generator=torch.Generator().manual_seed(given.seed),  # the same on all GPUs
+    )
+    for name, (_, epochs, batch_size, accumulate, _, own_settings) in TASKS.items():
+        optimizer.param_groups[0] |= {**own_settings, "initial_lr": own_settings["lr"]}
+        settings = TrainingArguments(
+            output_dir=str(given.output / name),
+            num_train_epochs=epochs,
+            max_steps=given.max_steps,
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulate,
+            lr_scheduler_type="cosine",
+            warmup_steps=0.03,  # a share of all steps, since transformers 5
+            max_grad_norm=1.0,
+            bf16=torch.cuda.is_available(),
+            use_cpu=not torch.cuda.is_available(),
+            save_strategy="no",
+            report_to=[],
+            seed=given.seed,
+        )
+        collator, rows = DataCollatorForSeq2Seq(tokenizer), data[name]["train"]
+        options = {"optimizers": (optimizer, None), "callbacks": [PosteriorCallback()]}
+        trainer = Trainer(model, settings, collator, rows, **options)
+        trainer.train()
+        losses = {key: trainer.evaluate(rows["test"])["eval_loss"] for key, rows in data.items()}
+        print(f"after {name}: loss {', '.join(f'{k} {loss:.3f}' for k, loss in losses.items())}")
+        if given.score and trainer.is_world_process_zero():
+            print(simple_evaluate(HFLM(model, tokenizer=tokenizer), tasks=given.score)["results"])
+        trainer.save_model()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""GPT-2 small learns one language after the other: the paper's continual pretraining.
+
+    pip install -e '.[language]'
+    python examples/language/pretrain.py --corpus en=english.txt --corpus de=german.txt
+    accelerate launch examples/language/pretrain.py --corpus ...   # several GPUs
+
+A corpus is a text file, a ``.jsonl`` file with ``"text"`` in each line, or the name of a data set
+of the Hub with a column ``text`` (``de=wikimedia/wikipedia:20231101.de``). Defaults are the
+paper's: GPT-2 of 124 million parameters from a random start, without dropout, 20 x 24 sequences of
+1024 tokens a step, 5,000 steps per language. ``--small`` trains a miniature on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset, load_dataset
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import default_data_collator as collator
+
+from covon_avalanche import CoVON
+from covon_avalanche.integrations.huggingface import PosteriorCallback
+
+ESS = (1e10, 1.44e13, 1e15)  # in tokens, per language; the last one for any later ones
+GAMMA = (1e-2, 1e-3, 1e-2)
+HESS_INIT = (1e-3, 1.92e-2)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--corpus", action="append", required=True, metavar="NAME=SOURCE")
+    parser.add_argument("--tokenizer", default="gpt2", help="name or local folder")
+    parser.add_argument("--output", type=Path, default=Path("runs/pretrain"))
+    parser.add_argument("--optimizer", choices=["covon", "adamw"], default="covon")
+    parser.add_argument("--steps", type=int, default=5_000, help="per language")
+    parser.add_argument("--valid", type=int, default=200, help="sequences kept for validation")
+    defaults = {"warmup": 500, "context": 1024, "batch_size": 20, "accumulate": 24, "seed": 0}
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    parser.add_argument("--small", action="store_true", help="2 layers of width 64, for a test")
+    return parser.parse_args()
+
+
+def sequences(source: str, tokenizer: Any, context: int) -> Dataset:
+    """A corpus as token sequences of equal length, without padding."""
+    if Path(source).is_file():
+        kind = "json" if source.endswith((".jsonl", ".json")) else "text"
+        data = load_dataset(kind, data_files=source, split="train")
+    else:
+        name, _, config = source.partition(":")
+        data = load_dataset(name, config or None, split="train")
+
+    def pack(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        texts = [text + tokenizer.eos_token for text in rows["text"]]
+        ids = list(chain.from_iterable(tokenizer(texts)["input_ids"]))
+        cut = [ids[i : i + context] for i in range(0, len(ids) - context + 1, context)]
+        return {"input_ids": cut, "labels": cut}
+
+    return data.map(pack, batched=True, remove_columns=data.column_names)
+
+
+def make_optimizer(model: torch.nn.Module, given: argparse.Namespace) -> torch.optim.Optimizer:
+    """With the paper's settings."""
+    if given.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), 6e-4, (0.9, 0.95), weight_decay=0.1)
+    return CoVON(
+        model.named_parameters(),
+        lr=0.972,
+        betas=(0.9, 0.99995),
+        weight_decay=1e-6,
+        clip_radius=3e-4,
+        ess=ESS[0],
+        hess_init=HESS_INIT[0],
+        hess_approx="reparam",
+        gamma_precision=None,
+        generator=torch.Generator().manual_seed(given.seed),  # the same on all GPUs
+    )
+
+
+def main() -> None:
+    """Train on each corpus in turn, and evaluate on all."""
+    given = arguments()
+    torch.manual_seed(given.seed)
+    tokenizer = AutoTokenizer.from_pretrained(given.tokenizer)
+    if tokenizer.eos_token is None:
+        raise SystemExit(f"the tokenizer {given.tokenizer} has no end token to separate documents")
+    corpora = {}
+    for corpus in given.corpus:
+        name, _, source = corpus.partition("=")
+        rows = sequences(source, tokenizer, given.context)
+        if len(rows) <= given.valid:
+            raise SystemExit(f"{source} has {len(rows)} sequences, --valid {given.valid} takes all")
+        corpora[name] = rows.train_test_split(given.valid, seed=0)
+    size = dict(n_embd=64, n_layer=2, n_head=2) if given.small else {}
+    size |= dict(vocab_size=len(tokenizer), n_positions=given.context)
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
+    config = GPT2Config(use_cache=False, **size, **dropout, **ends)
+    model = GPT2LMHeadModel(config)
+    optimizer = make_optimizer(model, given)
+    for task, (name, parts) in enumerate(corpora.items()):
+        if isinstance(optimizer, CoVON):
+            optimizer.param_groups[0] |= {
+                "lr": 0.972,
+                "ess": ESS[min(task, 2)],
+                "gamma": GAMMA[min(task, 2)],
+                "hess_init": HESS_INIT[min(task, 1)],
+            }
+        elif task > 0:
+            optimizer = make_optimizer(model, given)
+        settings = TrainingArguments(
+            output_dir=str(given.output / name),
+            max_steps=given.steps,
+            per_device_train_batch_size=given.batch_size,
+            gradient_accumulation_steps=given.accumulate,
+            lr_scheduler_type="cosine",
+            warmup_steps=given.warmup,
+            max_grad_norm=1.0,
+            bf16=torch.cuda.is_available(),
+            use_cpu=not torch.cuda.is_available(),
+            report_to=[],
+            seed=given.seed,
+        )
+        trainer = Trainer(
+            model,
+            settings,
+            train_dataset=parts["train"],
+            data_collator=collator,
+            optimizers=(optimizer, None),
+            callbacks=[PosteriorCallback()] if isinstance(optimizer, CoVON) else [],
+        )
+        trainer.train()
+        losses = {k: trainer.evaluate(v["test"])["eval_loss"] for k, v in corpora.items()}
+        found = ", ".join(f"{key} {math.exp(loss):.2f}" for key, loss in losses.items())
+        print(f"after {name}: perplexity {found}")
+        if isinstance(optimizer, CoVON) and trainer.is_world_process_zero():
+            optimizer.posterior().save(given.output / f"{name}.safetensors")
+
+
+if __name__ == "__main__":
+    main()

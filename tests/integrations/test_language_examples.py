@@ -1,0 +1,174 @@
+"""The scripts in examples/language, with a tiny random model and tiny data in their formats."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+transformers = pytest.importorskip("transformers", reason="needs the extra language")
+for extra in ("accelerate", "datasets", "peft"):
+    pytest.importorskip(extra, reason="needs the extra language")
+
+from transformers import (  # noqa: E402
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+)
+
+from covon_avalanche import DiagGaussian  # noqa: E402
+
+EXAMPLES = Path(__file__).parents[2] / "examples/language"
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The folder of a random GPT-2 and a byte-level tokenizer."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    made = ByteLevelBPETokenizer()
+    made.train_from_iterator(["1 + 1 = 2"], 270, special_tokens=["<|end|>"], show_progress=False)
+    options = dict(eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made._tokenizer, **options)
+    tokenizer.save_pretrained(tmp_path / "model")
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=512, n_embd=16, n_layer=1, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+class RecordRates(TrainerCallback):
+    """The largest learning rate of each training."""
+
+    def __init__(self):
+        self.rates = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.rates.append(0.0)
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer, **kwargs):
+        self.rates[-1] = max(self.rates[-1], optimizer.param_groups[0]["lr"])
+
+
+def run(name, monkeypatch, *arguments):
+    """What a script leaves in its namespace, and the learning rates."""
+    record = RecordRates()
+    init = transformers.Trainer.__init__
+
+    def with_record(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self.add_callback(record)
+
+    monkeypatch.setattr(transformers.Trainer, "__init__", with_record)
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return record.rates
+
+
+def write(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return path
+
+
+def reasoning_files(folder):
+    """GSM8K, Code-Alpaca and ARC, twelve rows each."""
+    choices = {"label": ["A", "B"], "text": ["one", "two"]}
+    code = [{"instruction": f"print {i}", "input": "", "output": f"print({i})"} for i in range(12)]
+    (folder / "code.json").write_text(json.dumps(code), encoding="utf-8")
+    return [
+        "--math",
+        write(
+            folder / "math.jsonl",
+            [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(12)],
+        ),
+        "--code",
+        folder / "code.json",
+        "--reasoning",
+        write(
+            folder / "arc.jsonl",
+            [{"question": f"Is it {i}?", "choices": choices, "answerKey": "A"} for i in range(12)],
+        ),
+    ]
+
+
+@pytest.mark.parametrize("lora", [[], ["--lora", 2]])
+def test_finetune(model, lora, monkeypatch, tmp_path, capsys):
+    rates = run(
+        "finetune.py", monkeypatch, "--model", model, *reasoning_files(tmp_path), *lora,
+        "--max-steps", 2, "--valid", 4, "--output", tmp_path / "out",
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    assert [f"after {name}: loss math" in printed for name in ("math", "code", "reasoning")]
+    assert rates == pytest.approx([3e-3, 3e-1, 3e-1])
+    saved = {path.name for path in (tmp_path / "out/reasoning").iterdir()}
+    assert ("adapter_model.safetensors" if lora else "model.safetensors") in saved
+
+
+def test_labels_are_on_the_answers_only(model, tmp_path):
+    module = runpy.run_path(str(EXAMPLES / "finetune.py"))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    files = reasoning_files(tmp_path)[1::2]
+    answers = []
+    for file in files:
+        (row, *_) = module["examples"](str(file), tokenizer, 512)
+        kept = [token for token in row["labels"] if token != -100]
+        assert row["input_ids"][-len(kept) :] == kept
+        answers.append(tokenizer.decode(kept))
+        prompt = tokenizer.decode(row["input_ids"][: -len(kept)])
+    assert answers == [" #### 1<|end|>", " print(0)<|end|>", " A<|end|>"]
+    assert prompt == "Question: Is it 0?\nA. one\nB. two\nAnswer:"
+    assert len(module["examples"](str(files[0]), tokenizer, 5)) == 0  # no answer is left
+
+
+def test_finetune_errors_are_one_sentence(model, monkeypatch, tmp_path):
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    del settings["pad_token"]
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    files = reasoning_files(tmp_path)
+    with pytest.raises(SystemExit, match="has no padding token: pass --pad-token"):
+        run("finetune.py", monkeypatch, "--model", model, *files)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(SystemExit, match=r"--score needs .*: pip install lm_eval"):
+        run(
+            "finetune.py", monkeypatch, "--model", model, *files, "--pad-token", "<|end|>",
+            "--max-steps", 1, "--valid", 4, "--score", "gsm8k",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", ["covon", "adamw"])
+def test_pretrain(model, optimizer, monkeypatch, tmp_path, capsys):
+    write(tmp_path / "en.jsonl", [{"text": "one and one is two. " * 20}] * 12)
+    (tmp_path / "de.txt").write_text("eins und eins ist zwei. " * 20 + "\n" * 3, encoding="utf-8")
+    rates = run(
+        "pretrain.py", monkeypatch, "--corpus", "en=en.jsonl", "--corpus", "de=de.txt", "--small",
+        "--tokenizer", model, "--steps", 4, "--warmup", 2, "--context", 32, "--batch-size", 4,
+        "--accumulate", 2, "--valid", 3, "--optimizer", optimizer, "--output", tmp_path / "out",
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    assert "after en: perplexity en" in printed
+    assert "after de: perplexity en" in printed
+    assert rates == pytest.approx([0.972 if optimizer == "covon" else 6e-4] * 2)
+    posterior = tmp_path / "out/de.safetensors"
+    assert posterior.exists() == (optimizer == "covon")
+    if posterior.exists():
+        assert "transformer.wte.weight" in DiagGaussian.load(posterior).mean
+
+
+def test_a_corpus_without_text_to_train_on_is_one_sentence(model, monkeypatch, tmp_path):
+    (tmp_path / "en.txt").write_text("short\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"en\.txt has 0 sequences, --valid 200 takes all"):
+        run("pretrain.py", monkeypatch, "--corpus", "en=en.txt", "--small", "--tokenizer", model)
+
+
+def test_the_scripts_are_short():
+    for file in EXAMPLES.glob("*.py"):
+        assert len(file.read_text(encoding="utf-8").splitlines()) <= 150, file
