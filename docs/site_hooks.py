@@ -56,8 +56,12 @@ def on_config(config: Any) -> Any:
     """Put the pages of the public modules into the navigation."""
     for section in config["nav"]:
         if "API" in section:
-            section["API"] = [{name: f"api/{page}.md"} for name, page in MODULES.items()]
+            section["API"] = [{_short(name): f"api/{page}.md"} for name, page in MODULES.items()]
     return config
+
+
+def _short(module: str) -> str:
+    return module.removeprefix("covon_avalanche.")
 
 
 def on_files(files: Files, config: Any) -> Files:
