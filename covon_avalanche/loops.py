@@ -44,8 +44,10 @@ class GradientAccumulation:
             own._after_forward(**kwargs)
             own.loss += own.criterion()
             own._before_backward(**kwargs)
-            own.loss = own.loss / min(own.accumulate, n - first)
+            loss = own.loss
+            own.loss = loss / min(own.accumulate, n - first)
             own.backward()
+            own.loss = loss
             own._after_backward(**kwargs)
             if i + 1 == min(first + own.accumulate, n):
                 own._before_update(**kwargs)

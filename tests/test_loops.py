@@ -38,7 +38,7 @@ def test_one_sample_computes_all_mini_batches_of_a_step(make, plugin):
             for step in ([(x[:16], y[:16]), (x[16:32], y[16:32])], [(x[32:], y[32:])]):
                 for group in optimizer.param_groups:
                     if make is make_covon:
-                        group["batch_size"] = 32
+                        group["batch_size"] = sum(len(inputs) for inputs, _ in step)
                 with optimizer.sampled_params():
                     optimizer.zero_grad()
                     for inputs, targets in step:
@@ -68,6 +68,22 @@ def test_accumulated_steps_equal_those_of_large_batches():
             strategy.train(experience, shuffle=False)
         found.append(weights(model))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_that_plugins_see_is_that_of_the_mini_batch():
+    class Watch(SupervisedPlugin):
+        def after_training_iteration(self, strategy, **kwargs):
+            outputs.append(strategy.mb_output.detach())
+            losses.append((strategy.loss.detach(), strategy.mb_y))
+
+    outputs, losses = [], []
+    model = toy_model()
+    strategy = make_naive(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), Watch(), cls=Accumulating
+    )
+    strategy.train(toy_benchmark(1).train_stream[0])
+    for output, (loss, y) in zip(outputs, losses, strict=True):
+        torch.testing.assert_close(loss.sum(), nn.functional.cross_entropy(output, y))
 
 
 def test_autocast_keeps_weights_and_losses_in_float32():

@@ -82,7 +82,8 @@ class FeatureExtractor(nn.Module):
             has_class_token = any(n.endswith(("cls_token", "class_embedding")) for n in self._names)
             return x[:, 0] if has_class_token else x.mean(1)
         if x.dim() == 4:
-            maps = x.flatten(2)
+            channels_last = getattr(self.network, "output_fmt", None) == "NHWC"  # timm's Swin
+            maps = (x.permute(0, 3, 1, 2) if channels_last else x).flatten(2)
             both = self.pool == "mean+max"
             return torch.cat([maps.mean(2), maps.amax(2)], 1) if both else maps.mean(2)
         return x

@@ -92,6 +92,7 @@ def unpack(archive: Path, folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     scratch = Path(mkdtemp(".unpacking", f".{archive.name}.", folder))
+    scratch.chmod(folder.stat().st_mode & 0o777)  # copytree copies the mode
     try:
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(scratch)

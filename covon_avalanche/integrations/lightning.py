@@ -52,6 +52,17 @@ class PosteriorCallback(Callback):
         if sample is not None:
             sample.__exit__(None, None, None)
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Check that no step is in progress.
+
+        :raises ValueError: if validation begins between the micro-batches of a step.
+        """
+        if self._sample is not None:
+            raise ValueError(
+                f"validation begins within a step: val_check_interval must be a multiple of "
+                f"accumulate_grad_batches = {trainer.accumulate_grad_batches}"
+            )
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Drop the sample of a step that was not completed."""
         self._discard(trainer)

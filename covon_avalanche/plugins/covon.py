@@ -77,6 +77,7 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         """How to merge, and what is remembered of earlier tasks."""
         self.ess_per_example = ess_per_example
         self.consolidate_every = consolidate_every
+        self._examples = 0
         self.diagnostics: dict[str, Diagnostics] = {}
         """The optimizer's diagnostics just before the last merge."""
         if ess_per_example is not None:
@@ -108,11 +109,13 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         self.merge.begin_task(strategy.model)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Tell the optimizer the size of the batch, over all processes, and replace the weights by
-        a sample."""
+        """Tell the optimizer the number of examples of the step so far, over all processes, and
+        replace the weights by a sample."""
+        if self._sample is None:  # the first mini-batch of a step
+            self._examples = 0
+        self._examples += len(strategy.mb_y)
         for group in strategy.optimizer.param_groups:
-            several = getattr(strategy, "accumulate", 1) * DistributedHelper.world_size
-            group["batch_size"] = len(strategy.mb_y) * several
+            group["batch_size"] = self._examples * DistributedHelper.world_size
         super().before_forward(strategy, **kwargs)
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:

@@ -84,7 +84,7 @@ class PosteriorPlugin(SupervisedPlugin):
                 f"{type(self).__name__} needs a {self.optimizer_class.__name__} optimizer, "
                 f"got {type(optimizer).__name__}"
             )
-        optimizer.discard_samples()
+        self._discard(strategy)
         owner = next(c for c in type(strategy).__mro__ if "training_epoch" in vars(c))
         if optimizer.mc_samples > 1 and owner is not SGDUpdate:
             raise ValueError(
@@ -165,7 +165,7 @@ class PosteriorPlugin(SupervisedPlugin):
     def before_eval(self, strategy: Any, **kwargs: Any) -> None:
         """Restore the mean if interrupted training left a sample in place."""
         if isinstance(strategy.optimizer, self.optimizer_class):
-            strategy.optimizer.discard_samples()
+            self._discard(strategy)
             if strategy.optimized_param_id is None:  # as in the first ``train``
                 self._remake_optimizer(strategy)
 
@@ -200,6 +200,10 @@ class PosteriorPlugin(SupervisedPlugin):
         temperature = 1.0 if train else self.eval_temperature
         sample = self._sample = strategy.optimizer.sampled_params(train, temperature)
         sample.__enter__()
+
+    def _discard(self, strategy: Any) -> None:
+        self._sample = None
+        strategy.optimizer.discard_samples()
 
     def _close_sample(self) -> None:
         sample, self._sample = self._sample, None

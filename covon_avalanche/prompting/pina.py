@@ -11,20 +11,29 @@ from torch import Tensor, nn
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
 from covon_avalanche.prompting.selectors import NearestCentre
 
+AdapterInit = Literal["xavier", "zeros"]
+
 
 class LinearAdapter(nn.Sequential):
     """``up(down(x))`` without a nonlinearity, with Xavier's weights and zero biases.
 
     :param width: of input and output.
     :param bottleneck: width between ``down`` and ``up``.
+    :param init: ``"zeros"`` sets the weights of ``up`` to zero, so that training starts at the
+        pretrained network.
     """
 
-    def __init__(self, width: int, bottleneck: int = 16) -> None:
+    def __init__(self, width: int, bottleneck: int = 16, init: AdapterInit = "xavier") -> None:
         if bottleneck < 1:
             raise ValueError(f"bottleneck must be >= 1, got {bottleneck}")
-        super().__init__(nn.Linear(width, bottleneck), nn.Linear(bottleneck, width))
+        if init not in ("xavier", "zeros"):
+            raise ValueError(f"adapter_init must be 'xavier' or 'zeros', got {init!r}")
+        down, up = nn.Linear(width, bottleneck), nn.Linear(bottleneck, width)
+        super().__init__(down, up)
         for name, p in self.named_parameters():
             nn.init.zeros_(p) if name.endswith("bias") else nn.init.xavier_uniform_(p)
+        if init == "zeros":
+            nn.init.zeros_(up.weight)
 
 
 class PINA(DomainPrompts):
@@ -42,6 +51,8 @@ class PINA(DomainPrompts):
     :param prompts: tokens per domain.
     :param adapter: where adapters are.
     :param bottleneck: of adapters.
+    :param adapter_init: ``"xavier"`` as published, which perturbs the features at first, or
+        ``"zeros"``, which needs fewer steps.
     :param centres: K-means centres per domain.
     """
 
@@ -53,6 +64,7 @@ class PINA(DomainPrompts):
         prompts: int = 10,
         adapter: Literal["shallow", "deep"] = "deep",
         bottleneck: int = 16,
+        adapter_init: AdapterInit = "xavier",
         centres: int = 5,
     ) -> None:
         if adapter not in ("shallow", "deep"):
@@ -63,7 +75,7 @@ class PINA(DomainPrompts):
         deep = adapter == "deep"
         width, number = (self.vit.width, self.vit.depth) if deep else (self.vit.feature_width, 1)
         self.adapters = nn.ModuleList(
-            nn.ModuleList(LinearAdapter(width, bottleneck) for _ in range(number))
+            nn.ModuleList(LinearAdapter(width, bottleneck, adapter_init) for _ in range(number))
             for _ in range(num_domains - 1)
         )
         """Of each domain but the first."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
 from covon_avalanche.prompting.linear_selectors import LDASelector, MixtureSelector
-from covon_avalanche.prompting.pina import LinearAdapter
+from covon_avalanche.prompting.pina import AdapterInit, LinearAdapter
 from covon_avalanche.prompting.selectors import DomainSelector
 
 _SELECTORS: dict[str, Callable[[int, int], DomainSelector]] = {
@@ -30,6 +30,8 @@ class SOYO(DomainPrompts):
     :param num_domains: number of domains that will be learned.
     :param prompts: tokens per domain.
     :param bottleneck: of adapters.
+    :param adapter_init: ``"xavier"`` as published, which perturbs the features at first, or
+        ``"zeros"``, which needs fewer steps.
     :param selector: ``"mixture"``, SOYO's, or ``"lda"``, in closed form.
     """
 
@@ -40,6 +42,7 @@ class SOYO(DomainPrompts):
         *,
         prompts: int = 10,
         bottleneck: int = 16,
+        adapter_init: AdapterInit = "xavier",
         selector: Literal["mixture", "lda"] = "mixture",
     ) -> None:
         if selector not in _SELECTORS:
@@ -49,7 +52,10 @@ class SOYO(DomainPrompts):
         del self.head
         self.heads = nn.ModuleList(heads)
         self.adapters = nn.ModuleList(
-            nn.ModuleList(LinearAdapter(self.vit.width, bottleneck) for _ in range(self.vit.depth))
+            nn.ModuleList(
+                LinearAdapter(self.vit.width, bottleneck, adapter_init)
+                for _ in range(self.vit.depth)
+            )
             for _ in range(num_domains)
         )
 

@@ -44,6 +44,14 @@ def test_maps_of_a_convolutional_network_are_pooled():
     torch.testing.assert_close(FeatureExtractor(network)(x), maps[-1].mean((2, 3)))
 
 
+def test_maps_with_channels_last_are_pooled_over_positions():
+    torch.manual_seed(0)
+    network = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=2).eval()
+    x = torch.randn(2, 3, 64, 64)
+    maps = network.forward_intermediates(x, indices=1, norm=False, intermediates_only=True)
+    torch.testing.assert_close(FeatureExtractor(network, 1)(x), maps[-1].mean((2, 3)))
+
+
 def test_the_network_is_frozen_and_stays_in_evaluation_mode():
     network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.Linear(6, 2))
     features = FeatureExtractor(network)

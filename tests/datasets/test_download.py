@@ -113,6 +113,14 @@ def test_an_archive_is_unpacked_over_older_files(tmp_path):
     }
 
 
+def test_an_archive_leaves_the_permissions_of_the_folder(tmp_path):
+    target = tmp_path / "data"
+    target.mkdir()
+    target.chmod(0o755)
+    unpack(archive(tmp_path / "a.zip", {"clipart/axe/1.jpg": b"x"}), target)
+    assert target.stat().st_mode & 0o777 == 0o755
+
+
 def test_nothing_is_written_outside_the_folder_and_links_become_files(tmp_path):
     link = zipfile.ZipInfo("a/link")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16

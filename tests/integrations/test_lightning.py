@@ -137,6 +137,10 @@ def test_what_cannot_work_is_one_sentence(linear):
     ):
         with pytest.raises(ValueError, match=sentence):
             fit(Module(linear, make), callbacks=[PosteriorCallback()])
+    sentence = "must be a multiple of accumulate_grad_batches = 2"
+    with pytest.raises(ValueError, match=sentence):
+        options = dict(accumulate_grad_batches=2, val_check_interval=3)
+        fit(Module(linear, make_covon), callbacks=[PosteriorCallback()], **options)
 
 
 def test_an_exception_in_a_batch_leaves_the_mean(linear):

@@ -131,6 +131,22 @@ def test_a_plugin_that_was_interrupted_restores_the_mean_before_anything_else(mc
     assert not same(weights(model), mean)
     strategy.eval(benchmark.test_stream)
     assert same(weights(model), mean)
+    seen = []
+    strategy.plugins.append(Watch(before_forward=lambda s: seen.append(weights(model))))
+    strategy.train(benchmark.train_stream[0])
+    assert not same(seen[0], mean)  # the first step is by a sample, too
+
+
+def test_training_after_an_interrupted_evaluation_with_samples():
+    def interrupt(strategy):
+        raise KeyboardInterrupt
+
+    model, benchmark = toy_model(), toy_benchmark(1)
+    watch = Watch(before_eval_forward=interrupt)
+    strategy = make_naive(model, make_covon(model.parameters()), CoVONPlugin(eval_samples=2), watch)
+    strategy.train(benchmark.train_stream[0])
+    with pytest.raises(KeyboardInterrupt):
+        strategy.eval(benchmark.test_stream)
     strategy.train(benchmark.train_stream[0])
 
 

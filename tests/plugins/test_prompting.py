@@ -1,5 +1,7 @@
 """Prompt methods in Avalanche's training loop."""
 
+import copy
+
 import pytest
 import torch
 from toy_optimizers import make_covon, same, weights
@@ -41,6 +43,11 @@ def test_the_methods_own_loss_is_added():
     (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, y), start)
     torch.testing.assert_close(plain.prompts[0], start - 0.1 * gradient)
     assert logits.shape == (24, CLASSES)
+
+
+def test_a_model_can_be_copied_in_training():
+    model, _ = one_step(PromptPlugin(), WithAuxiliaryLoss)
+    assert same(weights(copy.deepcopy(model)), weights(model))
 
 
 def test_the_common_norm_of_gradients_is_clipped():

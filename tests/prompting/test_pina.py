@@ -5,7 +5,7 @@ import torch
 from toy_domains import changed_by, learn, make_optimizer, some_images
 from toy_vits import toy_clip, toy_images, toy_vit
 
-from covon_avalanche.prompting import PINA
+from covon_avalanche.prompting import PINA, SOYO
 
 
 def trained(adapter, make=toy_vit):
@@ -81,6 +81,17 @@ def test_adapters_begin_with_xaviers_weights_and_zero_biases():
     assert largest == pytest.approx(0.5, rel=0.01)
 
 
+@pytest.mark.parametrize("method", [PINA, SOYO])
+def test_adapters_of_zeros_change_nothing_at_first(method):
+    model, x = method(toy_vit(), 2, adapter_init="zeros"), toy_images(0)[0]
+    with torch.no_grad():
+        adapted = model.vit(x, model.prompts[1], adapters=list(model.adapters[-1]))
+        assert torch.equal(adapted, model.vit(x, model.prompts[1]))
+    learn(model, 0)
+    learn(model, 1)
+    assert all(p.any() for p in model.adapters[-1].parameters())
+
+
 def test_one_domain_and_wrong_settings():
     model = PINA(toy_vit(), 1)
     learn(model, 0)
@@ -89,3 +100,5 @@ def test_one_domain_and_wrong_settings():
         PINA(toy_vit(), 2, adapter="both")
     with pytest.raises(ValueError, match="bottleneck must be >= 1, got 0"):
         PINA(toy_vit(), 2, bottleneck=0)
+    with pytest.raises(ValueError, match="adapter_init must be 'xavier' or 'zeros', got 'ones'"):
+        PINA(toy_vit(), 2, adapter_init="ones")

@@ -20,6 +20,7 @@ class Prompting(WithOptimizer):
 
     tuning: None = None
     tuning_size: None = None
+    backbone_lr_factor: None = None
     max_grad_norm: PositiveFloat | None = None
     """Clips the gradients' common norm."""
 
@@ -63,15 +64,17 @@ class PINA(Prompting):
     """On the final feature, or behind each block."""
     bottleneck: PositiveInt = 16
     """Of adapters."""
+    adapter_init: Literal["xavier", "zeros"] = "xavier"
+    """``"xavier"`` as published; ``"zeros"`` starts at the pretrained network."""
     centres: PositiveInt = 5
     """K-means centres per domain."""
 
-    not_searched = frozenset({"prompts", "adapter", "bottleneck", "centres"})
+    not_searched = frozenset({"prompts", "adapter", "bottleneck", "adapter_init", "centres"})
 
     def make_model(self, network: nn.Module, num_domains: int) -> PromptModel:
         from covon_avalanche.prompting import PINA
 
-        own = self.only("prompts", "adapter", "bottleneck", "centres")
+        own = self.only("prompts", "adapter", "bottleneck", "adapter_init", "centres")
         return PINA(network, num_domains, **own)
 
 
@@ -83,15 +86,18 @@ class SOYO(Prompting):
     """Tokens per domain."""
     bottleneck: PositiveInt = 16
     """Of adapters."""
+    adapter_init: Literal["xavier", "zeros"] = "xavier"
+    """``"xavier"`` as published; ``"zeros"`` starts at the pretrained network."""
     selector: Literal["mixture", "lda"] = "mixture"
     """SOYO's, or linear discriminant analysis."""
 
-    not_searched = frozenset({"prompts", "bottleneck", "selector"})
+    not_searched = frozenset({"prompts", "bottleneck", "adapter_init", "selector"})
 
     def make_model(self, network: nn.Module, num_domains: int) -> PromptModel:
         from covon_avalanche.prompting import SOYO
 
-        return SOYO(network, num_domains, **self.only("prompts", "bottleneck", "selector"))
+        own = self.only("prompts", "bottleneck", "adapter_init", "selector")
+        return SOYO(network, num_domains, **own)
 
 
 class SLiPrompts(Prompting):
