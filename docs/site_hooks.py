@@ -31,17 +31,20 @@ MODULES = {
     "covon_avalanche.posterior.fisher": "fisher",
     "covon_avalanche.merging": "merging",
     "covon_avalanche.plugins": "plugins",
+    "covon_avalanche.plugins.posterior": "plugins_posterior",
     "covon_avalanche.strategies": "strategies",
     "covon_avalanche.loops": "loops",
     "covon_avalanche.integrations.lightning": "lightning",
     "covon_avalanche.integrations.huggingface": "huggingface",
     "covon_avalanche.streams": "streams",
+    "covon_avalanche.streams.image_benchmark": "image_benchmark",
     "covon_avalanche.backbones": "backbones",
     "covon_avalanche.data_loading": "data_loading",
     "covon_avalanche.evaluation": "evaluation",
     "covon_avalanche.closed_form": "closed_form",
     "covon_avalanche.prompting": "prompting",
     "covon_avalanche.experiment.bundle": "bundle",
+    "covon_avalanche.experiment.result": "result",
     "covon_avalanche.report": "report",
 }
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".json": "json"}
@@ -203,6 +206,15 @@ def on_page_content(content: str, **_: Any) -> str:
     return re.sub(r'<(span|div) class="arithmatex">(.*?)</\1>', mathml, content, flags=re.DOTALL)
 
 
+def _table(found: re.Match[str]) -> str:
+    """A simple table of two columns, in Markdown."""
+    width = len(found[1])
+    rows = [
+        f"| {line[:width].strip()} | {line[width:].strip()} |" for line in found[2].splitlines()
+    ]
+    return "\n".join(["| column | |", "|---|---|", *rows])
+
+
 class Docstrings(griffe.Extension):
     """Turns Sphinx's roles and literal blocks into Markdown, and ``Unpack`` into arguments."""
 
@@ -211,7 +223,9 @@ class Docstrings(griffe.Extension):
         if obj.docstring is None:
             return
         text = re.sub(r":[a-z]+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", obj.docstring.value)
-        obj.docstring.value = re.sub(r" ?::$", ":", text, flags=re.MULTILINE)
+        text = re.sub(r" ?::$", ":", text, flags=re.MULTILINE)
+        table = r"^(=+) =+\n(.*?)^=+ =+$"
+        obj.docstring.value = re.sub(table, _table, text, flags=re.MULTILINE | re.DOTALL)
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         """Show the keys of a ``TypedDict`` of the same module as keyword-only arguments."""
