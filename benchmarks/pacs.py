@@ -41,7 +41,7 @@ ORDERS = {
     "fourth": ("art_painting", "photo", "sketch", "cartoon"),
 }
 STORED = {order: RESULTS / f"pacs/{order}.jsonl" for order in ORDERS}
-CLOSED_FORM = ("ncm", "ridge", "ranpac", "layup", "layup-max")
+CLOSED_FORM = ("ncm", "ridge", "ranpac", "layup", "layup-max", "layup-flip")
 TUNED = ("forward", "reverse")
 UNTUNED = ("finetune", "lwf", "covon", "covon-inputs", "joint")  # in the last two orders
 MATRICES = ("lwf", "covon", "covon-inputs")

@@ -20,11 +20,17 @@ class ClosedFormHead(nn.Module):
     num_classes: int
 
     @abstractmethod
-    def update(self, features: Tensor, labels: Tensor) -> None:
+    def begin_domain(self) -> None:
+        """Start a domain; what an interrupted pass has added is dropped."""
+
+    @abstractmethod
+    def update(self, features: Tensor, labels: Tensor, first: int = 0) -> None:
         """Add examples of the current domain.
 
         :param features: of shape (batch, width).
         :param labels: class ids of shape (batch,).
+        :param first: number of the first example within the domain. Views of one image have one
+            number.
         """
 
     @abstractmethod
@@ -38,6 +44,7 @@ class ClosedFormModel(nn.Module):
     :param adapted: parameters of the network that a training loop adapts in the first domain before
         features are taken, such as those of adapters: the first phase of RanPAC. In training mode
         the model then returns the network's own outputs.
+    :param flip: learn from each image and its mirror image, and average the scores of both.
     """
 
     domains: Tensor
@@ -48,9 +55,10 @@ class ClosedFormModel(nn.Module):
         features: FeatureExtractor,
         head: ClosedFormHead,
         adapted: Iterable[nn.Parameter] = (),
+        flip: bool = False,
     ) -> None:
         super().__init__()
-        self.features, self.head = features, head
+        self.features, self.head, self.flip = features, head, flip
         self.register_buffer("domains", torch.zeros((), dtype=torch.long))
         self._adapted = list(adapted)
 
@@ -73,8 +81,11 @@ class ClosedFormModel(nn.Module):
             logits: Tensor = self.features.network(x)
             return logits
         with torch.autocast(x.device.type, enabled=False):
-            scores: Tensor = self.head(self.features(x))
-        return scores
+            scores = [self.head(self.features(view)) for view in self._views(x)]
+        return torch.stack(scores).mean(0)
+
+    def _views(self, x: Tensor) -> list[Tensor]:
+        return [x, x.flip(-1)] if self.flip else [x]
 
     @torch.no_grad()
     def learn(self, batches: Iterable[Sequence[Tensor]]) -> None:
@@ -84,13 +95,15 @@ class ClosedFormModel(nn.Module):
         :raises ValueError: for a domain without examples, or labels that are no class ids.
         """
         self.features.network.requires_grad_(False).eval()
+        self.head.begin_domain()
         examples = 0
         for x, labels, *_ in batches:
             classes = self.head.num_classes
             if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
                 found = sorted({int(y) for y in labels})
                 raise ValueError(f"labels must be between 0 and {classes - 1}, got {found}")
-            self.head.update(self.features(x), labels)
+            for view in self._views(x):
+                self.head.update(self.features(view), labels, examples)
             examples += len(labels)
         if not examples:
             raise ValueError("a domain has no training examples")

@@ -25,13 +25,23 @@ class NearestClassMean(ClosedFormHead):
         self.num_classes = num_classes
         self.register_buffer("sums", torch.zeros(num_classes, width, dtype=torch.float64))
         self.sums: Tensor
+        self._domain: Tensor | None = None  # sums of the current domain
 
-    def update(self, features: Tensor, labels: Tensor) -> None:
+    def begin_domain(self) -> None:
         """See :class:`ClosedFormHead`."""
-        self.sums.index_add_(0, labels, features.to(self.sums.dtype))
+        self._domain = torch.zeros_like(self.sums)
+
+    def update(self, features: Tensor, labels: Tensor, first: int = 0) -> None:
+        """See :class:`ClosedFormHead`."""
+        if self._domain is None:
+            self.begin_domain()
+        self._domain.index_add_(0, labels, features.to(self.sums.dtype))
 
     def end_domain(self) -> None:
-        """The direction of a mean is that of the sum: nothing to compute."""
+        """Add the domain's sums, whose direction is that of the means."""
+        if self._domain is not None:
+            self.sums += self._domain
+        self._domain = None
 
     def forward(self, features: Tensor) -> Tensor:
         """Cosine similarities of shape (batch, classes)."""

@@ -23,6 +23,9 @@ class RidgeClassifier(ClosedFormHead):
     regression, whatever the order of the domains. The ridge is chosen in each domain: by
     regressions on four fifths of its examples alone, validated on every fifth.
 
+    With ``standardize`` features are centred and divided by their standard deviation over all
+    domains, and an intercept is fitted that the ridge leaves alone. Both follow from the sums.
+
     With ``projection`` the features are ``relu(f P)`` with a fixed random matrix ``P`` of standard
     normals: RanPAC (McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for
     Continual Learning", NeurIPS 2023, without its first-domain adapter). Features of several
@@ -32,6 +35,7 @@ class RidgeClassifier(ClosedFormHead):
     :param width: of the features.
     :param num_classes: number of classes, shared by all domains.
     :param projection: number ``M`` of random features; ``None`` for the features themselves.
+    :param standardize: centre and scale the features.
     :param ridges: to choose from.
     :param select: choose the ridge with the least squared error (``"mse"``, RanPAC) or the highest
         ``"accuracy"`` (LayUP); of equal ones the largest.
@@ -47,6 +51,7 @@ class RidgeClassifier(ClosedFormHead):
         num_classes: int,
         *,
         projection: int | None = None,
+        standardize: bool = False,
         ridges: Sequence[float] = RANPAC_RIDGES,
         select: Literal["mse", "accuracy"] = "mse",
         seed: int = 0,
@@ -59,10 +64,11 @@ class RidgeClassifier(ClosedFormHead):
         if select not in ("mse", "accuracy"):
             raise ValueError(f"select must be 'mse' or 'accuracy', got {select!r}")
         self.num_classes, self.select, self.ridges = num_classes, select, sorted(ridges)
+        self.standardize = standardize
         generator = torch.Generator().manual_seed(seed)
         random = None if projection is None else torch.randn(width, projection, generator=generator)
         self.register_buffer("random", random)
-        entries = projection or width
+        entries = (projection or width) + standardize  # of the intercept, the constant 1
         try:
             gram = torch.zeros(entries, entries, dtype=torch.float64)
         except RuntimeError as error:
@@ -81,16 +87,18 @@ class RidgeClassifier(ClosedFormHead):
         """The ridge of each domain."""
         self._domain: tuple[Tensor, Tensor] | None = None  # G and Q of the current domain
         self._held_out: list[tuple[Tensor, Tensor]] = []
-        self._examples = 0
 
-    def update(self, features: Tensor, labels: Tensor) -> None:
+    def begin_domain(self) -> None:
+        """See :class:`ClosedFormHead`."""
+        self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
+        self._held_out = []
+
+    def update(self, features: Tensor, labels: Tensor, first: int = 0) -> None:
         """See :class:`ClosedFormHead`."""
         if self._domain is None:
-            self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
-            self._held_out, self._examples = [], 0
-        numbers = self._examples + torch.arange(len(labels), device=labels.device)
+            self.begin_domain()
+        numbers = first + torch.arange(len(labels), device=labels.device)
         held_out = numbers % _HELD_OUT == _HELD_OUT - 1
-        self._examples += len(labels)
         self._held_out.append((features[held_out], labels[held_out]))
         self._add(self._domain, features[~held_out], labels[~held_out])
 
@@ -109,7 +117,7 @@ class RidgeClassifier(ClosedFormHead):
         self.targets += self._domain[1]
         for features, labels in self._held_out:
             self._add((self.gram, self.targets), features, labels)
-        self.weight = _solve(self.gram, self.targets, ridge).to(self.weight.dtype)
+        self.weight = self._solve(self.gram, self.targets, ridge).to(self.weight.dtype)
         self.chosen.append(ridge)
         self._domain, self._held_out = None, []
 
@@ -121,7 +129,7 @@ class RidgeClassifier(ClosedFormHead):
         wanted = F.one_hot(labels, self.num_classes).double()
         best, best_score = self.ridges[-1], -float("inf")
         for ridge in reversed(self.ridges):
-            scores = h @ _solve(gram, targets, ridge)
+            scores = h @ self._solve(gram, targets, ridge)
             if self.select == "mse":
                 score = -(scores - wanted).square().mean().item()
             else:
@@ -131,7 +139,20 @@ class RidgeClassifier(ClosedFormHead):
         return best
 
     def _projected(self, features: Tensor) -> Tensor:
-        return features if self.random is None else (features @ self.random).relu()
+        h = features if self.random is None else (features @ self.random).relu()
+        return torch.cat([h, torch.ones_like(h[:, :1])], 1) if self.standardize else h
+
+    def _solve(self, gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
+        """The weights, of shape (width, classes); those of the intercept come last."""
+        if not self.standardize:
+            return _solve(gram, targets, ridge)
+        n, mean = gram[-1, -1], gram[:-1, -1] / gram[-1, -1]
+        covariance = gram[:-1, :-1] / n - mean.outer(mean)
+        variance = covariance.diagonal().clone()
+        scale = torch.where(variance > 1e-12 * (mean**2 + 1), variance.sqrt(), 1.0)
+        right = (targets[:-1] - mean.outer(targets[-1])) / scale[:, None]
+        weight = _solve(n * covariance / scale.outer(scale), right, ridge) / scale[:, None]
+        return torch.cat([weight, targets[-1:] / n - mean @ weight])
 
     def forward(self, features: Tensor) -> Tensor:
         """Regressed one-hot labels, of shape (batch, classes)."""

@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import nn
 from toy_vits import toy_image_benchmark, toy_vit
 from toys import Watch, columns, make_naive
 
-from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
+from covon_avalanche.closed_form import (
+    ClosedFormModel,
+    FeatureExtractor,
+    NearestClassMean,
+    RidgeClassifier,
+)
 from covon_avalanche.plugins import ClosedFormPlugin
 from covon_avalanche.prompting import TunedViT
 
@@ -25,8 +33,9 @@ def domain(seed, examples=60, width=8, classes=3):
 def learned(domains, batch=16, **options):
     head = RidgeClassifier(8, 3, **options)
     for features, labels in domains:
-        for x, y in zip(features.split(batch), labels.split(batch), strict=True):
-            head.update(x, y)
+        for first in range(0, len(labels), batch):
+            part = slice(first, first + batch)
+            head.update(features[part], labels[part], first)
         head.end_domain()
     return head
 
@@ -47,6 +56,76 @@ def test_it_is_the_ridge_regression_on_all_domains_in_any_order(projection):
         scores = head(domains[0][0]).numpy()
         expected = ridge.predict(features[:60].double().numpy())
         np.testing.assert_allclose(scores, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("projection", [None, 20])
+def test_standardised_features_and_intercept_are_those_of_all_domains(projection):
+    domains = [domain(seed) for seed in range(3)]
+    for features, _ in domains:
+        features[:, 2] = 5.0  # constant
+        features[:, 3] *= 1e3
+    head = learned(domains, ridges=[7.0], projection=projection, standardize=True)
+    features = torch.cat([f for f, _ in domains])
+    labels = torch.cat([y for _, y in domains])
+    if projection:
+        random = torch.randn(8, 20, generator=torch.Generator().manual_seed(0))
+        features = (features @ random).relu()
+    ridge = make_pipeline(StandardScaler(), Ridge(alpha=7.0, solver="cholesky"))
+    ridge.fit(features.double().numpy(), np.eye(3)[labels.numpy()])
+    scores = head(domains[0][0]).numpy()
+    expected = ridge.predict(features[:60].double().numpy())
+    np.testing.assert_allclose(scores, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_mirror_images_are_more_examples_of_the_same_number():
+    torch.manual_seed(0)
+    images, labels = torch.randn(40, 1, 2, 4), torch.arange(40) % 3
+    model = ClosedFormModel(
+        FeatureExtractor(nn.Sequential(nn.Flatten(), nn.Linear(8, 3))),
+        RidgeClassifier(8, 3, ridges=[0.5, 1e9]),
+        flip=True,
+    )
+    model.learn([(images[:13], labels[:13]), (images[13:], labels[13:])])
+    head = model.head
+    both = torch.cat([images, images.flip(-1)]).flatten(1).double()
+    y = torch.eye(3, dtype=torch.float64)[torch.cat([labels, labels])]
+    torch.testing.assert_close(head.gram, both.T @ both)
+    torch.testing.assert_close(head.targets, both.T @ y)
+    w = torch.linalg.solve(both.T @ both + head.chosen[0] * torch.eye(8), both.T @ y)
+    expected = (images.flatten(1).double() + images.flip(-1).flatten(1)) / 2 @ w
+    torch.testing.assert_close(model.eval()(images), expected.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_and_its_mirror_image_are_held_out_together():
+    """Else the ridge would be chosen on images that were learned."""
+    head = RidgeClassifier(8, 3)
+    features, labels = domain(0)
+    head.begin_domain()
+    for view in (features, features.flip(1)):
+        head.update(view, labels, first=3)
+    (held, _), (mirrored, _) = head._held_out
+    assert torch.equal(held, features[1::5])
+    assert torch.equal(mirrored, features.flip(1)[1::5])
+
+
+@pytest.mark.parametrize("make", [RidgeClassifier, NearestClassMean])
+def test_an_interrupted_pass_leaves_nothing(make):
+    features, labels = domain(0)
+    models = [
+        ClosedFormModel(FeatureExtractor(nn.Sequential(nn.Linear(8, 3))), make(8, 3))
+        for _ in range(2)
+    ]
+
+    def interrupted():
+        yield features[:20], labels[:20]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        models[0].learn(interrupted())
+    for model in models:
+        model.learn([(features, labels)])
+    one, other = (model.head.state_dict() for model in models)
+    assert all(torch.equal(one[k], other[k]) for k in one if one[k] is not None)
 
 
 @pytest.mark.parametrize("select", ["mse", "accuracy"])

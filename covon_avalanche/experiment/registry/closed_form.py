@@ -25,6 +25,8 @@ class ClosedForm(StrategySettings):
     """Features of the network's last blocks, concatenated; ``None``: the last layer's input."""
     pool: Literal["mean", "mean+max"] = "mean"
     """How feature maps are pooled."""
+    flip: bool | None = None
+    """Learn from each image and its mirror image, and average their scores."""
 
     class_path = "covon_avalanche.plugins:ClosedFormPlugin"
     has_probabilities = False
@@ -35,7 +37,8 @@ class ClosedForm(StrategySettings):
         from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor
 
         features = FeatureExtractor(network, self.blocks, self.pool)
-        return ClosedFormModel(features, self.make_head(features(x).shape[1], num_classes))
+        head = self.make_head(features(x).shape[1], num_classes)
+        return ClosedFormModel(features, head, flip=bool(self.flip))
 
     @abstractmethod
     def make_head(self, width: int, num_classes: int) -> ClosedFormHead:
@@ -59,6 +62,8 @@ class Ridge(ClosedForm):
     kind: Literal["ridge"]
     projection: PositiveInt | None = None
     """Number of random features; ``None``: the features themselves."""
+    standardize: bool | None = None
+    """Centre and scale the features, and fit an intercept."""
     select: Literal["mse", "accuracy"] = "mse"
     """What decides the ridge, on a fifth of each domain's training images."""
 
@@ -71,6 +76,7 @@ class Ridge(ClosedForm):
             width,
             num_classes,
             projection=self.projection,
+            standardize=bool(self.standardize),
             select=self.select,
             seed=int(torch.randint(2**31, ())),  # decided by the run's seed
         )
@@ -99,7 +105,7 @@ class RanPAC(Ridge):
         adapted = TunedViT(network, "adapter", bottleneck=self.adapter, cosine=True)
         features = FeatureExtractor(adapted)
         head = self.make_head(features(x).shape[1], num_classes)
-        return ClosedFormModel(features, head, adapted.tuned_parameters())
+        return ClosedFormModel(features, head, adapted.tuned_parameters(), bool(self.flip))
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """Of the first domain's adapter, as RanPAC's authors train it."""
