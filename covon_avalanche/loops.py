@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class GradientAccumulation:
-    """Mixin: each step is by the gradients of several mini-batches, averaged::
+    """Mixin: averages the gradients of several mini-batches in each optimizer step::
 
         class Accumulating(GradientAccumulation, Naive):
             accumulate = 4
@@ -71,7 +71,7 @@ class Autocast:
 
 
 class GradientClipping:
-    """Mixin: the gradients' common norm is at most ``max_grad_norm`` in each step."""
+    """Mixin: clips the global norm of the gradients to ``max_grad_norm`` in each step."""
 
     max_grad_norm: float = 1.0
 

@@ -50,6 +50,22 @@ def test_one_sample_computes_all_mini_batches_of_a_step(make, plugin):
     assert same(weights(model), weights(plain))
 
 
+def test_merges_are_counted_in_steps():
+    """Three mini-batches are two steps, in each of two epochs."""
+
+    class Steps(SupervisedPlugin):
+        def after_update(self, strategy, **kwargs):
+            merged.append(strategy.optimizer.prior().precision["2.bias"].sum().item())
+
+    merged = []
+    model = toy_model()
+    optimizer = make_covon(model.named_parameters())
+    plugin = CoVONPlugin(consolidate_every=3)
+    strategy = make_naive(model, optimizer, plugin, Steps(), cls=Accumulating)
+    strategy.train(toy_benchmark(1).train_stream[0])
+    assert merged[0] == merged[1] != merged[2] == merged[3]
+
+
 class Decay(SupervisedPlugin):
     """A penalty that counts once in the average over mini-batches."""
 

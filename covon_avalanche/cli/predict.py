@@ -22,7 +22,8 @@ def predict(
     """Classify images with a trained model.
 
     Entropy, in nats, is 0 where the model is certain. Mutual information is the part of it that
-    is due to uncertain weights; it needs --samples.
+    is due to uncertain weights; it needs --samples. Classifiers in closed form have no
+    probabilities.
     """
     import pandas as pd
     import torch
@@ -47,13 +48,15 @@ def predict(
         fail(str(error))
     p, entropy, information = map(torch.cat, zip(*parts, strict=True))
     table = pd.DataFrame(p.numpy(), columns=pd.Index(loaded.class_names))
-    uncertainty = {"entropy": entropy.numpy()}
+    uncertainty = {"entropy": entropy.numpy()} if loaded.has_probabilities else {}
     if samples:
         uncertainty["mutual_information"] = information.numpy()
     first = {"image": list(map(str, files)), "class": table.idxmax(axis=1)}
     if csv:
-        whole = pd.concat([pd.DataFrame(first | uncertainty), table], axis=1)
+        known = [table] if loaded.has_probabilities else []
+        whole = pd.concat([pd.DataFrame(first | uncertainty), *known], axis=1)
         typer.echo(csv_text(whole), nl=False)
     else:
-        short = pd.DataFrame({**first, "probability": p.amax(1).numpy(), **uncertainty})
+        most = {"probability": p.amax(1).numpy()} if loaded.has_probabilities else {}
+        short = pd.DataFrame({**first, **most, **uncertainty})
         typer.echo(short.to_string(index=False, float_format="{:.3f}".format))

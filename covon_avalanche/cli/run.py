@@ -68,7 +68,7 @@ def run(
         bool, typer.Option("--tensorboard", help="Log for TensorBoard in the runs' folders.")
     ] = False,
     bundle: Annotated[
-        bool, typer.Option("--bundle", help="Save the models, for `covon predict`.")
+        bool, typer.Option("--bundle", help="Save the models of new runs, for `covon predict`.")
     ] = False,
     wandb: Annotated[
         str | None, typer.Option(metavar="PROJECT", help="Log to this project of W&B.")
@@ -108,6 +108,8 @@ def run(
         wandb=wandb,
         mlflow=mlflow,
     )
+    if bundle and (without := [k for k, s in chosen.strategies.items() if s.kind == "icarl"]):
+        fail(f"--bundle cannot save {without[0]}: iCaRL predicts with its stored examples")
     folder = out or Path("runs") / chosen.name
     specs = specs_of(chosen)
     missing = missing_sentence(chosen, dataset_root)

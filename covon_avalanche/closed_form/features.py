@@ -94,9 +94,9 @@ class FeatureExtractor(nn.Module):
 
 
 def blocks_of(network: nn.Module) -> list[str]:
-    """Names of a network's blocks in order of definition: the outermost modules of kinds that
-    occur at least twice and have parts of their own, such as a ViT's transformer blocks,
-    SqueezeNet's Fire modules or the residual blocks of a ResNet."""
+    """Names of a network's blocks in order of definition: the outermost submodules with children
+    whose class occurs at least twice, such as a ViT's transformer blocks, SqueezeNet's Fire modules
+    or the residual blocks of a ResNet."""
     candidates = {
         name: module
         for name, module in network.named_modules()

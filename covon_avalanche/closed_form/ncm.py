@@ -29,12 +29,12 @@ class NearestClassMean(ClosedFormHead):
 
     def begin_domain(self) -> None:
         """See :class:`ClosedFormHead`."""
-        self._domain = torch.zeros_like(self.sums)
+        self._domain = None
 
     def update(self, features: Tensor, labels: Tensor, first: int = 0) -> None:
         """See :class:`ClosedFormHead`."""
         if self._domain is None:
-            self.begin_domain()
+            self._domain = torch.zeros_like(self.sums)
         self._domain.index_add_(0, labels, features.to(self.sums.dtype))
 
     def end_domain(self) -> None:

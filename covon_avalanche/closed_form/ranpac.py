@@ -12,6 +12,7 @@ from torch import Tensor
 from covon_avalanche.closed_form.model import ClosedFormHead
 
 RANPAC_RIDGES = tuple(10.0**k for k in range(-8, 9))
+STANDARDIZED_RIDGES = tuple(10.0**k for k in range(-1, 6))
 _HELD_OUT = 5  # every fifth example chooses the ridge
 
 
@@ -30,13 +31,13 @@ class RidgeClassifier(ClosedFormHead):
     normals: RanPAC (McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for
     Continual Learning", NeurIPS 2023, without its first-domain adapter). Features of several
     blocks without projection, and the ridge chosen by accuracy, are LayUP (see
-    :class:`FeatureExtractor`).
+    :class:`FeatureExtractor`), whose authors choose the ridge by four-fold cross-validation.
 
     :param width: of the features.
     :param num_classes: number of classes, shared by all domains.
     :param projection: number ``M`` of random features; ``None`` for the features themselves.
     :param standardize: centre and scale the features.
-    :param ridges: to choose from.
+    :param ridges: to choose from; by default 1e-8 to 1e8, or 0.1 to 1e5 for standardised features.
     :param select: choose the ridge with the least squared error (``"mse"``, RanPAC) or the highest
         ``"accuracy"`` (LayUP); of equal ones the largest.
     :param seed: of the projection.
@@ -52,13 +53,15 @@ class RidgeClassifier(ClosedFormHead):
         *,
         projection: int | None = None,
         standardize: bool = False,
-        ridges: Sequence[float] = RANPAC_RIDGES,
+        ridges: Sequence[float] | None = None,
         select: Literal["mse", "accuracy"] = "mse",
         seed: int = 0,
     ) -> None:
         super().__init__()
         if projection is not None and projection < 1:
             raise ValueError(f"projection must be >= 1, got {projection}")
+        if ridges is None:
+            ridges = STANDARDIZED_RIDGES if standardize else RANPAC_RIDGES
         if not ridges or min(ridges) <= 0:
             raise ValueError(f"ridges must be positive numbers, got {list(ridges)}")
         if select not in ("mse", "accuracy"):
@@ -90,13 +93,12 @@ class RidgeClassifier(ClosedFormHead):
 
     def begin_domain(self) -> None:
         """See :class:`ClosedFormHead`."""
-        self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
-        self._held_out = []
+        self._domain, self._held_out = None, []
 
     def update(self, features: Tensor, labels: Tensor, first: int = 0) -> None:
         """See :class:`ClosedFormHead`."""
         if self._domain is None:
-            self.begin_domain()
+            self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
         numbers = first + torch.arange(len(labels), device=labels.device)
         held_out = numbers % _HELD_OUT == _HELD_OUT - 1
         self._held_out.append((features[held_out], labels[held_out]))

@@ -73,6 +73,11 @@ class Bundle:
         return self.info.class_names
 
     @property
+    def has_probabilities(self) -> bool:
+        """Whether the softmax of the model's outputs means anything: not in closed form."""
+        return self.info.strategy is None or self.info.strategy.has_probabilities
+
+    @property
     def transform(self) -> Callable[[Any], Tensor]:
         """From a PIL image to the model's input.
 
@@ -95,7 +100,7 @@ class Bundle:
         temperature: float | None = None,
         seed: int = 0,
     ) -> Prediction:
-        """Predict a batch.
+        """Predict a batch. Without :attr:`has_probabilities` only the order of the classes counts.
 
         :param x: of shape (batch, ...), on the model's device.
         :param samples: average the probabilities over this many samples of the posterior; 0
@@ -108,7 +113,7 @@ class Bundle:
             draws = [self.model(x)]
         else:
             draws = self._draws(x, samples, temperature or self.info.eval_temperature, seed)
-        p = torch.stack(draws).double().softmax(-1)
+        p = torch.stack(draws).cpu().double().softmax(-1)
         mean = p.mean(0)
         total = _entropy(mean)
         return Prediction(mean, total, (total - _entropy(p).mean(0)).clamp(min=0))
@@ -119,11 +124,11 @@ class Bundle:
             raise ValueError(
                 "this model has no posterior to draw samples of: only CoVON and VCL have one"
             )
-        device = next(iter(self.posterior.mean.values())).device
-        generator = torch.Generator(device).manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         draws = []
         for _ in range(samples):
-            theta = self.posterior.sample(generator, temperature)
+            drawn = self.posterior.sample(generator, temperature)
+            theta = {name: value.to(x.device) for name, value in drawn.items()}
             draws.append(torch.func.functional_call(self.model, theta, (x,)))
         return draws
 
@@ -164,7 +169,15 @@ def save_bundle(
 def write_bundle(
     folder: Path, info: BundleInfo, model: nn.Module, posterior: DiagGaussian | None
 ) -> None:
-    """The files of a bundle; ``bundle.json`` comes last."""
+    """The files of a bundle; ``bundle.json`` comes last.
+
+    :raises ValueError: for a posterior of other parameters.
+    """
+    if posterior is not None and (unknown := _unknown_names(posterior, model)):
+        raise ValueError(
+            f"the posterior has parameters that the model lacks: {unknown}; pass "
+            "optimizer.posterior(model.named_parameters())"
+        )
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
     with atomic_replace(folder / _WEIGHTS) as part:
         save_file(tensors, part)
@@ -177,7 +190,8 @@ def write_bundle(
 
 
 def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Bundle:
-    """Load what :func:`save_bundle` or ``covon run --bundle`` wrote; no code of it is run.
+    """Load what :func:`save_bundle` or ``covon run --bundle`` wrote. No code from the bundle is
+    executed.
 
     :param model: gets the weights; needed if the bundle does not name a network of this package.
     :return: a :class:`Bundle` on the CPU, with the model in evaluation mode.
@@ -194,12 +208,13 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
         raise ValueError(f"{folder / _WEIGHTS} does not fit the model: {what}") from error
     file = folder / _POSTERIOR
     posterior = DiagGaussian.load(file) if file.exists() else None
-    unknown = (
-        set() if posterior is None else set(posterior.mean) - dict(model.named_parameters()).keys()
-    )
-    if unknown:
-        raise ValueError(f"{file} has parameters that the model lacks: {sorted(unknown)}")
+    if posterior is not None and (unknown := _unknown_names(posterior, model)):
+        raise ValueError(f"{file} has parameters that the model lacks: {unknown}")
     return Bundle(info, model, posterior)
+
+
+def _unknown_names(posterior: DiagGaussian, model: nn.Module) -> list[str]:
+    return sorted(set(posterior.mean) - dict(model.named_parameters()).keys())
 
 
 def _read_info(folder: Path) -> BundleInfo:
@@ -208,7 +223,7 @@ def _read_info(folder: Path) -> BundleInfo:
         return BundleInfo.model_validate_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(
-            f"{folder} is no bundle: {_INFO} cannot be read: {error.strerror}"
+            f"{folder} is not a bundle: {_INFO} cannot be read: {error.strerror}"
         ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not a bundle's: it is not text") from error

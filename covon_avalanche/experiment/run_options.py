@@ -19,7 +19,7 @@ class RunOptions:
     tensorboard: bool = False
     """Log for TensorBoard in the run's folder."""
     bundle: bool = False
-    """Save the trained model in the run's folder, for prediction."""
+    """Save the trained model in the run's folder, for prediction; not of runs that are finished."""
     wandb: str | None = None
     """Log to this project of Weights & Biases."""
     mlflow: str | None = None

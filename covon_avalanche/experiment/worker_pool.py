@@ -49,7 +49,7 @@ class WorkerPool:
         self.workers: list[tuple[BaseProcess, Connection]] = []
 
     def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
-        """As that of an executor."""
+        """Like ``Executor.submit``."""
         return self._threads.submit(self._call, function, *arguments)
 
     def _call(self, function: Callable[..., _T], *arguments: Any) -> _T:
@@ -134,6 +134,8 @@ def _work(pipe: Connection, on_terminate: _Handler) -> None:
 
 
 def _start_worker(on_terminate: _Handler) -> None:
+    for library in ("OMP", "OPENBLAS", "MKL"):  # of scikit-learn, which is imported later
+        os.environ[f"{library}_NUM_THREADS"] = "1"
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_after, args=(parent,), daemon=True).start()

@@ -23,9 +23,9 @@ class FisherMerge(MergeRule):
         m1 = (F0 m0 + F m) / (F0 + F),    F0 ← F0 + F
 
     with the exact empirical Fisher information ``F`` of each task at the weights that the task has
-    left, in loss²/weight² per example, so that every task counts alike whatever its size. Weights
-    whose Fisher information has been zero in all tasks, such as those of classes that are new,
-    keep their new values. Matena and Raffel, "Merging Models with Fisher-Weighted Averaging"
+    left, in loss²/weight² per example, so that every task has equal weight regardless of its size.
+    Weights whose Fisher information has been zero in all tasks, such as those of classes that are
+    new, keep their new values. Matena and Raffel, "Merging Models with Fisher-Weighted Averaging"
     (NeurIPS 2022); written from the paper.
     """
 

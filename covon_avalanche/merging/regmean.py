@@ -24,8 +24,9 @@ class RegMean(MergeRule):
 
     Let a layer have the weights ``W0`` before the task and ``W`` after it. With its inputs ``x``
     (1 appended for a bias) and ``A = sum x xᵀ`` over a task's data, other weights ``V`` change
-    the layer's outputs by ``trace((V - W) A (V - W)ᵀ)`` in sum of squares. The weights with the
-    least change over the earlier tasks (``A0``, ``W0``) and the new one (``A``, ``W``) are ::
+    the layer's outputs by ``trace((V - W) A (V - W)ᵀ)`` in sum of squares. The weights that
+    minimise the total change over the earlier tasks (``A0``, ``W0``) and the new one (``A``, ``W``)
+    are ::
 
         W0 + (W - W0) A (A0 + A)⁻¹,    A0 ← A0 + A
 

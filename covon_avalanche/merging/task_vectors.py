@@ -22,11 +22,10 @@ class TaskVectorRule(MergeRule):
         m1 = θ0 + coefficient * combined(d of all tasks)
 
     ``θ0`` are the weights at the beginning of the first task, or when a parameter or an output was
-    added. Between tasks the model has the merged weights; training does not go on from them:
-    :meth:`begin_task`, which the plugins call, puts the start of training in place.
+    added. Between tasks the model has the merged weights. Training does not continue from them:
+    :meth:`begin_task`, called by the plugins, resets the model to the rule's starting weights.
 
-    With CoVON the merged weights are the mean of the posterior and of the next prior, as with any
-    rule, and only the first step of a task is at the start of training.
+    With CoVON ``start`` only sets the initial weights: the prior stays centred at the merged ones.
     """
 
     needs_before = False

@@ -77,7 +77,7 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         """How to merge, and what is remembered of earlier tasks."""
         self.ess_per_example = ess_per_example
         self.consolidate_every = consolidate_every
-        self._examples = 0
+        self._examples = self._steps = 0
         self.diagnostics: dict[str, Diagnostics] = {}
         """The optimizer's diagnostics just before the last merge."""
         if ess_per_example is not None:
@@ -120,8 +120,8 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """With ``consolidate_every``: merge if it is time."""
-        steps = strategy.clock.train_iterations + 1
-        if self.consolidate_every is not None and steps % self.consolidate_every == 0:
+        self._steps += 1
+        if self.consolidate_every is not None and self._steps % self.consolidate_every == 0:
             self._consolidate(strategy)
 
     def _consolidate(self, strategy: Any) -> None:

@@ -62,7 +62,7 @@ class PosteriorPlugin(SupervisedPlugin):
             with the mean weights.
         :param eval_temperature: factor of the posterior's variance in these predictions. With an
             ``ess`` far above the number of examples the posterior is too narrow to be uncertain
-            about anything; take the one with the lowest log loss on validation images.
+            about anything. Choose the temperature with the lowest log loss on validation images.
         """
         super().__init__()
         check_schedule(schedule, self.scheduled)

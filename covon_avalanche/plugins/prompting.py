@@ -51,7 +51,6 @@ class PromptPlugin(SupervisedPlugin):
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the method's own loss, such as that of keys."""
         strategy.loss = strategy.loss + strategy.model.auxiliary_loss
-        strategy.model.auxiliary_loss = 0.0  # a model with a graph cannot be copied
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Clip gradients."""

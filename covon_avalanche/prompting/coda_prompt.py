@@ -24,9 +24,9 @@ class CODAPrompt(PromptModel):
 
     over the components of all domains that have begun. Each domain trains its own, ``pool //
     num_domains`` per layer; earlier ones are frozen. At the start of a domain its components, keys
-    and attention vectors are made orthonormal and orthogonal to those of earlier domains. There is
-    no penalty of orthogonality, whose weight is 0 in the authors' settings. The head is shared, and
-    classes are never masked (the authors mask those of earlier tasks in training).
+    and attention vectors are made orthonormal and orthogonal to those of earlier domains. The
+    orthogonality penalty is omitted; its weight is 0 in the authors' settings. The head is shared,
+    and classes are never masked (the authors mask those of earlier tasks in training).
 
     :param network: see :class:`PromptModel`.
     :param num_domains: number of domains that will be learned.

@@ -15,7 +15,7 @@ AdapterInit = Literal["xavier", "zeros"]
 
 
 class LinearAdapter(nn.Sequential):
-    """``up(down(x))`` without a nonlinearity, with Xavier's weights and zero biases.
+    """``up(down(x))`` without a nonlinearity, with Xavier-initialised weights and zero biases.
 
     :param width: of input and output.
     :param bottleneck: width between ``down`` and ``up``.

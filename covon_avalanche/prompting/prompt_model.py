@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,9 @@ class PromptModel(nn.Module):
         self.register_buffer("domains", torch.zeros((), dtype=torch.long))
         self.auxiliary_loss: Tensor | float = 0.0
         """Of the last forward pass in training; to be added to the loss."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "auxiliary_loss": 0.0}  # its graph cannot be copied
 
     @property
     def domain(self) -> int:

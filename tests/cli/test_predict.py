@@ -58,7 +58,7 @@ def test_what_cannot_be_predicted_is_one_sentence(bundle, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.png").write_text("no image")
     for arguments, sentence in (
-        ((tmp_path, bundle / "images"), "is no bundle: bundle.json cannot be read"),
+        ((tmp_path, bundle / "images"), "is not a bundle: bundle.json cannot be read"),
         ((bundle, tmp_path / "empty"), "there are no images in"),
         ((bundle, tmp_path / "text.png"), "text.png cannot be decoded"),
         ((bundle, tmp_path / "absent.png"), "absent.png cannot be decoded"),

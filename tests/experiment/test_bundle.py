@@ -32,6 +32,7 @@ def test_the_bundle_of_a_run_predicts_what_the_run_measured(name, tmp_path):
 
     result, path = trained(tmp_path, name)
     bundle = load_bundle(path)
+    assert bundle.has_probabilities == (name != "ranpac")
     assert bundle.class_names == [str(digit) for digit in range(10)]
     assert bundle.info.run["average_accuracy"] == result.average_accuracy
     recipe = small_recipe({name: STRATEGIES[name]}, epochs=1, stream=FEW)
@@ -132,8 +133,18 @@ def test_the_temperature_of_a_run_is_the_best_on_validation_images(tmp_path):
         run_in_folder(recipe, "covon", 0, tmp_path / "d")
 
 
+def test_a_posterior_of_unnamed_parameters_is_refused_before_it_is_too_late(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    posterior = DiagGaussian({"0.0": torch.zeros(2, 2)}, {"0.0": torch.ones(2, 2)})
+    with pytest.raises(ValueError, match=r"parameters that the model lacks: \['0.0'\]; pass"):
+        save_bundle(tmp_path, model, ["a", "b"], [2], posterior=posterior)
+    assert not list(tmp_path.iterdir())
+
+
 def test_damaged_and_foreign_bundles_are_errors(tmp_path):
-    with pytest.raises(ValueError, match=r"is no bundle: bundle.json cannot be read: No such file"):
+    with pytest.raises(
+        ValueError, match=r"is not a bundle: bundle.json cannot be read: No such file"
+    ):
         load_bundle(tmp_path)
     model = torch.nn.Linear(2, 2)
     save_bundle(tmp_path, model, ["a", "b"], [2])

@@ -129,11 +129,19 @@ def test_options_of_rules_reach_them(kind):
     assert not any(key.startswith("regmean") for key in settings_of(plain, "own")["strategy"])
 
 
+@pytest.mark.parametrize("kind", ["finetune", "covon"])
+def test_options_of_another_rule_are_errors(kind):
+    with pytest.raises(ValueError, match="regmean_alpha needs merge = regmean, got ema"):
+        settings(kind, merge="ema", regmean_alpha=0.9)
+    with pytest.raises(ValueError, match="merge_start needs merge = task-arithmetic or magmax"):
+        settings(kind, merge="regmean", merge_start="last")
+
+
 @pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf"])
 def test_the_merge_comes_first_and_alignment_last(kind):
     plugins = settings(kind, merge="cofima", align_classifier=True).build().plugins
     assert [type(plugins[i]) for i in (0, -1)] == [MergePlugin, ClassifierAlignmentPlugin]
-    assert len(plugins) == 2 + (kind == "lwf")
+    assert len(plugins) == 2 + (kind != "finetune")
     assert not settings("finetune", align_classifier=False).build().plugins
 
 

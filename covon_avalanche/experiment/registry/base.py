@@ -16,6 +16,7 @@ from pydantic import (
     PositiveInt,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 if TYPE_CHECKING:
@@ -230,6 +231,15 @@ class MergeOptions(Table):
     """Measure each layer's moments behind the merged earlier layers."""
     regmean_passes: Literal[1, 2] | None = None
     """1: do not measure the moments again at the merged weights."""
+
+    @model_validator(mode="after")
+    def _used_options(self) -> MergeOptions:
+        merge = getattr(self, "merge", None)
+        for name in MergeOptions.model_fields:
+            rules = ("regmean",) if name[:3] == "reg" else ("task-arithmetic", "magmax", "ties")
+            if getattr(self, name) is not None and merge not in rules:
+                raise ValueError(f"{name} needs merge = {' or '.join(rules)}, got {merge}")
+        return self
 
     def merge_rule(self, name: str, gamma: float) -> MergeRule:
         """The rule of this name.

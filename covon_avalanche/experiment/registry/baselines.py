@@ -57,7 +57,7 @@ class EWC(Mergeable, WithOptimizer):
 
     kind: Literal["ewc"]
     ewc_lambda: NonNegativeFloat
-    class_path = f"{_STRATEGIES}:EWC"
+    class_path = f"{_PLUGINS}:EWCPlugin"
     class_arguments = ("ewc_lambda",)
 
 

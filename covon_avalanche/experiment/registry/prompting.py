@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -30,11 +29,12 @@ class Prompting(WithOptimizer):
     def wrap_model(
         self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
     ) -> nn.Module:
-        return self.make_model(network, num_domains)
+        """The class of the same name in :mod:`covon_avalanche.prompting`, around the network."""
+        from covon_avalanche import prompting
 
-    @abstractmethod
-    def make_model(self, network: nn.Module, num_domains: int) -> PromptModel:
-        """The method around the network."""
+        own = type(self).model_fields.keys() - Prompting.model_fields.keys()
+        method: type[PromptModel] = getattr(prompting, type(self).__name__)
+        return method(network, num_domains, **self.only(*own))
 
 
 class SPrompts(Prompting):
@@ -47,11 +47,6 @@ class SPrompts(Prompting):
     """K-means centres per domain."""
 
     not_searched = frozenset({"prompts", "centres"})
-
-    def make_model(self, network: nn.Module, num_domains: int) -> PromptModel:
-        from covon_avalanche.prompting import SPrompts
-
-        return SPrompts(network, num_domains, **self.only("prompts", "centres"))
 
 
 class PINA(Prompting):
@@ -71,12 +66,6 @@ class PINA(Prompting):
 
     not_searched = frozenset({"prompts", "adapter", "bottleneck", "adapter_init", "centres"})
 
-    def make_model(self, network: nn.Module, num_domains: int) -> PromptModel:
-        from covon_avalanche.prompting import PINA
-
-        own = self.only("prompts", "adapter", "bottleneck", "adapter_init", "centres")
-        return PINA(network, num_domains, **own)
-
 
 class SOYO(Prompting):
     """SOYO, or its parameters with another selector."""
@@ -93,12 +82,6 @@ class SOYO(Prompting):
 
     not_searched = frozenset({"prompts", "bottleneck", "adapter_init", "selector"})
 
-    def make_model(self, network: nn.Module, num_domains: int) -> PromptModel:
-        from covon_avalanche.prompting import SOYO
-
-        own = self.only("prompts", "bottleneck", "adapter_init", "selector")
-        return SOYO(network, num_domains, **own)
-
 
 class SLiPrompts(Prompting):
     """S-liPrompts, on a CLIP."""
@@ -114,11 +97,6 @@ class SLiPrompts(Prompting):
     needs_text = True
     not_searched = frozenset({"prompts", "context", "centres"})
 
-    def make_model(self, network: nn.Module, num_domains: int) -> PromptModel:
-        from covon_avalanche.prompting import SLiPrompts
-
-        return SLiPrompts(network, num_domains, **self.only("prompts", "context", "centres"))
-
 
 class SLiPromptsMixture(SLiPrompts):
     """S-liPrompts with predictions averaged over domains by their distance."""
@@ -126,12 +104,6 @@ class SLiPromptsMixture(SLiPrompts):
     kind: Literal["s-liprompts-mixture"]  # type: ignore[assignment]
     temperature: PositiveFloat = 0.05
     """Of the domains' weights."""
-
-    def make_model(self, network: nn.Module, num_domains: int) -> PromptModel:
-        from covon_avalanche.prompting import SLiPromptsMixture
-
-        own = self.only("prompts", "context", "centres", "temperature")
-        return SLiPromptsMixture(network, num_domains, **own)
 
 
 class HEDP(SLiPrompts):
@@ -148,12 +120,6 @@ class HEDP(SLiPrompts):
     distance_temperature: PositiveFloat = 0.6
 
     not_searched = SLiPrompts.not_searched | {"margin", "target"}
-
-    def make_model(self, network: nn.Module, num_domains: int) -> PromptModel:
-        from covon_avalanche.prompting import HEDP
-
-        own = ("regularisation", "margin", "target", "energy_temperature", "distance_temperature")
-        return HEDP(network, num_domains, **self.only("prompts", "context", "centres", *own))
 
 
 class L2P(Prompting):
@@ -174,12 +140,6 @@ class L2P(Prompting):
 
     not_searched = frozenset({"pool", "length", "top_k", "key_weight", "max_grad_norm"})
 
-    def make_model(self, network: nn.Module, num_domains: int) -> PromptModel:
-        from covon_avalanche.prompting import L2P
-
-        options = self.only("pool", "length", "top_k", "key_weight", "batchwise")
-        return L2P(network, num_domains, **options)
-
 
 class DualPrompt(Prompting):
     """DualPrompt: a prefix that all domains share and one for each."""
@@ -194,12 +154,6 @@ class DualPrompt(Prompting):
 
     not_searched = frozenset({"general_length", "expert_length", "key_weight"})
 
-    def make_model(self, network: nn.Module, num_domains: int) -> PromptModel:
-        from covon_avalanche.prompting import DualPrompt
-
-        options = self.only("general_length", "expert_length", "key_weight")
-        return DualPrompt(network, num_domains, **options)
-
 
 class CODAPrompt(Prompting):
     """CODA-Prompt: prefixes that are weighted sums of a pool."""
@@ -211,8 +165,3 @@ class CODAPrompt(Prompting):
     """Tokens of a component; half of them are keys, half are values."""
 
     not_searched = frozenset({"pool", "length"})
-
-    def make_model(self, network: nn.Module, num_domains: int) -> PromptModel:
-        from covon_avalanche.prompting import CODAPrompt
-
-        return CODAPrompt(network, num_domains, **self.only("pool", "length"))
