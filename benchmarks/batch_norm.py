@@ -6,7 +6,7 @@ An MLP with two hidden layers of 100 units, with batch norm, learns five permuta
 package's defaults and ``ess`` the number of images: of the digits for 20 epochs each, ten seeds; of
 MNIST for three epochs, three seeds. Once the plugin re-estimates the statistics after each merge
 (``"statistics anew"``), as it does; once they stay as training has left them. Rows go to
-``benchmarks/results/batch-norm.jsonl``; ``README.md`` quotes them.
+``benchmarks/results/batch-norm.jsonl``; ``docs/digits.md`` quotes them.
 """
 
 from __future__ import annotations

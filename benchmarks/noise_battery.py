@@ -5,7 +5,7 @@
 Three streams of bits, because steps draw along all three: consecutive words of a parameter, the
 same words of consecutive parameters, and the same words under the keys of consecutive draws. The
 shorter statistics that every change must pass are in ``tests/optim/test_noise.py``. Results go to
-``benchmarks/results/noise.json``, which ``README.md`` quotes.
+``benchmarks/results/noise.json``.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/permuted_digits.py             run what is missing, then report
     python benchmarks/permuted_digits.py --report    from stored results only
 
-Results go to ``benchmarks/results/permuted-digits/results.jsonl``, the table to ``README.md``, the
-figure to ``docs/permuted-digits.png``.
+Results go to ``benchmarks/results/permuted-digits/results.jsonl``, the table to
+``docs/digits.md``, the figure to ``docs/permuted-digits.png``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def write_report() -> None:
     comparison = compared(STORED)
     save_curves(comparison, ROOT / "docs/permuted-digits.png")
     table = f"{markdown_table(comparison, SHORT)}\n{origin(comparison.runs)}"
-    replace_part(ROOT / "README.md", "benchmarks/permuted_digits.py", table)
+    replace_part(ROOT / "docs/digits.md", "benchmarks/permuted_digits.py", table)
 
 
 def main() -> None:

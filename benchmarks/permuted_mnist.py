@@ -4,7 +4,7 @@
     python benchmarks/permuted_mnist.py --report              from stored results only
 
 Results go to ``benchmarks/results/permuted-mnist-hard/results.jsonl``, tables to
-``docs/permuted-mnist.md`` and ``README.md``, figures to ``docs/permuted-mnist.png`` and
+``docs/permuted-mnist.md``, figures to ``docs/permuted-mnist.png`` and
 ``docs/permuted-mnist-STRATEGY.png``.
 """
 
@@ -86,7 +86,6 @@ def write_report() -> None:
     table = f"{main_table(comparison)}\n{origin(comparison.runs)}"
     replace_part(page, NAME, table)
     replace_part(page, f"{NAME}, Figure 2b", ablation_table(comparison))
-    replace_part(ROOT / "README.md", NAME, table)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from covon_avalanche import __version__
 from covon_avalanche.cli import compare, data, predict, report, run, search, show
+from covon_avalanche.cli.examples import epilog, one_line_paragraphs
 from covon_avalanche.cli.options import INTERRUPTED, fail
 from covon_avalanche.experiment.recipe import RecipeError
 from covon_avalanche.experiment.result import ResultError
@@ -66,6 +67,11 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(data.app, name="data")
+for prefix, commands in (("", app), ("data ", data.app)):
+    for info in commands.registered_commands:
+        assert info.callback is not None
+        info.help = one_line_paragraphs(info.callback.__doc__ or "")
+        info.epilog = epilog(prefix + (info.name or info.callback.__name__))
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from covon_avalanche.datasets.download import download, unpack
 app = typer.Typer(help="List, download and verify image data sets.")
 
 Name = Annotated[str, typer.Argument(help="A data set, see `covon data list`.")]
-Root = Annotated[Path, typer.Option(help="Folder of all data sets; each has a folder below it.")]
+Root = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of all data sets.")]
 
 
 @app.command("list")
@@ -75,9 +75,11 @@ def verify_data(
     name: Name,
     root: Root,
     manifest: Annotated[
-        Path | None, typer.Option(help="Write a table of the good images, for DomainFolders.")
+        Path | None, typer.Option(metavar="FILE", help="Write a CSV table of the good images.")
     ] = None,
-    track: Annotated[str | None, typer.Option(help="Track of CDDB. \\[default: hard]")] = None,
+    track: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Track of CDDB. \\[default: hard]")
+    ] = None,
 ) -> None:
     """Read every image; exit status 1 if one is missing, empty, damaged or extra."""
     dataset = _dataset(name)

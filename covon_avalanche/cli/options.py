@@ -29,19 +29,25 @@ RecipeName = Annotated[
     ),
 ]
 Strategies = Annotated[
-    str | None, typer.Option(help="Some of the recipe's strategies, e.g. covon,ewc-star.")
+    str | None,
+    typer.Option(metavar="NAMES", help="Some of the recipe's strategies: covon,ewc-star."),
 ]
 Epochs = Annotated[
-    int | None, typer.Option(min=1, max=10**6, help="Epochs per domain instead of the recipe's.")
+    int | None,
+    typer.Option(metavar="N", min=1, max=10**6, help="Epochs per domain, not the recipe's."),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(min=1, max=1024, help="Parallel runs. \\[default: one per core, one on a GPU]"),
+    typer.Option(
+        metavar="N", min=1, max=1024, help="Parallel runs. \\[default: 1 per core; 1 on a GPU]"
+    ),
 ]
-DatasetRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.")]
+DatasetRoot = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Folder of the data sets.")
+]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="E.g. strategies.covon.lr=0.02; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Repeatable: strategies.covon.lr=0.02."),
 ]
 
 

@@ -14,12 +14,10 @@ def predict(
     bundle: Annotated[Path, typer.Argument(help="Folder written by `covon run --bundle`.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     samples: Annotated[
-        int, typer.Option(min=0, help="Posterior samples to average; 0 predicts with the mean.")
+        int, typer.Option(metavar="N", min=0, help="Posterior samples; 0 predicts with the mean.")
     ] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 64,
-    csv: Annotated[
-        bool, typer.Option("--csv", help="Print CSV, with the probabilities of all classes.")
-    ] = False,
+    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images at once.")] = 64,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV with all probabilities.")] = False,
 ) -> None:
     """Classify images with a trained model.
 

@@ -13,11 +13,11 @@ def report(
         list[Path], typer.Argument(help="Folders of runs, result.json or .jsonl files.")
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder of the page, the tables and figures.")
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where to write the report.")
     ] = Path("report"),
-    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
     archive: Annotated[
-        bool, typer.Option("--zip", help="Also write OUT.zip, to publish it, with all results.")
+        bool, typer.Option("--zip", help="Also write FOLDER.zip with all results.")
     ] = False,
 ) -> None:
     """Generate an HTML report with tables (Markdown, LaTeX, CSV) and figures."""

@@ -48,12 +48,13 @@ def run(
     recipe: RecipeName = "permuted-digits",
     strategies: Strategies = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Seeds instead of the recipe's, e.g. 0-4 or 0,3,7.")
+        str | None, typer.Option(metavar="LIST", help="Seeds, not the recipe's: 0-4 or 0,3,7.")
     ] = None,
     epochs: Epochs = None,
     settings: Settings = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the results. \\[default: runs/RECIPE]")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of the results. \\[default: runs/RECIPE]"),
     ] = None,
     jobs: Jobs = None,
     dry_run: Annotated[
@@ -61,7 +62,7 @@ def run(
     ] = False,
     dataset_root: DatasetRoot = None,
     checkpoint_minutes: Annotated[
-        float, typer.Option(min=0, help="Interval of checkpoints inside epochs.")
+        float, typer.Option(metavar="MINUTES", min=0, help="Between checkpoints in an epoch.")
     ] = 5.0,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Log for TensorBoard in the runs' folders.")
@@ -69,14 +70,18 @@ def run(
     bundle: Annotated[
         bool, typer.Option("--bundle", help="Save the models of new runs, for `covon predict`.")
     ] = False,
-    wandb: Annotated[str | None, typer.Option(help="Log to this project of W&B.")] = None,
-    mlflow: Annotated[str | None, typer.Option(help="Log to this experiment of MLflow.")] = None,
-    launcher: Annotated[Launcher, typer.Option(help="Processes here, or jobs of a cluster.")] = (
+    wandb: Annotated[
+        str | None, typer.Option(metavar="PROJECT", help="Log to this project of W&B.")
+    ] = None,
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="EXPERIMENT", help="Log to this experiment of MLflow.")
+    ] = None,
+    launcher: Annotated[Launcher, typer.Option(help="Processes, or a cluster's jobs.")] = (
         Launcher.local
     ),
     slurm: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Such as slurm_partition=gpu; repeatable."),
+        typer.Option(metavar="KEY=VALUE", help="Repeatable: slurm_partition=gpu."),
     ] = None,
 ) -> None:
     """Compare continual-learning strategies: train each with each seed, then print a table.

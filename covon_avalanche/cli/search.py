@@ -36,18 +36,18 @@ from covon_avalanche.experiment.worker_pool import default_processes, worker_poo
 def search(
     recipe: RecipeName,
     strategies: Strategies = None,
-    trials: Annotated[int, typer.Option(min=1, help="Trials per strategy, in total.")] = 20,
+    trials: Annotated[int, typer.Option(metavar="N", min=1, help="Trials per strategy.")] = 20,
     seed: Annotated[
-        int, typer.Option(min=0, help="Random seed, which should not be one that you report.")
+        int, typer.Option(metavar="N", min=0, help="Seed that you will not report.")
     ] = 1000,
     validation_size: Annotated[
         float | None,
-        typer.Option(min=0, help="Validation images, or a fraction below 1; overrides the recipe."),
+        typer.Option(metavar="SIZE", min=0, help="Validation images, or a fraction below 1."),
     ] = None,
     epochs: Epochs = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of trials and best recipe. \\[default: searches/RECIPE]"),
+        typer.Option(metavar="FOLDER", help="Trials and best.toml. \\[default: searches/RECIPE]"),
     ] = None,
     jobs: Jobs = None,
     dataset_root: DatasetRoot = None,

@@ -1,0 +1,57 @@
+"""The README's table of four streams, from the stored results of the pages on each.
+
+python benchmarks/overview.py
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+from comparison import RESULTS, ROOT, mean_and_std, replace_part
+
+from covon_avalanche import load_results
+from covon_avalanche.report.tables import aligned
+
+NAME = "benchmarks/overview.py"
+PAGE = ROOT / "README.md"
+STREAMS = {
+    "PACS": "pacs/forward.jsonl",
+    "PACS, reverse": "pacs/reverse.jsonl",
+    "permuted MNIST": "permuted-mnist-hard/results.jsonl",
+    "permuted digits": "permuted-digits/results.jsonl",
+}
+# Strategies of the recipes; where there are two, the first that a stream has.
+ROWS = {
+    "frozen features: LayUP, 8 layers": ("layup-max",),
+    "frozen features: RanPAC": ("ranpac",),
+    "frozen features: ridge": ("ridge",),
+    "**CoVON + RegMean**": ("covon-inputs",),
+    "**CoVON**": ("covon-gradsq", "covon"),
+    "EVCL": ("evcl",),
+    "LwF": ("lwf",),
+    "EWC": ("ewc",),
+    "Ada-Reg": ("ada-reg",),
+    "VCL": ("vcl",),
+    "fine-tuning": ("finetune",),
+    "joint training (offline)": ("joint",),
+}
+
+
+def overview() -> str:
+    """A_T in percent, mean ± standard deviation over seeds, as Markdown."""
+    columns = {}
+    for stream, file in STREAMS.items():
+        runs = load_results(RESULTS / file)
+        accuracy = (100 * runs["average_accuracy"]).groupby(runs["strategy"]).agg(_text)
+        columns[stream] = {
+            row: next((accuracy[name] for name in names if name in accuracy), "–")  # noqa: RUF001
+            for row, names in ROWS.items()
+        }
+    return aligned(pd.DataFrame(columns).rename_axis("method").reset_index())
+
+
+def _text(values: pd.Series) -> str:
+    return mean_and_std(values, digits=1)
+
+
+if __name__ == "__main__":
+    replace_part(PAGE, NAME, overview())

@@ -1,0 +1,70 @@
+"""Help texts: one line per option, no broken paragraphs, examples that parse."""
+
+import re
+import shlex
+from itertools import pairwise
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from covon_avalanche.cli import app
+from covon_avalanche.cli.examples import EXAMPLES, one_line_paragraphs
+
+WIDTH = 100
+
+
+def command_of(name):
+    command = typer.main.get_command(app)
+    for word in name.split():
+        command = command.commands[word]
+    return command
+
+
+def help_of(name):
+    done = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": str(WIDTH)})
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def all_commands(group, prefix=""):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from all_commands(command, f"{name} ")
+        else:
+            yield prefix + name
+
+
+def test_every_command_has_examples():
+    assert set(EXAMPLES) == set(all_commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_option_has_one_line(name):
+    box = help_of(name).partition(" Options ")[2].partition("╰")[0]
+    lines = [line.strip("│ ") for line in box.splitlines()[1:]]
+    assert [line for line in lines if line and not re.match(r"(\* +)?--", line)] == []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_paragraphs_fill_their_lines(name):
+    lines = [line.strip() for line in help_of(name).partition("╭")[0].splitlines()]
+    for line, after in pairwise(lines):
+        if line and after:  # the next word did not fit
+            assert len(line) + len(after.split()[0]) + 1 > WIDTH - 2
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_printed_and_parse(name):
+    shown = help_of(name).rpartition("Examples:")[2]
+    for example in EXAMPLES[name]:
+        assert f"$ {example}" in shown
+        program, *words = shlex.split(example.partition(" > ")[0])
+        assert program == "covon"
+        depth = len(name.split())
+        assert words[:depth] == name.split()
+        command_of(name).make_context(name, words[depth:])
+
+
+def test_paragraphs_have_no_line_breaks():
+    assert one_line_paragraphs("A\n    b.\n\n    C\n    d.\n") == "A b.\n\nC d."
