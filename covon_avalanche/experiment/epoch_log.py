@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import SupervisedPlugin
 from torch.utils.flop_counter import FlopCounterMode
 
 from covon_avalanche.experiment.result import Epoch
 
 
-class EpochLog(SupervisedPlugin):
+class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Loss, accuracy and speed of each epoch, and the seconds and operations of each experience.
 
     Floating-point operations are those of matrix products, convolutions and attention, forward and
@@ -75,19 +76,21 @@ class EpochLog(SupervisedPlugin):
 
     @torch.no_grad()
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        whole = len(strategy.mb_y), len(strategy.mb_y)
+        images, size = getattr(strategy, "batch_share", whole)  # of this process, of all
         if self._counter is not None:
             flops = self._counter.get_total_flops()
             self.stop_counting()
-            self.flops_per_image.append(flops / strategy.train_mb_size)
-        images = len(strategy.mb_y)
-        self._loss = self._loss.to(strategy.loss.device) + images * strategy.loss.detach()
-        hits = (strategy.mb_output.argmax(1) == strategy.mb_y).sum()
+            self.flops_per_image.append(flops / strategy.train_mb_size * size / max(1, images))
+        self._loss = self._loss.to(strategy.loss.device) + size * strategy.loss.detach()
+        hits = (strategy.mb_output.argmax(1) == strategy.mb_y)[:images].sum()
         self._hits = self._hits.to(hits.device) + hits
         self._images += images
         self.on_batch()
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         experience = len(self.seconds) - 1
+        self._gather()
         number = sum(epoch["experience"] == experience for epoch in self.epochs)
         epoch = Epoch(
             experience=experience,
@@ -106,6 +109,14 @@ class EpochLog(SupervisedPlugin):
         self._begin()
         self.on_epoch(epoch)
         self._since = time.perf_counter()  # the call does not count as training
+
+    def _gather(self) -> None:
+        """Combine the sums of all processes of a distributed run, which weight their losses."""
+        if DistributedHelper.is_distributed:
+            own = torch.tensor([self._loss, self._hits, self._images], dtype=torch.float64)
+            loss, hits, images = torch.stack(DistributedHelper.gather_all(own, True)).sum(0)
+            self._loss = loss / DistributedHelper.world_size
+            self._hits, self._images = hits.long(), int(images)
 
     def after_training(self, strategy: Any, **kwargs: Any) -> None:
         self._tick()

@@ -112,7 +112,8 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         a sample."""
         for group in strategy.optimizer.param_groups:
             several = getattr(strategy, "accumulate", 1) * DistributedHelper.world_size
-            group["batch_size"] = len(strategy.mb_y) * several
+            _, size = getattr(strategy, "batch_share", (None, len(strategy.mb_y) * several))
+            group["batch_size"] = size
         super().before_forward(strategy, **kwargs)
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
