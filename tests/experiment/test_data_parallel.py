@@ -14,6 +14,7 @@ from small_recipes import OFTEN, STRATEGIES, small_recipe
 from torch.utils.data import TensorDataset
 
 from covon_avalanche.data_loading import ShareLoader, TensorLoader, rows_of, sharing
+from covon_avalanche.experiment import build
 from covon_avalanche.experiment.data_parallel import check_data_parallel
 from covon_avalanche.experiment.registry import TESTED_IN_PROCESSES
 from covon_avalanche.experiment.resumable import Checkpointer
@@ -122,6 +123,14 @@ def test_untested_strategies_are_refused(name, changes, sentence):
     check_data_parallel(mixed, ["covon"], 2)
     with pytest.raises(ValueError, match=sentence):
         check_data_parallel(mixed, ["covon", name], 2)
+
+
+def test_batch_norm_is_refused(monkeypatch):
+    own = small_recipe({"finetune": STRATEGIES["finetune"]})
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64))
+    monkeypatch.setattr(build, "DistributedHelper", SimpleNamespace(is_distributed=True))
+    with pytest.raises(ValueError, match="batch norm would compute the statistics of each process"):
+        build.build_strategy(own.strategies["finetune"], own, model, None, None)
 
 
 def test_each_process_needs_an_image():
