@@ -88,14 +88,13 @@ class ShareLoader:
     seed. A share without examples, of a last batch that is too small, has its first example, which
     must not be counted.
 
-    Data that are not tensors are loaded by at least one worker, so that their transforms do not
-    draw from the global generator, which all processes need in the same state; each process's
-    workers have seeds of their own.
+    Random transforms draw other numbers in each process, and leave torch's global generator, which
+    all processes need in the same state, as it is.
     """
 
     def __init__(self, dataset: Any, batch_size: int, shuffle: bool, num_workers: int) -> None:
         self.dataset, self.batch_size, self.shuffle = dataset, batch_size, shuffle
-        self.num_workers = max(1, num_workers)
+        self.num_workers = num_workers
         self.rows = rows_of(dataset)
 
     def __len__(self) -> int:
@@ -107,19 +106,26 @@ class ShareLoader:
         if self.shuffle:
             generator = torch.Generator().manual_seed(_draw_seed())
             order = torch.randperm(len(self.dataset), generator=generator)
-        batches = order.split(self.batch_size)
-        shares = [_share(batch, i * self.batch_size) for i, batch in enumerate(batches)]
-        shares = [own if len(own) else b[:1] for own, b in zip(shares, batches, strict=True)]
+        whole = order.split(self.batch_size)
+        shares = [_share(batch, i * self.batch_size) for i, batch in enumerate(whole)]
+        shares = [own if len(own) else b[:1] for own, b in zip(shares, whole, strict=True)]
         if self.rows is not None:
             for indices in shares:
                 yield list(self.rows(indices))
             return
-        seed = (base_seed + DistributedHelper.rank) % 2**63
-        yield from DataLoader(
+        generator = torch.Generator().manual_seed((base_seed + DistributedHelper.rank) % 2**63)
+        loader = DataLoader(
             self.dataset,
             batch_sampler=[own.tolist() for own in shares],
             num_workers=self.num_workers,
             collate_fn=self.dataset.collate_fn,
             pin_memory=torch.cuda.is_initialized(),
-            generator=torch.Generator().manual_seed(seed),
+            generator=generator,
         )
+        batches, state = iter(loader), generator.get_state()
+        for _ in shares:
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(state)
+                batch = next(batches)
+                state = torch.get_rng_state()
+            yield batch

@@ -74,7 +74,12 @@ def test_all_tested_kinds_are_here():
     assert tested == set(TESTED_IN_PROCESSES)
 
 
-@pytest.mark.parametrize("transform", [None, torch.neg])
+def noisy(x):
+    """A random transform."""
+    return -x - torch.rand(1) / 2
+
+
+@pytest.mark.parametrize("transform", [None, noisy])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_shares_of_all_processes_make_up_the_batches_of_one(transform, shuffle, monkeypatch):
     data = TensorDataset(torch.arange(22.0)[:, None], torch.arange(22) % 2)
@@ -83,9 +88,16 @@ def test_the_shares_of_all_processes_make_up_the_batches_of_one(transform, shuff
     data = as_classification_dataset(data, transform_groups=groups if transform else None)
     assert (rows_of(data) is None) == (transform is not None)
 
+    fractions, states = [], []
+
     def batches(loader):
         torch.manual_seed(3)
-        return [x.flatten().tolist() for x, *_ in loader]
+        found = []
+        for x, *_ in loader:
+            fractions.extend((x.abs() % 1).tolist())
+            found.append(x.trunc().flatten().tolist())
+        states.append(torch.get_rng_state())
+        return found
 
     plain = as_classification_dataset(data) if transform is None else None
     alone = plain and batches(TensorLoader(rows_of(plain), plain, 7, shuffle, False))
@@ -96,6 +108,9 @@ def test_the_shares_of_all_processes_make_up_the_batches_of_one(transform, shuff
         loader = ShareLoader(data, 7, shuffle, 0)
         found.append(batches(loader))
         assert len(found[-1]) == len(loader) == 4
+    assert all(torch.equal(state, states[0]) for state in states)
+    if transform is not None:
+        assert len({value for (value,) in fractions}) == len(fractions)  # drawn once each
     last = [share[-1] for share in found]
     assert last[0] == last[1] == last[2]  # one image, that of the first process; others repeat it
     whole = [sorted(chain(*shares)) for shares in zip(*found, strict=True)]
