@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import SupervisedPlugin
 from torch.utils.flop_counter import FlopCounterMode
@@ -82,15 +83,19 @@ class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[cal
             flops = self._counter.get_total_flops()
             self.stop_counting()
             self.flops_per_image.append(flops / strategy.train_mb_size * size / max(1, images))
-        self._loss = self._loss.to(strategy.loss.device) + size * strategy.loss.detach()
+        loss = size * strategy.loss.detach()
         hits = (strategy.mb_output.argmax(1) == strategy.mb_y)[:images].sum()
+        if DistributedHelper.is_distributed:  # so that the sums in a checkpoint are those of all
+            sums = torch.stack([loss.squeeze() / DistributedHelper.world_size, hits])
+            dist.all_reduce(sums)
+            loss, hits = sums[0].view_as(loss), sums[1].long()
+        self._loss = self._loss.to(loss.device) + loss
         self._hits = self._hits.to(hits.device) + hits
-        self._images += images
+        self._images += size
         self.on_batch()
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         experience = len(self.seconds) - 1
-        self._gather()
         number = sum(epoch["experience"] == experience for epoch in self.epochs)
         epoch = Epoch(
             experience=experience,
@@ -109,14 +114,6 @@ class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[cal
         self._begin()
         self.on_epoch(epoch)
         self._since = time.perf_counter()  # the call does not count as training
-
-    def _gather(self) -> None:
-        """Combine the sums of all processes of a distributed run, which weight their losses."""
-        if DistributedHelper.is_distributed:
-            own = torch.tensor([self._loss, self._hits, self._images], dtype=torch.float64)
-            loss, hits, images = torch.stack(DistributedHelper.gather_all(own, True)).sum(0)
-            self._loss = loss / DistributedHelper.world_size
-            self._hits, self._images = hits.long(), int(images)
 
     def after_training(self, strategy: Any, **kwargs: Any) -> None:
         self._tick()
