@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -25,6 +26,12 @@ OPTIMIZERS = {
     "reparam": lambda p, g: CoVON(p, **{**NEWTON, "hess_approx": "reparam"}, generator=g),
     "two samples": lambda p, g: CoVON(p, **NEWTON, mc_samples=2, prior_mean="init", generator=g),
     "vcl": lambda p, g: BayesByBackprop(p, ess=100, std_init=0.1, generator=g),
+}
+
+RESUMED = {
+    "whole": {"sharded": False, "steps": 3},
+    "sharded": {"sharded": True, "steps": 3},
+    "sharded, between tasks": {"sharded": True, "steps": 0},
 }
 
 
@@ -53,21 +60,33 @@ def train(kind, rank=0, world=1, mesh=None):
     }
 
 
-def resumed(mesh=None):
-    """The weights after a task and a half, straight on and by a checkpoint into fresh objects."""
+def resumed(mesh=None, folder=None, steps=3):
+    """The posterior of a second task, straight on and by a checkpoint into fresh objects.
+
+    :param folder: for a sharded checkpoint; by default the state is gathered.
+    :param steps: of the second task before the checkpoint.
+    """
     x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
     y = (x[:, 0] > 0).long()
-    options = StateDictOptions(full_state_dict=True)
+    options = StateDictOptions(full_state_dict=folder is None)
     found = []
     for restarts in (False, True):
         torch.manual_seed(0)
         model, optimizer = made(mesh)
         train_task(optimizer, model, (x, y), steps=4)
-        train_steps(optimizer, model, (x, y), 3)
+        train_steps(optimizer, model, (x, y), steps)
         if restarts:
             saved = get_model_state_dict(model, options=options)
             state = get_optimizer_state_dict(model, optimizer, options=options)
+            if folder is not None:
+                checkpoint.save({"model": saved, "optimizer": state}, checkpoint_id=folder)
             model, optimizer = made(mesh)
+            if folder is not None:
+                metadata = checkpoint.FileSystemReader(folder).read_metadata()
+                optimizer.allocate_state(metadata.state_dict_metadata)
+                saved = get_model_state_dict(model)
+                state = get_optimizer_state_dict(model, optimizer)
+                checkpoint.load({"model": saved, "optimizer": state}, checkpoint_id=folder)
             set_model_state_dict(model, saved, options=options)
             set_optimizer_state_dict(model, optimizer, state, options=options)
             assert optimizer.param_groups[0]["lr"] == 0.01
@@ -96,7 +115,9 @@ def work(rank: int, folder: str) -> None:
     mesh = init_device_mesh("cpu", (2,))
     for kind in OPTIMIZERS:
         torch.save(train(kind, rank, 2, mesh), Path(folder) / f"{kind}-{rank}")
-    straight, by_checkpoint = resumed(mesh)
-    straight.save(Path(folder) / f"straight-{rank}")
-    by_checkpoint.save(Path(folder) / f"by-checkpoint-{rank}")
+    for name, arguments in RESUMED.items():
+        sharded = f"{folder}/checkpoint-{name}" if arguments["sharded"] else None
+        straight, by_checkpoint = resumed(mesh, sharded, arguments["steps"])
+        straight.save(Path(folder) / f"straight-{name}-{rank}")
+        by_checkpoint.save(Path(folder) / f"by-checkpoint-{name}-{rank}")
     dist.destroy_process_group()

@@ -28,6 +28,7 @@ from covon_avalanche.cli.options import (
     missing_sentence,
 )
 from covon_avalanche.cli.progress import GridProgress
+from covon_avalanche.experiment.data_parallel import check_data_parallel
 from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid, specs_of
 from covon_avalanche.experiment.precision import SLOW, is_slow
 from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
@@ -57,6 +58,12 @@ def run(
         typer.Option(metavar="FOLDER", help="Folder of the results. \\[default: runs/RECIPE]"),
     ] = None,
     jobs: Jobs = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="GPUs that train each run together.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="The same, for processes on the CPU.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what would run, and for how long.")
     ] = False,
@@ -100,7 +107,9 @@ def run(
     chosen = choose(whole, strategies, seeds)
     if is_slow(chosen.precision, chosen.device) and launcher is Launcher.local:
         typer.echo(f"covon: {SLOW}", err=True)
+    shares = _processes_per_run(chosen, gpus, processes, launcher)
     options = RunOptions(
+        processes=shares,
         dataset_root=dataset_root,
         checkpoint_seconds=60 * checkpoint_minutes,
         tensorboard=tensorboard,
@@ -114,13 +123,19 @@ def run(
     specs = specs_of(chosen)
     missing = missing_sentence(chosen, dataset_root)
     new = [spec for spec in specs if RunFolder(folder, chosen, *spec).result() is None]
-    processes = min(jobs or default_processes(chosen.device), max(1, len(new)))
+    if shares > 1:
+        try:
+            check_data_parallel(chosen, dict.fromkeys(spec.strategy for spec in new), shares)
+        except ValueError as error:
+            fail(str(error))
+    parallel = jobs or max(1, default_processes(chosen.device) // shares)
+    parallel = min(parallel, max(1, len(new)))
     if dry_run:
-        done = f"{len(specs) - len(new)} finished, {len(new)} to run, {processes} in parallel"
+        done = f"{len(specs) - len(new)} finished, {len(new)} to run, {parallel} in parallel"
         typer.echo(f"{chosen.title}: {len(specs)} runs, {done}")
         typer.echo(missing or "The data are there.")
         if new and not missing:
-            _print_times(chosen, new, finished_runs(whole, folder), options, processes)
+            _print_times(chosen, new, finished_runs(whole, folder), options, parallel)
         return
     if new and missing and launcher is Launcher.local:
         fail(missing)
@@ -128,7 +143,25 @@ def run(
     if launcher is Launcher.slurm:
         _submit(chosen, folder, options, slurm or [])
     else:
-        raise typer.Exit(_run_and_summarise(chosen, whole, folder, options, processes))
+        raise typer.Exit(_run_and_summarise(chosen, whole, folder, options, parallel))
+
+
+def _processes_per_run(
+    recipe: Recipe, gpus: int | None, processes: int | None, launcher: Launcher
+) -> int:
+    """Of ``--gpus`` or ``--processes``, checked against the recipe's device and the machine."""
+    if gpus is not None and processes is not None:
+        fail(f"--gpus {gpus} and --processes {processes} exclude each other: give one of them")
+    if processes is not None and recipe.device != "cpu":
+        fail(f'--processes {processes} is for device = "cpu", got "{recipe.device}": use --gpus')
+    if gpus is not None and recipe.device != "cuda":
+        fail(f'--gpus {gpus} needs --set device=cuda, the recipe has device = "{recipe.device}"')
+    if gpus is not None and launcher is Launcher.local:
+        import torch
+
+        if (found := torch.cuda.device_count()) < gpus:
+            fail(f"--gpus {gpus}: this machine has {found} CUDA devices")
+    return gpus or processes or 1
 
 
 def _print_times(

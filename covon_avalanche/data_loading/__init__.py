@@ -6,6 +6,7 @@ same order. If an experience's data are tensors behind Avalanche's wrappers, a b
 """
 
 from covon_avalanche.data_loading.loading import TensorBatches, TensorLoader
+from covon_avalanche.data_loading.sharing import DataParallel, ShareLoader
 from covon_avalanche.data_loading.unwrapping import rows_of
 
-__all__ = ["TensorBatches", "TensorLoader", "rows_of"]
+__all__ = ["DataParallel", "ShareLoader", "TensorBatches", "TensorLoader", "rows_of"]

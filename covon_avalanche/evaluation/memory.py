@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 _Item: TypeAlias = Tensor | AvalancheDataset[Any]
 
 
-class MemoryFootprint(SupervisedPlugin):
+class MemoryFootprint(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Measures what a strategy stores between two optimizer steps.
 
     ``ratio`` is this memory divided by that of the parameters: parameters, optimizer state

@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
+from avalanche.distributed import DistributedHelper
 from avalanche.models import SimpleMLP
 from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
 from avalanche.training.templates import SupervisedTemplate
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import LambdaLR
 
 from covon_avalanche import streams
 from covon_avalanche.backbones import create_backbone, normalisation
-from covon_avalanche.data_loading import TensorBatches
+from covon_avalanche.data_loading import DataParallel, TensorBatches
 from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment.data_settings import (
     Backbone,
@@ -130,7 +132,7 @@ class Cosine:
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-class CosinePlugin(LRSchedulerPlugin):
+class CosinePlugin(LRSchedulerPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Lowers the learning rate within each domain, over its epochs."""
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
@@ -152,6 +154,11 @@ def build_strategy(
 
     :raises ValueError: if a user-defined class cannot be found or created.
     """
+    if DistributedHelper.is_distributed and any(isinstance(m, _BatchNorm) for m in model.modules()):
+        raise ValueError(
+            "batch norm would compute the statistics of each process's share alone: train this "
+            "network with one process"
+        )
     model.to(recipe.device)
     optimizer = settings.make_optimizer(model)
     method = settings.build()
@@ -159,6 +166,7 @@ def build_strategy(
     base = method.strategy
     precision = used_precision(recipe.precision, recipe.device)
     mixins: list[type] = [Resumable] if precision == "float32" else [Resumable, Autocast]
+    mixins += [DataParallel] if DistributedHelper.is_distributed else []
     mixins += [] if issubclass(base, TensorBatches) else [TensorBatches]
     cls = type(base.__name__, (*mixins, base), {"__module__": base.__module__})
     try:

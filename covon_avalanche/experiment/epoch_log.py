@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import SupervisedPlugin
 from torch.utils.flop_counter import FlopCounterMode
 
 from covon_avalanche.experiment.result import Epoch
 
 
-class EpochLog(SupervisedPlugin):
+class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Loss, accuracy and speed of each epoch, and the seconds and operations of each experience.
 
     Floating-point operations are those of matrix products, convolutions and attention, forward and
@@ -75,15 +77,21 @@ class EpochLog(SupervisedPlugin):
 
     @torch.no_grad()
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        whole = len(strategy.mb_y), len(strategy.mb_y)
+        images, size = getattr(strategy, "batch_share", whole)  # of this process, of all
         if self._counter is not None:
             flops = self._counter.get_total_flops()
             self.stop_counting()
-            self.flops_per_image.append(flops / strategy.train_mb_size)
-        images = len(strategy.mb_y)
-        self._loss = self._loss.to(strategy.loss.device) + images * strategy.loss.detach()
-        hits = (strategy.mb_output.argmax(1) == strategy.mb_y).sum()
+            self.flops_per_image.append(flops / strategy.train_mb_size * size / max(1, images))
+        loss = size * strategy.loss.detach()
+        hits = (strategy.mb_output.argmax(1) == strategy.mb_y)[:images].sum()
+        if DistributedHelper.is_distributed:  # so that the sums in a checkpoint are those of all
+            sums = torch.stack([loss.squeeze() / DistributedHelper.world_size, hits])
+            dist.all_reduce(sums)
+            loss, hits = sums[0].view_as(loss), sums[1].long()
+        self._loss = self._loss.to(loss.device) + loss
         self._hits = self._hits.to(hits.device) + hits
-        self._images += images
+        self._images += size
         self.on_batch()
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:

@@ -141,6 +141,8 @@ def _run(recipe: Recipe, spec: RunSpec, runs: Path, options: RunOptions) -> Outc
         from covon_avalanche.experiment.run import run_in_folder
 
         return Outcome(spec, run_in_folder(recipe, *spec, runs, options))
+    except BrokenProcessPool:  # one of the run's own processes
+        raise
     except (Exception, SystemExit) as error:
         text, bad_input = error_sentence(error)
         log = RunFolder(runs, recipe, *spec).log_file

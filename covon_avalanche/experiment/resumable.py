@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from avalanche.distributed import DistributedHelper
 from avalanche.training.templates import BaseSGDTemplate
 from avalanche.training.templates.update_type import SGDUpdate
 
@@ -124,6 +125,7 @@ class Checkpointer:
 
     def _restore_latest(self, fits: Callable[[Point], bool]) -> None:
         point = next(filter(fits, stored_points(self.folder)), None)
+        point = DistributedHelper.broadcast_object(point)
         if point is None:
             return
         generators: dict[str, Any] = {}
@@ -136,7 +138,9 @@ class Checkpointer:
             raise  # says nothing about the checkpoint
         except Exception as error:
             file = point.file(self.folder)
-            file.replace(file.with_name(f"{file.name}.unusable"))
+            DistributedHelper.barrier()  # all processes have tried to read it
+            if DistributedHelper.is_main_process:
+                file.replace(file.with_name(f"{file.name}.unusable"))
             if isinstance(error, StateError):
                 raise
             reason = f"{type(error).__name__}: {error}"
@@ -182,6 +186,8 @@ class Checkpointer:
             self._inside = self._store()
 
     def _store(self) -> bool:
+        if not DistributedHelper.is_main_process:
+            return True
         start = time.monotonic()
         try:
             generators = {"epoch_start": self._epoch_start, "now": _generator_states()}

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from avalanche.benchmarks import CLScenario
+from avalanche.distributed import DistributedHelper
 from avalanche.logging import BaseLogger
 
 from covon_avalanche.evaluation.calibration import TEMPERATURES, mean_calibration
@@ -23,6 +24,7 @@ from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.bundle import BundleInfo, write_bundle
+from covon_avalanche.experiment.data_parallel import run_in_processes
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
@@ -58,9 +60,12 @@ def run_in_folder(
     :param runs: folder of all runs, see :class:`RunFolder`.
     :raises ValueError: if another process works on this run; otherwise as :func:`run_strategy`.
     """
+    if options.processes > 1 and not DistributedHelper.is_distributed:
+        return run_in_processes(recipe, strategy, seed, runs, options)
     folder = RunFolder(runs, recipe, strategy, seed)
     with folder.opened():
         stored = folder.result()
+        DistributedHelper.broadcast_object(stored is None)
         if stored is not None:
             return stored
         about = {"versions": versions(), "machine": machine(recipe.device)}
@@ -74,6 +79,19 @@ def run_in_folder(
         result.resumed = starts - 1
         folder.write_result(result)
         return result
+
+
+def join_run(recipe: Recipe, strategy: str, seed: int, runs: Path, options: RunOptions) -> None:
+    """Train a share of each batch, while the main process is in :func:`run_in_folder`; only that
+    one writes files, except for the error that stops this process."""
+    folder = RunFolder(runs, recipe, strategy, seed)
+    if not DistributedHelper.broadcast_object(None):  # which waits until the folder is there
+        return
+    try:
+        _Run(recipe, strategy, seed, options, folder=folder).finish()
+    except (Exception, SystemExit):
+        with folder.logged():
+            raise
 
 
 def run_strategy(
@@ -157,7 +175,7 @@ class _Run:
         self.settings = recipe.strategies[self.name]
         self.benchmark = build_benchmark(recipe, seed=self.seed, dataset_root=root)
         _check(recipe, self.benchmark, self.stream)
-        if self.folder is not None:
+        if self.folder is not None and DistributedHelper.is_main_process:
             streams = self.benchmark.streams.items()
             self.folder.check_data({k: [len(e.dataset) for e in stream] for k, stream in streams})
         random.seed(self.seed)
@@ -212,7 +230,8 @@ class _Run:
         """Rewrite all epochs, because those after a checkpoint are repeated: after the last of a
         domain, otherwise at most once a second."""
         last = epoch.epoch + 1 == self.strategy.train_epochs
-        if self.folder is not None and (last or time.monotonic() > self._written_at + _WRITE_EVERY):
+        due = last or time.monotonic() > self._written_at + _WRITE_EVERY
+        if due and self.folder is not None and DistributedHelper.is_main_process:
             self.folder.write_epochs(self.log.epochs)
             self._write_status()
             self._written_at = time.monotonic()
@@ -222,7 +241,7 @@ class _Run:
             self._write_status(batch=self.strategy.clock.train_epoch_iterations + 1)
 
     def _write_status(self, batch: int = 0) -> None:
-        if self.folder is None:
+        if self.folder is None or not DistributedHelper.is_main_process:
             return
         self._status_at = time.monotonic()
         images = len(getattr(self.strategy, "adapted_dataset", ()) or ())
@@ -276,7 +295,8 @@ class _Run:
             peak_memory=peak_memory(device),
             diagnostics=self.diagnostics,
             versions=versions(),
-            machine={**machine(device), "precision": used_precision(precision, device)},
+            machine={**machine(device), "precision": used_precision(precision, device)}
+            | ({"processes": DistributedHelper.world_size} if self.options.processes > 1 else {}),
         )
 
     def _sampled(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +177,18 @@ class RunFolder(StoredRun):
             raise ValueError(f"another process works on {self.path}") from None
         try:
             self.remove_partial_files()
-            with _logged(self.log_file):
+            with self.logged():
                 yield
         except (Exception, SystemExit) as error:
             self.write_failure(error_sentence(error)[0])
             raise
         finally:
             lock.release()
+
+    def logged(self) -> AbstractContextManager[None]:
+        """Write the package's messages, warnings, and the exception that ends the run to the
+        log."""
+        return _logged(self.log_file)
 
     def remove_partial_files(self) -> None:
         """Remove what a killed process was writing."""

@@ -24,3 +24,5 @@ class RunOptions:
     """Log to this project of Weights & Biases."""
     mlflow: str | None = None
     """Log to this experiment of MLflow."""
+    processes: int = 1
+    """That compute shares of each batch: the result is that of one, up to rounding."""

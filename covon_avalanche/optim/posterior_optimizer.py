@@ -498,6 +498,34 @@ class PosteriorOptimizer(Optimizer, ABC):
             k: embed(v, fresh.get(k, zeros)) if torch.is_tensor(v) else v for k, v in saved.items()
         }
 
+    @torch.no_grad()
+    def allocate_state(self, keys: Iterable[str]) -> None:
+        """Give a fresh optimizer the state entries of a checkpoint, so that
+        ``torch.distributed.checkpoint`` can load them, after the first task, too::
+
+            metadata = FileSystemReader(folder).read_metadata()
+            optimizer.allocate_state(metadata.state_dict_metadata)
+            state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+            torch.distributed.checkpoint.load(state, checkpoint_id=folder)
+            set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+        :param keys: names of the checkpoint's values. Those of this optimizer end in
+            ``state.NAME.ENTRY``, with the parameter names that it was constructed with.
+        :raises ValueError: if the optimizer has a state already, or no key is of its parameters.
+        """
+        if self.state:
+            raise ValueError("allocate_state() is for a fresh optimizer, this one has a state")
+        found = [key.partition("state.")[2].rpartition(".") for key in keys]
+        for name, p, *_ in self._named_params():
+            entries = [entry for owner, _, entry in found if owner == name]
+            if entries:
+                self.state[p] = {e: 0 if e == "step" else torch.zeros_like(p) for e in entries}
+        if not self.state:
+            names = [name for name, *_ in self._named_params()]
+            raise ValueError(
+                f"no key of the checkpoint is of a parameter of this optimizer: {names}"
+            )
+
     # torch.optim -----------------------------------------------------------------------
 
     def _named_params(self) -> Iterator[NamedParam]:

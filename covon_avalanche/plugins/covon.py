@@ -113,9 +113,11 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         replace the weights by a sample."""
         if self._sample is None:  # the first mini-batch of a step
             self._examples = 0
-        self._examples += len(strategy.mb_y)
+        alike = len(strategy.mb_y) * DistributedHelper.world_size
+        _, size = getattr(strategy, "batch_share", (None, alike))
+        self._examples += size
         for group in strategy.optimizer.param_groups:
-            group["batch_size"] = self._examples * DistributedHelper.world_size
+            group["batch_size"] = self._examples
         super().before_forward(strategy, **kwargs)
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:

@@ -1,10 +1,12 @@
 """Two processes with parameters sharded by ``fully_shard`` do what one does with whole ones."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from sharded_processes import OPTIMIZERS, resumed, train, work
+from sharded_processes import OPTIMIZERS, RESUMED, resumed, train, work
 
 from covon_avalanche.optim import CoVON, samples
 from covon_avalanche.posterior.gaussian import DiagGaussian
@@ -27,19 +29,34 @@ def test_two_processes_with_a_part_each_equal_one_with_the_whole(tmp_path):
                         atol=1e-5,
                         msg=lambda m, t=message: f"{t}: {m}",
                     )
-    for rank in range(2):
-        straight = DiagGaussian.load(tmp_path / f"straight-{rank}")
-        by_checkpoint = DiagGaussian.load(tmp_path / f"by-checkpoint-{rank}")
-        for name, mean in straight.mean.items():
-            assert torch.equal(mean, by_checkpoint.mean[name])
-            assert torch.equal(straight.precision[name], by_checkpoint.precision[name])
+    for rank, kind in itertools.product(range(2), RESUMED):
+        straight = DiagGaussian.load(tmp_path / f"straight-{kind}-{rank}")
+        assert_equal(straight, DiagGaussian.load(tmp_path / f"by-checkpoint-{kind}-{rank}"))
 
 
-def test_a_state_of_torch_distributed_checkpoint_fits_into_a_fresh_optimizer():
-    straight, by_checkpoint = resumed()
+def assert_equal(straight, by_checkpoint):
+    assert straight.mean.keys() == by_checkpoint.mean.keys()
     for name, mean in straight.mean.items():
         assert torch.equal(mean, by_checkpoint.mean[name])
         assert torch.equal(straight.precision[name], by_checkpoint.precision[name])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("kind", RESUMED)
+def test_a_state_of_torch_distributed_checkpoint_fits_into_a_fresh_optimizer(kind, tmp_path):
+    folder = tmp_path if RESUMED[kind]["sharded"] else None
+    assert_equal(*resumed(folder=folder, steps=RESUMED[kind]["steps"]))
+
+
+def test_only_entries_of_a_fresh_optimizer_are_allocated():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = CoVON([("weight", weight)], ess=10)
+    with pytest.raises(ValueError, match=r"no key of the checkpoint .* \['weight'\]"):
+        optimizer.allocate_state(["optimizer.state.bias.hess", "model.weight"])
+    optimizer.allocate_state(["optimizer.state.weight.prior_mean", "optimizer.state.weight.step"])
+    assert optimizer.state[weight].keys() == {"prior_mean", "step"}
+    with pytest.raises(ValueError, match="for a fresh optimizer, this one has a state"):
+        optimizer.allocate_state(["optimizer.state.weight.hess"])
 
 
 def test_a_step_without_samples_is_no_initialisation_where_anything_would_change():

@@ -59,6 +59,8 @@ KINDS: dict[str, type[StrategySettings]] = {
     kind: cls for cls in get_args(_Any) for kind in get_args(cls.model_fields["kind"].annotation)
 }
 """The class of each kind."""
+TESTED_IN_PROCESSES = (Finetune, SI, CoVON, VCL, EVCL, AdaReg, EWCStar)
+"""What several processes train to the result of one, as the tests show."""
 
 
 def stored_strategy(settings: Mapping[str, Any]) -> StrategySettings:
@@ -68,6 +70,7 @@ def stored_strategy(settings: Mapping[str, Any]) -> StrategySettings:
 
 __all__ = [
     "KINDS",
+    "TESTED_IN_PROCESSES",
     "CoVON",
     "Finetune",
     "Strategy",

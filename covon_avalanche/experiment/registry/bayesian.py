@@ -126,6 +126,8 @@ class CoVON(MergeOptions, Tunable):
         return self.model_copy(update={"schedule": tasks})
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
+        import torch
+
         from covon_avalanche.optim import CoVON as Optimizer
 
         own = self.only("lr", "hess_init", "weight_decay", "gamma", "gamma_precision")
@@ -138,6 +140,7 @@ class CoVON(MergeOptions, Tunable):
             ess=self.ess,
             betas=(0.9, self.beta2),
             consolidation=consolidation,
+            generator=torch.default_generator,
             **own,
         )
 
@@ -160,11 +163,12 @@ class Variational(Tunable):
     std_init: PositiveFloat
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
+        import torch
+
         from covon_avalanche.optim import BayesByBackprop
 
-        return BayesByBackprop(
-            model.named_parameters(), **self.only("lr", "ess", "std_init", "weight_decay")
-        )
+        own = self.only("lr", "ess", "std_init", "weight_decay")
+        return BayesByBackprop(model.named_parameters(), generator=torch.default_generator, **own)
 
 
 class VCL(Variational):

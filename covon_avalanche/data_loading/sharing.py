@@ -1,0 +1,131 @@
+"""Data-parallel training in an Avalanche strategy: each process computes a share of each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from avalanche.distributed import DistributedHelper
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from covon_avalanche.data_loading.loading import _draw_seed
+from covon_avalanche.data_loading.unwrapping import rows_of
+
+
+class DataParallel:
+    """Mixin for Avalanche strategies: several processes train as one does with the same
+    ``train_mb_size``, which is that of all processes together.
+
+    Gradients are averaged by ``DistributedDataParallel``, through which only the training's forward
+    passes go: ``strategy.model`` stays the plain model, so that checkpoints do not depend on
+    the number of processes. Strategies with a training loop or data loaders of their own
+    cannot be mixed with it.
+    """
+
+    parallel_model: DistributedDataParallel | None = None
+
+    def make_train_dataloader(
+        self, *, num_workers: int = 0, shuffle: bool = True, **kwargs: Any
+    ) -> None:
+        """This process's share of the batches that one process would have."""
+        own: Any = self
+        own.dataloader = ShareLoader(own.adapted_dataset, own.train_mb_size, shuffle, num_workers)
+
+    def make_eval_dataloader(self, *, num_workers: int = 0, **kwargs: Any) -> None:
+        """This process's share of the batches that one process would have."""
+        own: Any = self
+        own.dataloader = ShareLoader(own.adapted_dataset, own.eval_mb_size, False, num_workers)
+
+    def _before_training_epoch(self, **kwargs: Any) -> None:
+        torch.set_rng_state(DistributedHelper.broadcast(torch.get_rng_state()))  # data order
+        super()._before_training_epoch(**kwargs)  # type: ignore[misc]
+
+    @property
+    def batch_share(self) -> tuple[int, int]:
+        """How many images of the current training batch are this process's and all processes'."""
+        own: Any = self
+        start = own.clock.train_epoch_iterations * own.train_mb_size
+        size = min(own.train_mb_size, len(own.adapted_dataset) - start)
+        return len(_share(range(size), start)), size
+
+    def forward(self) -> Tensor:
+        """The model's output; in training through ``DistributedDataParallel``."""
+        own: Any = self
+        if not own.is_training:
+            return super().forward()  # type: ignore[misc]
+        if self.parallel_model is None:
+            self.parallel_model = DistributedDataParallel(own.model)
+        output: Tensor = self.parallel_model(own.mb_x)
+        return output
+
+    def criterion(self) -> Tensor:
+        """The loss; in training weighted, so that its average over the processes is the mean over
+        all images of the batch."""
+        loss: Tensor = super().criterion()  # type: ignore[misc]
+        if not self.is_training:  # type: ignore[attr-defined]
+            return loss
+        images, of_all = self.batch_share
+        return loss * (images * DistributedHelper.world_size / of_all)
+
+
+def _share(batch: Any, start: int) -> Any:
+    """Every ``world_size``-th example, by position in the epoch.
+
+    :param start: position of the batch's first example.
+    """
+    return batch[
+        (DistributedHelper.rank - start) % DistributedHelper.world_size :: (
+            DistributedHelper.world_size
+        )
+    ]
+
+
+class ShareLoader:
+    """This process's share of batches, shuffled as torch's ``DataLoader`` does with the same global
+    seed. A share without examples, of a last batch that is too small, has its first example, which
+    must not be counted.
+
+    Random transforms draw other numbers in each process, and leave torch's global generator, which
+    all processes need in the same state, as it is.
+    """
+
+    def __init__(self, dataset: Any, batch_size: int, shuffle: bool, num_workers: int) -> None:
+        self.dataset, self.batch_size, self.shuffle = dataset, batch_size, shuffle
+        self.num_workers = num_workers
+        self.rows = rows_of(dataset)
+
+    def __len__(self) -> int:
+        return -(-len(self.dataset) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        base_seed = _draw_seed()
+        order = torch.arange(len(self.dataset))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(_draw_seed())
+            order = torch.randperm(len(self.dataset), generator=generator)
+        whole = order.split(self.batch_size)
+        shares = [_share(batch, i * self.batch_size) for i, batch in enumerate(whole)]
+        shares = [own if len(own) else b[:1] for own, b in zip(shares, whole, strict=True)]
+        if self.rows is not None:
+            for indices in shares:
+                yield list(self.rows(indices))
+            return
+        generator = torch.Generator().manual_seed((base_seed + DistributedHelper.rank) % 2**63)
+        loader = DataLoader(
+            self.dataset,
+            batch_sampler=[own.tolist() for own in shares],
+            num_workers=self.num_workers,
+            collate_fn=self.dataset.collate_fn,
+            pin_memory=torch.cuda.is_initialized(),
+            generator=generator,
+        )
+        batches, state = iter(loader), generator.get_state()
+        for _ in shares:
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(state)
+                batch = next(batches)
+                state = torch.get_rng_state()
+            yield batch

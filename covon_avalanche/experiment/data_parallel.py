@@ -1,0 +1,99 @@
+"""One run in several processes, which compute shares of each batch. Importing it does not import
+torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import as_completed, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.registry import TESTED_IN_PROCESSES
+from covon_avalanche.experiment.run_folder import RunFolder, error_sentence
+from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.worker_pool import worker_pool
+
+if TYPE_CHECKING:
+    from covon_avalanche.experiment.result import Result
+
+_SECONDS = 2.0  # after a failure, for the other processes to say why
+
+
+def check_data_parallel(recipe: Recipe, strategies: Iterable[str], processes: int) -> None:
+    """Raise a ``ValueError`` for a batch size or a strategy that several processes cannot train
+    to the result of one."""
+    if processes > recipe.train_mb_size:
+        raise ValueError(
+            f"train_mb_size = {recipe.train_mb_size} cannot be shared by {processes} processes: "
+            "each needs at least one image of a batch"
+        )
+    for name in strategies:
+        own = recipe.strategies[name]
+        tuning, aligned = (getattr(own, key, None) for key in ("tuning", "align_classifier"))
+        kind = f'kind = "{own.kind}"'
+        if type(own) not in TESTED_IN_PROCESSES or tuning or aligned:
+            if type(own) in TESTED_IN_PROCESSES:
+                kind += f' with tuning = "{tuning}"' if tuning else " with align_classifier"
+            raise ValueError(
+                f"strategy {name} ({kind}) is not tested with several processes: train it with "
+                "one, and choose the others by --strategies"
+            )
+
+
+def run_in_processes(
+    recipe: Recipe, strategy: str, seed: int, runs: Path, options: RunOptions
+) -> Result:
+    """As ``run_in_folder``, in ``options.processes`` processes of their own: on a GPU each with
+    NCCL, or on the CPU with gloo.
+
+    :raises BrokenProcessPool: if one of them was killed.
+    :raises Exception: what stopped the first of the others. No process is left behind.
+    """
+    import torch.distributed as dist
+
+    folder = RunFolder(runs, recipe, strategy, seed)
+    count = options.processes
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    try:
+        with worker_pool(count) as pool:
+            arguments = recipe, strategy, seed, runs, options
+            ranks = [pool.submit(_work, rank, store.port, *arguments) for rank in range(count)]
+            for rank in as_completed(ranks):
+                if rank.exception() is None:
+                    continue
+                wait(ranks, _SECONDS)  # the main process writes its log; a killed one stops others
+                errors = [r.exception() for r in ranks if r.done()]
+                killed = [e for e in errors if isinstance(e, BrokenProcessPool)]
+                raise next(e for e in (*killed, *errors) if e is not None)
+        result: Result | None = ranks[0].result()
+    except Exception as error:
+        folder.remove_partial_files()
+        folder.write_failure(error_sentence(error)[0])
+        raise
+    assert result is not None
+    return result
+
+
+def _work(
+    rank: int, port: int, recipe: Recipe, strategy: str, seed: int, runs: Path, options: RunOptions
+) -> Result | None:
+    """In each process, as torchrun would start it with the store of its agent."""
+    import torch.distributed as dist
+    from avalanche.distributed import DistributedHelper
+
+    from covon_avalanche.experiment.run import join_run, run_in_folder
+
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": options.processes}
+    os.environ |= {key: str(value) for key, value in (numbers | {"MASTER_PORT": port}).items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    DistributedHelper.init_distributed(seed, use_cuda=recipe.device == "cuda")
+    result = None
+    if rank == 0:
+        result = run_in_folder(recipe, strategy, seed, runs, options)
+    else:
+        join_run(recipe, strategy, seed, runs, options)
+    dist.destroy_process_group()  # not after an error, which would make the others fail first
+    return result

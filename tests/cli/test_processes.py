@@ -1,0 +1,125 @@
+"""``covon run --gpus`` and ``--processes``: several processes that train each run together."""
+
+import os
+import signal
+import sys
+import time
+from subprocess import PIPE, Popen
+
+import psutil
+import pytest
+import torch
+from small_recipes import FEW, STRATEGIES, small_recipe
+from terminal import in_a_terminal
+from typer.testing import CliRunner
+
+from covon_avalanche.cli import app
+from covon_avalanche.experiment.recipe import recipe_text
+from covon_avalanche.experiment.result import Result
+
+
+@pytest.fixture
+def command(tmp_path):
+    """A run in two processes."""
+    file = tmp_path / "tiny.toml"
+    strategies = {name: STRATEGIES[name] for name in ("covon", "finetune", "lwf")}
+    strategies["bad"] = {"kind": "finetune", "lr": 1e30}
+    recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
+    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
+    return ["run", str(file), "--out", str(tmp_path / "out"), "--processes", "2"]
+
+
+def covon(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def alive(processes):
+    """Those that still run, after up to ten seconds."""
+    return psutil.wait_procs(processes, timeout=10)[1]
+
+
+def test_a_failing_run_is_one_sentence_and_leaves_finished_runs(command, tmp_path):
+    done = covon(*command, "--strategies", "finetune,bad", "--jobs", "1")
+    assert done.exit_code == 1, done.output
+    (log,) = (tmp_path / "out/bad").rglob("log.txt")
+    assert done.stderr.startswith("covon: bad, seed 0: FloatingPointError: the loss is")
+    assert done.stderr.rstrip().endswith(f"; see {log}")
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" in log.read_text(encoding="utf-8")
+    (file,) = (tmp_path / "out").rglob("result.json")
+    assert Result.load(file).machine["processes"] == 2
+    children = psutil.Process().children(recursive=True)
+    assert not alive([p for p in children if "resource_tracker" not in " ".join(p.cmdline())])
+
+    # One process takes the result of two; it is the same run.
+    again = covon(*command[:-2], "--strategies", "finetune")
+    assert again.exit_code == 0, again.output
+    assert "(cached)" in again.stdout
+
+
+def test_a_killed_process_and_ctrl_c_leave_nothing_running_and_the_run_resumes(command, tmp_path):
+    command = [sys.executable, "-m", "covon_avalanche", *command, "--checkpoint-minutes", "0"]
+    command += ["--strategies", "covon", "--epochs", "100"]
+
+    def wait_for_checkpoint():
+        begun, deadline = time.time(), time.monotonic() + 120
+        checkpoints = (tmp_path / "out").rglob
+        while not any(p.stat().st_mtime > begun for p in checkpoints("0*.pt")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    with Popen(command, stdout=PIPE, stderr=PIPE, text=True) as process:
+        wait_for_checkpoint()
+        children = psutil.Process(process.pid).children(recursive=True)
+        ranks = [p for p in children if len(p.parents()) == max(len(c.parents()) for c in children)]
+        assert len(ranks) >= 2
+        ranks[-1].kill()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.startswith("covon: covon, seed 0: its process was killed"), errors
+    assert len(errors.splitlines()) == 1
+    assert not alive(children)
+
+    with in_a_terminal(command) as process:
+        wait_for_checkpoint()
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Interrupted; the same command resumes from here." in output
+    assert "Traceback" not in errors
+    assert not alive(children)
+    (log,) = (tmp_path / "out").rglob("log.txt")
+    assert log.read_text(encoding="utf-8").count("resumed at domain") >= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], 'strategy lwf (kind = "lwf") is not tested with several processes: train it with'),
+        (["--gpus", "2"], "--gpus 2 and --processes 2 exclude each other: give one of them"),
+        (["--set", "device=cuda"], '--processes 2 is for device = "cpu", got "cuda": use --gpus'),
+        (["--set", "train_mb_size=1"], "train_mb_size = 1 cannot be shared by 2 processes"),
+    ],
+)
+def test_what_is_refused_before_anything_runs(options, sentence, command, tmp_path):
+    done = covon(*command, *options)
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith(f"covon: {sentence}")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_gpus_must_be_there(command, monkeypatch):
+    command = [*command[:-2], "--gpus", "3"]
+    done = covon(*command)
+    assert (done.exit_code, done.stderr) == (
+        2,
+        'covon: --gpus 3 needs --set device=cuda, the recipe has device = "cpu"\n',
+    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    done = covon(*command, "--set", "device=cuda")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "covon: --gpus 3: this machine has 2 CUDA devices\n",
+    )

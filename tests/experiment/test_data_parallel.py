@@ -1,0 +1,155 @@
+"""Several processes train a run to the result of one; only the main process writes."""
+
+import contextlib
+from itertools import chain
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from avalanche.benchmarks.utils import as_classification_dataset
+from data_parallel_processes import KINDS, recipe, work
+from small_recipes import OFTEN, STRATEGIES, small_recipe
+from torch.utils.data import TensorDataset
+
+from covon_avalanche.data_loading import ShareLoader, TensorLoader, rows_of, sharing
+from covon_avalanche.experiment import build
+from covon_avalanche.experiment.data_parallel import check_data_parallel
+from covon_avalanche.experiment.registry import TESTED_IN_PROCESSES
+from covon_avalanche.experiment.resumable import Checkpointer
+from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run_folder import RunFolder
+
+
+class Killed(BaseException):
+    """In place of a signal."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The runs of two processes; they resume one that a single process began."""
+    path, left, store = tmp_path_factory.mktemp("runs"), iter(range(5)), Checkpointer._store
+
+    def counted(self):
+        stored = store(self)
+        if next(left, None) is None:
+            raise Killed
+        return stored
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(Checkpointer, "_store", counted)
+        run_in_folder(recipe(), "resumed", 0, path, OFTEN)
+    mp.spawn(work, args=(str(path),), nprocs=2)
+    return path
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*KINDS, "resumed"])
+def test_two_processes_have_the_result_of_one(name, folder):
+    alone, stored = run_strategy(recipe(), name, 0), RunFolder(folder, recipe(), name, 0)
+    found = stored.result()
+    assert found.run_hash == alone.run_hash
+    assert (found.machine["processes"], "processes" in alone.machine) == (2, False)
+    assert found.counts == alone.counts
+    for row, expected in zip(found.accuracy, alone.accuracy, strict=True):
+        assert row == pytest.approx(expected, abs=1.1 / min(alone.counts))  # of one image
+    assert found.calibration == pytest.approx(alone.calibration, rel=1e-3)
+    assert found.sampled == pytest.approx(alone.sampled, rel=1e-2)
+    assert len(found.epochs) == len(alone.epochs) == 4
+    for epoch, expected in zip(found.epochs, alone.epochs, strict=True):
+        assert epoch.loss == pytest.approx(expected.loss, rel=1e-4)
+        assert epoch.accuracy == pytest.approx(expected.accuracy, abs=1.1 / epoch.images)
+        assert epoch.images == expected.images == 207
+    assert found.flops_per_image == pytest.approx(alone.flops_per_image)
+    assert found.memory_ratio == alone.memory_ratio
+    assert found.resumed == (name == "resumed")
+    text = stored.log_file.read_text(encoding="utf-8")
+    assert text.count("resumed at domain 1, epoch 2, batch 3") == (name == "resumed")
+
+
+def test_all_tested_kinds_are_here():
+    tested = {type(recipe().strategies[name]) for name in KINDS}
+    assert tested == set(TESTED_IN_PROCESSES)
+
+
+def noisy(x):
+    """A random transform."""
+    return -x - torch.rand(1) / 2
+
+
+@pytest.mark.parametrize("transform", [None, noisy])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_shares_of_all_processes_make_up_the_batches_of_one(transform, shuffle, monkeypatch):
+    data = TensorDataset(torch.arange(22.0)[:, None], torch.arange(22) % 2)
+    data.targets = data.tensors[1]
+    groups = {"train": (transform, None), "eval": (transform, None)}
+    data = as_classification_dataset(data, transform_groups=groups if transform else None)
+    assert (rows_of(data) is None) == (transform is not None)
+
+    fractions, states = [], []
+
+    def batches(loader):
+        torch.manual_seed(3)
+        found = []
+        for x, *_ in loader:
+            fractions.extend((x.abs() % 1).tolist())
+            found.append(x.trunc().flatten().tolist())
+        states.append(torch.get_rng_state())
+        return found
+
+    plain = as_classification_dataset(data) if transform is None else None
+    alone = plain and batches(TensorLoader(rows_of(plain), plain, 7, shuffle, False))
+    found = []
+    for rank in range(3):
+        helper = SimpleNamespace(rank=rank, world_size=3)
+        monkeypatch.setattr(sharing, "DistributedHelper", helper)
+        loader = ShareLoader(data, 7, shuffle, 0)
+        found.append(batches(loader))
+        assert len(found[-1]) == len(loader) == 4
+    assert all(torch.equal(state, states[0]) for state in states)
+    if transform is not None:
+        assert len({value for (value,) in fractions}) == len(fractions)  # drawn once each
+    last = [share[-1] for share in found]
+    assert last[0] == last[1] == last[2]  # one image, that of the first process; others repeat it
+    whole = [sorted(chain(*shares)) for shares in zip(*found, strict=True)]
+    whole[-1] = last[0]
+    sign = 1 if transform is None else -1
+    assert sorted(chain(*whole)) == sorted(sign * float(i) for i in range(22))
+    if alone is not None:
+        assert whole == [sorted(batch) for batch in alone]
+    if not shuffle:
+        assert found[1][1] == [sign * 7.0, sign * 10.0, sign * 13.0]  # by position in the epoch
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("lwf", {}, r'strategy lwf \(kind = "lwf"\) is not tested with several processes'),
+        ("ncm", {}, r'strategy ncm \(kind = "ncm"\) is not tested'),
+        ("td-vcl", {}, r'kind = "td-vcl"'),
+        ("slca", {}, r'kind = "finetune" with align_classifier'),
+        ("finetune", {"tuning": "adapter"}, r'kind = "finetune" with tuning = "adapter"'),
+    ],
+)
+def test_untested_strategies_are_refused(name, changes, sentence):
+    mixed = small_recipe({name: STRATEGIES[name] | changes, "covon": STRATEGIES["covon"]})
+    check_data_parallel(mixed, ["covon"], 2)
+    with pytest.raises(ValueError, match=sentence):
+        check_data_parallel(mixed, ["covon", name], 2)
+
+
+def test_batch_norm_is_refused(monkeypatch):
+    own = small_recipe({"finetune": STRATEGIES["finetune"]})
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64))
+    monkeypatch.setattr(build, "DistributedHelper", SimpleNamespace(is_distributed=True))
+    with pytest.raises(ValueError, match="batch norm would compute the statistics of each process"):
+        build.build_strategy(own.strategies["finetune"], own, model, None, None)
+
+
+def test_each_process_needs_an_image():
+    small = small_recipe({"covon": STRATEGIES["covon"]}, train_mb_size=3)
+    check_data_parallel(small, ["covon"], 3)
+    with pytest.raises(ValueError, match=r"train_mb_size = 3 cannot be shared by 4 processes"):
+        check_data_parallel(small, ["covon"], 4)
