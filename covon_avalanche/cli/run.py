@@ -59,10 +59,12 @@ def run(
     ] = None,
     jobs: Jobs = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="GPUs that train each run together.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=1024, help="GPUs that train each run together."),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="The same, for processes on the CPU.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=1024, help="CPU processes that train each run."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what would run, and for how long.")
