@@ -12,7 +12,7 @@ from torch import Tensor
 from covon_avalanche.closed_form.model import ClosedFormHead
 
 RANPAC_RIDGES = tuple(10.0**k for k in range(-8, 9))
-STANDARDIZED_RIDGES = tuple(10.0**k for k in range(-1, 6))
+STANDARDIZED_RIDGES = tuple(10.0 ** (k / 2) for k in range(2, 11))
 _HELD_OUT = 5  # every fifth example chooses the ridge
 
 
@@ -37,9 +37,11 @@ class RidgeClassifier(ClosedFormHead):
     :param num_classes: number of classes, shared by all domains.
     :param projection: number ``M`` of random features; ``None`` for the features themselves.
     :param standardize: centre and scale the features.
-    :param ridges: to choose from; by default 1e-8 to 1e8, or 0.1 to 1e5 for standardised features.
+    :param ridges: to choose from; by default 1e-8 to 1e8, or 10 to 1e5 for standardised features.
     :param select: choose the ridge with the least squared error (``"mse"``, RanPAC) or the highest
         ``"accuracy"`` (LayUP); of equal ones the largest.
+    :param ridge_from: choose by the scores of the ``"last"`` domain, as in RanPAC and LayUP, or by
+        their sum over ``"all"`` domains: then the order of the domains does not matter.
     :param seed: of the projection.
     :raises ValueError: naming the value and the rule, or if ``G`` does not fit into memory.
 
@@ -55,6 +57,7 @@ class RidgeClassifier(ClosedFormHead):
         standardize: bool = False,
         ridges: Sequence[float] | None = None,
         select: Literal["mse", "accuracy"] = "mse",
+        ridge_from: Literal["last", "all"] = "last",
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -66,6 +69,8 @@ class RidgeClassifier(ClosedFormHead):
             raise ValueError(f"ridges must be positive numbers, got {list(ridges)}")
         if select not in ("mse", "accuracy"):
             raise ValueError(f"select must be 'mse' or 'accuracy', got {select!r}")
+        if ridge_from not in ("last", "all"):
+            raise ValueError(f"ridge_from must be 'last' or 'all', got {ridge_from!r}")
         self.num_classes, self.select, self.ridges = num_classes, select, sorted(ridges)
         self.standardize = standardize
         generator = torch.Generator().manual_seed(seed)
@@ -82,10 +87,13 @@ class RidgeClassifier(ClosedFormHead):
         self.register_buffer("gram", gram)
         self.register_buffer("targets", torch.zeros(entries, num_classes, dtype=torch.float64))
         self.register_buffer("weight", torch.zeros(entries, num_classes))
+        sums = torch.zeros(len(self.ridges), dtype=torch.float64) if ridge_from == "all" else None
+        self.register_buffer("scores", sums)
         self.random: Tensor | None
         self.gram: Tensor
         self.targets: Tensor
         self.weight: Tensor
+        self.scores: Tensor | None  # of the ridges, over all domains
         self.chosen: list[float] = []
         """The ridge of each domain."""
         self._domain: tuple[Tensor, Tensor] | None = None  # G and Q of the current domain
@@ -129,16 +137,18 @@ class RidgeClassifier(ClosedFormHead):
             return self.ridges[-1]
         h = torch.cat([self._projected(features) for features, _ in self._held_out]).double()
         wanted = F.one_hot(labels, self.num_classes).double()
-        best, best_score = self.ridges[-1], -float("inf")
-        for ridge in reversed(self.ridges):
+        found = torch.zeros(len(self.ridges), dtype=torch.float64, device=h.device)
+        for i, ridge in enumerate(self.ridges):
             scores = h @ self._solve(gram, targets, ridge)
             if self.select == "mse":
-                score = -(scores - wanted).square().mean().item()
+                found[i] = -(scores - wanted).square().mean()
             else:
-                score = (scores.argmax(1) == labels).double().mean().item()
-            if score > best_score:
-                best, best_score = ridge, score
-        return best
+                found[i] = (scores.argmax(1) == labels).double().mean()
+        if self.scores is not None:
+            self.scores += found
+            found = self.scores
+        best = found.max()
+        return max(r for r, score in zip(self.ridges, found, strict=True) if score == best)
 
     def _projected(self, features: Tensor) -> Tensor:
         h = features if self.random is None else (features @ self.random).relu()

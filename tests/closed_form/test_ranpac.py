@@ -151,6 +151,19 @@ def test_the_ridge_is_chosen_on_every_fifth_example_of_the_domain_alone(select):
     assert torch.equal(head.weight, learned(domains, ridges=chosen[-1:]).weight)
 
 
+def test_the_ridge_of_all_domains_does_not_depend_on_their_order():
+    """It has the best sum of the domains' own scores, which alone would choose different ones."""
+    ridges = [1e-3, 1.0, 100.0, 1e4]
+    domains = [domain(seed, examples=103) for seed in (0, 4, 1)]
+    alone = [learned([d], ridges=ridges, ridge_from="all") for d in domains]
+    assert len({head.chosen[0] for head in alone}) > 1
+    total = sum(head.scores for head in alone)
+    for ordered in (domains, domains[::-1]):
+        head = learned(ordered, ridges=ridges, ridge_from="all")
+        torch.testing.assert_close(head.scores, total)
+        assert head.chosen[-1] == ridges[total.argmax()]
+
+
 def test_what_it_needs_later_is_in_its_state():
     """A third domain after loading gives the same classifier, and no examples are kept."""
     domains = [domain(seed) for seed in range(3)]
@@ -179,6 +192,7 @@ def test_a_singular_gram_matrix_gets_a_larger_ridge():
         (dict(projection=0), "projection must be >= 1, got 0"),
         (dict(ridges=[]), "ridges must be positive"),
         (dict(ridges=[1.0, -1.0]), "ridges must be positive"),
+        (dict(ridge_from="first"), "ridge_from must be 'last' or 'all', got 'first'"),
         (dict(select="loss"), "select must be 'mse' or 'accuracy', got 'loss'"),
         (dict(projection=10**8), "needs 74505806 GiB: choose a smaller projection"),
     ],

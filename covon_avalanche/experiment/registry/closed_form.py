@@ -66,6 +66,8 @@ class Ridge(ClosedForm):
     """Centre and scale the features, and fit an intercept."""
     select: Literal["mse", "accuracy"] = "mse"
     """What decides the ridge, on a fifth of each domain's training images."""
+    ridge_from: Literal["last", "all"] | None = None
+    """The domains whose images decide; ``"last"`` by default."""
 
     def make_head(self, width: int, num_classes: int) -> ClosedFormHead:
         import torch
@@ -78,6 +80,7 @@ class Ridge(ClosedForm):
             projection=self.projection,
             standardize=bool(self.standardize),
             select=self.select,
+            ridge_from=self.ridge_from or "last",
             seed=int(torch.randint(2**31, ())),  # decided by the run's seed
         )
 
