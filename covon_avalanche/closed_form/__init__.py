@@ -1,7 +1,8 @@
 """Classifiers in closed form on the features of a frozen network: nothing is trained by gradients.
 
-A domain adds sums over its examples, from which the classifier over all domains is computed, so
-these methods keep no examples and forget nothing. Imports torch, never Avalanche.
+Each domain contributes sums over its examples, and the classifier over all domains is computed
+from these sums, so these methods keep no examples and forget nothing. This package imports torch,
+but not Avalanche.
 """
 
 from covon_avalanche.closed_form.features import FeatureExtractor, blocks_of

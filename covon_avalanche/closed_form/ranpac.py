@@ -21,8 +21,8 @@ class RidgeClassifier(ClosedFormHead):
 
     With features ``H``, one row per example, and one-hot labels ``Y``, the sums ``G = HᵀH`` and
     ``Q = HᵀY`` over all domains give the weights ``(G + ridge I)⁻¹ Q`` of the joint ridge
-    regression, whatever the order of the domains. The ridge is chosen in each domain: by
-    regressions on four fifths of its examples alone, validated on every fifth.
+    regression, whatever the order of the domains. The ridge is chosen in each domain, by fitting
+    on four fifths of that domain's examples and validating on every fifth example.
 
     With ``standardize`` features are centred and divided by their standard deviation over all
     domains, and an intercept is fitted that the ridge leaves alone. Both follow from the sums.
@@ -37,7 +37,8 @@ class RidgeClassifier(ClosedFormHead):
     :param num_classes: number of classes, shared by all domains.
     :param projection: number ``M`` of random features; ``None`` for the features themselves.
     :param standardize: centre and scale the features.
-    :param ridges: to choose from; by default 1e-8 to 1e8, or 10 to 1e5 for standardised features.
+    :param ridges: candidate values; by default 1e-8 to 1e8, or 10 to 1e5 for standardised
+        features.
     :param select: choose the ridge with the least squared error (``"mse"``, RanPAC) or the highest
         ``"accuracy"`` (LayUP); of equal ones the largest.
     :param ridge_from: choose by the scores of the ``"last"`` domain, as in RanPAC and LayUP, or by

@@ -54,8 +54,8 @@ class DUCT(nn.Module):
     the logits are those of the current domain; in evaluation mode each class has its largest logit
     over the domains so far, so that no domain needs to be known.
 
-    In a loop without Avalanche call, for each domain, :meth:`begin_domain`, train, and then
-    :meth:`merge_backbone`, :meth:`retrain_classifier` and, if wanted, :meth:`transport`.
+    Without Avalanche, for each domain, call :meth:`begin_domain`, train, and then call
+    :meth:`merge_backbone`, :meth:`retrain_classifier` and, optionally, :meth:`transport`.
 
     :param network: a pretrained network; its last layer is replaced, in place.
     :param num_classes: classes, shared by all domains.

@@ -22,11 +22,11 @@ class FisherMerge(MergeRule):
 
         m1 = (F0 m0 + F m) / (F0 + F),    F0 ← F0 + F
 
-    with the exact empirical Fisher information ``F`` of each task at the weights that the task has
-    left, in loss²/weight² per example, so that every task has equal weight regardless of its size.
-    Weights whose Fisher information has been zero in all tasks, such as those of classes that are
-    new, keep their new values. Matena and Raffel, "Merging Models with Fisher-Weighted Averaging"
-    (NeurIPS 2022); written from the paper.
+    with the exact empirical Fisher information ``F`` of each task at its final weights before the
+    merge, in loss²/weight² per example, so that every task has equal weight regardless of its
+    size. Weights whose Fisher information has been zero in all tasks, such as those of classes
+    that are new, keep their new values. Matena and Raffel, "Merging Models with Fisher-Weighted
+    Averaging" (NeurIPS 2022); written from the paper.
     """
 
     needs_data = True
@@ -67,11 +67,11 @@ class CoFiMA(MergeRule):
         m1 = ((1 - γ) F0 m0 + γ F m) / ((1 - γ) F0 + γ F),    F0 ← F
 
     ``F`` is the mean over mini-batches of their squared gradients, in loss²/weight², clamped from
-    below at 1e-4, at the weights that the task has left; ``F0`` is that of the task before, so that
-    one copy of the weights' size is kept. The first task is kept as it is, as are new rows of a
-    growing classifier. Gradients are computed in eval mode. With equal Fishers this is
-    :class:`EMA`, which the authors call CoMA. Marouf et al., "Weighted Ensemble Models Are Strong
-    Continual Learners" (ECCV 2024); written from the paper.
+    below at 1e-4, at the task's final weights before the merge; ``F0`` is that of the previous
+    task, so only one copy of the size of the weights is kept. The first task is kept as it is, as
+    are new rows of a growing classifier. Gradients are computed in eval mode. With equal Fishers
+    this is :class:`EMA`, which the authors call CoMA. Marouf et al., "Weighted Ensemble Models Are
+    Strong Continual Learners" (ECCV 2024); written from the paper.
     """
 
     needs_data = True

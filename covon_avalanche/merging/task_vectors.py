@@ -114,13 +114,12 @@ class TaskArithmetic(TaskVectorRule):
 
 
 class MagMax(TaskVectorRule):
-    """Takes for each weight the change of largest magnitude: ``m1 = θ0 + coefficient * d_i``, with
-    the ``i`` of the largest ``|d_i|``, and the later one of equal magnitudes.
+    """Takes for each weight the change of largest magnitude: ``m1 = θ0 + coefficient * d_i``, where
+    ``i`` is the task with the largest ``|d_i|``; ties go to the later task.
 
     Marczak et al., "MagMax: Leveraging Model Merging for Seamless Continual Learning" (ECCV 2024);
-    written from the paper. Training goes on from the weights that the last task has left, before
-    its merge. Keeps two copies of the weights, ``θ0`` and the largest changes so far, and a third
-    between tasks.
+    written from the paper. Training continues from the last task's unmerged weights. Keeps two
+    copies of the weights, ``θ0`` and the largest changes so far, and a third between tasks.
     """
 
     def __init__(self, coefficient: float = 0.5, start: Start = "last") -> None:
@@ -139,10 +138,10 @@ class MagMax(TaskVectorRule):
 class TIES(TaskVectorRule):
     """Trims the task vectors, elects a sign for each weight and averages the entries that agree.
 
-    Of each task vector the 20 % of entries of largest magnitude are kept. The sign of a weight is
-    that of the sum over tasks, and its change the mean of the entries with this sign, times the
-    coefficient. Yadav et al., "TIES-Merging: Resolving Interference When Merging Models" (NeurIPS
-    2023).
+    The 20 % of entries with the largest magnitude are kept from each task vector. The sign of a
+    weight's change is the sign of their sum over tasks, and the change is the mean of the entries
+    with this sign, times the coefficient. Yadav et al., "TIES-Merging: Resolving Interference When
+    Merging Models" (NeurIPS 2023).
 
     **Memory grows with the number of tasks**: it keeps one copy of the weights per task.
     """

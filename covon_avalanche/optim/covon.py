@@ -128,17 +128,17 @@ class CoVON(PosteriorOptimizer):
         ``ess_per_example`` sets it.
     :param hess_init: Hessian per example (loss/weight²) at the start of each task.
     :param betas: averaging coefficients of gradient and Hessian. ``None`` for the latter: an
-        average whose window grows with the task, ``50 + t / 10`` steps after ``t`` of them, see
-        ``optim/hessian.py``; a number is Algorithm 1's.
+        average whose window grows within the task, to ``50 + t / 10`` after ``t`` steps, see
+        ``optim/hessian.py``; a number gives the fixed coefficient of Algorithm 1.
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
         ``s0 = ess * weight_decay``. New parameters of later tasks start with it too.
     :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1, for the precision too, is CoVON-NoM,
         plain VCL. Above 1, an over-relaxation, is allowed with a warning.
     :param gamma_precision: the coefficient for the precision that a task adds to the prior.
-        ``None``: ``gamma``, Eq. 8. A number: that; the mean is then normalised by its own weights
-        (see ``posterior.merge``). Above 1 it keeps more of the past than Bayes' rule, and the
-        merged posterior is narrower; it needs a Hessian estimate that is never negative
-        (``"gradsq"``). ``"auto"``: 2 with that, else ``None``.
+        ``None``: use ``gamma``, as in Eq. 8. With a number, the mean is normalised by its own
+        weights (see ``posterior.merge``). Above 1 it keeps more of the past than Bayes' rule, and
+        the merged posterior is narrower; it needs a Hessian estimate that is never negative
+        (``"gradsq"``). ``"auto"``: 2 with ``"gradsq"``, else ``None``.
     :param clip_radius: largest change of a weight in a step, in units of ``lr``;
         ``float("inf")`` for none. While the Hessian estimate is dominated by noise, unlimited
         Newton steps diverge.
@@ -146,27 +146,27 @@ class CoVON(PosteriorOptimizer):
     :param mc_samples: posterior samples per step.
     :param prior_mean: centre of the first prior: ``"zero"`` (the paper's), or ``"init"``,
         the starting weights, which is what fine-tuning a pretrained network needs.
-    :param prior: a prior instead, by parameter name, such as the posterior of an earlier run;
-        parameters it lacks get the first prior. The weights stay as they are: load its mean
-        into the model to continue from it. Move the model to its device before.
+    :param prior: Gaussian to use as the first prior, by parameter name, such as the posterior of
+        an earlier run; parameters it lacks get the default prior. The weights are not changed: to
+        continue from the prior, load its mean into the model. Move the model to its device first.
     :param hess_approx: the estimate of the Hessian's diagonal: ``"gradsq"``, the squared gradient
         times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. See
         ``optim/hessian.py`` for derivations and noise. The same in all groups.
     :param batch_size: examples behind a step's gradient (over all processes), for
         ``"gradsq"``; with Avalanche :class:`CoVONPlugin` sets it in each step. Only the first
         group's value is used.
-    :param consolidation: what the end of a task does: ``"merge"``, Eq. 8; ``"replace"``, no slow
-        state: what the task alone adds to the first prior becomes the prior (negative entries of
-        the Hessian count as 0); ``"none"``, plain IVON without consolidation. The last two, and
+    :param consolidation: what happens at the end of a task: ``"merge"``, Eq. 8; ``"replace"``, no
+        slow state: what the task alone adds to the first prior becomes the prior (negative entries
+        of the Hessian count as 0); ``"none"``, plain IVON without consolidation. The last two, and
         :class:`covon_avalanche.merging.EMA` with ``gamma_precision=None``, are the ablations of
         the paper's Figure 2b.
     :param generator: gives the seed of the noise at the first sample; by default torch's global
         generator does. With several processes it is required, with the same seed on all ranks.
     :param implementation: ``"foreach"``, torch's multi-tensor operations; ``"compiled"``, numba on
-        CPUs and ``torch.compile`` on accelerators; ``"reference"``, :func:`fast_step`
-        parameter by parameter. ``"auto"``: ``"compiled"`` on CPUs with numba, else
-        ``"foreach"``. Float64 weights and tensor subclasses always use ``"foreach"`` on a CPU. On
-        one device all draw the same samples.
+        CPUs and ``torch.compile`` on accelerators; ``"reference"``, :func:`fast_step` parameter by
+        parameter. ``"auto"``: ``"compiled"`` on CPUs with numba, else ``"foreach"``. Float64
+        weights and tensor subclasses always use ``"foreach"`` on a CPU. On a given device, all
+        implementations draw the same samples.
     :raises ValueError: naming the value and the rule.
 
     State per parameter: ``momentum``, ``hess``, ``step`` within a task; ``prior_mean`` and

@@ -50,8 +50,8 @@ class NamedParam(NamedTuple):
 class defer_interrupt:
     """Context manager: Ctrl-C inside of it takes effect at the end.
 
-    Other threads than the main one never receive signals. Handlers that are not Python functions
-    are left alone.
+    Threads other than the main thread never receive signals. Handlers that are not Python
+    functions are left unchanged.
     """
 
     def __enter__(self) -> None:
@@ -93,13 +93,13 @@ class PosteriorOptimizer(Optimizer, ABC):
     - Exactly ``mc_samples`` samples belong to a step. Micro-batches of one sample go
       inside one ``sampled_params()``, where their gradients add up.
     - Gradients stay in ``p.grad`` until ``step()``: clipping and unscaling work as with Adam.
-    - Frozen parameters are not perturbed; those without a gradient are not moved, and a
-      task that never gave them one leaves their posterior alone.
+    - Frozen parameters are not perturbed; parameters without a gradient are not updated, and if
+      they receive none during a whole task, their posterior stays unchanged.
     - An exception leaves every parameter at the mean and nothing recorded. Ctrl-C takes effect
       before or after ``step``, ``consolidate`` and the change of weights, never within.
     - ``step(closure)`` calls the closure once in each of ``mc_samples`` samples.
-    - Noise is a function of a seed and the number of the draw, which live in the first group
-      (``noise_seed``, ``noise_draws``): ``state_dict()``, copies and pickles restore it.
+    - Noise is a function of a seed and a draw counter, both stored in the first group
+      (``noise_seed``, ``noise_draws``), so ``state_dict()``, copies and pickles restore it.
     """
 
     own_setting: ClassVar[str]
