@@ -33,11 +33,11 @@ class RegMean(MergeRule):
         W0 + (W - W0) A (A0 + A)⁻¹,    A0 ← A0 + A
 
     This is the mean of a product of Gaussians as in Eq. 8, whose precision is not diagonal but
-    ``A ⊗ I``, the input side of a Kronecker-factored curvature. For two networks trained from the same
-    weights it is RegMean (Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language
-    Models", ICLR 2023; written from the paper). Here it is applied from task to task, and keeps
-    one ``A0`` per layer and no data; ``A`` is measured again at the merged weights before it is
-    added to ``A0``.
+    ``A ⊗ I``, the input side of a Kronecker-factored curvature. For two networks trained from the
+    same weights it is RegMean (Jin et al., "Dataless Knowledge Fusion by Merging Weights of
+    Language Models", ICLR 2023; written from the paper). Here it is applied from task to task, and
+    keeps one ``A0`` per layer and no data; ``A`` is measured again at the merged weights before it
+    is added to ``A0``.
 
     Takes two forward passes over each task's data, but only one for the first task. Outputs and
     layers that no earlier task has used keep their new weights, as do the parameters of other
