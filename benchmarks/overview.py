@@ -21,7 +21,8 @@ STREAMS = {
 }
 # Strategies of the recipes; where there are two, the first that a stream has.
 ROWS = {
-    "frozen features: LayUP, 8 layers": ("layup-max",),
+    "frozen features: LayUP, mirror images": ("layup-flip",),
+    "frozen features: LayUP": ("layup-max",),
     "frozen features: RanPAC": ("ranpac",),
     "frozen features: ridge": ("ridge",),
     "**CoVON + RegMean**": ("covon-inputs",),

@@ -131,7 +131,7 @@ def test_stored_trials_can_be_read(file, trials, best, comparison):
         ("permuted-digits/results", {"covon", "covon-gradsq"}),
         ("permuted-mnist-hard/results", {"covon", "covon-gradsq"}),
         *(
-            (f"pacs/{order}", {"layup", "layup-max"})
+            (f"pacs/{order}", {"layup", "layup-max", "layup-flip"})
             for order in ("forward", "reverse", "third", "fourth")
         ),
     ],
