@@ -169,7 +169,8 @@ def origin(runs: pd.DataFrame) -> str:
     rest = "".join(f"; {', '.join(names[machine])}: {machine}" for machine in others)
     found = runs["versions"].iloc[0]
     return (
-        f"Mean ± standard deviation over {runs['seed'].nunique()} seeds; torch {found['torch']}, "
+        "Mean ± standard deviation over the seeds of each row, at most "
+        f"{runs['seed'].nunique()}; torch {found['torch']}, "
         f"avalanche-lib {found['avalanche-lib']}, one thread per run, {most}{rest}."
     )
 

@@ -7,8 +7,8 @@
 
 DATA has ``PACS/`` and ``weights/``, and gets a cache of decoded images. The recipe is
 ``benchmarks/results/pacs/best.toml``, searched from ``benchmarks/pacs.toml`` in the first order on
-validation images. Two more orders, which nothing was tuned in, have three seeds and fewer
-strategies. Results go to ``benchmarks/results/pacs/ORDER.jsonl``, tables and figures to
+validation images. Two more orders, which no trained method was tuned in, have the closed
+forms. Results go to ``benchmarks/results/pacs/ORDER.jsonl``, tables and figures to
 ``docs/pacs.md``.
 """
 

@@ -179,7 +179,7 @@ def _print_times(
     total = 0.0
     for strategy in dict.fromkeys(spec.strategy for spec in new):
         times = [sum(run.train_seconds) for run in stored if run.strategy == strategy]
-        source = "stored results" if times else "timed batches"
+        source = "stored results" if times else "timed batches of one process"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

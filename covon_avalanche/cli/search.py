@@ -158,9 +158,8 @@ def _best(
     comments = {}
     for name in recipe.strategies:
         if not space_of(held_out, name):
-            if name in searched:
-                comments[name] = "nothing to search"
-                typer.echo(f"{name}: {comments[name]}")
+            comments[name] = "nothing to search"
+            typer.echo(f"{name}: {comments[name]}")
             continue
         try:
             settings, value = Search(held_out, name, journal, seed).best(trials)

@@ -174,6 +174,8 @@ class RidgeClassifier(ClosedFormHead):
 
 def _solve(gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
     """``(gram + ridge I)⁻¹ targets``; with a larger ridge where that is numerically singular."""
+    if not torch.isfinite(gram).all():
+        raise FloatingPointError("the features of the network are not finite")
     while True:
         regularised = gram.clone()
         regularised.diagonal().add_(ridge)

@@ -19,9 +19,9 @@ class DataParallel:
     """Mixin for Avalanche strategies: several processes train as one does with the same
     ``train_mb_size``, which is that of all processes together.
 
-    Gradients are averaged by ``DistributedDataParallel``, through which only the training's forward
-    passes go: ``strategy.model`` stays the plain model, so that checkpoints do not depend on
-    the number of processes. Strategies with a training loop or data loaders of their own
+    Gradients are averaged by ``DistributedDataParallel``, which only training's forward passes go
+    through: ``strategy.model`` stays the plain model, so that checkpoints do not depend on the
+    number of processes. Strategies with a training loop or data loaders of their own
     cannot be mixed with it.
     """
 
@@ -39,6 +39,10 @@ class DataParallel:
         own: Any = self
         own.dataloader = ShareLoader(own.adapted_dataset, own.eval_mb_size, False, num_workers)
 
+    def _before_training_exp(self, **kwargs: Any) -> None:
+        self.parallel_model = None  # the model may have grown
+        super()._before_training_exp(**kwargs)  # type: ignore[misc]
+
     def _before_training_epoch(self, **kwargs: Any) -> None:
         torch.set_rng_state(DistributedHelper.broadcast(torch.get_rng_state()))  # data order
         super()._before_training_epoch(**kwargs)  # type: ignore[misc]
@@ -52,13 +56,18 @@ class DataParallel:
         return len(_share(range(size), start)), size
 
     def forward(self) -> Tensor:
-        """The model's output; in training through ``DistributedDataParallel``."""
+        """The model's output; in training through ``DistributedDataParallel``, with random numbers
+        (as of dropout) that differ between processes and are the same after a resume."""
         own: Any = self
         if not own.is_training:
             return super().forward()  # type: ignore[misc]
         if self.parallel_model is None:
             self.parallel_model = DistributedDataParallel(own.model)
-        output: Tensor = self.parallel_model(own.mb_x)
+        step = own.clock.train_iterations * DistributedHelper.world_size + DistributedHelper.rank
+        devices = [own.device] if own.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed((torch.initial_seed() + step) % 2**63)
+            output: Tensor = self.parallel_model(own.mb_x)
         return output
 
     def criterion(self) -> Tensor:
@@ -85,8 +94,8 @@ def _share(batch: Any, start: int) -> Any:
 
 class ShareLoader:
     """This process's share of batches, shuffled as torch's ``DataLoader`` does with the same global
-    seed. A share without examples, of a last batch that is too small, has its first example, which
-    must not be counted.
+    seed. A share without examples, of a last batch that is too small, has the batch's first one,
+    which callers must not count.
 
     Random transforms draw other numbers in each process, and leave torch's global generator, which
     all processes need in the same state, as it is.

@@ -61,6 +61,9 @@ def submit(
             "--launcher slurm needs submitit: pip install 'covon_avalanche[cluster]'"
         ) from None
     settings = dict(map(parse_setting, parameters))
+    if options.processes > 1:
+        needed = "gpus_per_node" if recipe.device == "cuda" else "cpus_per_task"
+        settings.setdefault(needed, options.processes)
     if cluster != "local":
         settings.setdefault("name", recipe.name)
     try:

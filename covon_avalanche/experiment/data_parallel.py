@@ -19,7 +19,7 @@ from covon_avalanche.experiment.worker_pool import worker_pool
 if TYPE_CHECKING:
     from covon_avalanche.experiment.result import Result
 
-_SECONDS = 2.0  # after a failure, for the other processes to say why
+_GRACE_SECONDS = 2.0  # after a failure, for the other processes to say why
 
 
 def check_data_parallel(recipe: Recipe, strategies: Iterable[str], processes: int) -> None:
@@ -64,7 +64,9 @@ def run_in_processes(
             for rank in as_completed(ranks):
                 if rank.exception() is None:
                     continue
-                wait(ranks, _SECONDS)  # the main process writes its log; a killed one stops others
+                wait(
+                    ranks, _GRACE_SECONDS
+                )  # the main process writes its log; a killed one stops others
                 errors = [r.exception() for r in ranks if r.done()]
                 killed = [e for e in errors if isinstance(e, BrokenProcessPool)]
                 raise next(e for e in (*killed, *errors) if e is not None)
@@ -89,7 +91,7 @@ def _work(
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": options.processes}
     os.environ |= {key: str(value) for key, value in (numbers | {"MASTER_PORT": port}).items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    DistributedHelper.init_distributed(seed, use_cuda=recipe.device == "cuda")
+    DistributedHelper.init_distributed(seed % 2**32, use_cuda=recipe.device == "cuda")
     result = None
     if rank == 0:
         result = run_in_folder(recipe, strategy, seed, runs, options)

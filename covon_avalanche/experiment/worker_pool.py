@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -69,9 +70,10 @@ class WorkerPool:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         worker = context.Process(target=_work, args=(theirs, self._on_terminate))
-        with self._lock, _without_ctrl_c():
+        with self._lock:
             if self._closed:
                 raise BrokenProcessPool("the pool is closed")
+            _block_ctrl_c()
             worker.start()
             self.workers.append((worker, ours))
         theirs.close()
@@ -96,13 +98,12 @@ class WorkerPool:
             worker.kill()
 
 
-@contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """Processes that this thread starts inherit its mask, and miss a Ctrl-C while they import."""
+def _block_ctrl_c() -> None:
+    """In this thread: processes that it starts inherit its mask, and miss a Ctrl-C while they
+    import."""
     resource_tracker.ensure_running()  # which would set another mask
     if hasattr(signal, "pthread_sigmask"):  # not on Windows
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    yield
 
 
 @contextmanager
@@ -124,13 +125,21 @@ def worker_pool(processes: int, on_terminate: _Handler = signal.SIG_DFL) -> Iter
 
 def _work(pipe: Connection, on_terminate: _Handler) -> None:
     _start_worker(on_terminate)
-    with suppress(EOFError):  # the pool is finished
+    with suppress(EOFError, KeyboardInterrupt):  # the pool is finished, or terminated
         while True:
             function, arguments = pipe.recv()
             try:
                 pipe.send((function(*arguments), None))
-            except Exception as error:
-                pipe.send((None, error))
+            except (Exception, SystemExit) as error:
+                pipe.send((None, _picklable(error)))
+
+
+def _picklable(error: BaseException) -> BaseException:
+    """The error, or its text if another process could not load it."""
+    with suppress(Exception):
+        if isinstance(error, Exception) and type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _start_worker(on_terminate: _Handler) -> None:
@@ -150,7 +159,7 @@ def _start_worker(on_terminate: _Handler) -> None:
     torch.set_num_threads(1)
 
 
-class _ImportedWhenUsed(ModuleType):
+class _LazyModule(ModuleType):
     """Stands in for a package until one of its names is used."""
 
     def __getattr__(self, name: str) -> Any:
@@ -165,7 +174,7 @@ def import_wandb_when_used() -> None:
     """Avalanche imports it always, and a kill then leaves temporary folders."""
     spec = find_spec("wandb")
     if spec is not None and "wandb" not in sys.modules:
-        sys.modules["wandb"] = _ImportedWhenUsed("wandb")
+        sys.modules["wandb"] = _LazyModule("wandb")
         sys.modules["wandb"].__spec__ = spec
 
 

@@ -105,7 +105,7 @@ class _AnchorCallback(TrainerCallback, ABC):
         :raises ValueError: for a posterior optimizer, weights in half precision, DeepSpeed or FSDP.
         """
         _check_training(args, kwargs["model"], type(self).__name__)
-        optimizer = _bare(kwargs["optimizer"])
+        optimizer = _unwrapped(kwargs["optimizer"])
         if isinstance(optimizer, PosteriorOptimizer):
             raise ValueError(
                 f"{type(self).__name__} pulls the weights of AdamW or SGD to an anchor, got "
@@ -146,14 +146,14 @@ class AdaRegCallback(_AnchorCallback):
         :raises ValueError: for an optimizer that is not of the Adam family; and as
             :meth:`EWCStarCallback.on_train_begin`.
         """
-        optimizer = _bare(kwargs["optimizer"])
+        optimizer = _unwrapped(kwargs["optimizer"])
         check_adam_family(optimizer, type(self).__name__)
         super().on_train_begin(args, state, control, **kwargs)
         if state.global_step == 0:
             optimizer.state.clear()
 
     def _importance(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        optimizer = _bare(kwargs["optimizer"])
+        optimizer = _unwrapped(kwargs["optimizer"])
         return adam_second_moments(kwargs["model"].named_parameters(), optimizer)
 
 
@@ -193,7 +193,7 @@ class EWCStarCallback(_AnchorCallback):
                     key: value.to(args.device) if isinstance(value, Tensor) else value
                     for key, value in batch.items()
                 }
-                yield moved, moved["labels"]
+                yield moved, next(v for v in moved.values() if isinstance(v, Tensor))
 
         model = _Loss(kwargs["model"])
         found = squared_batch_gradients(model, batches(), lambda loss, _: loss)
@@ -212,7 +212,7 @@ class _Loss(nn.Module):
         return loss
 
 
-def _bare(optimizer: Any) -> torch.optim.Optimizer:
+def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
     """Without the wrapper of Accelerate."""
     bare: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
     return bare
@@ -236,7 +236,7 @@ def _check_training(args: Any, model: nn.Module, user: str) -> None:
 
 
 def _posterior_optimizer(wrapped: Any) -> PosteriorOptimizer:
-    optimizer = _bare(wrapped)
+    optimizer = _unwrapped(wrapped)
     if not isinstance(optimizer, PosteriorOptimizer):
         raise ValueError(
             f"PosteriorCallback needs a CoVON or BayesByBackprop optimizer, got "

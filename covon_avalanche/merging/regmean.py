@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -65,7 +66,7 @@ class RegMean(MergeRule):
         :param alpha: factor of the off-diagonal entries of ``A`` and ``A0`` in a merge, in [0, 1].
             The original has 0.9 for language models.
         :param layerwise: measure each layer's ``A`` behind the already merged earlier layers
-            instead of those that the task has left, in one forward pass per layer. This is
+            instead of at the task's final weights, in one forward pass per layer. This is
             RegMean++ (Nguyen et al., 2025) with the new task's examples only.
         :param passes: 1 adds the ``A`` that was measured for the merge to ``A0``, as the original,
             instead of measuring it again at the merged weights: half the time.
@@ -96,9 +97,9 @@ class RegMean(MergeRule):
         new = self._measure(task)
         merged: dict[str, Tensor] = {}
         for name in new:  # in the order of the forward pass
-            if self.layerwise and merged:
-                new[name] = self._measure(task, merged)[name]
             if name in self.moments:
+                if self.layerwise and merged:
+                    new[name] = self._measure(task, merged, name)[name]
                 merged |= self._merged_layer(task, name, new[name])
         if self.passes == 1:
             self._task_moments = new
@@ -115,10 +116,13 @@ class RegMean(MergeRule):
         self._task_moments = {}
 
     def _measure(
-        self, task: Task, weights: Mapping[str, Tensor] | None = None
+        self,
+        task: Task,
+        weights: Mapping[str, Tensor] = MappingProxyType({}),
+        only: str | None = None,
     ) -> dict[str, Tensor]:
         return input_second_moments(
-            task.model, task.batches(), reduction=self.reduction, weights=weights
+            task.model, task.batches(), reduction=self.reduction, weights=weights, only=only
         )
 
     def _merged_layer(self, task: Task, layer_name: str, a: Tensor) -> dict[str, Tensor]:

@@ -85,7 +85,7 @@ class MergeRule(ABC):
     example by example."""
 
     def begin_task(self, model: nn.Module) -> None:  # noqa: B027 (most rules change nothing)
-        """Put in place the weights that a task's training starts from; called at its beginning.
+        """Set the weights that a task's training starts from; called at its beginning.
 
         Most rules leave the merged weights of the earlier tasks in place.
         """

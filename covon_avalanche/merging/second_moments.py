@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,8 @@ def input_second_moments(
     batches: Iterable[Batch],
     *,
     reduction: Reduction = "sum",
-    weights: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor] = MappingProxyType({}),
+    only: str | None = None,
 ) -> dict[str, Tensor]:
     """``sum x xᵀ`` over a layer's inputs: over examples, and tokens or positions of a convolution.
 
@@ -43,39 +45,59 @@ def input_second_moments(
     :param batches: ``(input, target, *more)``, for ``model(input, *more)``.
     :param reduction: ``"mean"`` divides by the number of examples times positions.
     :param weights: parameters to use instead of the model's, by name.
+    :param only: name of the only layer to measure; by default all.
     :return: by layer name, of shape (groups, d, d), in units of the input squared; ``d`` is the
         number of inputs of an output, with the constant 1 of a bias as the last. Groups are those
         of a convolution, or the query, key and value of attention.
     """
     sums: dict[str, Tensor] = {}  # upper halves, with the constant 1
-    names = {layer: name for name, layer in merged_layers(model).items()}
+    names = {layer: n for n, layer in merged_layers(model).items() if only in (None, n)}
+    called = {
+        layer
+        for layer in model.modules()
+        if layer in names or getattr(layer, "out_proj", None) in names  # see _attention_inputs
+    }
 
     def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if isinstance(layer, nn.MultiheadAttention):
             inputs, outputs = _attention_inputs(layer, args, kwargs)
-            with _exact_products(inputs) as rows:
-                _add_rows(sums, names[layer], rows)
+            if layer in names:
+                _add_linear(sums, names[layer], inputs)
             if layer.out_proj in names:
-                with _exact_products(outputs) as rows:
-                    _add_rows(sums, names[layer.out_proj], rows)
-        elif isinstance(layer, nn.Conv2d) and not _is_pointwise(layer):
-            with _exact_products(args[0], layer.groups) as x:
-                _add_patches(sums, names[layer], layer, x)
+                _add_linear(sums, names[layer.out_proj], [outputs])
+            return
+        x = next(iter((*args, *kwargs.values())))
+        if isinstance(layer, nn.Conv2d) and not _is_pointwise(layer):
+            with _exact_products(x, layer.groups) as exact:
+                _add_patches(sums, names[layer], layer, exact)
         else:
-            x = args[0].permute(0, 2, 3, 1) if isinstance(layer, nn.Conv2d) else args[0]
-            with _exact_products(x.reshape(1, -1, x.shape[-1])) as rows:
-                _add_rows(sums, names[layer], rows)
+            inputs = x.permute(0, 2, 3, 1) if isinstance(layer, nn.Conv2d) else x
+            _add_linear(sums, names[layer], [inputs])
 
-    handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in names]
+    handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in called]
     try:
-        with in_mode(model, train=False), torch.no_grad():
+        with in_mode(model, train=False), torch.no_grad(), _values_of(model, weights):
             for x, _, *more in batches:
-                functional_call(model, dict(weights or {}), (x, *more))
+                model(x, *more)
     finally:
         for handle in handles:
             handle.remove()
     layers = {name: layer for layer, name in names.items()}
     return {name: _finished(total, layers[name], reduction) for name, total in sums.items()}
+
+
+@contextmanager
+def _values_of(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """The model with other values of some parameters. ``functional_call`` would not restore a
+    module that it finds by two names."""
+    before = {name: model.get_parameter(name).detach().clone() for name in weights}
+    try:
+        for name, value in weights.items():
+            model.get_parameter(name).copy_(value)
+        yield
+    finally:
+        for name, value in before.items():
+            model.get_parameter(name).copy_(value)
 
 
 def merged_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -158,10 +180,17 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, factor: float = 1.0) -> No
         total.baddbmm_(a.mT, b, alpha=factor)
 
 
-def _add_rows(sums: dict[str, Tensor], name: str, rows: Tensor) -> None:
-    """Add the inputs of single outputs, of shape (groups, rows, d)."""
-    groups, count, d = rows.shape
-    total = _total(sums, name, groups, d, rows)
+def _add_linear(sums: dict[str, Tensor], name: str, inputs: Sequence[Tensor]) -> None:
+    """Add the inputs of a linear layer, or of the query, key and value, of shape (..., d)."""
+    for group, x in enumerate(inputs):
+        with _exact_products(x.reshape(1, -1, x.shape[-1])) as rows:
+            total = _total(sums, name, len(inputs), x.shape[-1], rows)
+            _add_rows(total[group : group + 1], rows)
+
+
+def _add_rows(total: Tensor, rows: Tensor) -> None:
+    """Add the inputs of single outputs, of shape (groups, rows, d), to a layer's sums."""
+    _, count, d = rows.shape
     width = d if d < 2 * _BLOCK else _BLOCK
     for i in range(0, d, width):
         j = min(i + width, d)
@@ -210,7 +239,8 @@ def _add_patches(sums: dict[str, Tensor], name: str, layer: nn.Conv2d, x: Tensor
             (groups, length, n, columns, kh, kw, channels),
             (g, sh * r, i, sw * c, dh * r, dw * c, 1),
         )
-        _add_rows(sums, name, patches.reshape(groups, length * n * columns, kh * kw * channels))
+        rows = patches.reshape(groups, length * n * columns, kh * kw * channels)
+        _add_rows(_total(sums, name, groups, rows.shape[-1], rows), rows)
 
 
 def _padded(layer: nn.Conv2d, x: Tensor) -> Tensor:
@@ -275,12 +305,9 @@ def _order_of_weight(layer: nn.Conv2d, device: torch.device) -> Tensor:
 
 def _attention_inputs(
     layer: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
-    """Rows of the input projection, of shape (3, rows, width), or (1, rows, width) for
-    self-attention, and of the output projection, of shape (1, rows, width).
-
-    The latter are the output of a copy whose output projection is the identity.
-    """
+) -> tuple[list[Tensor], Tensor]:
+    """Query, key and value, or only one for self-attention, and the input of the output projection:
+    the output of a copy whose output projection is the identity."""
     given = {**dict(zip(("query", "key", "value"), args, strict=False)), **kwargs}
     inputs = [given[name] for name in ("query", "key", "value")]
     if inputs[0] is inputs[1] is inputs[2]:
@@ -291,6 +318,4 @@ def _attention_inputs(
     identity = {"out_proj.weight": torch.eye(len(weight)).to(weight)}
     if layer.out_proj.bias is not None:
         identity["out_proj.bias"] = torch.zeros_like(layer.out_proj.bias)
-    outputs = functional_call(bare, identity, args, kwargs)[0]
-    rows = torch.stack([x.reshape(-1, x.shape[-1]) for x in inputs])
-    return rows, outputs.reshape(1, -1, outputs.shape[-1])
+    return inputs, functional_call(bare, identity, args, kwargs)[0]

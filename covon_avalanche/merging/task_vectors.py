@@ -41,12 +41,12 @@ class TaskVectorRule(MergeRule):
         self.combined: dict[str, Tensor] = {}
         """The task vectors so far as one, by parameter name."""
         self.last: dict[str, Tensor] = {}
-        """Between tasks: the weights that the last one has left; with ``start="last"``."""
+        """Between tasks: the last task's weights before its merge; with ``start="last"``."""
         self._vectors: dict[str, Tensor] = {}  # of the task, from merge to observe
 
     @torch.no_grad()
     def begin_task(self, model: nn.Module) -> None:
-        """Put in place the weights that training starts from."""
+        """Set the weights that training starts from."""
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         grown = {n: _in_shape(self.pretrained.get(n), p.detach()) for n, p in trained.items()}
         start = self.last if self.start == "last" else grown
@@ -105,7 +105,7 @@ class TaskArithmetic(TaskVectorRule):
         """
         :param coefficient: weight of the sum, > 0.
         :param start: train each task from the ``"pretrained"`` weights, independently of the
-            others, or from those that the ``"last"`` task has left, before its merge.
+            others, or from those of the ``"last"`` task before its merge.
         """
         super().__init__(coefficient, start)
 
@@ -125,8 +125,8 @@ class MagMax(TaskVectorRule):
     def __init__(self, coefficient: float = 0.5, start: Start = "last") -> None:
         """
         :param coefficient: weight of the largest changes, > 0.
-        :param start: train each task from the weights that the ``"last"`` task has left, before
-            its merge, or from the ``"pretrained"`` ones.
+        :param start: train each task from the weights of the ``"last"`` task before its merge, or
+            from the ``"pretrained"`` ones.
         """
         super().__init__(coefficient, start)
 

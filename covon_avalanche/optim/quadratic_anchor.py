@@ -10,15 +10,15 @@ method does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, NAdam, Optimizer, RAdam
 
 from covon_avalanche.optim.checks import check_given, check_positive
-from covon_avalanche.posterior.gaussian import DiagGaussian
+from covon_avalanche.posterior.gaussian import DiagGaussian, embed
 
 _ADAM_FAMILY = (Adam, AdamW, NAdam, RAdam)
 
@@ -90,6 +90,43 @@ def adam_second_moments(
     return found
 
 
+def grown(
+    anchor: DiagGaussian, named_parameters: Iterable[tuple[str, Tensor]], precision: float = 0.0
+) -> DiagGaussian:
+    """An anchor in the present shapes of the parameters.
+
+    :param precision: of new entries, whose anchor is 0.
+    :raises ValueError: if a parameter has become smaller.
+    """
+    means, precisions = {}, {}
+    for name, p in named_parameters:
+        means[name] = torch.zeros_like(p, requires_grad=False)
+        precisions[name] = torch.full_like(means[name], precision)
+        if name in anchor.mean:
+            means[name] = embed(anchor.mean[name].to(p), means[name])
+            precisions[name] = embed(anchor.precision[name].to(p), precisions[name])
+    return DiagGaussian(means, precisions)
+
+
+@torch.no_grad()
+def accumulated(
+    anchor: DiagGaussian,
+    named_parameters: Iterable[tuple[str, Tensor]],
+    importance: Mapping[str, Tensor],
+    factor: float,
+) -> DiagGaussian:
+    """The anchor after a task: the weights, with ``factor * importance`` added to the precision.
+
+    :param importance: by parameter name; a parameter that is left out keeps its precision.
+    """
+    means, precisions = {}, dict(anchor.precision)
+    for name, p in named_parameters:
+        means[name] = p.detach().clone()
+        if name in importance:
+            precisions[name] = precisions[name] + factor * importance[name]
+    return DiagGaussian(means, precisions)
+
+
 class QuadraticAnchor:
     """Pulls an optimizer's weights toward those after the last task; in a plain PyTorch loop::
 
@@ -116,26 +153,33 @@ class QuadraticAnchor:
         :param ess: effective sample size of a task, in examples.
         :param strength: multiplies each task's importance, and so sets the regularisation: ``ess``
             cancels between accumulating the precision and using it, where tasks have the same.
-        :param gaussian: the anchor of an earlier session.
+        :param gaussian: the anchor of an earlier session; parameters may have grown since.
+        :raises ValueError: naming the value and the rule.
         """
         check_positive("ess", ess)
         check_positive("strength", strength, zero=True)
         self.ess = ess
         self.strength = strength
         self._named = [(name, p) for name, p in named_parameters if p.requires_grad]
-        given = gaussian or DiagGaussian({}, {})
-        known = [(name, p) for name, p in self._named if name in given.mean]
-        self.gaussian = DiagGaussian(
-            {name: given.mean[name].to(p) for name, p in known},
-            {name: given.precision[name].to(p) for name, p in known},
-        )
+        self.gaussian = grown(gaussian or DiagGaussian({}, {}), self._named)
         """The weights after the last task, and the precision of the pull toward them."""
 
-    def pulling(self, optimizer: Optimizer) -> _Pulling:
+    @contextmanager
+    def pulling(self, optimizer: Optimizer) -> Iterator[None]:
         """Context manager: each step of the optimizer inside also pulls."""
-        return _Pulling(self, optimizer)
+        largest = {name: s.max().item() for name, s in self.gaussian.precision.items()}
 
-    @torch.no_grad()
+        def pull(implicit: bool) -> None:
+            pull_(self._named, optimizer, self.gaussian, self.ess, largest, implicit=implicit)
+
+        before = optimizer.register_step_pre_hook(lambda *_: pull(False))
+        after = optimizer.register_step_post_hook(lambda *_: pull(True))
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
     def add(self, importance: Mapping[str, Tensor]) -> None:
         """End a task: the weights become the anchor, and the importance adds to its precision.
 
@@ -143,43 +187,8 @@ class QuadraticAnchor:
             left out keeps its precision.
         :raises ValueError: if an importance does not fit its parameter or is not finite.
         """
-        means, precisions = {}, {}
         for name, p in self._named:
-            means[name] = p.detach().clone()
-            precisions[name] = self.gaussian.precision.get(name, torch.zeros_like(p)).to(p)
             if name in importance:
                 check_given(name, importance[name], p, "importance")
-                precisions[name] = precisions[name] + self.strength * self.ess * importance[name]
-        self.gaussian = DiagGaussian(means, precisions)
-
-
-class _Pulling:
-    """Step hooks of an optimizer: the explicit pull before a step, the implicit one after it."""
-
-    def __init__(self, anchor: QuadraticAnchor, optimizer: Optimizer) -> None:
-        self._anchor = anchor
-        self._optimizer = optimizer
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> None:
-        anchor = self._anchor
-        largest = {name: s.max().item() for name, s in anchor.gaussian.precision.items()}
-
-        def pull(implicit: bool) -> None:
-            pull_(
-                anchor._named,
-                self._optimizer,
-                anchor.gaussian,
-                anchor.ess,
-                largest,
-                implicit=implicit,
-            )
-
-        self._handles = [
-            self._optimizer.register_step_pre_hook(lambda *_: pull(False)),
-            self._optimizer.register_step_post_hook(lambda *_: pull(True)),
-        ]
-
-    def __exit__(self, *_: Any) -> None:
-        for handle in self._handles:
-            handle.remove()
+        factor = self.strength * self.ess
+        self.gaussian = accumulated(self.gaussian, self._named, importance, factor)

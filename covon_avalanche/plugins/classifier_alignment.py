@@ -9,12 +9,11 @@ from avalanche.models import MultiTaskModule
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
-from covon_avalanche.last_layer import classifier, penultimate_features
+from covon_avalanche.last_layer import classifier
 from covon_avalanche.merging.alignment import FeatureGaussians, align_classifier, fit_gaussians
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.optim.checks import check_positive, check_whole
-from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
-from covon_avalanche.posterior.fisher import in_mode
+from covon_avalanche.plugins.task_loader import check_whole_task, dataset_features
 
 
 class ClassifierAlignmentPlugin(SupervisedPlugin):
@@ -93,7 +92,8 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Summarise the domain, and retrain the last layer from the second domain on."""
-        self.gaussians = [*self.gaussians, fit_gaussians(*_features(strategy))]
+        features, labels = dataset_features(strategy.experience.dataset, strategy)
+        self.gaussians = [*self.gaussians, fit_gaussians(features.cpu(), labels.cpu())]
         if len(self.gaussians) > 1:
             layer = classifier(strategy.model)
             self._trained = {name: p.detach().clone() for name, p in layer.named_parameters()}
@@ -106,13 +106,3 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
                 momentum=self.momentum,
                 weight_decay=self.weight_decay,
             )
-
-
-def _features(strategy: Any) -> tuple[Tensor, Tensor]:
-    """Inputs of the last layer, of shape (examples, width), and labels, in eval mode."""
-    model, labels = strategy.model, [torch.zeros(0, dtype=torch.int64)]
-    with in_mode(model, train=False), torch.no_grad(), penultimate_features(model) as features:
-        for x, y in task_loader(strategy, strategy.eval_mb_size):
-            model(x)
-            labels.append(y.cpu())
-    return torch.cat([torch.zeros(0), *(f.cpu() for f in features)]), torch.cat(labels)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from covon_avalanche.last_layer import penultimate_features
 from covon_avalanche.optim.checks import check_whole
-from covon_avalanche.plugins.task_loader import check_whole_task, dataset_loader
-from covon_avalanche.posterior.fisher import in_mode
+from covon_avalanche.plugins.task_loader import check_whole_task, dataset_features
 
 _FARTHEST = 4.0  # largest squared distance between points of the unit sphere
 
@@ -88,7 +87,8 @@ class ICaRLPlugin(SupervisedPlugin):
     def _choose(self, strategy: Any) -> None:
         """Choose exemplars of this task, and drop some of earlier tasks."""
         data = strategy.experience.dataset
-        features, targets = self._features(data, strategy)
+        features, targets = dataset_features(data, strategy)
+        features = F.normalize(features)
         seen = sum(ranks.count(0) for ranks in self._ranks)
         share = max(1, self.mem_size // (seen + len(targets.unique())))
         chosen = []
@@ -105,21 +105,13 @@ class ICaRLPlugin(SupervisedPlugin):
         self.exemplars.append(data.train().subset([index for _, index in chosen]))
 
     def _compute_means(self, strategy: Any) -> None:
-        parts = [self._features(data, strategy) for data in self.exemplars]
+        parts = [dataset_features(data, strategy) for data in self.exemplars]
         features, targets = (torch.cat(column) for column in zip(*parts, strict=True))
+        features = F.normalize(features)
         self.class_means = {
             int(label): F.normalize(features[targets == label].mean(0), dim=0)
             for label in targets.unique()
         }
-
-    def _features(self, data: Any, strategy: Any) -> tuple[Tensor, Tensor]:
-        """Normalised features in eval mode, and labels."""
-        model, labels = strategy.model, []
-        with in_mode(model, train=False), torch.no_grad(), penultimate_features(model) as features:
-            for x, y, *task in dataset_loader(data.eval(), strategy, strategy.eval_mb_size):
-                model(x, *task)
-                labels.append(y)
-        return F.normalize(torch.cat(features)), torch.cat(labels)
 
     def after_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Predict by the nearest class mean."""

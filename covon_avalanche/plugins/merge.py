@@ -56,7 +56,7 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
         check_rule(self.rule, strategy.optimizer)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Put in place the weights that training starts from, and copy them."""
+        """Set the weights that training starts from, and copy them."""
         check_whole_task(strategy.experience)
         self.rule.begin_task(strategy.model)
         if isinstance(strategy.optimizer, PosteriorOptimizer):

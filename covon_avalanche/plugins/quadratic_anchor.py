@@ -10,7 +10,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
 from covon_avalanche.optim.checks import check_positive
-from covon_avalanche.optim.quadratic_anchor import pull_
+from covon_avalanche.optim.quadratic_anchor import accumulated, grown, pull_
 from covon_avalanche.plugins.schedule import (
     Schedule,
     apply_shared,
@@ -18,7 +18,7 @@ from covon_avalanche.plugins.schedule import (
     scheduled_values,
 )
 from covon_avalanche.plugins.task_loader import check_whole_task
-from covon_avalanche.posterior.gaussian import DiagGaussian, embed
+from covon_avalanche.posterior.gaussian import DiagGaussian
 
 
 class QuadraticAnchorPlugin(SupervisedPlugin):
@@ -80,19 +80,13 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
         self.ess = values.get("ess", self.ess)
         size = len(strategy.experience.dataset)
         self._ess_now = float(size if self.ess is None else self.ess)
-        self.anchor = self._grown_anchor(strategy.model)
+        self.anchor = self._grown_anchor(strategy)
         self._largest = {name: s.max().item() for name, s in self.anchor.precision.items()}
 
-    def _grown_anchor(self, model: torch.nn.Module) -> DiagGaussian:
+    def _grown_anchor(self, strategy: Any) -> DiagGaussian:
         """The anchor in the model's shapes; new entries have the first prior."""
-        means, precisions = {}, {}
-        for name, p in model.named_parameters():
-            means[name] = torch.zeros_like(p, requires_grad=False)
-            precisions[name] = torch.full_like(means[name], self._ess_now * self.weight_decay)
-            if name in self.anchor.mean:
-                means[name] = embed(self.anchor.mean[name].to(p), means[name])
-                precisions[name] = embed(self.anchor.precision[name].to(p), precisions[name])
-        return DiagGaussian(means, precisions)
+        first = self._ess_now * self.weight_decay
+        return grown(self.anchor, strategy.model.named_parameters(), first)
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """The explicit pull, before the optimizer step."""
@@ -112,18 +106,16 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
             implicit=implicit,
         )
 
-    @torch.no_grad()
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Take the weights as the anchor, and add the task's importance to the precision."""
-        importance = self._importance(strategy)
-        means, precisions = {}, dict(self._grown_anchor(strategy.model).precision)
-        for name, p in strategy.model.named_parameters():
-            if name in importance:
-                added = self.strength * self._ess_now * importance[name]
-                precisions[name] = precisions[name] + added
-            if not torch.isfinite(precisions[name]).all():
+        self.anchor = accumulated(
+            self._grown_anchor(strategy),
+            strategy.model.named_parameters(),
+            self._importance(strategy),
+            self.strength * self._ess_now,
+        )
+        for name, precision in self.anchor.precision.items():
+            if not torch.isfinite(precision).all():
                 raise FloatingPointError(
                     f"the importance of {name!r} is not finite: training has diverged"
                 )
-            means[name] = p.detach().clone()
-        self.anchor = DiagGaussian(means, precisions)

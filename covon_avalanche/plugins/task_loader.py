@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from covon_avalanche.data_loading import rows_of
+from covon_avalanche.last_layer import penultimate_features
+from covon_avalanche.posterior.fisher import in_mode
 
 
 def check_whole_task(experience: Any) -> None:
@@ -47,6 +49,16 @@ def dataset_loader(
     for batch in _columns(data, order, mb_size):
         used = [*batch[:2], batch[-1]] if multi_task else batch[:2]
         yield [value.to(strategy.device) for value in used]
+
+
+def dataset_features(data: Any, strategy: Any) -> tuple[Tensor, Tensor]:
+    """Inputs of the last layer, of shape (examples, width), and labels, in eval mode."""
+    model, labels = strategy.model, []
+    with in_mode(model, train=False), torch.no_grad(), penultimate_features(model) as features:
+        for x, y, *task in dataset_loader(data.eval(), strategy, strategy.eval_mb_size):
+            model(x, *task)
+            labels.append(y)
+    return torch.cat(features), torch.cat(labels)
 
 
 def _columns(data: Any, order: Tensor, mb_size: int) -> Iterable[Sequence[Tensor]]:

@@ -233,6 +233,7 @@ def _add_by_func(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterio
     )
     entries = sum(p.numel() for p in trained.values())
     for rows in torch.arange(len(y)).split(max(1, _CHUNK // max(1, entries))):
-        gradients = example_gradients(trained, x[rows], y[rows], *(m[rows] for m in more))
+        with torch.autocast(x.device.type, enabled=False):  # vmap's layer norm cannot mix dtypes
+            gradients = example_gradients(trained, x[rows], y[rows], *(m[rows] for m in more))
         for name, value in gradients.items():
             sums[name] += value.square().sum(0)

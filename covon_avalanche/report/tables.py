@@ -71,7 +71,7 @@ METRICS = (
         "MFLOP",
         "flops_per_image_mean",
         1,
-        "million floating-point operations of training per image, on whatever machine",
+        "million floating-point operations of training per image, independent of the machine",
     ),
     Metric("memory", "memory_ratio", 1, "all tensors kept between steps, in units of the weights"),
     Metric("peak MiB", "peak_memory", 0, "largest memory of a run"),

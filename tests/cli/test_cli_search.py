@@ -63,9 +63,11 @@ def test_a_strategy_with_nothing_to_search_keeps_its_settings(tmp_path):
     assert done.exit_code == 0, done.output
     assert "ncm: nothing to search\n" in done.stdout
     assert "ncm" not in (tmp_path / "out" / "trials.journal").read_text()
-    best = load_recipe(str(tmp_path / "out" / "best.toml"))
-    assert list(best.strategies) == ["ncm", "finetune"]
-    assert best.strategies["ncm"] == recipe_of("ncm").strategies["ncm"]
+    for more in [], ["--strategies", "finetune"]:
+        assert CliRunner().invoke(app, [*arguments, *more]).exit_code == 0
+        best = load_recipe(str(tmp_path / "out" / "best.toml"))
+        assert list(best.strategies) == ["ncm", "finetune"]
+        assert best.strategies["ncm"] == recipe_of("ncm").strategies["ncm"]
 
 
 def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):

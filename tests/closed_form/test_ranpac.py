@@ -233,3 +233,10 @@ def test_the_first_domain_adapts_the_network_and_later_ones_leave_it():
     )
     torch.testing.assert_close(model.head.weight.double(), wanted, rtol=1e-3, atol=1e-4)
     assert not model.features.network.training
+
+
+def test_features_that_are_not_finite_are_an_error():
+    features, labels = domain(0)
+    features[3, 2] = torch.nan
+    with pytest.raises(FloatingPointError, match="features of the network are not finite"):
+        learned([(features, labels)])

@@ -47,6 +47,11 @@ def test_parameters_are_toml_values_and_the_name_is_the_recipes(recipe, tmp_path
     assert given == {"mem_gb": 1.5, "slurm_account": "0042", "name": recipe.name}
     submit(recipe, jobs, tmp_path, parameters=["name=mine"])
     assert given["name"] == "mine"
+    submit(recipe, jobs, tmp_path, RunOptions(processes=4))
+    assert given["cpus_per_task"] == 4
+    cuda = recipe.model_copy(update={"device": "cuda"})
+    submit(cuda, jobs, tmp_path, RunOptions(processes=4))
+    assert given["gpus_per_node"] == 4
 
 
 def test_jobs_and_parameters_that_are_refused(recipe, tmp_path, monkeypatch):

@@ -153,3 +153,24 @@ def test_each_process_needs_an_image():
     check_data_parallel(small, ["covon"], 3)
     with pytest.raises(ValueError, match=r"train_mb_size = 3 cannot be shared by 4 processes"):
         check_data_parallel(small, ["covon"], 4)
+
+
+def test_dropout_differs_between_processes_and_steps_and_repeats_after_a_resume(monkeypatch):
+    helper = type(sharing.DistributedHelper)
+
+    def masks(rank, step):
+        monkeypatch.setattr(helper, "rank", rank)
+        monkeypatch.setattr(helper, "world_size", 2)
+        strategy = sharing.DataParallel()
+        strategy.is_training, strategy.device = True, torch.device("cpu")
+        strategy.clock = SimpleNamespace(train_iterations=step)
+        strategy.parallel_model, strategy.mb_x = torch.nn.Dropout(), torch.ones(64)
+        return strategy.forward()
+
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    found = [masks(rank, step) for rank in range(2) for step in range(2)]
+    assert all(not torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+    assert torch.equal(before, torch.get_rng_state())
+    torch.randn(100)  # a resume has another state here, and the same seed
+    assert torch.equal(masks(1, 1), found[3])

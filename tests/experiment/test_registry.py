@@ -9,6 +9,7 @@ from covon_avalanche import BayesByBackprop, MergePlugin
 from covon_avalanche import CoVON as Optimizer
 from covon_avalanche.experiment.recipe import load_recipe, shipped_recipes
 from covon_avalanche.experiment.registry import KINDS, CoVON, stored_strategy
+from covon_avalanche.experiment.registry.base import WITH_COEFFICIENT
 from covon_avalanche.experiment.run_folder import run_hash, settings_of, upgrade_settings
 from covon_avalanche.merging import (
     DUCT,
@@ -100,7 +101,8 @@ def test_each_rule_merges_after_every_domain(kind):
         if kind == "covon":
             found = covon(merge=name, gamma=0.3).build().arguments["merge"]
         else:
-            plugin = settings(kind, merge=name, merge_gamma=0.3).build().plugins[0]
+            own = {"merge_gamma": 0.3} if name in WITH_COEFFICIENT else {}
+            plugin = settings(kind, merge=name, **own).build().plugins[0]
             assert isinstance(plugin, MergePlugin)
             found = plugin.rule
         assert type(found) is rule
@@ -135,6 +137,12 @@ def test_options_of_another_rule_are_errors(kind):
         settings(kind, merge="ema", regmean_alpha=0.9)
     with pytest.raises(ValueError, match="merge_start needs merge = task-arithmetic or magmax"):
         settings(kind, merge="regmean", merge_start="last")
+
+
+@pytest.mark.parametrize(("kind", "merge"), [("covon", "eq8"), ("ada-reg", None)])
+def test_a_coefficient_that_nothing_would_use_is_an_error(kind, merge):
+    with pytest.raises(ValueError, match=f"merge_gamma needs merge = ema or .*, got {merge}"):
+        settings(kind, merge=merge, merge_gamma=0.3)
 
 
 @pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf"])

@@ -10,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
+from failing_tasks import fail
 
 from covon_avalanche.experiment.worker_pool import worker_pool
 
@@ -96,3 +97,19 @@ def test_workers_end_when_only_the_command_is_killed(command, begun, tmp_path):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(covon.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("exit", RuntimeError, "SystemExit: 3"),
+        ("local", RuntimeError, "LocalError: only here"),
+        ("several arguments", UnicodeDecodeError, "no start byte"),
+    ],
+)
+def test_an_error_of_a_task_arrives_and_the_process_goes_on(kind, error, text):
+    with worker_pool(1) as pool:
+        with pytest.raises(error, match=text):
+            pool.submit(fail, kind).result()
+        first = pool.workers[0][0].pid
+        assert pool.submit(os.getpid).result() == first

@@ -6,6 +6,7 @@ from torch import nn
 from toys import end_task, weights
 
 from covon_avalanche.merging import CoFiMA, FisherMerge
+from covon_avalanche.posterior.fisher import squared_example_gradients
 
 
 def fisher_by_hand(weight, x, y):
@@ -129,3 +130,14 @@ def test_cofima_keeps_new_classes_and_needs_data():
         merge_task(model, rule, x[:0], y[:0], new)
     with pytest.raises(ValueError, match="gamma"):
         CoFiMA(0.0)
+
+
+def test_autocast_does_not_change_the_fisher_information():
+    """Of a network with layer norm, which ``vmap`` cannot compute with mixed types."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    x, y = torch.randn(8, 3), torch.randint(2, (8,))
+    plain = squared_example_gradients(model, [(x, y)])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = squared_example_gradients(model, [(x, y)])
+    assert all(torch.equal(found[name], value) for name, value in plain.items())

@@ -421,3 +421,58 @@ def test_the_transposed_linear_layers_of_transformers_merge_as_linear_ones():
     assert set(merged[linear]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     for name, value in merged[linear].items():
         torch.testing.assert_close(merged[transposed][name].t(), value)
+
+
+class CrossAttention(nn.Module):
+    """Learned queries, fewer than the tokens; the last layer is called by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(2, 4))
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        queries = self.queries.expand(len(x), -1, -1)
+        return self.head(input=self.attention(queries, x, x)[0].mean(1))
+
+
+def test_queries_and_keys_may_differ_in_number():
+    torch.manual_seed(0)
+    model, x = CrossAttention(), torch.randn(5, 7, 4)
+    found = input_second_moments(model, [(x, None)])
+    queries = model.queries.detach().repeat(5, 1)
+    rows = [queries, x.flatten(0, 1), x.flatten(0, 1)]
+    for group, inputs in enumerate(rows):
+        inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], 1)
+        torch.testing.assert_close(found["attention"][group], inputs.T @ inputs)
+    assert found["attention"][:, -1, -1].tolist() == [10, 35, 35]
+    assert found["head"][0, -1, -1] == 5
+    alone = input_second_moments(model, [(x, None)], only="attention.out_proj")
+    assert same(alone, {"attention.out_proj": found["attention.out_proj"]})
+
+
+def test_a_layer_with_two_names_stays_itself_when_measured_layer_by_layer():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(3, 3)
+            self.again = self.first
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.head(self.again(self.first(x)))
+
+    torch.manual_seed(0)
+    model, rule = Twice(), RegMean(layerwise=True)
+    x = torch.randn(9, 3)
+    rule.observe(task_of(model, x))
+    before, weight = weights(model), model.first.weight
+    with torch.no_grad():
+        for p in model.parameters():
+            p += torch.randn_like(p)
+    after = weights(model)
+    merged = rule.merge(task_of(model, x, before))
+    assert set(merged) == set(before)
+    assert model.first.weight is weight
+    assert same(weights(model), after)

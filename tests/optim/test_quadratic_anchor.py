@@ -90,3 +90,15 @@ def test_frozen_weights_are_left_alone():
     anchor = QuadraticAnchor(model.named_parameters(), ess=1.0)
     anchor.add({})
     assert anchor.gaussian.mean == {}
+
+
+def test_a_grown_parameter_keeps_its_anchor_and_a_smaller_one_is_an_error():
+    small, large = nn.Linear(2, 1, bias=False), nn.Linear(2, 3, bias=False)
+    anchor = QuadraticAnchor(small.named_parameters(), ess=5.0)
+    anchor.add({"weight": torch.tensor([[1.0, 2.0]])})
+    later = QuadraticAnchor(large.named_parameters(), ess=5.0, gaussian=anchor.gaussian)
+    assert torch.equal(later.gaussian.mean["weight"][:1], small.weight.detach())
+    expected = torch.tensor([[5.0, 10.0], [0.0, 0.0], [0.0, 0.0]])
+    assert torch.equal(later.gaussian.precision["weight"], expected)
+    with pytest.raises(ValueError, match=r"shape \(3, 2\) does not fit into .* \(1, 2\)"):
+        QuadraticAnchor(small.named_parameters(), ess=5.0, gaussian=later.gaussian)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 Count = Annotated[int, Field(ge=1, le=10**6)]
-"""A larger one is a slip, and would run for ever."""
+"""Its upper bound catches typing errors."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -215,6 +215,10 @@ RuleName = Literal[
 """The rules of :mod:`covon_avalanche.merging` that work with any optimizer."""
 
 
+WITH_COEFFICIENT = ("ema", "cofima", "task-arithmetic", "magmax", "ties")
+"""Those of them that have a coefficient."""
+
+
 class MergeOptions(Table):
     """Further settings of ``merge``; ``None``: the rule's default, which :meth:`merge_rule` takes.
     Unset ones do not change a run's folder."""
@@ -236,9 +240,18 @@ class MergeOptions(Table):
     def _used_options(self) -> MergeOptions:
         merge = getattr(self, "merge", None)
         for name in MergeOptions.model_fields:
-            rules = ("regmean",) if name[:3] == "reg" else ("task-arithmetic", "magmax", "ties")
+            rules = (
+                ("regmean",)
+                if name.startswith("regmean_")
+                else ("task-arithmetic", "magmax", "ties")
+            )
             if getattr(self, name) is not None and merge not in rules:
                 raise ValueError(f"{name} needs merge = {' or '.join(rules)}, got {merge}")
+        gamma = type(self).model_fields.get("merge_gamma")
+        given = gamma and gamma.default is None and getattr(self, "merge_gamma", None) is not None
+        if given and merge not in WITH_COEFFICIENT:
+            known = " or ".join(WITH_COEFFICIENT)
+            raise ValueError(f"merge_gamma needs merge = {known}, got {merge}")
         return self
 
     def merge_rule(self, name: str, gamma: float) -> MergeRule:
@@ -249,8 +262,9 @@ class MergeOptions(Table):
         from covon_avalanche import merging
 
         chosen = self.model_dump(include=set(MergeOptions.model_fields), exclude_none=True)
-        of_regmean = {k.removeprefix("regmean_"): v for k, v in chosen.items() if k[:3] == "reg"}
-        start = {k.removeprefix("merge_"): v for k, v in chosen.items() if k == "merge_start"}
+        chosen.pop("merge_start", None)
+        of_regmean = {name.removeprefix("regmean_"): value for name, value in chosen.items()}
+        start = {"start": self.merge_start} if self.merge_start else {}
         rules: dict[str, Callable[[], MergeRule]] = {
             "regmean": lambda: merging.RegMean(**of_regmean),
             "average": merging.Average,
@@ -287,7 +301,7 @@ class Mergeable(MergeOptions, Tunable):
         from covon_avalanche.plugins import ClassifierAlignmentPlugin, MergePlugin
 
         plugins: list[SupervisedPlugin] = list(method.plugins)
-        if self.merge is not None and self.merge != "none":
+        if self.merge not in (None, "none"):
             plugins.insert(0, MergePlugin(self.merge_rule(self.merge, self.merge_gamma or 0.5)))
         if self.align_classifier:
             plugins.append(ClassifierAlignmentPlugin())

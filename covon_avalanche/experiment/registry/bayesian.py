@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from covon_avalanche.experiment.registry.base import (
+    WITH_COEFFICIENT,
     Count,
     Mergeable,
     MergeOptions,
@@ -115,7 +116,7 @@ class CoVON(MergeOptions, Tunable):
         if schedule and info.data.get("later_hess_init") is not None:
             raise ValueError("replaces later_hess_init: give one of them")
         merge = info.data.get("merge")
-        own = merge in ("ema", "cofima", "task-arithmetic", "magmax", "ties")
+        own = merge in WITH_COEFFICIENT
         if own and info.data.get("merge_gamma") is None and any(task.gamma for task in schedule):
             raise ValueError(f'cannot change gamma, which merge = "{merge}" fixes')
         return schedule

@@ -22,7 +22,9 @@ class DUCT(WithOptimizer):
     """Of the classifier."""
     weight_decay: NonNegativeFloat = 5e-4
     optimizer: Literal["adamw", "sgd"] = "sgd"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default_factory=lambda known: 0.9 if known.get("optimizer") == "sgd" else 0.0
+    )
     backbone_lr_factor: PositiveFloat | None = 0.01
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Weight of each domain's change of the backbone."""
