@@ -86,7 +86,8 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
     assert "The data are there." in first.stdout
     for name in ("covon", "finetune"):
         assert re.search(
-            rf"(?m)^{name}: 2 x 0:00:\d\d of training, from timed batches$", first.stdout
+            rf"(?m)^{name}: 2 x 0:00:\d\d of training, from timed batches of one process$",
+            first.stdout,
         )
     assert not (tmp_path / "out").exists()
     assert covon(*arguments, "--strategies", "finetune").exit_code == 0
@@ -96,7 +97,7 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
     lines = covon(*command).stdout.splitlines()
     assert lines[0].endswith("4 runs, 1 finished, 3 to run, 1 in parallel")
     assert lines[2:] == [
-        "covon: 2 x 0:00:10 of training, from timed batches",
+        "covon: 2 x 0:00:10 of training, from timed batches of one process",
         "finetune: 1 x 0:01:40 of training, from stored results",
         "In total about 0:02:00 and evaluations",
     ]
