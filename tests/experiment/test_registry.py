@@ -224,3 +224,11 @@ def test_other_keys_of_avalanches_strategies_are_arguments_of_their_classes():
     for value in (float("nan"), "1 + 1", [1]):
         with pytest.raises(ValueError, match=r"lambda_reg"):
             settings("mas", lambda_reg=value)
+
+
+def test_ducts_momentum_is_that_of_sgd():
+    published = KINDS["duct"](kind="duct")
+    assert (published.optimizer, published.momentum) == ("sgd", 0.9)
+    own = KINDS["duct"](kind="duct", optimizer="adamw")
+    assert own.momentum == 0
+    assert KINDS["duct"].model_validate(own.model_dump()) == own  # as a search does
