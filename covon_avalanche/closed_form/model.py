@@ -21,7 +21,7 @@ class ClosedFormHead(nn.Module):
 
     @abstractmethod
     def begin_domain(self) -> None:
-        """Start a domain; what an interrupted pass has added is dropped."""
+        """Start a domain; sums of an interrupted pass are discarded."""
 
     @abstractmethod
     def update(self, features: Tensor, labels: Tensor, first: int = 0) -> None:

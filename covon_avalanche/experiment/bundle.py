@@ -74,7 +74,7 @@ class Bundle:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether the softmax of the model's outputs means anything: not in closed form."""
+        """Whether the outputs are logits; scores of classifiers in closed form are not."""
         return self.info.strategy is None or self.info.strategy.has_probabilities
 
     @property

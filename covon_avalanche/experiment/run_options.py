@@ -25,4 +25,5 @@ class RunOptions:
     mlflow: str | None = None
     """Log to this experiment of MLflow."""
     processes: int = 1
-    """That compute shares of each batch: the result is that of one, up to rounding."""
+    """Processes that train a run together, each on a share of every batch; the result matches one
+    process up to rounding."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from covon_avalanche.last_layer import classifier
 from covon_avalanche.merging.alignment import FeatureGaussians, align_classifier, fit_gaussians
-from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.plugins.task_loader import check_whole_task, dataset_features
 
@@ -31,9 +30,11 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
     all Gaussians so far; see :func:`covon_avalanche.merging.align_classifier`. It is for
     predictions: the next domain starts from the layer as it was before.
 
-    Works with any strategy and optimizer without a posterior, on any network whose last layer is
-    linear or a convolution with kernel size 1. Give it to the strategy after the plugins that read
-    or merge the weights at the end of a domain. Does not use task identities.
+    Works with any strategy and optimizer, on any network whose last layer is linear or a
+    convolution with kernel size 1. Give it to the strategy after the plugins that read or merge the
+    weights at the end of a domain. Does not use task identities. Between domains an optimizer's
+    posterior has the retrained layer as its mean, with the precision of the trained one; the prior
+    of the next domain does not.
 
     Memory: a copy of the last layer and, in each domain, width² numbers for the covariance and
     width for each class.
@@ -76,16 +77,11 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
                 p[: len(self._trained[name])] = self._trained[name].to(p)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check that optimizer, model and experience fit.
+        """Check that model and experience fit.
 
         :raises ValueError: if they do not.
         """
         check_whole_task(strategy.experience)
-        if isinstance(strategy.optimizer, PosteriorOptimizer):
-            raise ValueError(
-                "ClassifierAlignmentPlugin changes weights outside the posterior of "
-                f"{type(strategy.optimizer).__name__}: use an optimizer without a posterior"
-            )
         if isinstance(strategy.model, MultiTaskModule):
             raise ValueError("ClassifierAlignmentPlugin needs one head for all tasks")
         classifier(strategy.model)

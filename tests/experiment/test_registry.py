@@ -145,6 +145,12 @@ def test_a_coefficient_that_nothing_would_use_is_an_error(kind, merge):
         settings(kind, merge=merge, merge_gamma=0.3)
 
 
+def test_alignment_comes_after_covons_own_merge():
+    method = settings("covon", merge="ema", merge_gamma=0.4, align_classifier=True).build()
+    assert [type(plugin) for plugin in method.plugins] == [ClassifierAlignmentPlugin]
+    assert not settings("covon", align_classifier=False).build().plugins
+
+
 @pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf"])
 def test_the_merge_comes_first_and_alignment_last(kind):
     plugins = settings(kind, merge="cofima", align_classifier=True).build().plugins
@@ -167,6 +173,16 @@ def test_head_and_backbone_have_their_own_learning_rates():
         assert [id(p) for p in head["params"]] == [id(p) for p in model[1].parameters()]
         assert [id(p) for p in backbone["params"]] == [id(p) for p in model[0].parameters()]
         assert (head["lr"], backbone["lr"]) == (0.2, pytest.approx(0.002))
+    for kind in ("covon", "vcl", "upgd", "ada-reg"):
+        own = settings(kind, lr=0.2, backbone_lr_factor=0.01)
+        head, backbone = own.make_optimizer(model).param_groups
+        assert (head["lr"], backbone["lr"]) == (0.2, pytest.approx(0.002))
+        assert [p.shape for p in backbone["params"]] == [(4, 3), (4,)]
+        if kind in ("covon", "vcl"):
+            assert head["param_names"] == ["1.weight", "1.bias"]
+            assert backbone["param_names"] == ["0.weight", "0.bias"]
+    with pytest.raises(ValueError, match="cannot set lr together with backbone_lr_factor"):
+        settings("covon", later_hess_init=None, backbone_lr_factor=0.1, schedule=[{"lr": 0.1}])
     own = settings("duct")
     duct = own.wrap_model(model, 2, 3, torch.zeros(1, 3))
     assert isinstance(duct, DUCT)

@@ -60,7 +60,7 @@ KINDS: dict[str, type[StrategySettings]] = {
 }
 """The class of each kind."""
 TESTED_IN_PROCESSES = (Finetune, SI, CoVON, VCL, EVCL, AdaReg, EWCStar)
-"""What several processes train to the result of one, as the tests show."""
+"""Strategies tested to give the result of one process with several."""
 
 
 def stored_strategy(settings: Mapping[str, Any]) -> StrategySettings:

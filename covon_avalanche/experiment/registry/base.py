@@ -151,6 +151,8 @@ class Tunable(StrategySettings):
     ``None`` trains all weights."""
     tuning_size: PositiveInt | None = None
     """Bottleneck of adapters, 64 by default, or number of prompts, 10 by default."""
+    backbone_lr_factor: PositiveFloat | None = None
+    """Learning rate of all layers but the last, relative to ``lr``; ``None``: the same."""
 
     def wrap_model(
         self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
@@ -163,6 +165,27 @@ class Tunable(StrategySettings):
         options: dict[str, Any] = {size: self.tuning_size} if size and self.tuning_size else {}
         return TunedViT(network, self.tuning, **options)
 
+    def parameter_groups(self, model: nn.Module, named: bool = False) -> list[Any]:
+        """All the model's parameters; with ``backbone_lr_factor`` in two groups, the head and the
+        other layers.
+
+        :param named: with their names, which posteriors are saved by.
+        """
+        head = set() if self.backbone_lr_factor is None else set(self.head(model).parameters())
+        inside: list[Any] = []
+        others: list[Any] = []
+        for name, p in model.named_parameters():
+            (inside if p in head else others).append((name, p) if named else p)
+        if self.backbone_lr_factor is None:
+            return others
+        return [{"params": inside}, {"params": others, "lr": self.backbone_lr_factor * self.lr}]
+
+    def head(self, model: nn.Module) -> nn.Module:
+        """The part that is trained with ``lr``."""
+        from covon_avalanche.last_layer import last_layer
+
+        return model.get_submodule(last_layer(model))
+
 
 class WithOptimizer(Tunable):
     """A method that works with any optimizer: AdamW, or SGD with momentum."""
@@ -170,8 +193,6 @@ class WithOptimizer(Tunable):
     optimizer: Literal["adamw", "sgd"] = "adamw"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Nesterov's, with SGD."""
-    backbone_lr_factor: PositiveFloat | None = None
-    """Learning rate of all layers but the last, relative to ``lr``; ``None``: the same."""
 
     @field_validator("momentum")
     @classmethod
@@ -192,21 +213,6 @@ class WithOptimizer(Tunable):
             nesterov=self.momentum > 0,
             weight_decay=self.optimizer_weight_decay,
         )
-
-    def parameter_groups(self, model: nn.Module) -> Iterable[Any]:
-        """The head and, with ``backbone_lr_factor``, the other layers as a second group."""
-        if self.backbone_lr_factor is None:
-            return super().parameter_groups(model)
-        head = list(self.head(model).parameters())
-        chosen = {id(p) for p in head}
-        others = [p for p in model.parameters() if id(p) not in chosen]
-        return [{"params": head}, {"params": others, "lr": self.backbone_lr_factor * self.lr}]
-
-    def head(self, model: nn.Module) -> nn.Module:
-        """The part that is trained with ``lr``."""
-        from covon_avalanche.last_layer import last_layer
-
-        return model.get_submodule(last_layer(model))
 
 
 RuleName = Literal[
@@ -278,14 +284,9 @@ class MergeOptions(Table):
         return rules[name]()
 
 
-class Mergeable(MergeOptions, Tunable):
-    """A method whose weights may be merged with the earlier ones after each domain."""
+class Alignable(Tunable):
+    """A method with one classifier for all domains, which may be retrained after each."""
 
-    merge: Literal[RuleName, "none"] | None = "none"
-    """A rule of :mod:`covon_avalanche.merging`."""
-    merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = 0.5
-    """Weight of the new domain, of ``merge = "ema"`` and ``"cofima"``; coefficient of
-    ``"task-arithmetic"``, ``"magmax"`` and ``"ties"``."""
     align_classifier: bool | None = None
     """Retrain the last layer after each domain on Gaussians of all domains' features."""
 
@@ -294,15 +295,30 @@ class Mergeable(MergeOptions, Tunable):
     def _unset(cls, align: bool | None) -> bool | None:
         return align or None  # so that runs of before this setting keep their folders
 
-    def build(self) -> Method:
-        """The method between merging, so that it sees the merged weights, and alignment, whose
-        layer is for predictions only."""
-        method = super().build()
-        from covon_avalanche.plugins import ClassifierAlignmentPlugin, MergePlugin
+    def aligned(self, method: Method) -> Method:
+        """The method with alignment as the last plugin, because its layer is for predictions."""
+        if not self.align_classifier:
+            return method
+        from covon_avalanche.plugins import ClassifierAlignmentPlugin
 
-        plugins: list[SupervisedPlugin] = list(method.plugins)
-        if self.merge not in (None, "none"):
-            plugins.insert(0, MergePlugin(self.merge_rule(self.merge, self.merge_gamma or 0.5)))
-        if self.align_classifier:
-            plugins.append(ClassifierAlignmentPlugin())
-        return replace(method, plugins=tuple(plugins))
+        return replace(method, plugins=(*method.plugins, ClassifierAlignmentPlugin()))
+
+
+class Mergeable(MergeOptions, Alignable):
+    """A method whose weights may be merged with the earlier ones after each domain."""
+
+    merge: Literal[RuleName, "none"] | None = "none"
+    """A rule of :mod:`covon_avalanche.merging`."""
+    merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = 0.5
+    """Weight of the new domain, of ``merge = "ema"`` and ``"cofima"``; coefficient of
+    ``"task-arithmetic"``, ``"magmax"`` and ``"ties"``."""
+
+    def build(self) -> Method:
+        """The method after the merge, so that it sees the merged weights."""
+        method = self.aligned(super().build())
+        if self.merge in (None, "none"):
+            return method
+        from covon_avalanche.plugins import MergePlugin
+
+        merge = MergePlugin(self.merge_rule(self.merge, self.merge_gamma or 0.5))
+        return replace(method, plugins=(merge, *method.plugins))

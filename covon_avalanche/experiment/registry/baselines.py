@@ -92,7 +92,7 @@ class UPGD(Tunable):
         from covon_avalanche.optim import UPGD as Optimizer
 
         own = self.only("lr", "weight_decay", "beta_utility", "sigma")
-        return Optimizer(model.named_parameters(), **own)
+        return Optimizer(self.parameter_groups(model, named=True), **own)
 
 
 class Replay(WithOptimizer):

@@ -17,6 +17,7 @@ from pydantic import (
 
 from covon_avalanche.experiment.registry.base import (
     WITH_COEFFICIENT,
+    Alignable,
     Count,
     Mergeable,
     MergeOptions,
@@ -45,7 +46,7 @@ class TaskSettings(Table):
     epochs: Count | None = None
 
 
-class CoVON(MergeOptions, Tunable):
+class CoVON(MergeOptions, Alignable):
     """CoVON; ``gamma = 1`` is CoVON-NoM, ``merge = "none"`` plain IVON."""
 
     kind: Literal["covon"]
@@ -115,6 +116,8 @@ class CoVON(MergeOptions, Tunable):
     def _instead(cls, schedule: list[TaskSettings], info: ValidationInfo) -> list[TaskSettings]:
         if schedule and info.data.get("later_hess_init") is not None:
             raise ValueError("replaces later_hess_init: give one of them")
+        if info.data.get("backbone_lr_factor") and any(task.lr for task in schedule):
+            raise ValueError("cannot set lr together with backbone_lr_factor")
         merge = info.data.get("merge")
         own = merge in WITH_COEFFICIENT
         if own and info.data.get("merge_gamma") is None and any(task.gamma for task in schedule):
@@ -137,7 +140,7 @@ class CoVON(MergeOptions, Tunable):
             own["gamma_precision"] = None
         consolidation: Any = self.merge if self.merge in ("replace", "none") else "merge"
         return Optimizer(
-            model.named_parameters(),
+            self.parameter_groups(model, named=True),
             ess=self.ess,
             betas=(0.9, self.beta2),
             consolidation=consolidation,
@@ -153,7 +156,7 @@ class CoVON(MergeOptions, Tunable):
         arguments: dict[str, Any] = {"schedule": schedule, **self.only("ess_per_example")}
         if self.merge not in ("eq8", "replace", "none"):  # which the optimizer does itself
             arguments["merge"] = self.merge_rule(self.merge, self.merge_gamma or self.gamma)
-        return Method.of("covon_avalanche.strategies:CoVONStrategy", arguments)
+        return self.aligned(Method.of("covon_avalanche.strategies:CoVONStrategy", arguments))
 
 
 class Variational(Tunable):
@@ -169,7 +172,8 @@ class Variational(Tunable):
         from covon_avalanche.optim import BayesByBackprop
 
         own = self.only("lr", "ess", "std_init", "weight_decay")
-        return BayesByBackprop(model.named_parameters(), generator=torch.default_generator, **own)
+        groups = self.parameter_groups(model, named=True)
+        return BayesByBackprop(groups, generator=torch.default_generator, **own)
 
 
 class VCL(Variational):
