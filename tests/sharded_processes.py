@@ -110,11 +110,21 @@ def train_steps(optimizer, model, batch, steps):
         train_step(optimizer, model, batch)
 
 
+def share_at_start(mesh):
+    """``hess_at_start`` of a task whose Hessian cannot have moved."""
+    model, _ = made(mesh)
+    slow = {**NEWTON, "betas": (0.9, 1 - 1e-9)}
+    optimizer = CoVON(model.named_parameters(), **slow, generator=torch.Generator())
+    train_steps(optimizer, model, (torch.ones(24, 5), torch.arange(24) % 3), 2)
+    return optimizer.diagnostics()["all"].hess_at_start
+
+
 def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     for kind in OPTIMIZERS:
         torch.save(train(kind, rank, 2, mesh), Path(folder) / f"{kind}-{rank}")
+    assert share_at_start(mesh) == 1.0
     for name, arguments in RESUMED.items():
         sharded = f"{folder}/checkpoint-{name}" if arguments["sharded"] else None
         straight, by_checkpoint = resumed(mesh, sharded, arguments["steps"])

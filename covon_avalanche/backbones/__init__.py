@@ -5,7 +5,7 @@ safetensors or torch file, which is loaded without running code. Missing or unsu
 an error, never replaced by random ones.
 """
 
-from covon_avalanche.backbones.create import create_backbone, freeze
+from covon_avalanche.backbones.create import create_backbone
 from covon_avalanche.backbones.libraries import ALIASES, normalisation
 
-__all__ = ["ALIASES", "create_backbone", "freeze", "normalisation"]
+__all__ = ["ALIASES", "create_backbone", "normalisation"]

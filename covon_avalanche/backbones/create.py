@@ -1,10 +1,9 @@
-"""Create a backbone by name, with a head for a given number of classes; freeze parts of it."""
+"""Create a backbone by name, with a head for a given number of classes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -103,22 +102,3 @@ def _is_named_tensor(item: tuple[Any, Any]) -> bool:
         isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
     )
     return isinstance(name, str) and dense and not (value.is_quantized or value.is_complex())
-
-
-def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Freeze all parameters whose name matches a pattern (with ``*`` and ``?``, as for files).
-
-    :return: the names of the frozen parameters.
-    :raises ValueError: for a pattern that matches no name.
-    """
-    parameters = dict(model.named_parameters())
-    frozen: dict[str, None] = {}
-    for pattern in patterns:
-        found = [name for name in parameters if fnmatchcase(name, pattern)]
-        if not found:
-            some = ", ".join(list(parameters)[:6])
-            raise ValueError(f"no parameter's name matches {pattern!r}; names are {some} ...")
-        frozen |= dict.fromkeys(found)
-    for name in frozen:
-        parameters[name].requires_grad_(False)
-    return list(frozen)

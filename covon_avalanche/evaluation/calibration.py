@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 TEMPERATURES = tuple(10 ** (half / 2) for half in range(-2, 9))
 """Of a posterior, to choose from on validation images: two per decade from 0.1 to 10,000."""
@@ -112,7 +113,8 @@ def reliability(parts: Sequence[CalibrationSums]) -> list[tuple[int, float, floa
 def class_accuracy(parts: Sequence[CalibrationSums]) -> dict[int, float]:
     """Accuracy by class id, in [0, 1], of all classes with images.
 
-    :param parts: sums over the same classes, whose images are pooled.
+    :param parts: sums whose images are pooled; a classifier that grew has more classes in later
+        ones.
     """
-    pooled = torch.stack([part._classes for part in parts]).sum(0).tolist()
+    pooled = pad_sequence([part._classes for part in parts]).sum(1).tolist()
     return {i: hits / images for i, (images, hits) in enumerate(pooled) if images}

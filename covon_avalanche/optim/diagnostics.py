@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.optim.hessian import HessApprox, ema_weights
+from covon_avalanche.optim.sharding import local
 
 _NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
 
@@ -44,11 +45,14 @@ Trained = tuple[Tensor, Mapping[str, Any], Mapping[str, Any], Tensor | float]
 
 
 def diagnose(parameters: Sequence[Trained], hess_approx: HessApprox) -> Diagnostics:
-    """The diagnostics of parameters, pooled over their entries."""
+    """The diagnostics of parameters, pooled over their entries; of sharded ones over those of this
+    process."""
     entries = at_start = 0
     learned = noise = prior = data = variance = weights = 0.0
     for p, group, state, prior_precision in parameters:
-        step, ess, hess, mean = state["step"], group["ess"], state["hess"], p.detach()
+        state = {key: local(value) for key, value in state.items()}
+        prior_precision = local(prior_precision)
+        step, ess, hess, mean = state["step"], group["ess"], state["hess"], local(p.detach())
         beta1, beta2 = group["betas"]
         initial, squared_weights = ema_weights(beta2, step)
         precision = ess * hess + prior_precision
@@ -56,7 +60,7 @@ def diagnose(parameters: Sequence[Trained], hess_approx: HessApprox) -> Diagnost
         entries += hess.numel()
         at_start += int(near.sum())
         learned += _squares(hess - initial * group["hess_init"])
-        noise += _noise(p.grad, group, hess, precision, hess_approx) * squared_weights
+        noise += _noise(local(p.grad), group, hess, precision, hess_approx) * squared_weights
         prior += _squares((mean - state.get("prior_mean", 0.0)) * (prior_precision / ess))
         data += _squares(state["momentum"] / (1 - beta1**step if group["debias"] else 1.0))
         variance += (1 / precision).sum(dtype=torch.float64).item()

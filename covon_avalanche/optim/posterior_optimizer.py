@@ -179,11 +179,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 "a strategy needs one posterior plugin, and CoVONStrategy brings its own; after "
                 "an interrupt discard_samples() puts the mean back)"
             )
-        if any(group["ess"] is None for group in self.param_groups):
-            raise ValueError(
-                "ess must be set before the first sample: give it to the optimizer, or "
-                "ess_per_example to CoVONPlugin"
-            )
+        self._check_ess()
         check_positive("temperature", temperature)
         if train and temperature != 1:
             raise ValueError(f"a temperature is for prediction (train=False), got {temperature}")
@@ -199,6 +195,13 @@ class PosteriorOptimizer(Optimizer, ABC):
             raise
         if train:
             self._record_sample([(p, buffer.content) for p, buffer in drawn])
+
+    def _check_ess(self) -> None:
+        if any(group["ess"] is None for group in self.param_groups):
+            raise ValueError(
+                "ess must be set before the posterior is used: give it to the optimizer, or "
+                "ess_per_example to CoVONPlugin"
+            )
 
     def discard_samples(self) -> None:
         """Drop the samples drawn since the last step, and put back the mean if an interrupt has
@@ -436,7 +439,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         """The prior of the current task, as copies, over all parameters.
 
         :param named_parameters: see :meth:`posterior`.
+        :raises ValueError: if ``ess`` is not set.
         """
+        self._check_ess()
         given = self._names(named_parameters)
         means, precisions, in_place = {}, {}, dict(self._in_place)
         for _, p, group, _ in self._named_params():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from covon_avalanche.optim.checks import check_positive, check_state, check_whole
+from covon_avalanche.optim.checks import check_positive
 from covon_avalanche.optim.samples import fill_normal_, next_noise_key
 
 Group = dict[str, Any]
@@ -116,27 +116,6 @@ class UPGD(Optimizer):
         corrected = torch._foreach_div(utilities, [1 - beta ** s["step"] for s in states])
         return list(corrected)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore groups and state, the noise included.
-
-        :raises ValueError: for the state of another optimizer, or one that is damaged; nothing is
-            changed then.
-        """
-        if any("beta_utility" not in group for group in state_dict["param_groups"]):
-            raise ValueError("this is another optimizer's state: its groups have no beta_utility")
-        groups = [{**self.defaults, **group} for group in state_dict["param_groups"]]
-        before = dict(vars(self))
-        try:
-            super().load_state_dict({**state_dict, "param_groups": groups})
-            for i, group in enumerate(self.param_groups):
-                _check_group(group)
-                for j, p in enumerate(group["params"]):
-                    needs = {"step": {"utility"}, "utility": {"step"}}
-                    check_state(f"{i}.{j}", p, self.state.get(p, {}), needs)
-        except BaseException:
-            vars(self).update(before)
-            raise
-
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_generator": self._generator}
 
@@ -147,9 +126,6 @@ def _check_group(group: Group) -> None:
         check_positive(name, group[name], zero=True)
     if not 0 <= group["beta_utility"] < 1:
         raise ValueError(f"beta_utility must be in [0, 1), got {group['beta_utility']}")
-    check_whole("noise_draws", group["noise_draws"], least=0)
-    if group["noise_seed"] is not None:
-        check_whole("noise_seed", group["noise_seed"], least=0)
 
 
 def _grads(params: list[Tensor]) -> list[Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 from avalanche.training.plugins import SupervisedPlugin
 
 from covon_avalanche.closed_form import ClosedFormModel
-from covon_avalanche.plugins.task_loader import task_loader
+from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 
 
 class ClosedFormPlugin(SupervisedPlugin):
@@ -22,8 +22,10 @@ class ClosedFormPlugin(SupervisedPlugin):
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Train for no epochs, unless the network is adapted.
 
-        :raises ValueError: if the strategy's model is not a :class:`ClosedFormModel`.
+        :raises ValueError: if the strategy's model is not a :class:`ClosedFormModel`, or for an
+            online stream.
         """
+        check_whole_task(strategy.experience)
         if not isinstance(strategy.model, ClosedFormModel):
             raise ValueError(
                 "ClosedFormPlugin needs a ClosedFormModel, got "

@@ -9,7 +9,7 @@ from covon_avalanche.prompting.domain_prompts import DomainPrompts
 from covon_avalanche.prompting.dualprompt import DualPrompt
 from covon_avalanche.prompting.hedp import HEDP
 from covon_avalanche.prompting.l2p import L2P
-from covon_avalanche.prompting.linear_selectors import LDASelector, MixtureSelector
+from covon_avalanche.prompting.mixture_selector import MixtureSelector
 from covon_avalanche.prompting.pina import PINA
 from covon_avalanche.prompting.prompt_model import PromptModel
 from covon_avalanche.prompting.prompted_vit import PromptedViT, take_classifier
@@ -35,7 +35,6 @@ __all__ = [
     "DomainPrompts",
     "DomainSelector",
     "DualPrompt",
-    "LDASelector",
     "MixtureSelector",
     "NearestCentre",
     "PromptModel",

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from typing import Literal
+from collections.abc import Iterable
 
 from torch import Tensor, nn
 
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
-from covon_avalanche.prompting.linear_selectors import LDASelector, MixtureSelector
+from covon_avalanche.prompting.mixture_selector import MixtureSelector
 from covon_avalanche.prompting.pina import AdapterInit, LinearAdapter
-from covon_avalanche.prompting.selectors import DomainSelector
-
-_SELECTORS: dict[str, Callable[[int, int], DomainSelector]] = {
-    "mixture": MixtureSelector,
-    "lda": LDASelector,
-}
 
 
 class SOYO(DomainPrompts):
@@ -24,7 +17,7 @@ class SOYO(DomainPrompts):
     All You Need", CVPR 2025), as in the authors' code.
 
     Each domain has its own prompts, adapters behind each block, and linear head. The domain of a
-    test image is chosen by :class:`MixtureSelector`, or by :class:`LDASelector`.
+    test image is chosen by :class:`MixtureSelector`.
 
     :param network: see :class:`PromptModel`.
     :param num_domains: number of domains that will be learned.
@@ -32,7 +25,6 @@ class SOYO(DomainPrompts):
     :param bottleneck: of adapters.
     :param adapter_init: ``"xavier"`` as published, which perturbs the features at first, or
         ``"zeros"``, which needs fewer steps.
-    :param selector: ``"mixture"``, SOYO's, or ``"lda"``, in closed form.
     """
 
     def __init__(
@@ -43,11 +35,8 @@ class SOYO(DomainPrompts):
         prompts: int = 10,
         bottleneck: int = 16,
         adapter_init: AdapterInit = "xavier",
-        selector: Literal["mixture", "lda"] = "mixture",
     ) -> None:
-        if selector not in _SELECTORS:
-            raise ValueError(f"selector must be 'mixture' or 'lda', got {selector!r}")
-        super().__init__(network, num_domains, prompts=prompts, selector=_SELECTORS[selector])
+        super().__init__(network, num_domains, prompts=prompts, selector=MixtureSelector)
         heads = [copy.deepcopy(self.head) for _ in range(num_domains)]
         del self.head
         self.heads = nn.ModuleList(heads)

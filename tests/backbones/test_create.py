@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import squeezenet1_1
 
-from covon_avalanche.backbones import create_backbone, freeze
+from covon_avalanche.backbones import create_backbone
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +68,3 @@ def test_other_files_are_refused_and_nothing_in_them_is_run(tmp_path):
             create_backbone("squeezenet", 7, weights=tmp_path / "other.pth")
     with pytest.raises(ValueError, match="there is no file"):
         create_backbone("squeezenet", 7, weights=tmp_path / "nowhere.pth")
-
-
-def test_parameters_are_frozen_by_pattern():
-    model = create_backbone("squeezenet", 7)
-    frozen = freeze(model, ["features.0.*", "features.[03].*"])
-    assert len(frozen) == len(set(frozen)) == 8
-    assert all(p.requires_grad != (n in frozen) for n, p in model.named_parameters())
-    with pytest.raises(ValueError, match=r"no parameter's name matches 'layers\.\*'; names are "):
-        freeze(model, ["layers.*"])

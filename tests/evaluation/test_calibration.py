@@ -57,6 +57,14 @@ def test_classes_are_pooled_over_parts_and_left_out_without_images(logits_and_ta
     assert found == {i: hits[targets == i].double().mean().item() for i in (0, 1, 2, 3, 5, 6)}
 
 
+def test_a_later_part_may_have_more_classes():
+    one, two = torch.eye(2)[[0, 1, 1]], torch.eye(3)[[0, 2]]
+    found = class_accuracy(
+        [sums_of(one, torch.tensor([0, 1, 0])), sums_of(two, torch.tensor([0, 2]))]
+    )
+    assert found == {0: pytest.approx(2 / 3), 1: 1.0, 2: 1.0}
+
+
 def test_perfect_and_overconfident_predictions():
     logits = torch.tensor([[50.0, 0.0], [0.0, 50.0]])
     assert sums_of(logits, torch.tensor([0, 1])).result().ece == pytest.approx(0)

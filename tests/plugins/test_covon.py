@@ -114,6 +114,8 @@ def test_ess_may_be_left_out_where_the_plugin_sets_it():
     for name, mean in given.posterior().mean.items():
         assert left_out.posterior().mean[name].equal(mean)
     alone = CoVON(toy_model().named_parameters(), batch_size=8)
-    message = "ess must be set before the first sample: give it"
+    message = "ess must be set before the posterior is used: give it"
     with pytest.raises(ValueError, match=message), alone.sampled_params():
         pass
+    with pytest.raises(ValueError, match=message):
+        alone.prior()

@@ -6,7 +6,9 @@ from avalanche.benchmarks.scenarios import split_online_stream
 from toys import STRATEGIES, adamw, make_naive, make_strategy, toy_benchmark, toy_model
 
 from covon_avalanche import ICaRLPlugin, MergePlugin
+from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, NearestClassMean
 from covon_avalanche.merging import Average
+from covon_avalanche.plugins import ClosedFormPlugin
 from covon_avalanche.plugins.task_loader import dataset_loader
 
 
@@ -37,13 +39,15 @@ def online_experience(boundaries):
 
 
 @pytest.mark.parametrize("boundaries", [True, False])
-@pytest.mark.parametrize("kind", [*STRATEGIES, "icarl", "merge"])
+@pytest.mark.parametrize("kind", [*STRATEGIES, "icarl", "merge", "closed form"])
 def test_parts_of_a_task_are_refused(kind, boundaries, model):
     if kind in STRATEGIES:
         strategy = make_strategy(kind, model)
     else:
-        plugin = ICaRLPlugin(8) if kind == "icarl" else MergePlugin(Average())
-        strategy = make_naive(model, adamw(model), plugin)
+        plugins = {"icarl": ICaRLPlugin(8), "merge": MergePlugin(Average())}
+        if kind == "closed form":
+            model = ClosedFormModel(FeatureExtractor(model), NearestClassMean(10, 4))
+        strategy = make_naive(model, adamw(model), plugins.get(kind, ClosedFormPlugin()))
     with pytest.raises(ValueError, match="online stream are parts of tasks"):
         strategy.train(online_experience(boundaries))
 

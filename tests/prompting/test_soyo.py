@@ -9,10 +9,9 @@ from covon_avalanche.prompting import SOYO
 
 
 @pytest.mark.parametrize("make", [toy_vit, toy_clip])
-@pytest.mark.parametrize("selector", ["mixture", "lda"])
-def test_logits_are_those_of_the_selected_domain(make, selector):
+def test_logits_are_those_of_the_selected_domain(make):
     torch.manual_seed(0)
-    model, x = SOYO(make(), 3, prompts=4, bottleneck=2, selector=selector), some_images()
+    model, x = SOYO(make(), 3, prompts=4, bottleneck=2), some_images()
     optimizer = make_optimizer(model)
     for domain in range(3):
         learn(model, domain, optimizer)
@@ -41,8 +40,3 @@ def test_a_domain_changes_its_own_parameters_only():
         )
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         assert trained == own | {f"prompts.{domain}"}
-
-
-def test_unknown_selectors_are_refused():
-    with pytest.raises(ValueError, match="selector must be 'mixture' or 'lda', got 'knn'"):
-        SOYO(toy_vit(), 2, selector="knn")

@@ -68,7 +68,7 @@ class PINA(Prompting):
 
 
 class SOYO(Prompting):
-    """SOYO, or its parameters with another selector."""
+    """SOYO."""
 
     kind: Literal["soyo"]
     prompts: PositiveInt = 10
@@ -77,10 +77,8 @@ class SOYO(Prompting):
     """Of adapters."""
     adapter_init: Literal["xavier", "zeros"] = "xavier"
     """``"xavier"`` as published; ``"zeros"`` starts at the pretrained network."""
-    selector: Literal["mixture", "lda"] = "mixture"
-    """SOYO's, or linear discriminant analysis."""
 
-    not_searched = frozenset({"prompts", "bottleneck", "adapter_init", "selector"})
+    not_searched = frozenset({"prompts", "bottleneck", "adapter_init"})
 
 
 class SLiPrompts(Prompting):

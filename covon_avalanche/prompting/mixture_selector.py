@@ -1,4 +1,4 @@
-"""Linear classifiers of domains on the frozen network's features, without stored examples."""
+"""SOYO's selector: a linear classifier of domains on the frozen network's features."""
 
 from __future__ import annotations
 
@@ -11,30 +11,10 @@ from torch import Tensor
 
 from covon_avalanche.prompting.selectors import DomainSelector
 
-
-class LinearSelector(DomainSelector):
-    """Base of linear classifiers of normalised features, with one output per domain.
-
-    :param width: of the features.
-    :param num_domains: number of domains that will be learned.
-    """
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, width: int, num_domains: int) -> None:
-        super().__init__()
-        bound = 1 / math.sqrt(width)
-        self.register_buffer("weight", torch.empty(num_domains, width).uniform_(-bound, bound))
-        # A domain that has not been learned is never selected.
-        self.register_buffer("bias", torch.full((num_domains,), -torch.inf))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """See :class:`DomainSelector`."""
-        return F.linear(F.normalize(features.float()), self.weight, self.bias).argmax(1)
+_COMPONENTS = 2  # Gaussians per domain; fewer for a domain with fewer images
 
 
-class MixtureSelector(LinearSelector):
+class MixtureSelector(DomainSelector):
     """SOYO's selector: trained on a domain's features and on features like those of earlier ones.
 
     Wang et al., "Boosting Domain Incremental Learning: Selecting the Optimal Parameters is All You
@@ -46,11 +26,12 @@ class MixtureSelector(LinearSelector):
 
     :param width: of the features.
     :param num_domains: number of domains that will be learned.
-    :param components: Gaussians per domain; fewer for a domain with fewer images.
     :param epochs: passes over as many features of each domain as the new one has images.
     :param batch_size: of all domains together.
     """
 
+    weight: Tensor
+    bias: Tensor
     log_shares: Tensor
     means: Tensor
     scales: Tensor
@@ -60,26 +41,27 @@ class MixtureSelector(LinearSelector):
         width: int,
         num_domains: int,
         *,
-        components: int = 2,
         epochs: int = 30,
         lr: float = 0.1,
         weight_decay: float = 2e-4,
         batch_size: int = 128,
     ) -> None:
-        super().__init__(width, num_domains)
-        if components < 1 or epochs < 1:
-            raise ValueError(f"components and epochs must be >= 1, got {components} and {epochs}")
-        if batch_size < num_domains:
-            raise ValueError(
-                f"batch_size must be >= the number of domains, {num_domains}, got {batch_size}"
-            )
+        super().__init__()
         self.epochs, self.lr, self.weight_decay = epochs, lr, weight_decay
         self.batch_size = batch_size
-        shape = num_domains, components
+        bound = 1 / math.sqrt(width)
+        self.register_buffer("weight", torch.empty(num_domains, width).uniform_(-bound, bound))
+        # A domain that has not been learned is never selected.
+        self.register_buffer("bias", torch.full((num_domains,), -torch.inf))
+        shape = num_domains, _COMPONENTS
         self.register_buffer("log_shares", torch.full(shape, -torch.inf))
         self.register_buffer("means", torch.zeros(*shape, width))
         # Lower triangular: a component is N(mean, scale scale^T).
         self.register_buffer("scales", torch.zeros(*shape, width, width))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """See :class:`DomainSelector`."""
+        return F.linear(F.normalize(features.float()), self.weight, self.bias).argmax(1)
 
     def fit(self, domain: int, features: Tensor) -> None:
         """Train with the domain's features, and store their mixture."""
@@ -92,7 +74,7 @@ class MixtureSelector(LinearSelector):
         self._store(domain, features)
 
     def _store(self, domain: int, features: Tensor) -> None:
-        n = min(self.means.shape[1], len(features))
+        n = min(_COMPONENTS, len(features))
         # sklearn decomposes in the precision of the data: single is too little for wide features
         mixture = GaussianMixture(n, init_params="kmeans", random_state=0)
         mixture.fit(features.double().cpu().numpy())
@@ -135,44 +117,3 @@ class MixtureSelector(LinearSelector):
             cosine.step()
         with torch.no_grad():
             self.weight[:learned], self.bias[:learned] = weight, bias
-
-
-class LDASelector(LinearSelector):
-    """Linear discriminant analysis of the domains, in closed form.
-
-    With equal covariances of all domains, estimated within them, and priors by the number of
-    images; the same for any order of the domains. An alternative of ours to SOYO's selector.
-
-    :param width: of the features.
-    :param num_domains: number of domains that will be learned.
-    :param shrinkage: weight of the scaled identity in the covariance, in (0, 1].
-    """
-
-    counts: Tensor
-    means: Tensor
-    scatter: Tensor
-
-    def __init__(self, width: int, num_domains: int, *, shrinkage: float = 0.01) -> None:
-        super().__init__(width, num_domains)
-        if not 0 < shrinkage <= 1:
-            raise ValueError(f"shrinkage must be in (0, 1], got {shrinkage}")
-        self.shrinkage = shrinkage
-        double = torch.float64
-        self.register_buffer("counts", torch.zeros(num_domains, dtype=double))
-        self.register_buffer("means", torch.zeros(num_domains, width, dtype=double))
-        # Sum over all images of the outer product of the distance to their domain's mean.
-        self.register_buffer("scatter", torch.zeros(width, width, dtype=double))
-
-    def fit(self, domain: int, features: Tensor) -> None:
-        """Add the domain's moments, and solve for the weights."""
-        features = F.normalize(features.float()).double()
-        self.counts[domain], self.means[domain] = len(features), features.mean(0)
-        centred = features - self.means[domain]
-        self.scatter += centred.T @ centred
-        covariance = (1 - self.shrinkage) * self.scatter / self.counts.sum()
-        isotropic = self.shrinkage * self.scatter.trace() / self.counts.sum() / len(self.scatter)
-        covariance.diagonal().add_(isotropic)
-        weight = torch.linalg.solve(covariance, self.means.T).T
-        prior = (self.counts / self.counts.sum()).log()  # -inf for unseen domains
-        self.weight.copy_(weight)
-        self.bias.copy_(prior - (self.means * weight).sum(1) / 2)

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.mixture import GaussianMixture
 from torch.nn.functional import normalize
 
-from covon_avalanche.prompting import LDASelector, MixtureSelector
+from covon_avalanche.prompting import MixtureSelector
 
 WIDTH = 6
 
@@ -24,32 +23,6 @@ def fitted(selector, sizes=(60, 40, 50)):
     for domain, n in enumerate(sizes):
         selector.fit(domain, features_of(domain, n))
     return selector
-
-
-def test_lda_decides_as_scikit_learns():
-    sizes = (60, 20, 50)
-    x = normalize(torch.cat([features_of(d, n) for d, n in enumerate(sizes)])).double().numpy()
-    y = np.repeat(range(3), sizes)
-    lda = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.2).fit(x, y)
-    selector = fitted(LDASelector(WIDTH, 4, shrinkage=0.2), sizes)
-    test = torch.cat([features_of(d, seed=1) for d in range(5)])
-    unit = normalize(test)
-    wanted = lda.predict(unit.double().numpy())
-    assert selector(test).tolist() == wanted.tolist()
-    assert set(wanted) == {0, 1, 2}
-    scores = lda.decision_function(unit.double().numpy())
-    found = unit.double() @ selector.weight[:3].double().T + selector.bias[:3]
-    np.testing.assert_allclose(found.numpy(), scores, rtol=1e-3, atol=1e-3)
-
-
-def test_lda_does_not_depend_on_the_order_of_domains():
-    one, other = LDASelector(WIDTH, 3), LDASelector(WIDTH, 3)
-    for domain in (0, 1, 2):
-        one.fit(domain, features_of(domain))
-    for domain in (2, 0, 1):
-        other.fit(domain, features_of(domain))
-    torch.testing.assert_close(one.weight, other.weight)
-    torch.testing.assert_close(one.bias, other.bias)
 
 
 def test_a_domain_is_remembered_as_scikit_learns_mixture():
@@ -124,9 +97,8 @@ def test_one_epoch_of_training_is_gradient_descent():
     torch.testing.assert_close(selector.bias, bias - 0.3 * (error.mean(0) + 0.1 * bias))
 
 
-@pytest.mark.parametrize("make", [MixtureSelector, LDASelector])
-def test_most_features_are_recognised_and_unseen_domains_never_selected(make):
-    selector = make(WIDTH, 5)
+def test_most_features_are_recognised_and_unseen_domains_never_selected():
+    selector = MixtureSelector(WIDTH, 5)
     test = torch.cat([features_of(d, seed=1) for d in range(5)])
     fitted(selector)
     found = selector(test)
@@ -136,12 +108,6 @@ def test_most_features_are_recognised_and_unseen_domains_never_selected(make):
     assert selector(features_of(0) * 100).tolist() == selector(features_of(0)).tolist()
 
 
-def test_wrong_settings_are_named():
-    with pytest.raises(ValueError, match=r"shrinkage must be in \(0, 1\], got 0"):
-        LDASelector(WIDTH, 2, shrinkage=0)
-    with pytest.raises(ValueError, match="components and epochs must be >= 1, got 0 and 30"):
-        MixtureSelector(WIDTH, 2, components=0)
-    with pytest.raises(ValueError, match="must be >= the number of domains, 9, got 8"):
-        MixtureSelector(WIDTH, 9, batch_size=8)
+def test_a_domain_with_one_image_is_an_error():
     with pytest.raises(ValueError, match="a domain needs at least 2 images, got 1"):
         MixtureSelector(WIDTH, 2).fit(0, features_of(0, 1))
