@@ -1,7 +1,7 @@
 """Continual pretraining of a small GPT-2: English, German, French, from a random start.
 
     python benchmarks/manual_pages.py CORPORA          download the text
-    python benchmarks/language.py CORPORA --trials 4   search what is missing, on validation text
+    python benchmarks/language.py CORPORA --trials 3   search what is missing, on validation text
     python benchmarks/language.py CORPORA              run what is missing, on test text, and report
     python benchmarks/language.py --report             from stored results only
 

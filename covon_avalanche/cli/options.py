@@ -42,8 +42,16 @@ Jobs = Annotated[
         metavar="N", min=1, max=1024, help="Parallel runs. \\[default: 1 per core; 1 on a GPU]"
     ),
 ]
+
+
+def _expanded(path: Path | None) -> Path | None:
+    """A path without ``~``, which shells leave as it is after ``--dataset-root=``."""
+    return None if path is None else path.expanduser()
+
+
 DatasetRoot = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Folder of the data sets.")
+    Path | None,
+    typer.Option(metavar="FOLDER", callback=_expanded, help="Folder of the data sets."),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -30,14 +30,14 @@ def predict(
 
     from covon_avalanche.experiment.bundle import load_bundle
     from covon_avalanche.safe_text import csv_text
-    from covon_avalanche.streams.image_files import SUFFIXES, decode
+    from covon_avalanche.streams.image_files import decode, image_files
 
     files: list[Path] = []
     for path in images:
-        found = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES)
-        if path.is_dir() and not found:
+        found = image_files(path) if path.is_dir() else [path]
+        if not found:
             fail(f"there are no images in {path}")
-        files += found if path.is_dir() else [path]
+        files += found
     try:
         loaded = load_bundle(bundle)
         parts = []

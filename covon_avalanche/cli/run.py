@@ -143,7 +143,7 @@ def run(
         fail(missing)
     folder.mkdir(parents=True, exist_ok=True)
     if launcher is Launcher.slurm:
-        _submit(chosen, folder, options, slurm or [])
+        _submit(chosen, new, folder, options, slurm or [])
     else:
         raise typer.Exit(_run_and_summarise(chosen, whole, folder, options, parallel))
 
@@ -280,12 +280,21 @@ def _print_failures(failures: list[Outcome]) -> None:
         typer.echo(f"covon: {spec.strategy}, seed {spec.seed}{more}: {error}{see}", err=True)
 
 
-def _submit(recipe: Recipe, folder: Path, options: RunOptions, parameters: list[str]) -> None:
-    """Submit the runs to a cluster."""
+def _submit(
+    recipe: Recipe,
+    specs: list[RunSpec],
+    folder: Path,
+    options: RunOptions,
+    parameters: list[str],
+) -> None:
+    """Submit runs to a cluster."""
     from covon_avalanche.experiment.cluster import submit
 
+    if not specs:
+        typer.echo(f"{recipe.title}: all runs are finished")
+        return
     try:
-        jobs = submit(recipe, specs_of(recipe), folder, options, parameters=parameters)
+        jobs = submit(recipe, specs, folder, options, parameters=parameters)
     except ValueError as error:
         fail(str(error))
     typer.echo(f"{len(jobs)} jobs of {recipe.title}: {jobs[0]} to {jobs[-1]}")

@@ -152,13 +152,13 @@ def missing_data(stream: Table, model: Table, dataset_root: Path | None) -> Path
     if dataset_root is None:
         try:
             text = Path("~/.avalanche/config.json").expanduser().read_text(encoding="utf-8")
-            dataset_root = Path(json.loads(text)["dataset_location"])
+            dataset_root = Path(json.loads(text)["dataset_location"]).expanduser()
         except (OSError, ValueError, KeyError, TypeError):
-            dataset_root = Path("~/.avalanche/data")
+            dataset_root = Path("~/.avalanche/data").expanduser()
     needed = [stream.data_folder] if isinstance(stream, _Images) else []
     if isinstance(model, Backbone) and model.weights not in ("", "default"):
         needed.append(model.weights)
-    paths = (dataset_root.expanduser() / path for path in needed)
+    paths = (dataset_root / path for path in needed)
     return next((path for path in paths if not path.exists()), None)
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from covon_avalanche import __version__
 from covon_avalanche.cli import app, run, search
+from covon_avalanche.experiment import cluster
 from covon_avalanche.experiment import run as experiment_run
 from covon_avalanche.experiment.recipe import parse_seeds, recipe_text
 from covon_avalanche.experiment.result import Result
@@ -101,6 +102,26 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
         "finetune: 1 x 0:01:40 of training, from stored results",
         "In total about 0:02:00 and evaluations",
     ]
+
+
+def test_only_missing_runs_are_submitted_to_a_cluster(arguments, monkeypatch):
+    submitted = []
+
+    def submit(recipe, specs, *_, **__):
+        submitted.append([*specs])
+        return [str(i) for i in range(len(specs))]
+
+    monkeypatch.setattr(cluster, "submit", submit)
+    command = [*arguments, "--strategies", "finetune", "--seeds"]
+    assert covon(*command, "0").exit_code == 0
+    on_cluster = [word for word in command if word not in ("--jobs", "1")]
+    done = covon(*on_cluster, "0-1", "--launcher", "slurm")
+    assert done.exit_code == 0, done.output
+    assert submitted == [[("finetune", 1)]]
+    done = covon(*on_cluster, "0", "--launcher", "slurm")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.endswith(": all runs are finished\n")
+    assert len(submitted) == 1
 
 
 OWN_PLUGIN = """

@@ -181,6 +181,16 @@ def test_missing_data_are_named_before_any_run_starts(tmp_path):
     assert not out.exists()
 
 
+def test_the_home_folder_is_expanded_where_the_shell_does_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pacs(tmp_path / "data/PACS")
+    recipe = write(tmp_path, stream=PACS, model=NETWORK, train_mb_size=2)
+    command = ["run", recipe, "--out", str(tmp_path / "out"), "--jobs", "1"]
+    done = CliRunner().invoke(app, [*command, "--dataset-root=~/data"])
+    assert done.exit_code == 0, done.output
+    assert "no/data" in refused(*command, "--seeds", "1", "--dataset-root=~/no/data")
+
+
 def test_wandb_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "find_spec", lambda name: None)
     sentence = refused("run", write(tmp_path), "--out", str(tmp_path / "out"), "--wandb", "mine")
