@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _FILES = ("index.html", "table.md", "table.tex", "table.csv", "results.csv")
+_SUFFIXES = (".png", ".svg")
 
 
 def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) -> Path:
@@ -41,10 +42,9 @@ def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) 
     found = comparisons(runs)
     parts = []
     for comparison in found:
-        prefix = f"{comparison.name}-" if len(found) > 1 else ""
         with figures.style():
             images = {
-                name: _saved(figure, folder / "figures" / quote(prefix + name, safe=""))
+                name: _saved(figure, folder / "figures" / _stem(name, comparison, found))
                 for name, figure in figures.figures_of(comparison).items()
             }
         parts.append((comparison, images))
@@ -61,23 +61,36 @@ def write_archive(results: Sequence[Result], folder: Path) -> Path:
     """Write ``FOLDER.zip`` with the report in a folder, a recipe for each comparison, and
     ``results.jsonl``, which ``load_results`` and ``covon report`` read.
 
+    :param results: those of the report; figures of others in its folder are left out.
     :returns: the path of the archive.
     """
     file = folder.resolve().with_name(f"{folder.resolve().name}.zip")
-    images = sorted((folder / "figures").iterdir())
+    found = comparisons(results_frame(results))
+    images = sorted(
+        folder / "figures" / f"{_stem(name, comparison, found)}{suffix}"
+        for comparison in found
+        for name in figures.figures_of(comparison)
+        for suffix in _SUFFIXES
+    )
     with atomic_replace(file) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
         for path in [*(folder / name for name in _FILES), *images]:
             archive.write(path, path.relative_to(folder))
-        for comparison in comparisons(results_frame(results)):
+        for comparison in found:
             archive.writestr(f"{quote(comparison.name, safe='')}.toml", recipe(comparison))
         lines = [f"{result.model_dump_json()}\n" for result in results]
         archive.writestr("results.jsonl", "".join(lines))
     return file
 
 
+def _stem(name: str, comparison: Comparison, found: Sequence[Comparison]) -> str:
+    """The file name of a figure, without its suffix."""
+    prefix = f"{comparison.name}-" if len(found) > 1 else ""
+    return quote(prefix + name, safe="")
+
+
 def _saved(figure: Figure, file: Path) -> str:
     """Write a figure as SVG and PNG; returns the SVG as a data URI."""
-    for suffix in (".png", ".svg"):
+    for suffix in _SUFFIXES:
         data = figures.rendered(figure, suffix[1:])
         write_atomically(file.with_name(file.name + suffix), data)
     return f"data:image/svg+xml;base64,{base64.b64encode(data).decode()}"

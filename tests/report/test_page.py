@@ -245,3 +245,13 @@ def test_the_archive_has_all_that_the_report_was_made_of(tmp_path):
     again = load_results(tmp_path / "got" / "results.jsonl")
     in_order = sorted(results, key=lambda r: (r.recipe, r.seed))
     pd.testing.assert_frame_equal(again, results_frame(in_order))
+
+
+def test_figures_of_an_older_report_are_not_in_the_archive(tmp_path):
+    old, new = made_up("old", 0, [[0.9]]), made_up("new", 0, [[0.9]])
+    write_report(results_frame([old]), tmp_path / "report")
+    write_report(results_frame([new]), tmp_path / "report")
+    with ZipFile(write_archive([new], tmp_path / "report")) as archive:
+        names = archive.namelist()
+    assert {"figures/matrix-new.png", "figures/matrix-new.svg"} <= {*names}
+    assert not [name for name in names if "old" in name]
