@@ -21,12 +21,12 @@ from typing import Any
 
 import pandas as pd
 import torch
-from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
 from comparison import (
     RESULTS,
     ROOT,
     Case,
+    FastNaive,
     arguments,
     mean_and_std,
     read_cases,
@@ -36,7 +36,7 @@ from comparison import (
 )
 from torch import nn
 
-from covon_avalanche import MergePlugin, TensorBatches
+from covon_avalanche import MergePlugin
 from covon_avalanche.merging import EMA, MergeRule, RegMean
 from covon_avalanche.report.tables import aligned
 from covon_avalanche.streams import PACS, PermutedDigits, image_transforms
@@ -50,10 +50,6 @@ RULES: dict[str, Callable[[], MergeRule] | None] = {
 }
 KEY = ("stream", "merge", "seed")
 SEEDS = {"PACS": range(3), "permuted digits": range(5)}
-
-
-class FastNaive(TensorBatches, Naive):
-    """Naive with batches from tensors."""
 
 
 def network() -> nn.Module:

@@ -15,7 +15,9 @@ from typing import Any
 
 import pandas as pd
 import torch
+from avalanche.training import Naive
 
+from covon_avalanche import TensorBatches
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid
 from covon_avalanche.experiment.machine import machine, versions
@@ -138,6 +140,10 @@ def _measure(measure: Callable[..., Case], case: Case, *arguments: Any) -> Case:
     return {**measure(case, *arguments), "versions": versions(), "machine": machine()}
 
 
+class FastNaive(TensorBatches, Naive):
+    """Naive with batches from tensors."""
+
+
 def tensors_of(dataset: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """All images and labels of a dataset."""
     rows = [dataset[i] for i in range(len(dataset))]
@@ -150,6 +156,29 @@ def write_measurement(file: Path, rows: Any, **about: Any) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(found, indent=1) + "\n")
     print(f"stored in {file}")
+
+
+def provenance(stored: Mapping[str, Any], condition: str = "") -> str:
+    """Machine, condition, load and versions of a measurement, in one line.
+
+    :param stored: by :func:`write_measurement`; its ``packages`` are shown after torch.
+    """
+    machine = stored["machine"]
+    versions = {
+        **(stored.get("versions") or machine["versions"]),  # as version 0.1 stored them
+        **({"numba": stored["numba"]} if "numba" in stored else {}),
+        **stored.get("packages", {}),
+    }
+    load = ""
+    if "load_average" in stored:
+        load = f"load average at the start {stored['load_average'][0]:.1f}"
+    shown = ("torch", *stored.get("packages", ("numba", "avalanche-lib")))
+    parts = [
+        machine["processor"],
+        ", ".join(filter(None, [condition, load])),
+        *(f"{name} {versions[name]}" for name in shown if name in versions),
+    ]
+    return f"<sub>{'; '.join(filter(None, parts))}</sub>"
 
 
 # Tables ------------------------------------------------------------------------------------
@@ -226,32 +255,3 @@ def ship_recipe(searched: Path, name: str, **replaced: str) -> None:
         lines.append(f"{key} = {replaced[key]}" if key in replaced else line)
     recipes = ROOT / "covon_avalanche/experiment/recipes"
     write_atomically(recipes / f"{name}.toml", "\n".join(lines) + "\n")
-
-
-def stored_trials(path: Path) -> pd.DataFrame:
-    """The trials of a search: ``study``, ``number``, ``state``, ``value`` (A_T on validation
-    images; NaN unless complete) and the settings.
-
-    :param path: a journal of ``covon search``, or a ``search-STRATEGY.json`` of the scripts that
-        searched ``permuted-digits`` and ``permuted-mnist-hard`` in version 0.1.
-    """
-    if path.suffix == ".json":
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        rows = [
-            {"study": stored["strategy"], "number": number, "state": trial.get("state", "complete")}
-            | {"value": trial["value"], **trial["settings"]}
-            for number, trial in enumerate(stored["trials"])
-        ]
-    else:
-        import optuna
-        from optuna.storages.journal import JournalFileBackend
-
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(path.resolve())))
-        rows = [
-            {"study": name, "number": trial.number, "state": trial.state.name.lower()}
-            | {"value": trial.value, **trial.params}
-            for name in optuna.get_all_study_names(storage)
-            for trial in optuna.load_study(study_name=name, storage=storage).trials
-        ]
-    trials = pd.DataFrame(rows)
-    return trials.assign(value=trials["value"].where(trials["state"] == "complete"))

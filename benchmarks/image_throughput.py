@@ -25,15 +25,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from avalanche.training import Naive
-from comparison import RESULTS, ROOT, replace_part, write_measurement
+from comparison import RESULTS, ROOT, FastNaive, provenance, replace_part, write_measurement
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from covon_avalanche import TensorBatches
 from covon_avalanche.report.tables import aligned
 from covon_avalanche.streams import CDDB, PACS, CORe50, DomainFolders, DomainNet, image_transforms
 
@@ -87,10 +85,6 @@ def write_image(file: Path, shape: tuple[int, int], seed: int) -> None:
     grain = generator.normal(0, 8, smooth.shape)
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8)).save(file)
-
-
-class FastNaive(TensorBatches, Naive):
-    """Naive with batches from tensors."""
 
 
 def loader_of(data: Any, workers: int) -> Iterable[Any]:
@@ -202,13 +196,12 @@ def main() -> None:
         about = {"script": "benchmarks/image_throughput.py", "batch": BATCH, "rounds": 7}
         write_measurement(FILE, rows, **about)
     stored = json.loads(FILE.read_text(encoding="utf-8"))
-    machine = stored["machine"]
-    about = machine | stored  # version 0.1 had all of it in the machine
-    versions = (f"{name} {about['versions'][name]}" for name in ("torch", "avalanche-lib"))
+    cores = stored["machine"]["cores"]
+    rounds = (stored["machine"] | stored)["rounds"]  # version 0.1 had it in the machine
     said = (
-        f"Images per second, medians of {about['rounds']} interleaved rounds. In brackets: medians "
+        f"Images per second, medians of {rounds} interleaved rounds. In brackets: medians "
         f"of the ratios to {BASE} within a round, not ratios of the medians.\n\n"
-        f"<sub>{machine['processor']}, {machine['cores']} cores; {', '.join(versions)}</sub>"
+        f"{provenance(stored, f'{cores} cores')}"
     )
     text = f"{table_of(pd.DataFrame(stored['rows']))}\n\n{said}"
     replace_part(ROOT / "docs/streams.md", "benchmarks/image_throughput.py", text)

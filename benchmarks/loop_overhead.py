@@ -33,7 +33,7 @@ from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
-from comparison import RESULTS, ROOT, replace_part, write_measurement
+from comparison import RESULTS, ROOT, provenance, replace_part, write_measurement
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
@@ -250,14 +250,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     return aligned(pd.DataFrame(columns))
 
 
-def about(stored: dict[str, Any]) -> str:
-    """Machine and versions, in one line."""
-    known = {"torch": stored["versions"]["torch"], **stored["packages"]}
-    parts = [f"{name} {number}" for name, number in known.items()]
-    load = f"one thread, load average at the start {stored['load_average'][0]:.1f}"
-    return f"<sub>{'; '.join([stored['machine']['processor'], load, *parts])}</sub>"
-
-
 def main() -> None:
     """Measure, store, write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -279,7 +271,7 @@ def main() -> None:
             FILE, rows, script="benchmarks/loop_overhead.py", packages=packages, load_average=load
         )
     stored = json.loads(FILE.read_text(encoding="utf-8"))
-    text = f"{table(stored['rows'])}\n\n{about(stored)}"
+    text = f"{table(stored['rows'])}\n\n{provenance(stored, 'one thread')}"
     replace_part(ROOT / "docs/loops.md", "benchmarks/loop_overhead.py", text)
 
 

@@ -22,8 +22,7 @@ from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EvaluationPlugin, EWCPlugin
-from avalanche.training.supervised import Naive
-from comparison import RESULTS, write_measurement
+from comparison import RESULTS, FastNaive, write_measurement
 from speed_table import write_tables
 from torch import Tensor, nn
 
@@ -33,17 +32,12 @@ from covon_avalanche import (
     CoVON,
     CoVONStrategy,
     EWCStarStrategy,
-    TensorBatches,
     VCLStrategy,
 )
 from covon_avalanche.evaluation.memory import MemoryFootprint
 
 Row = dict[str, Any]
 Params = Any
-
-
-class FastNaive(TensorBatches, Naive):
-    """Naive with batches from tensors."""
 
 
 def _adamw(params: Params) -> torch.optim.Optimizer:

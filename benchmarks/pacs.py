@@ -28,7 +28,7 @@ from comparison import (
 )
 
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
-from covon_avalanche.report.figures import save_curves, save_matrix
+from covon_avalanche.report import figures
 from covon_avalanche.report.tables import SHORT, aligned, markdown_table
 
 NAME = "benchmarks/pacs.py"
@@ -71,10 +71,10 @@ def orders() -> dict[str, Recipe]:
 def write_report(order: str) -> None:
     """Curves, tables and matrices of an order."""
     comparison = compared(STORED[order])
-    save_curves(comparison, ROOT / f"docs/pacs-{order}.png")
+    figures.save(comparison, "curves", ROOT / f"docs/pacs-{order}.png")
     shown = [strategy for strategy in comparison.summary.index if strategy in MATRICES]
     for strategy in shown:
-        save_matrix(comparison, strategy, ROOT / f"docs/pacs-{order}-{strategy}.png")
+        figures.save(comparison, f"matrix-{strategy}", ROOT / f"docs/pacs-{order}-{strategy}.png")
     matrices = pd.DataFrame({name: [f"![](pacs-{order}-{name}.png)"] for name in shown})
     parts = [
         f"![Average accuracy over the domains learned](pacs-{order}.png)",

@@ -26,7 +26,7 @@ from comparison import (
 )
 
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
-from covon_avalanche.report.figures import save_cost, save_curves
+from covon_avalanche.report import figures
 from covon_avalanche.report.tables import FULL, markdown_table
 
 NAME = "benchmarks/pacs_vit.py"
@@ -54,7 +54,7 @@ def write_report() -> None:
     parts = ["A_T as domain mean, in percent:", across_orders(STORED)]
     for order, comparison in found.items():
         figure = f"pretrained-{order}"
-        save_curves(comparison, ROOT / f"docs/{figure}.png")
+        figures.save(comparison, "curves", ROOT / f"docs/{figure}.png")
         parts += [
             f"### {', '.join(ORDERS[order])}",
             markdown_table(comparison, FULL).strip(),
@@ -62,7 +62,7 @@ def write_report() -> None:
             f"![Average accuracy over the domains learned]({figure}.png)",
         ]
         for cost in ("time", "memory"):
-            save_cost(comparison, cost, ROOT / f"docs/{figure}-{cost}.png")
+            figures.save(comparison, cost, ROOT / f"docs/{figure}-{cost}.png")
             parts.append(f"![Accuracy against {cost}]({figure}-{cost}.png)")
     replace_part(PAGE, NAME, "\n\n".join(parts))
 

@@ -21,7 +21,7 @@ from comparison import (
 )
 
 from covon_avalanche.experiment.recipe import load_recipe
-from covon_avalanche.report.figures import save_curves
+from covon_avalanche.report import figures
 from covon_avalanche.report.tables import SHORT, markdown_table
 
 STORED = RESULTS / "permuted-digits/results.jsonl"
@@ -30,7 +30,7 @@ STORED = RESULTS / "permuted-digits/results.jsonl"
 def write_report() -> None:
     """Table and figure."""
     comparison = compared(STORED)
-    save_curves(comparison, ROOT / "docs/permuted-digits.png")
+    figures.save(comparison, "curves", ROOT / "docs/permuted-digits.png")
     table = f"{markdown_table(comparison, SHORT)}\n{origin(comparison.runs)}"
     replace_part(ROOT / "docs/digits.md", "benchmarks/permuted_digits.py", table)
 

@@ -23,8 +23,7 @@ from comparison import (
 )
 
 from covon_avalanche.experiment.recipe import load_recipe
-from covon_avalanche.report import Comparison
-from covon_avalanche.report.figures import save_curves, save_matrix
+from covon_avalanche.report import Comparison, figures
 from covon_avalanche.report.tables import METRICS, SHORT, aligned, markdown_table
 
 NAME = "benchmarks/permuted_mnist.py"
@@ -79,9 +78,9 @@ def ablation_table(comparison: Comparison) -> str:
 def write_report() -> None:
     """Tables and figures."""
     comparison = compared(STORED)
-    save_curves(comparison, ROOT / "docs/permuted-mnist.png")
+    figures.save(comparison, "curves", ROOT / "docs/permuted-mnist.png")
     for strategy in comparison.summary.index.intersection(MATRICES):
-        save_matrix(comparison, strategy, ROOT / f"docs/permuted-mnist-{strategy}.png")
+        figures.save(comparison, f"matrix-{strategy}", ROOT / f"docs/permuted-mnist-{strategy}.png")
     page = ROOT / "docs/permuted-mnist.md"
     table = f"{main_table(comparison)}\n{origin(comparison.runs)}"
     replace_part(page, NAME, table)

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pandas as pd
-from comparison import RESULTS, ROOT, mean_and_std, replace_part
+from comparison import RESULTS, ROOT, mean_and_std, provenance, replace_part
 
 from covon_avalanche.report.tables import aligned
 
@@ -101,22 +100,9 @@ TABLES: dict[str, Callable[[pd.DataFrame], str]] = {
 }
 
 
-def about(stored: dict[str, Any]) -> str:
-    """Machine and versions, in one line."""
-    machine = stored["machine"]
-    versions = stored.get("versions") or machine["versions"]  # as version 0.1 stored them
-    versions = versions | ({"numba": stored["numba"]} if "numba" in stored else {})
-    known = (name for name in ("torch", "numba", "avalanche-lib") if name in versions)
-    parts = [machine["processor"], *(f"{name} {versions[name]}" for name in known)]
-    if "cpu_capability" in stored:
-        load = stored["load_average"][0]
-        parts.insert(1, f"{stored['cpu_capability']}, load average at the start {load:.1f}")
-    return f"<sub>{'; '.join(parts)}</sub>"
-
-
 def write_tables() -> None:
     """Write the tables whose results are stored; those before/after of all parts are one."""
-    compared, last = [], {}
+    compared, last = [], ""
     for name, table in TABLES.items():
         file = FOLDER / f"{name}.json"
         if not file.exists():
@@ -128,11 +114,12 @@ def write_tables() -> None:
             rows = rows.assign(**{name: value for name, value in absent if name not in rows})
             first = rows.groupby(["model", "threads"])["seconds"].transform("first")
             rows["ratio"] = rows["seconds"] / first
-        replace_part(PAGE, f"benchmarks/speed.py, {name}", f"{table(rows)}\n\n{about(stored)}")
+        about = provenance(stored, stored.get("cpu_capability", ""))
+        replace_part(PAGE, f"benchmarks/speed.py, {name}", f"{table(rows)}\n\n{about}")
         if "change" in rows:
             model = rows["model"].where(rows["model"] != "", name)
             compared.append(rows.assign(model=name + ": " + model))
-            last = stored
+            last = about
     if compared:
-        text = f"{changes(pd.concat(compared))}\n\n{about(last)}"
+        text = f"{changes(pd.concat(compared))}\n\n{last}"
         replace_part(PAGE, "benchmarks/speed.py, before and after", text)

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from covon_avalanche.streams.domainnet import domainnet_classes
+from covon_avalanche.streams.domainnet import CLASSES
 from covon_avalanche.streams.image_files import ImageFiles
-from covon_avalanche.streams.imagenet_r import imagenet_r_classes
-from covon_avalanche.streams.office_home import office_home_classes
+from covon_avalanche.streams.imagenet_r import CLASSES as CLASSES_OF_IMAGENET_R
+from covon_avalanche.streams.office_home import CLASSES as CLASSES_OF_OFFICE_HOME
 from covon_avalanche.streams.pacs import CLASSES as CLASSES_OF_PACS
 
 
@@ -32,7 +32,6 @@ def paint(file: Path, label: int, domain: int = 0) -> str:
 
 # DomainNet -----------------------------------------------------------------------------
 
-CLASSES = domainnet_classes()
 GAPS = {("painting", "train"): "t-shirt", ("painting", "test"): "syringe"}
 CODES = {"clipart": 1, "painting": 2}
 
@@ -102,7 +101,7 @@ def office_home(root: Path, blank: str = " ") -> Path:
     :param blank: in the folder of Real World.
     """
     for domain, code in OFFICE_HOME_CODES.items():
-        for label, name in enumerate(office_home_classes()):
+        for label, name in enumerate(CLASSES_OF_OFFICE_HOME):
             for i in range(1, 11):
                 paint(root / domain.replace(" ", blank) / name / f"{i:05d}.jpg", label, code)
     return root
@@ -115,11 +114,10 @@ IMAGENET_R_CODES = {"art": 1, "sketch": 2, "videogame": 3}
 
 def imagenet_r(root: Path) -> Path:
     """Ten images of each of four classes in the first two domains, one class in the third."""
-    classes = imagenet_r_classes()
     for domain, code in IMAGENET_R_CODES.items():
         for label in (0, 1, 7, 199) if code < 3 else (7,):
             for i in range(10):
-                paint(root / classes[label] / f"{domain}_{i}.jpg", label, code)
+                paint(root / CLASSES_OF_IMAGENET_R[label] / f"{domain}_{i}.jpg", label, code)
     return root
 
 

@@ -255,7 +255,7 @@ def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: 
         typer.echo(tables.aligned(table, form="simple"))
     text = "\n".join(tables.markdown_table(comparison, tables.FULL) for comparison in found)
     write_atomically(folder / "table.md", text)
-    figures.save_curves(found[0], folder / "accuracy.png")
+    figures.save(found[0], "curves", folder / "accuracy.png")
     shown = tables.metrics_of(found[0], tables.FULL)
     legend = [f"{metric.heading}: {metric.meaning}" for metric in shown]
     if len(new) < len(results):

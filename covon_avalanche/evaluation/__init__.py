@@ -6,7 +6,7 @@ Names are loaded on first use, so that results can be read without importing tor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix, mean_and_std
+from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 
 if TYPE_CHECKING:
     from covon_avalanche.evaluation.calibration import Calibration, CalibrationSums
@@ -26,7 +26,6 @@ __all__ = [
     "CalibrationSums",
     "DomainMetrics",
     "MemoryFootprint",
-    "mean_and_std",
 ]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 Row = list[float]
@@ -113,11 +112,3 @@ class AccuracyMatrix:
             change(i, [row[i] for row in rows[i:] if row is not None]) for i in range(len(rows))
         ]
         return sum(changes) / len(changes)
-
-
-def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (n - 1), which is NaN for a single value."""
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, math.nan
-    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))

@@ -19,6 +19,7 @@ from covon_avalanche.experiment.build import build_network
 from covon_avalanche.experiment.data_settings import Backbone, Model
 from covon_avalanche.experiment.machine import versions
 from covon_avalanche.experiment.registry import Strategy
+from covon_avalanche.experiment.result import first_error
 from covon_avalanche.posterior import DiagGaussian
 from covon_avalanche.streams import image_transforms
 
@@ -228,9 +229,7 @@ def _read_info(folder: Path) -> BundleInfo:
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not a bundle's: it is not text") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{file} is not a bundle's: {where} {first['msg']}") from error
+        raise ValueError(f"{file} is not a bundle's: {first_error(error)}") from error
 
 
 def _build(folder: Path, info: BundleInfo) -> nn.Module:

@@ -27,6 +27,13 @@ class ResultError(ValueError):
     """A file that is not a result, or conflicting results; one sentence."""
 
 
+def first_error(error: ValidationError) -> str:
+    """The first of pydantic's errors: where it is, unless that is the whole, and what is wrong."""
+    first = error.errors()[0]
+    where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    return f"{where}: {what}" if where else what
+
+
 class ReliabilityBin(NamedTuple):
     """Predictions of similar confidence, and their means; 0 if there are none."""
 
@@ -133,31 +140,6 @@ class Result(BaseModel):
         """The accuracies, and the metrics computed from them."""
         return AccuracyMatrix(self.counts, self.accuracy, self.held_out)
 
-    @property
-    def incremental_accuracy(self) -> float | None:
-        """Mean of A_t (domain mean) over time."""
-        return self.matrix.incremental_accuracy()
-
-    @property
-    def forgetting(self) -> float | None:
-        """Minus the backward transfer."""
-        return self.matrix.forgetting()
-
-    @property
-    def max_forgetting(self) -> float | None:
-        """Best earlier accuracy minus the last one, mean over past domains."""
-        return self.matrix.max_forgetting()
-
-    @property
-    def plasticity(self) -> float | None:
-        """Mean accuracy on each domain right after training on it."""
-        return self.matrix.plasticity()
-
-    @property
-    def forward_transfer(self) -> float | None:
-        """Mean accuracy on domains that are not learned yet."""
-        return self.matrix.forward_transfer()
-
     def save(self, path: Path) -> None:
         """Write as JSON, replacing an older file atomically."""
         write_atomically(path, self.model_dump_json(indent=1) + "\n")
@@ -198,9 +180,7 @@ class Result(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            first = error.errors()[0]
-            what = [".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")]
-            raise ResultError(f"{name} is not a result: {': '.join(filter(None, what))}") from error
+            raise ResultError(f"{name} is not a result: {first_error(error)}") from error
 
     def outcome(self) -> dict[str, Any]:
         """The reproducible part of the result: without times, memory, versions and machine."""

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +185,29 @@ class RunFolder(StoredRun):
         finally:
             lock.release()
 
-    def logged(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def logged(self) -> Iterator[None]:
         """Write the package's messages, warnings, and the exception that ends the run to the
         log."""
-        return _logged(self.log_file)
+        handler = logging.FileHandler(self.log_file, encoding="utf-8", errors="backslashreplace")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        package, python = logging.getLogger("covon_avalanche"), logging.getLogger("py.warnings")
+        level = package.level
+        package.setLevel(logging.INFO)
+        package.addHandler(handler)
+        python.addHandler(handler)
+        logging.captureWarnings(True)
+        try:
+            yield
+        except (Exception, SystemExit):
+            _log.exception("the run stopped")
+            raise
+        finally:
+            logging.captureWarnings(False)
+            python.removeHandler(handler)
+            package.removeHandler(handler)
+            package.setLevel(level)
+            handler.close()
 
     def remove_partial_files(self) -> None:
         """Remove what a killed process was writing."""
@@ -277,27 +296,3 @@ def finished_runs(recipe: Recipe, runs: Path) -> list[Result]:
             if folder.path == path and (result := folder.result()) is not None:
                 found.append(result)
     return found
-
-
-@contextmanager
-def _logged(file: Path) -> Iterator[None]:
-    """Write the package's messages, warnings, and the exception that ends the run to a file."""
-    handler = logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    package, python = logging.getLogger("covon_avalanche"), logging.getLogger("py.warnings")
-    level = package.level
-    package.setLevel(logging.INFO)
-    package.addHandler(handler)
-    python.addHandler(handler)
-    logging.captureWarnings(True)
-    try:
-        yield
-    except (Exception, SystemExit):
-        _log.exception("the run stopped")
-        raise
-    finally:
-        logging.captureWarnings(False)
-        python.removeHandler(handler)
-        package.removeHandler(handler)
-        package.setLevel(level)
-        handler.close()

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, Space, validate
 from covon_avalanche.experiment.registry import StrategySettings
+from covon_avalanche.experiment.result import first_error
 from covon_avalanche.experiment.run_folder import error_sentence, is_locked, run_hash
 from covon_avalanche.experiment.run_options import RunOptions
 
@@ -55,8 +56,8 @@ def space_of(recipe: Recipe, strategy: str) -> dict[str, Space]:
             try:
                 _validated(settings, key, value)
             except ValidationError as error:
-                message = error.errors()[0]["msg"]
-                raise RecipeError(f"search.{strategy}.{key}: {value!r}: {message}") from error
+                what = first_error(error)
+                raise RecipeError(f"search.{strategy}.{key}: {value!r}: {what}") from error
     return space
 
 

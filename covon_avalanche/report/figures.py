@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -57,37 +58,23 @@ def style() -> Any:
     return matplotlib.style.context(["default", Path(__file__).with_name("report.mplstyle")])
 
 
-def save_curves(comparison: Comparison, path: Path) -> None:
-    """Average accuracy over the domains learned, as a PNG file."""
+def save(comparison: Comparison, name: str, path: Path) -> None:
+    """Write one of :func:`figures_of` as a PNG file, unless there are no data for it."""
     with style():
-        write_atomically(path, rendered(_curves(comparison), "png"))
-
-
-def save_matrix(comparison: Comparison, label: str, path: Path) -> None:
-    """A strategy's accuracy matrix, mean over seeds, as a PNG file."""
-    with style():
-        write_atomically(path, rendered(_matrix(comparison, label), "png"))
-
-
-def save_cost(comparison: Comparison, name: Literal["time", "memory"], path: Path) -> None:
-    """Accuracy after the last domain against training time or memory, as a PNG file."""
-    with style():
-        if (figure := _cost(comparison, name)) is not None:
+        if (figure := _figure(comparison, name)) is not None:
             write_atomically(path, rendered(figure, "png"))
 
 
 def figures_of(comparison: Comparison) -> dict[str, Figure]:
     """All figures for which data exist, by name; ``matrix-LABEL`` is that of a strategy."""
-    found = {
-        "curves": _curves(comparison),
-        "forgetting": _forgetting(comparison),
-        **{name: _cost(comparison, name) for name in _COSTS},
-        "calibration": _calibration(comparison),
-        "reliability": _reliability(comparison),
-        "training": _training(comparison),
-    }
-    found |= {f"matrix-{label}": _matrix(comparison, label) for label in comparison.summary.index}
+    names = [*_FIGURES, *(f"matrix-{label}" for label in comparison.summary.index)]
+    found = {name: _figure(comparison, name) for name in names}
     return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def _figure(comparison: Comparison, name: str) -> Figure | None:
+    kind, _, label = name.partition("-")
+    return _matrix(comparison, label) if kind == "matrix" else _FIGURES[name](comparison)
 
 
 def _curves(comparison: Comparison) -> Figure:
@@ -186,6 +173,16 @@ def _matrix(comparison: Comparison, label: str) -> Figure:
         axes.step(steps + 0.5, steps - 0.5, where="pre", color="#ffffff", lw=1)
     axes.set(xlabel="tested on domain", ylabel=ylabel)
     return figure
+
+
+_FIGURES: dict[str, Callable[[Comparison], Figure | None]] = {
+    "curves": _curves,
+    "forgetting": _forgetting,
+    **{name: partial(_cost, name=name) for name in _COSTS},
+    "calibration": _calibration,
+    "reliability": _reliability,
+    "training": _training,
+}
 
 
 def line_styles(comparison: Comparison) -> dict[str, dict[str, Any]]:

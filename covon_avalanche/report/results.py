@@ -18,10 +18,16 @@ from covon_avalanche.experiment.run_folder import result_settings, upgrade_setti
 from covon_avalanche.safe_text import printable
 
 _CALIBRATION = ("nll", "brier", "ece")
+_OF_MATRIX = (
+    "incremental_accuracy",
+    "forgetting",
+    "max_forgetting",
+    "plasticity",
+    "forward_transfer",
+)
 _SAMPLED = ("sampled_average_accuracy", "sampled_nll", "sampled_brier", "sampled_ece")
 MEASURES = (
-    *("average_accuracy", "weighted_accuracy", "incremental_accuracy"),
-    *("bwt", "forgetting", "max_forgetting", "plasticity", "forward_transfer"),
+    *("average_accuracy", "weighted_accuracy", "bwt", *_OF_MATRIX),
     *(*_CALIBRATION, *_SAMPLED, "train_seconds", "flops_per_image"),
 )
 """Columns of measured numbers."""
@@ -101,11 +107,7 @@ def _row(result: Result) -> dict[str, Any]:
         "offline": strategy.offline,
         "replay": strategy.stores_examples,
         "untuned": result.strategy not in (settings.get("searched") or [result.strategy]),
-        "incremental_accuracy": result.incremental_accuracy,
-        "forgetting": result.forgetting,
-        "max_forgetting": result.max_forgetting,
-        "plasticity": result.plasticity,
-        "forward_transfer": result.forward_transfer,
+        **{name: getattr(result.matrix, name)() for name in _OF_MATRIX},
         **{name: measured.get(name, math.nan) for name in (*_CALIBRATION, *_SAMPLED)},
         "train_seconds": sum(result.train_seconds),
         "flops_per_image": fmean(result.flops_per_image) if result.flops_per_image else math.nan,

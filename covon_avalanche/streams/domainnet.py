@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
@@ -19,13 +18,14 @@ from typing_extensions import Unpack
 from covon_avalanche.domain_orders import DOMAINNET
 from covon_avalanche.streams.image_benchmark import (
     ImageOptions,
-    check_counts,
     choose_domains,
     data_root,
-    image_benchmark,
+    split_benchmark,
 )
-from covon_avalanche.streams.image_files import ImageFiles, class_folders, listed_files
+from covon_avalanche.streams.image_files import ImageFiles, class_folders, class_table, listed_files
 
+#: The 345 class names by official class id.
+CLASSES = class_table("domainnet")
 #: Training and test images of each domain of the cleaned version.
 COUNTS = {
     "clipart": (33_525, 14_604),
@@ -35,12 +35,6 @@ COUNTS = {
     "real": (120_906, 52_041),
     "sketch": (48_212, 20_916),
 }
-
-
-def domainnet_classes() -> list[str]:
-    """The 345 class names by official class id."""
-    table = resources.files("covon_avalanche.streams") / "domainnet_classes.txt"
-    return table.read_text(encoding="utf-8").split()
 
 
 def DomainNet(
@@ -61,21 +55,13 @@ def DomainNet(
     See :func:`image_benchmark` for the other parameters.
     """
     root = data_root(dataset_root, "domainnet")
-    classes = domainnet_classes()
     names = choose_domains(domains, DOMAINNET, "DomainNet")
-    parts = {name: _train_and_test(root, name, classes) for name in names}
-    for name, (train, test) in parts.items():
-        check_counts(f"DomainNet's {name}", COUNTS[name], (len(train), len(test)))
-    return image_benchmark(
-        {name: train for name, (train, _) in parts.items()},
-        {name: test for name, (_, test) in parts.items()},
-        classes,
-        **options,
-    )
+    parts = {name: _train_and_test(root, name) for name in names}
+    return split_benchmark("DomainNet", parts, COUNTS, CLASSES, **options)
 
 
-def _train_and_test(root: Path, name: str, classes: list[str]) -> list[ImageFiles]:
+def _train_and_test(root: Path, name: str) -> list[ImageFiles]:
     lists = [root / f"{name}_{part}.txt" for part in ("train", "test")]
     if all(file.is_file() for file in lists):
-        return [listed_files(root, file, classes) for file in lists]
-    return [class_folders(root / name / part, classes) for part in ("train", "test")]
+        return [listed_files(root, file, CLASSES) for file in lists]
+    return [class_folders(root / name / part, CLASSES) for part in ("train", "test")]

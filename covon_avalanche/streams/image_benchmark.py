@@ -15,6 +15,7 @@ from avalanche.benchmarks.scenarios.task_aware import with_task_labels
 from avalanche.benchmarks.utils import AvalancheDataset, _make_taskaware_classification_dataset
 from torch.utils.data import Dataset
 from torchvision.transforms import Compose, ToPILImage
+from typing_extensions import Unpack
 
 from covon_avalanche.streams.image_files import ImageFiles
 from covon_avalanche.streams.pixel_cache import cached
@@ -136,6 +137,34 @@ def image_benchmark(
     return benchmark
 
 
+def split_benchmark(
+    stream: str,
+    parts: Mapping[str, Sequence[ImageFiles]],
+    counts: Mapping[str, int | tuple[int, int]],
+    classes: Sequence[str],
+    **options: Unpack[ImageOptions],
+) -> CLScenario:
+    """:func:`image_benchmark` of the training and test images of each domain.
+
+    :param counts: the published numbers of images by domain, for training and testing or together;
+        other numbers raise a warning.
+    """
+    for name, (train, test) in parts.items():
+        expected, found = counts[name], (len(train), len(test))
+        check_counts(
+            f"{stream}'s {name}",
+            expected,
+            found if isinstance(expected, tuple) else sum(found),
+            stacklevel=4,
+        )
+    return image_benchmark(
+        {name: train for name, (train, _) in parts.items()},
+        {name: test for name, (_, test) in parts.items()},
+        classes,
+        **options,
+    )
+
+
 def _by_stream(images: _Images) -> dict[str, dict[str, ImageFiles]]:
     streams: dict[str, dict[str, ImageFiles]] = {}
     for (stream, name), some in images.items():
@@ -191,10 +220,10 @@ def choose_domains(domains: Sequence[str] | None, known: Sequence[str], stream: 
     return list(domains)
 
 
-def check_counts(what: str, expected: object, found: object) -> None:
+def check_counts(what: str, expected: object, found: object, stacklevel: int = 3) -> None:
     """Warn the caller of a stream if the numbers of images differ from the published ones."""
     if found != expected:
-        warnings.warn(f"{what} should have {expected} images, found {found}", stacklevel=3)
+        warnings.warn(f"{what} should have {expected} images, found {found}", stacklevel=stacklevel)
 
 
 def _drawn(images: ImageFiles, seed: int, number: Callable[[int], int]) -> list[int]:

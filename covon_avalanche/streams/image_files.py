@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 
 from PIL import Image
@@ -104,10 +105,17 @@ def subfolders(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and not hidden(p.name))
 
 
-def class_folders(folder: Path, classes: Sequence[str]) -> ImageFiles:
+def class_table(name: str) -> tuple[str, ...]:
+    """The class names of a stream by class id, from its ``NAME_classes.txt``."""
+    table = resources.files("covon_avalanche.streams") / f"{name}_classes.txt"
+    return tuple(table.read_text(encoding="utf-8").split())
+
+
+def class_folders(folder: Path, classes: Sequence[str], *, complete: bool = False) -> ImageFiles:
     """The images of ``folder/CLASS/*``, with class ids from a fixed table of names.
 
-    :raises ValueError: for a subfolder that is not a class.
+    :param complete: whether there must be images of all classes.
+    :raises ValueError: for a subfolder that is not a class, or a class without images.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
@@ -117,6 +125,9 @@ def class_folders(folder: Path, classes: Sequence[str]) -> ImageFiles:
     if unknown:
         raise ValueError(f"{folder} has subfolders that are not classes: {unknown}")
     pairs = [(file, ids[name]) for name in found for file in image_files(folder / name)]
+    if complete and (missing := sorted({*range(len(classes))} - {label for _, label in pairs})):
+        names = [classes[label] for label in missing]
+        raise ValueError(f"{folder} has no images of the classes {names}")
     return ImageFiles([file for file, _ in pairs], [label for _, label in pairs])
 
 

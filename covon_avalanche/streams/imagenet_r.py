@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
@@ -19,18 +18,20 @@ from typing_extensions import Unpack
 from covon_avalanche.domain_orders import IMAGENET_R
 from covon_avalanche.streams.image_benchmark import (
     ImageOptions,
-    check_counts,
     choose_domains,
     data_root,
-    image_benchmark,
+    split_benchmark,
 )
 from covon_avalanche.streams.image_files import (
     ImageFiles,
     class_folders,
+    class_table,
     listed_files,
     split_by_name,
 )
 
+#: The 200 WordNet ids by class id: sorted.
+CLASSES = class_table("imagenet_r")
 #: Training and test images of each domain together.
 COUNTS = {
     "art": 1528,
@@ -49,12 +50,6 @@ COUNTS = {
     "toy": 1511,
     "videogame": 1422,
 }
-
-
-def imagenet_r_classes() -> list[str]:
-    """The 200 WordNet ids by class id: sorted."""
-    table = resources.files("covon_avalanche.streams") / "imagenet_r_classes.txt"
-    return table.read_text(encoding="utf-8").split()
 
 
 def ImageNetR(
@@ -83,25 +78,17 @@ def ImageNetR(
     """
     root = data_root(dataset_root, "imagenet-r")
     names = choose_domains(domains, IMAGENET_R, "ImageNetR")
-    classes = imagenet_r_classes()
-    everything = class_folders(root, classes)
-    parts = {name: _train_and_test(root, name, classes, everything, split_seed) for name in names}
-    for name, (train, test) in parts.items():
-        check_counts(f"ImageNetR's {name}", COUNTS[name], len(train) + len(test))
-    return image_benchmark(
-        {name: train for name, (train, _) in parts.items()},
-        {name: test for name, (_, test) in parts.items()},
-        classes,
-        **options,
-    )
+    everything = class_folders(root, CLASSES)
+    parts = {name: _train_and_test(root, name, everything, split_seed) for name in names}
+    return split_benchmark("ImageNetR", parts, COUNTS, CLASSES, **options)
 
 
 def _train_and_test(
-    root: Path, name: str, classes: list[str], everything: ImageFiles, seed: int
+    root: Path, name: str, everything: ImageFiles, seed: int
 ) -> Sequence[ImageFiles]:
     lists = [root / f"{name}_{part}.txt" for part in ("train", "test")]
     if all(file.is_file() for file in lists):
-        parts = [listed_files(root, file, classes, first_id=None) for file in lists]
+        parts = [listed_files(root, file, CLASSES, first_id=None) for file in lists]
         for file, images in zip(lists, parts, strict=True):
             if wrong := [path for path in images.files if _rendition(path) != name]:
                 raise ValueError(f"{file} has images of other domains than {name!r}: {wrong[0]}")

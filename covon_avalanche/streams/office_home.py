@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
@@ -16,26 +15,22 @@ from typing_extensions import Unpack
 from covon_avalanche import domain_orders
 from covon_avalanche.streams.image_benchmark import (
     ImageOptions,
-    check_counts,
     choose_domains,
     data_root,
-    image_benchmark,
+    split_benchmark,
 )
 from covon_avalanche.streams.image_files import (
     ImageFiles,
     class_folders,
+    class_table,
     listed_files,
     split_by_name,
 )
 
+#: The 65 class names by class id: sorted.
+CLASSES = class_table("office_home")
 #: Training and test images of each domain together.
 COUNTS = {"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357}
-
-
-def office_home_classes() -> list[str]:
-    """The 65 class names by class id: sorted."""
-    table = resources.files("covon_avalanche.streams") / "office_home_classes.txt"
-    return table.read_text(encoding="utf-8").split()
 
 
 def OfficeHome(
@@ -64,27 +59,16 @@ def OfficeHome(
     """
     root = data_root(dataset_root, "OfficeHome")
     names = choose_domains(domains, domain_orders.OFFICE_HOME, "OfficeHome")
-    classes = office_home_classes()
-    parts = {name: _train_and_test(root, name, classes, split_seed) for name in names}
-    for name, (train, test) in parts.items():
-        check_counts(f"OfficeHome's {name}", COUNTS[name], len(train) + len(test))
-    return image_benchmark(
-        {name: train for name, (train, _) in parts.items()},
-        {name: test for name, (_, test) in parts.items()},
-        classes,
-        **options,
-    )
+    parts = {name: _train_and_test(root, name, split_seed) for name in names}
+    return split_benchmark("OfficeHome", parts, COUNTS, CLASSES, **options)
 
 
-def _train_and_test(root: Path, name: str, classes: list[str], seed: int) -> Sequence[ImageFiles]:
+def _train_and_test(root: Path, name: str, seed: int) -> Sequence[ImageFiles]:
     spellings = (name, name.replace(" ", "_"))
     for spelling in spellings:
         lists = [root / f"{spelling}_{part}.txt" for part in ("train", "test")]
         if all(file.is_file() for file in lists):
-            return [listed_files(root, file, classes) for file in lists]
+            return [listed_files(root, file, CLASSES) for file in lists]
     folder = next((root / s for s in spellings if (root / s).is_dir()), root / name)
-    images = class_folders(folder, classes)
-    missing = [classes[label] for label in range(len(classes)) if label not in images.labels]
-    if missing:
-        raise ValueError(f"{folder} has no images of the classes {missing}")
+    images = class_folders(folder, CLASSES, complete=True)
     return split_by_name(images, folder, 0.3, salt=f"{seed}/{name}/")

@@ -15,10 +15,9 @@ from typing_extensions import Unpack
 from covon_avalanche import domain_orders
 from covon_avalanche.streams.image_benchmark import (
     ImageOptions,
-    check_counts,
     choose_domains,
     data_root,
-    image_benchmark,
+    split_benchmark,
 )
 from covon_avalanche.streams.image_files import (
     ImageFiles,
@@ -56,14 +55,7 @@ def PACS(
     root = data_root(dataset_root, "PACS")
     names = choose_domains(domains, domain_orders.PACS, "PACS")
     parts = {name: _train_and_test(root, name) for name in names}
-    for name, (train, test) in parts.items():
-        check_counts(f"PACS's {name}", COUNTS[name], len(train) + len(test))
-    return image_benchmark(
-        {name: train for name, (train, _) in parts.items()},
-        {name: test for name, (_, test) in parts.items()},
-        CLASSES,
-        **options,
-    )
+    return split_benchmark("PACS", parts, COUNTS, CLASSES, **options)
 
 
 def _train_and_test(root: Path, name: str) -> Sequence[ImageFiles]:
@@ -71,8 +63,5 @@ def _train_and_test(root: Path, name: str) -> Sequence[ImageFiles]:
         lists = [folder / f"{name}_{kind}.txt" for kind in _LISTS]
         if all(file.is_file() for file in lists):
             return [listed_files(root, file, CLASSES, first_id=1) for file in lists]
-    images = class_folders(root / name, CLASSES)
-    missing = [CLASSES[label] for label in range(len(CLASSES)) if label not in images.labels]
-    if missing:
-        raise ValueError(f"{root / name} has no images of the classes {missing}")
+    images = class_folders(root / name, CLASSES, complete=True)
     return split_by_name(images, root)

@@ -109,20 +109,18 @@ def test_mean_and_std(comparison):
 
 
 @pytest.mark.parametrize(
-    ("file", "trials", "best"),
+    ("measurement", "condition", "page"),
     [
-        ("permuted-digits/search-covon.json", 60, 0.8992),
-        ("permuted-mnist-hard/search-covon.json", 8, 0.9472),
-        ("pacs/trials.journal", 81, 0.8443),
+        ("speed/step", "AVX512", "docs/speed.md"),
+        ("speed/accuracy", "", "docs/speed.md"),
+        ("speed/loops", "one thread", "docs/loops.md"),
+        ("image-throughput", "2 cores", "docs/streams.md"),
     ],
 )
-def test_stored_trials_can_be_read(file, trials, best, comparison):
-    found = comparison.stored_trials(comparison.RESULTS / file)
-    assert len(found) == trials
-    assert found["value"].max() == pytest.approx(best, abs=1e-4)
-    winner = found.loc[found["value"].idxmax()]
-    assert winner["state"] == "complete"
-    assert winner["lr"] > 0
+def test_pages_say_where_something_was_measured(measurement, condition, page, comparison):
+    stored = json.loads((comparison.RESULTS / f"{measurement}.json").read_text(encoding="utf-8"))
+    text = (comparison.ROOT / page).read_text(encoding="utf-8")
+    assert f"\n{comparison.provenance(stored, condition)}\n" in text
 
 
 @pytest.mark.parametrize(

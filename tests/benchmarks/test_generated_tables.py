@@ -31,8 +31,7 @@ def test_overview(benchmarks):
 def test_tables_of_recipes(module, page, benchmarks, monkeypatch):
     script = __import__(module)
     written = {}
-    monkeypatch.setattr(script, "save_curves", lambda *_: None)
-    monkeypatch.setattr(script, "save_matrix", lambda *_: None, raising=False)
+    monkeypatch.setattr(script.figures, "save", lambda *_: None)
     monkeypatch.setattr(
         script, "replace_part", lambda page, name, text: written.update({(page, name): text})
     )

@@ -1,11 +1,9 @@
 """The accuracy matrix, against hand-computed values."""
 
-import math
-
 import numpy as np
 import pytest
 
-from covon_avalanche.evaluation import AccuracyMatrix, mean_and_std
+from covon_avalanche.evaluation import AccuracyMatrix
 
 
 def test_a_matrix_by_hand():
@@ -72,10 +70,3 @@ def test_one_domain_has_no_transfer_and_a_matrix_without_rows_nothing():
     assert AccuracyMatrix([10], [[0.9]]).bwt() is None
     with pytest.raises(ValueError, match="no last row"):
         AccuracyMatrix([10]).average_accuracy()
-
-
-def test_mean_and_sample_standard_deviation():
-    assert mean_and_std([1.0, 2.0, 3.0]) == pytest.approx((2.0, 1.0))
-    mean, std = mean_and_std([5.0])
-    assert mean == 5.0
-    assert math.isnan(std)

@@ -160,6 +160,6 @@ def test_damaged_and_foreign_bundles_are_errors(tmp_path):
         load_bundle(tmp_path, model)
     info = json.loads((tmp_path / "bundle.json").read_text())
     (tmp_path / "bundle.json").write_text(json.dumps(info | {"eval_temperature": -1}))
-    with pytest.raises(ValueError, match="is not a bundle's: eval_temperature Input should be"):
+    with pytest.raises(ValueError, match="is not a bundle's: eval_temperature: Input should be"):
         load_bundle(tmp_path, model)
     assert math.isfinite(info["eval_temperature"])

@@ -82,8 +82,10 @@ def test_edges(run, missing, tmp_path):
     """Only offline training; one domain; a run that diverged; domains that are never learned."""
     every = {"curves", "forgetting", "time", "memory", "calibration", f"matrix-{run.strategy}"}
     assert drawn(run).keys() == every - missing
-    figures.save_matrix(compared(run), run.strategy, tmp_path / "matrix.png")
+    figures.save(compared(run), f"matrix-{run.strategy}", tmp_path / "matrix.png")
     assert (tmp_path / "matrix.png").read_bytes().startswith(b"\x89PNG")
+    figures.save(compared(run), "forgetting", tmp_path / "forgetting.png")
+    assert (tmp_path / "forgetting.png").exists() == ("forgetting" not in missing)
 
 
 def test_a_strategy_looks_the_same_whatever_its_rank():

@@ -7,7 +7,7 @@ from miniature import IMAGENET_R_CODES, check_labels, imagenet_r, open_stream, p
 from covon_avalanche.datasets.verify import verify
 from covon_avalanche.domain_orders import IMAGENET_R
 from covon_avalanche.streams import ImageNetR
-from covon_avalanche.streams.imagenet_r import COUNTS, imagenet_r_classes
+from covon_avalanche.streams.imagenet_r import CLASSES, COUNTS
 
 THREE = list(IMAGENET_R_CODES)
 
@@ -18,9 +18,8 @@ def root(tmp_path):
 
 
 def test_facts():
-    classes = imagenet_r_classes()
-    assert len(classes) == 200
-    assert classes == sorted(set(classes))
+    assert len(CLASSES) == 200
+    assert list(CLASSES) == sorted(set(CLASSES))
     assert tuple(COUNTS) == IMAGENET_R == tuple(sorted(IMAGENET_R))
     assert len(IMAGENET_R) == 15
     assert sum(COUNTS.values()) == 30_000
@@ -51,7 +50,7 @@ def test_the_split_depends_on_its_own_seed_only(root):
 
 
 def test_class_ids_are_not_those_of_the_lists(root):
-    name = imagenet_r_classes()[7]
+    name = CLASSES[7]
     for part, numbers in (("train", (4, 2)), ("test", (3,))):
         lines = [f"{name}/art_{i}.jpg 135\n" for i in numbers]
         (root / f"art_{part}.txt").write_text("".join(lines))

@@ -46,8 +46,6 @@ class SPrompts(Prompting):
     centres: PositiveInt = 5
     """K-means centres per domain."""
 
-    not_searched = frozenset({"prompts", "centres"})
-
 
 class PINA(Prompting):
     """PINA with K-means centres."""
@@ -64,8 +62,6 @@ class PINA(Prompting):
     centres: PositiveInt = 5
     """K-means centres per domain."""
 
-    not_searched = frozenset({"prompts", "adapter", "bottleneck", "adapter_init", "centres"})
-
 
 class SOYO(Prompting):
     """SOYO."""
@@ -77,8 +73,6 @@ class SOYO(Prompting):
     """Of adapters."""
     adapter_init: Literal["xavier", "zeros"] = "xavier"
     """``"xavier"`` as published; ``"zeros"`` starts at the pretrained network."""
-
-    not_searched = frozenset({"prompts", "bottleneck", "adapter_init"})
 
 
 class SLiPrompts(Prompting):
@@ -93,7 +87,6 @@ class SLiPrompts(Prompting):
     """K-means centres per domain."""
 
     needs_text = True
-    not_searched = frozenset({"prompts", "context", "centres"})
 
 
 class SLiPromptsMixture(SLiPrompts):
@@ -117,8 +110,6 @@ class HEDP(SLiPrompts):
     energy_temperature: PositiveFloat = 0.6
     distance_temperature: PositiveFloat = 0.6
 
-    not_searched = SLiPrompts.not_searched | {"margin", "target"}
-
 
 class L2P(Prompting):
     """L2P: a pool of prompts, selected by the features of the image."""
@@ -136,7 +127,7 @@ class L2P(Prompting):
     """In training, use the same prompts for all images of a batch."""
     max_grad_norm: PositiveFloat | None = 1.0
 
-    not_searched = frozenset({"pool", "length", "top_k", "key_weight", "max_grad_norm"})
+    not_searched = frozenset({"key_weight", "max_grad_norm"})
 
 
 class DualPrompt(Prompting):
@@ -150,7 +141,7 @@ class DualPrompt(Prompting):
     key_weight: NonNegativeFloat = 1.0
     """Weight of the loss of the keys."""
 
-    not_searched = frozenset({"general_length", "expert_length", "key_weight"})
+    not_searched = frozenset({"key_weight"})
 
 
 class CODAPrompt(Prompting):
@@ -161,5 +152,3 @@ class CODAPrompt(Prompting):
     """Components per layer, of all domains."""
     length: PositiveInt = 8
     """Tokens of a component; half of them are keys, half are values."""
-
-    not_searched = frozenset({"pool", "length"})
