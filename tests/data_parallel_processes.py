@@ -14,7 +14,8 @@ from covon_avalanche.experiment.run_options import RunOptions
 
 KINDS = {
     **{name: STRATEGIES[name] for name in ("covon", "covon-gradsq", "finetune", "vcl", "evcl")},
-    **{name: STRATEGIES[name] for name in ("ewc-star", "ada-reg", "si")},
+    **{name: STRATEGIES[name] for name in ("ewc-star", "ada-reg", "si", "ewc", "lwf", "mas")},
+    **{name: STRATEGIES[name] for name in ("upgd", "slca", "ncm", "ridge", "ranpac", "layup")},
     "two-samples": {**STRATEGIES["covon-gradsq"], "mc_samples": 2},
     "regmean": {**STRATEGIES["covon-gradsq"], "merge": "regmean"},
     "fisher": {**STRATEGIES["finetune"], "merge": "fisher"},

@@ -70,14 +70,13 @@ class DataParallel:
             output: Tensor = self.parallel_model(own.mb_x)
         return output
 
-    def criterion(self) -> Tensor:
-        """The loss; in training weighted, so that its average over the processes is the mean over
-        all images of the batch."""
-        loss: Tensor = super().criterion()  # type: ignore[misc]
-        if not self.is_training:  # type: ignore[attr-defined]
-            return loss
+    def backward(self) -> None:
+        """Weight the loss, so that its average over the processes is the mean over all images of
+        the batch."""
+        own: Any = self
         images, of_all = self.batch_share
-        return loss * (images * DistributedHelper.world_size / of_all)
+        own.loss = own.loss * (images * DistributedHelper.world_size / of_all)
+        super().backward()  # type: ignore[misc]
 
 
 def _share(batch: Any, start: int) -> Any:

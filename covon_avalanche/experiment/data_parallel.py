@@ -32,11 +32,11 @@ def check_data_parallel(recipe: Recipe, strategies: Iterable[str], processes: in
         )
     for name in strategies:
         own = recipe.strategies[name]
-        tuning, aligned = (getattr(own, key, None) for key in ("tuning", "align_classifier"))
+        tuning, adapter = (getattr(own, key, None) for key in ("tuning", "adapter"))
         kind = f'kind = "{own.kind}"'
-        if type(own) not in TESTED_IN_PROCESSES or tuning or aligned:
+        if type(own) not in TESTED_IN_PROCESSES or tuning or adapter:
             if type(own) in TESTED_IN_PROCESSES:
-                kind += f' with tuning = "{tuning}"' if tuning else " with align_classifier"
+                kind += f' with tuning = "{tuning}"' if tuning else " with adapter"
             raise ValueError(
                 f"strategy {name} ({kind}) is not tested with several processes: train it with "
                 "one, and choose the others by --strategies"

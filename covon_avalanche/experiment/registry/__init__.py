@@ -59,7 +59,8 @@ KINDS: dict[str, type[StrategySettings]] = {
     kind: cls for cls in get_args(_Any) for kind in get_args(cls.model_fields["kind"].annotation)
 }
 """The class of each kind."""
-TESTED_IN_PROCESSES = (Finetune, SI, CoVON, VCL, EVCL, AdaReg, EWCStar)
+_TrainedInProcesses = Finetune | EWC | LwF | SI | MAS | UPGD | CoVON | VCL | EVCL | AdaReg | EWCStar
+TESTED_IN_PROCESSES = get_args(_TrainedInProcesses | _ClosedForm)
 """Strategies tested to give the result of one process with several."""
 
 

@@ -89,10 +89,13 @@ class UPGD(Tunable):
     sigma: NonNegativeFloat
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
+        import torch
+
         from covon_avalanche.optim import UPGD as Optimizer
 
         own = self.only("lr", "weight_decay", "beta_utility", "sigma")
-        return Optimizer(self.parameter_groups(model, named=True), **own)
+        groups = self.parameter_groups(model, named=True)
+        return Optimizer(groups, generator=torch.default_generator, **own)
 
 
 class Replay(WithOptimizer):
