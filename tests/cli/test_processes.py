@@ -22,7 +22,7 @@ from covon_avalanche.experiment.result import Result
 def command(tmp_path):
     """A run in two processes."""
     file = tmp_path / "tiny.toml"
-    strategies = {name: STRATEGIES[name] for name in ("covon", "finetune", "lwf")}
+    strategies = {name: STRATEGIES[name] for name in ("covon", "finetune", "replay")}
     strategies["bad"] = {"kind": "finetune", "lr": 1e30}
     recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
     file.write_text(recipe_text(recipe, {}), encoding="utf-8")
@@ -96,7 +96,10 @@ def test_a_killed_process_and_ctrl_c_leave_nothing_running_and_the_run_resumes(c
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ([], 'strategy lwf (kind = "lwf") is not tested with several processes: train it with'),
+        (
+            [],
+            'strategy replay (kind = "replay") is not tested with several processes: train it with',
+        ),
         (["--gpus", "2"], "--gpus 2 and --processes 2 exclude each other: give one of them"),
         (["--set", "device=cuda"], '--processes 2 is for device = "cpu", got "cuda": use --gpus'),
         (["--set", "train_mb_size=1"], "train_mb_size = 1 cannot be shared by 2 processes"),
