@@ -1,0 +1,243 @@
+"""RegMean's variants, and classifiers in closed form on a network that merging has changed.
+
+    python benchmarks/merging_variants.py --dataset-root DATA   run what is missing, then report
+    python benchmarks/merging_variants.py --report              from stored results only
+
+On PACS as in ``benchmarks/merging.py``, with the settings searched there, one option is changed at
+a time. Everything is evaluated on validation images of seeds that no report of test accuracies
+uses. Besides the network's own classifier there is a ridge regression on standardised features of
+all eight Fire modules, mean-pooled: with sums taken after each domain, as a learner without stored
+examples can, and with sums taken again at the end from all training images, which no such learner
+can: the difference is what drifting features cost. Each run is a line of
+``benchmarks/results/merging/variants.jsonl``; the tables go to ``docs/merging.md``.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from avalanche.training.plugins import EvaluationPlugin
+from comparison import Case, arguments, mean_and_std, read_cases, replace_part, run_cases
+from merging import FOLDER, PAGE, recipe_of
+from pacs import TUNED
+from torch import Tensor, nn
+
+from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
+from covon_avalanche.evaluation import CalibrationSums
+from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
+from covon_avalanche.experiment.epoch_log import EpochLog
+from covon_avalanche.experiment.search import with_settings
+from covon_avalanche.optim import CoVON
+from covon_avalanche.plugins.task_loader import dataset_loader
+from covon_avalanche.report.tables import aligned
+
+NAME = "benchmarks/merging_variants.py"
+FILE = FOLDER / "variants.jsonl"
+SEEDS = (1000, 1001)
+VALIDATION = 0.2
+SAMPLES = 16
+BLOCKS = 8
+
+
+class Variant(NamedTuple):
+    """What differs from the cell of the factorial."""
+
+    cell: str
+    settings: Mapping[str, Any] = MappingProxyType({})
+    epochs: int | None = None
+    ridge: bool = False
+    """Fit the ridge regression, too."""
+
+
+VARIANTS = {
+    "CoVON, no merge": Variant("covon-none", ridge=True),
+    "CoVON, Eq. 8": Variant("covon-eq8", ridge=True),
+    "CoVON, RegMean": Variant("covon-regmean", ridge=True),
+    "... every domain counts alike": Variant("covon-regmean", {"regmean_reduction": "mean"}),
+    "... alpha = 0.9": Variant("covon-regmean", {"regmean_alpha": 0.9}),
+    "... alpha = 0.5": Variant("covon-regmean", {"regmean_alpha": 0.5}),
+    "... layer by layer": Variant("covon-regmean", {"regmean_layerwise": True}),
+    "... one pass": Variant("covon-regmean", {"regmean_passes": 1}),
+    "... 10 epochs": Variant("covon-regmean", epochs=10),
+    "... a tenth of the learning rate": Variant("covon-regmean", {"lr": 0.1}, ridge=True),
+    "... aligned classifier": Variant("covon-regmean", {"align_classifier": True}),
+    "AdamW, no merge": Variant("adamw-none", ridge=True),
+    "AdamW, RegMean": Variant("adamw-regmean", ridge=True),
+    "... a fifth of AdamW's learning rate": Variant("adamw-regmean", {"lr": 0.2}, ridge=True),
+    "AdamW, RegMean, aligned classifier": Variant("adamw-regmean", {"align_classifier": True}),
+}
+"""By the name in the table; ``lr`` is relative to the cell's."""
+FROZEN = "pretrained network"
+
+
+def ridge_on(network: nn.Module, x: Tensor, num_classes: int, seed: int) -> ClosedFormModel:
+    """An untrained ridge regression on a copy of the network."""
+    features = FeatureExtractor(copy.deepcopy(network), BLOCKS)
+    width = features(x).shape[1]
+    head = RidgeClassifier(width, num_classes, standardize=True, ridge_from="all", seed=seed)
+    return ClosedFormModel(features, head)
+
+
+def learn(ridge: ClosedFormModel, network: nn.Module, batches: Any) -> None:
+    """Add a domain, with features of the network as it is now."""
+    ridge.features.network.load_state_dict(network.state_dict())
+    ridge.learn(batches)
+
+
+@torch.no_grad()
+def quality(model: nn.Module, domains: list[Any], optimizer: CoVON | None = None) -> dict[str, Any]:
+    """Accuracy by domain, NLL and ECE as means over domains.
+
+    :param optimizer: predict with samples of its posterior; with the weights as they are without.
+    """
+    model.eval()
+    parts = []
+    for batches in domains:
+        sums = CalibrationSums()
+        for x, y, *_ in batches:
+            if optimizer is None:
+                log_p = model(x).double().log_softmax(1)
+            else:
+                drawn = []
+                for _ in range(SAMPLES):
+                    with optimizer.sampled_params(train=False):
+                        drawn.append(model(x).double().log_softmax(1))
+                log_p = torch.stack(drawn).logsumexp(0)
+            sums.add(log_p, y)
+        parts.append(sums)
+    return {
+        "accuracy": [part.accuracy for part in parts],
+        "nll": float(np.mean([part.result().nll for part in parts])),
+        "ece": float(np.mean([part.result().ece for part in parts])),
+    }
+
+
+def measure(case: Case, root: Path) -> Case:
+    """Train on the stream, then evaluate."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    seed, name = case["seed"], case["variant"]
+    frozen = name == FROZEN
+    variant = Variant("covon-regmean", ridge=True) if frozen else VARIANTS[name]
+    recipe = recipe_of(case["order"])
+    changed = dict(variant.settings)
+    if "lr" in changed:
+        changed["lr"] *= recipe.strategies[variant.cell].lr
+    recipe = with_settings(recipe, variant.cell, changed)
+    stream = recipe.stream.model_copy(update={"validation_size": VALIDATION})
+    epochs = variant.epochs or recipe.epochs
+    recipe = recipe.model_copy(update={"stream": stream, "epochs": epochs})
+    data = build_benchmark(recipe, seed=seed, dataset_root=root)
+    torch.manual_seed(seed)
+    model = build_model(recipe.model, data, root)
+    settings = recipe.strategies[variant.cell]
+    strategy = build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
+
+    def batches(experience: Any) -> Any:
+        return dataset_loader(experience.dataset.eval(), strategy, 256)
+
+    domains = [list(batches(experience)) for experience in data.valid_stream]
+    example = domains[0][0][0][:2]
+    followed = again = None
+    if variant.ridge:
+        followed = ridge_on(model, example, data.n_classes, seed)
+        again = ridge_on(model, example, data.n_classes, seed)
+    for experience in data.train_stream:
+        if not frozen:
+            strategy.train(experience)
+        if followed is not None:
+            learn(followed, model, batches(experience))
+    found: Case = {}
+    if not frozen:
+        found["mean"] = quality(model, domains)
+        if isinstance(strategy.optimizer, CoVON) and not variant.settings.get("align_classifier"):
+            found["samples"] = quality(model, domains, strategy.optimizer)
+    if followed is not None and again is not None:
+        for experience in data.train_stream if not frozen else ():
+            learn(again, model, batches(experience))
+        found["ridge"] = quality(followed, domains)["accuracy"]
+        found["ridge_again"] = found["ridge"] if frozen else quality(again, domains)["accuracy"]
+    return found
+
+
+def write_report() -> None:
+    """A table of A_T by variant and order, and one of the calibration."""
+    cases = read_cases(FILE)
+    if not cases:
+        print("there are no results yet")
+        return
+    rows = []
+    for case in cases:
+        row = {"variant": case["variant"], "order": case["order"]}
+        for key in ("mean", "samples"):
+            if key in case:
+                row[key] = 100 * np.mean(case[key]["accuracy"])
+                row |= {f"{key} {kind}": case[key][kind] for kind in ("nll", "ece")}
+        for key in ("ridge", "ridge_again"):
+            if key in case:
+                row[key] = 100 * np.mean(case[key])
+        rows.append(row)
+    runs = pd.DataFrame(rows)
+    known = [name for name in (FROZEN, *VARIANTS) if name in set(runs["variant"])]
+
+    def column(key: str, form: Any = mean_and_std) -> pd.DataFrame:
+        table = runs.dropna(subset=[key]).pivot_table(key, "variant", "order", aggfunc=form)
+        return table.reindex(columns=list(TUNED))
+
+    titles = {"mean": "own classifier", "ridge": "ridge", "ridge_again": "ridge, sums taken again"}
+    table = pd.concat({title: column(key) for key, title in titles.items()}, axis=1)
+    table.columns = [f"{title}, {order}" for title, order in table.columns]
+    accuracy = table.reindex(known).astype(object).fillna("").rename_axis("training and merge")
+
+    sampled = runs.dropna(subset=["samples"])
+    keys = [f"{way} {kind}" for kind in ("nll", "ece") for way in ("mean", "samples")]
+    means = sampled.groupby(["variant", "order"])[keys].mean().unstack("order")
+    means = means.reindex([name for name in known if name in means.index])
+    calibration = means.map("{:.3f}".format)
+    calibration.columns = [
+        f"{key.replace('nll', 'NLL').replace('ece', 'ECE')}, {order}"
+        for key, order in calibration.columns
+    ]
+    calibration = calibration.rename_axis("training and merge")
+    seeds = runs.groupby(["variant", "order"]).size()
+    number = " to ".join(map(str, sorted({seeds.min(), seeds.max()})))
+    machine, versions = cases[0]["machine"], cases[0]["versions"]
+    how = (
+        f"Mean ± standard deviation over {number} seeds; torch {versions['torch']}, one thread "
+        f"per run, {machine['cores']} cores ({machine['processor']})."
+    )
+    parts = [
+        "A_T on validation images, in percent:",
+        aligned(accuracy.reset_index()),
+        f"Calibration on the same images, by the mean weights and by {SAMPLES} samples:",
+        aligned(calibration.reset_index()),
+        how,
+    ]
+    replace_part(PAGE, NAME, "\n\n".join(parts))
+
+
+def main() -> None:
+    """Run and report."""
+    given = arguments(__doc__)
+    if not given.report:
+        cases = [
+            {"order": order, "variant": name, "seed": seed}
+            for seed in SEEDS
+            for name in (FROZEN, *VARIANTS)
+            for order in TUNED
+        ]
+        key = ("order", "variant", "seed")
+        run_cases(cases, key, measure, FILE, given.dataset_root, processes=given.jobs)
+    write_report()
+
+
+if __name__ == "__main__":
+    main()
