@@ -20,6 +20,16 @@ def printable(text: str) -> str:
 Printable = Annotated[str, AfterValidator(printable)]
 
 
+def _check_printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!r} has characters that cannot be printed")
+    return text
+
+
+PrintableName = Annotated[str, AfterValidator(_check_printable)]
+"""A name that must stay as it is, such as a folder's."""
+
+
 def csv_text(table: pd.DataFrame) -> str:
     """A table as CSV without its index. Text that spreadsheets would take for a formula begins
     with an apostrophe."""

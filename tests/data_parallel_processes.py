@@ -16,6 +16,7 @@ KINDS = {
     **{name: STRATEGIES[name] for name in ("covon", "covon-gradsq", "finetune", "vcl", "evcl")},
     **{name: STRATEGIES[name] for name in ("ewc-star", "ada-reg", "si", "ewc", "lwf", "mas")},
     **{name: STRATEGIES[name] for name in ("upgd", "slca", "ncm", "ridge", "ranpac", "layup")},
+    **{name: STRATEGIES[name] for name in ("td-vcl", "duct")},
     "two-samples": {**STRATEGIES["covon-gradsq"], "mc_samples": 2},
     "regmean": {**STRATEGIES["covon-gradsq"], "merge": "regmean"},
     "fisher": {**STRATEGIES["finetune"], "merge": "fisher"},

@@ -4,8 +4,9 @@ import os
 
 import pandas as pd
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
-from covon_avalanche.safe_text import csv_text, printable
+from covon_avalanche.safe_text import PrintableName, csv_text, printable
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,13 @@ from covon_avalanche.safe_text import csv_text, printable
 def test_text_is_printable(text, shown):
     assert printable(text) == shown
     assert printable(text).encode()
+
+
+def test_names_stay_as_they_are_or_are_refused():
+    names = TypeAdapter(PrintableName)
+    assert names.validate_python("line  art ") == "line  art "
+    with pytest.raises(ValidationError, match=r"'a\\x1b\[31mb' has characters that cannot be"):
+        names.validate_python("a\x1b[31mb")
 
 
 def test_cells_that_look_like_formulas_are_text():

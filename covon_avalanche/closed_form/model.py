@@ -24,13 +24,13 @@ class ClosedFormHead(nn.Module):
         """Start a domain; sums of an interrupted pass are discarded."""
 
     @abstractmethod
-    def update(self, features: Tensor, labels: Tensor, first: int = 0) -> None:
+    def update(self, features: Tensor, labels: Tensor, first_index: int = 0) -> None:
         """Add examples of the current domain.
 
         :param features: of shape (batch, width).
         :param labels: class ids of shape (batch,).
-        :param first: number of the first example within the domain. Views of one image have one
-            number.
+        :param first_index: number of the first example within the domain. Views of one image
+            have one number.
         """
 
     @abstractmethod

@@ -31,7 +31,7 @@ class NearestClassMean(ClosedFormHead):
         """See :class:`ClosedFormHead`."""
         self._domain = None
 
-    def update(self, features: Tensor, labels: Tensor, first: int = 0) -> None:
+    def update(self, features: Tensor, labels: Tensor, first_index: int = 0) -> None:
         """See :class:`ClosedFormHead`."""
         if self._domain is None:
             self._domain = torch.zeros_like(self.sums)

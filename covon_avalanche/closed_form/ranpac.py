@@ -104,11 +104,11 @@ class RidgeClassifier(ClosedFormHead):
         """See :class:`ClosedFormHead`."""
         self._domain, self._held_out = None, []
 
-    def update(self, features: Tensor, labels: Tensor, first: int = 0) -> None:
+    def update(self, features: Tensor, labels: Tensor, first_index: int = 0) -> None:
         """See :class:`ClosedFormHead`."""
         if self._domain is None:
             self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
-        numbers = first + torch.arange(len(labels), device=labels.device)
+        numbers = first_index + torch.arange(len(labels), device=labels.device)
         held_out = numbers % _HELD_OUT == _HELD_OUT - 1
         self._held_out.append((features[held_out], labels[held_out]))
         self._add(self._domain, features[~held_out], labels[~held_out])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,11 +31,13 @@ class DataParallel:
         self, *, num_workers: int = 0, shuffle: bool = True, **kwargs: Any
     ) -> None:
         """This process's share of the batches that one process would have."""
+        _check_loader_options(kwargs)
         own: Any = self
         own.dataloader = ShareLoader(own.adapted_dataset, own.train_mb_size, shuffle, num_workers)
 
     def make_eval_dataloader(self, *, num_workers: int = 0, **kwargs: Any) -> None:
         """This process's share of the batches that one process would have."""
+        _check_loader_options(kwargs)
         own: Any = self
         own.dataloader = ShareLoader(own.adapted_dataset, own.eval_mb_size, False, num_workers)
 
@@ -77,6 +79,14 @@ class DataParallel:
         images, of_all = self.batch_share
         own.loss = own.loss * (images * DistributedHelper.world_size / of_all)
         super().backward()  # type: ignore[misc]
+
+
+def _check_loader_options(options: Mapping[str, Any]) -> None:
+    """Refuse what would change the batches. Others, such as ``pin_memory`` and
+    ``persistent_workers``, affect speed only."""
+    for name in ("drop_last", "sampler", "batch_sampler", "collate_fn"):
+        if options.get(name):
+            raise ValueError(f"{name} is not supported with several processes")
 
 
 def _share(batch: Any, start: int) -> Any:

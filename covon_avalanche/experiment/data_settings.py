@@ -17,7 +17,7 @@ from pydantic import (
 
 from covon_avalanche import domain_orders
 from covon_avalanche.experiment.registry.base import Count, Seed, Table
-from covon_avalanche.safe_text import Printable
+from covon_avalanche.safe_text import PrintableName
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -39,7 +39,7 @@ class _Images(Table):
     """Images on disk."""
 
     name: str
-    domains: Annotated[list[Printable], Field(min_length=1)]
+    domains: Annotated[list[PrintableName], Field(min_length=1)]
     """In the order they are learned. Published protocols fill in theirs, so that a resolved
     recipe names the domains."""
     image_size: Count = 224

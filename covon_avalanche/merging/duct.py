@@ -122,6 +122,8 @@ class DUCT(nn.Module):
                 f"num_domains is {self.num_domains}, but domain {self.num_domains + 1} begins"
             )
         _fill(_state(self.backbone), self.pretrained)
+        for domain, weight in enumerate(self.head.blocks):
+            weight.requires_grad_(domain == int(self.domains))  # the others take no part
         self.domains += 1
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 from covon_avalanche.posterior.fisher import in_mode
 
 
-class DUCTPlugin(SupervisedPlugin):
+class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """DUCT: fine-tune the pretrained backbone on each domain, merge, retrain the classifier::
 
         model = DUCT(create_backbone("vit-b16-in1k", 65, weights="default"), 65, num_domains=4)

@@ -15,7 +15,7 @@ from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.posterior.gaussian import DiagGaussian, pool
 
 
-class TDVCLPlugin(VCLPlugin):
+class TDVCLPlugin(VCLPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """VCL against several past posteriors, with replay; needs a ``BayesByBackprop`` optimizer.
 
     Melo et al., "Temporal-Difference Variational Continual Learning" (2024). The posterior is

@@ -102,7 +102,7 @@ def test_an_image_and_its_mirror_image_are_held_out_together():
     features, labels = domain(0)
     head.begin_domain()
     for view in (features, features.flip(1)):
-        head.update(view, labels, first=3)
+        head.update(view, labels, first_index=3)
     (held, _), (mirrored, _) = head._held_out
     assert torch.equal(held, features[1::5])
     assert torch.equal(mirrored, features.flip(1)[1::5])

@@ -63,7 +63,8 @@ def test_two_processes_have_the_result_of_one(name, folder):
         assert epoch.loss == pytest.approx(expected.loss, rel=1e-4)
         assert epoch.accuracy == pytest.approx(expected.accuracy, abs=1.1 / epoch.images)
         assert epoch.images == expected.images == 207
-    assert found.flops_per_image == pytest.approx(alone.flops_per_image)
+    if name != "td-vcl":  # each process computes its divergences, whatever its share of a batch
+        assert found.flops_per_image == pytest.approx(alone.flops_per_image)
     assert found.memory_ratio == alone.memory_ratio
     assert found.resumed == (name == "resumed")
     text = stored.log_file.read_text(encoding="utf-8")
@@ -73,6 +74,11 @@ def test_two_processes_have_the_result_of_one(name, folder):
 def test_all_tested_kinds_are_here():
     tested = {type(recipe().strategies[name]) for name in KINDS}
     assert tested == set(TESTED_IN_PROCESSES)
+
+
+def test_loader_options_that_would_change_batches_are_refused():
+    with pytest.raises(ValueError, match="drop_last is not supported with several processes"):
+        sharing.DataParallel().make_train_dataloader(drop_last=True)
 
 
 def noisy(x):
@@ -129,7 +135,6 @@ def test_the_shares_of_all_processes_make_up_the_batches_of_one(transform, shuff
     [
         ("icarl", {}, r'strategy icarl \(kind = "icarl"\) is not tested with several processes'),
         ("ranpac", {"adapter": 4}, r'kind = "ranpac" with adapter\)'),
-        ("td-vcl", {}, r'kind = "td-vcl"'),
         ("finetune", {"tuning": "adapter"}, r'kind = "finetune" with tuning = "adapter"'),
     ],
 )

@@ -59,7 +59,7 @@ KINDS: dict[str, type[StrategySettings]] = {
     kind: cls for cls in get_args(_Any) for kind in get_args(cls.model_fields["kind"].annotation)
 }
 """The class of each kind."""
-_TrainedInProcesses = Finetune | EWC | LwF | SI | MAS | UPGD | CoVON | VCL | EVCL | AdaReg | EWCStar
+_TrainedInProcesses = Finetune | EWC | LwF | SI | MAS | UPGD | _Bayesian | DUCT
 TESTED_IN_PROCESSES = get_args(_TrainedInProcesses | _ClosedForm)
 """Strategies tested to give the result of one process with several."""
 
