@@ -68,10 +68,12 @@ VARIANTS = {
     "... layer by layer": Variant("covon-regmean", {"regmean_layerwise": True}),
     "... one pass": Variant("covon-regmean", {"regmean_passes": 1}),
     "... 10 epochs": Variant("covon-regmean", epochs=10),
+    "... 20 epochs": Variant("covon-regmean", epochs=20),
     "... a tenth of the learning rate": Variant("covon-regmean", {"lr": 0.1}, ridge=True),
     "... aligned classifier": Variant("covon-regmean", {"align_classifier": True}),
     "AdamW, no merge": Variant("adamw-none"),
     "AdamW, RegMean": Variant("adamw-regmean", ridge=True),
+    "... 10 epochs of AdamW": Variant("adamw-regmean", epochs=10),
     "... a fifth of AdamW's learning rate": Variant("adamw-regmean", {"lr": 0.2}, ridge=True),
     "AdamW, RegMean, aligned classifier": Variant("adamw-regmean", {"align_classifier": True}),
 }
@@ -207,10 +209,11 @@ def write_report() -> None:
     calibration = calibration.rename_axis("training and merge")
     seeds = runs.groupby(["variant", "order"]).size()
     number = " to ".join(map(str, sorted({seeds.min(), seeds.max()})))
+    over = "One seed" if number == "1" else f"Mean ± standard deviation over {number} seeds"
     machine, versions = cases[0]["machine"], cases[0]["versions"]
     how = (
-        f"Mean ± standard deviation over {number} seeds; torch {versions['torch']}, one thread "
-        f"per run, {machine['cores']} cores ({machine['processor']})."
+        f"{over}; torch {versions['torch']}, one thread per run, "
+        f"{machine['cores']} cores ({machine['processor']})."
     )
     parts = [
         "A_T on validation images, in percent:",

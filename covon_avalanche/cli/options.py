@@ -29,7 +29,7 @@ RecipeName = Annotated[
     ),
 ]
 Strategies = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(metavar="NAMES", help="Some of the recipe's strategies: covon,ewc-star."),
 ]
 Epochs = Annotated[
@@ -53,6 +53,13 @@ DatasetRoot = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", callback=_expanded, help="Folder of the data sets."),
 ]
+
+
+def joined(values: list[str] | None) -> str | None:
+    """The values of an option that takes a list and may be repeated."""
+    return ",".join(values) if values else None
+
+
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Repeatable: strategies.covon.lr=0.02."),

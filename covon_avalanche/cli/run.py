@@ -25,6 +25,7 @@ from covon_avalanche.cli.options import (
     Settings,
     Strategies,
     fail,
+    joined,
     missing_sentence,
 )
 from covon_avalanche.cli.progress import GridProgress
@@ -49,7 +50,8 @@ def run(
     recipe: RecipeName = "permuted-digits",
     strategies: Strategies = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Seeds, not the recipe's: 0-4 or 0,3,7.")
+        list[str] | None,
+        typer.Option(metavar="LIST", help="Seeds, not the recipe's: 0-4 or 0,3,7."),
     ] = None,
     epochs: Epochs = None,
     settings: Settings = None,
@@ -106,7 +108,7 @@ def run(
     if wandb is not None and find_spec("wandb") is None:
         fail("--wandb needs wandb: pip install wandb")
     whole = choose(load_recipe(recipe, settings or ()), epochs=epochs)
-    chosen = choose(whole, strategies, seeds)
+    chosen = choose(whole, joined(strategies), joined(seeds))
     if is_slow(chosen.precision, chosen.device) and launcher is Launcher.local:
         typer.echo(f"covon: {SLOW}", err=True)
     shares = _processes_per_run(chosen, gpus, processes, launcher)

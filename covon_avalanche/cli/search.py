@@ -25,6 +25,7 @@ from covon_avalanche.cli.options import (
     Settings,
     Strategies,
     fail,
+    joined,
     missing_sentence,
 )
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe, recipe_text
@@ -69,7 +70,7 @@ def search(
     if validation_size is not None:
         changes.append(f"stream.validation_size={validation_size:.12g}")
     held_out = choose(load_recipe(recipe, changes), epochs=epochs)
-    chosen = choose(held_out, strategies)
+    chosen = choose(held_out, joined(strategies))
     if seed in chosen.seeds:
         typer.echo(
             f"covon: --seed {seed} is one of the recipe's seeds: results of this seed will be "

@@ -80,7 +80,8 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
 
 
 def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, monkeypatch):
-    command = [*arguments, "--strategies", "covon,finetune", "--seeds", "0-1", "--dry-run"]
+    repeated = ["--strategies", "covon", "--strategies", "finetune", "--seeds", "0", "--seeds", "1"]
+    command = [*arguments, *repeated, "--dry-run"]
     first = covon(*command)
     assert first.exit_code == 0, first.output
     assert first.stdout.splitlines()[0].endswith("4 runs, 0 finished, 4 to run, 1 in parallel")
