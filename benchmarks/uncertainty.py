@@ -123,7 +123,7 @@ def measure(case: Case, root: Path) -> Case:
     found: Case = {"average_accuracy": result.average_accuracy}
     ways: dict[str, dict[str, Any]] = {"mean": {}}
     if bundle.posterior is not None:
-        found["temperature"] = bundle.info.eval_temperature
+        found["eval_temperature"] = bundle.info.eval_temperature
         ways["samples"] = {"samples": SAMPLES, "temperature": 1.0}
         ways["temperature"] = {"samples": SAMPLES}
     for way, how in ways.items():
@@ -176,7 +176,9 @@ def write_report() -> None:
         for way in ("mean", "samples", "temperature"):
             if way in case:
                 key = {k: case[k] for k in ("stream", "strategy", "seed")}
-                rows.append({**key, "way": way, "T": case.get("temperature"), **case[way]})
+                rows.append(
+                    {**key, "way": way, "T": case.get("eval_temperature", np.nan), **case[way]}
+                )
     table = pd.DataFrame(rows)
     grouped = table.groupby(["stream", "strategy", "way"], sort=False)
     lines = []
@@ -185,7 +187,7 @@ def write_report() -> None:
         how = {
             "mean": "mean weights",
             "samples": f"{SAMPLES} samples",
-            "temperature": f"{SAMPLES} samples, T = {temperatures}",
+            "temperature": f"{SAMPLES} samples, T = {temperatures or 'chosen'}",
         }[way]
         line = {"stream": stream, "strategy": strategy, "prediction by": how}
         for key, (title, form) in COLUMNS.items():
