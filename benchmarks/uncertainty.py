@@ -172,7 +172,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
 def write_report() -> None:
     """One table: means over seeds."""
     rows = []
-    for case in read_cases(FILE):
+    for case in sorted(read_cases(FILE), key=lambda case: case["stream"]):
         for way in ("mean", "samples", "temperature"):
             if way in case:
                 key = {k: case[k] for k in ("stream", "strategy", "seed")}
@@ -194,7 +194,13 @@ def write_report() -> None:
             value = part[key].mean() if key in part else float("nan")
             line[title] = "" if np.isnan(value) else form(value)
         lines.append(line | {"seeds": len(part)})
-    replace_part(PAGE, NAME, aligned(pd.DataFrame(lines)))
+    about = read_cases(FILE)[0]
+    machine, versions = about["machine"], about["versions"]
+    origin = (
+        f"Means over the seeds; torch {versions['torch']}, avalanche-lib "
+        f"{versions['avalanche-lib']}, {machine['cores']} cores ({machine['processor']})."
+    )
+    replace_part(PAGE, NAME, f"{aligned(pd.DataFrame(lines))}\n\n{origin}")
 
 
 def main() -> None:

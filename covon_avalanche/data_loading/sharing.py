@@ -82,11 +82,10 @@ class DataParallel:
 
 
 def _check_loader_options(options: Mapping[str, Any]) -> None:
-    """Refuse what would change the batches. Others, such as ``pin_memory`` and
-    ``persistent_workers``, affect speed only."""
-    for name in ("drop_last", "sampler", "batch_sampler", "collate_fn"):
-        if options.get(name):
-            raise ValueError(f"{name} is not supported with several processes")
+    """Refuse ``drop_last``, which would change the batches. Options such as ``pin_memory`` and
+    ``persistent_workers`` only affect speed."""
+    if options.get("drop_last"):
+        raise ValueError("drop_last is not supported with several processes")
 
 
 def _share(batch: Any, start: int) -> Any:
