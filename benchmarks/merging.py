@@ -138,7 +138,8 @@ def save_figure(by_stream: dict[str, pd.DataFrame], path: Path) -> None:
                 mean, std = values.mean(), values.std().fillna(0.0)
                 places = [rows.index(merge) for merge in mean.index]
                 axes.errorbar(mean, places, xerr=std, marker=marker, linestyle="", label=label)
-            axes.set(xlabel="A_T (%)", title=TITLES[stream].replace(": ", "\n"))
+            axes.set_xlabel("A_T (%)")
+            axes.set_title(TITLES[stream].replace(": ", "\n"), fontsize="small")
             axes.grid(axis="x")
         panels[0].set_yticks(range(len(rows)), [MERGES[merge] for merge in rows])
         handles, names = panels[0].get_legend_handles_labels()

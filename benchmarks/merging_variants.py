@@ -29,7 +29,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from comparison import Case, arguments, mean_and_std, read_cases, replace_part, run_cases
 from merging import FOLDER, PAGE, recipe_of
 from pacs import TUNED
-from torch import nn
+from torch import Tensor, nn
 
 from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
 from covon_avalanche.evaluation import CalibrationSums
