@@ -71,11 +71,20 @@ VARIANTS = {
     "... 20 epochs": Variant("covon-regmean", epochs=20),
     "... a tenth of the learning rate": Variant("covon-regmean", {"lr": 0.1}, ridge=True),
     "... aligned classifier": Variant("covon-regmean", {"align_classifier": True}),
+    "... anchor of strength 0.01": Variant("covon-regmean", {"input_anchor": 0.01}),
+    "... anchor of strength 0.1": Variant("covon-regmean", {"input_anchor": 0.1}),
+    "... anchor of strength 1": Variant("covon-regmean", {"input_anchor": 1.0}),
     "AdamW, no merge": Variant("adamw-none"),
+    "AdamW, no merge, anchor of strength 0.1": Variant("adamw-none", {"input_anchor": 0.1}),
+    "AdamW, no merge, anchor of strength 1": Variant("adamw-none", {"input_anchor": 1.0}),
+    "AdamW, no merge, anchor of strength 10": Variant("adamw-none", {"input_anchor": 10.0}),
     "AdamW, RegMean": Variant("adamw-regmean", ridge=True),
     "... 10 epochs of AdamW": Variant("adamw-regmean", epochs=10),
     "... a fifth of AdamW's learning rate": Variant("adamw-regmean", {"lr": 0.2}, ridge=True),
     "AdamW, RegMean, aligned classifier": Variant("adamw-regmean", {"align_classifier": True}),
+    "AdamW, RegMean, anchor of strength 0.1": Variant("adamw-regmean", {"input_anchor": 0.1}),
+    "AdamW, RegMean, anchor of strength 1": Variant("adamw-regmean", {"input_anchor": 1.0}),
+    "AdamW, RegMean, anchor of strength 10": Variant("adamw-regmean", {"input_anchor": 10.0}),
 }
 """By the name in the table; ``lr`` is relative to the cell's."""
 FROZEN = "pretrained network"

@@ -18,7 +18,7 @@ KINDS = {
     **{name: STRATEGIES[name] for name in ("upgd", "slca", "ncm", "ridge", "ranpac", "layup")},
     **{name: STRATEGIES[name] for name in ("td-vcl", "duct")},
     "two-samples": {**STRATEGIES["covon-gradsq"], "mc_samples": 2},
-    "regmean": {**STRATEGIES["covon-gradsq"], "merge": "regmean"},
+    "regmean": {**STRATEGIES["covon-gradsq"], "merge": "regmean", "input_anchor": 0.1},
     "fisher": {**STRATEGIES["finetune"], "merge": "fisher"},
 }
 RESUMED = {"resumed": STRATEGIES["covon-gradsq"]}

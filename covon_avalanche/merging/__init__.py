@@ -1,8 +1,8 @@
 """Merge rules: how the weights of a new task are merged with those of the earlier tasks.
 
 Every rule works with any optimizer, through :func:`merge_into`. :class:`DUCT` merges backbones and
-keeps a classifier per domain; :func:`align_classifier` retrains a shared one. Nothing here imports
-Avalanche.
+keeps a classifier per domain; :func:`align_classifier` retrains a shared one; :class:`InputAnchor`
+uses RegMean's second moments during training. Nothing here imports Avalanche.
 """
 
 from covon_avalanche.merging.alignment import align_classifier
@@ -10,6 +10,7 @@ from covon_avalanche.merging.averaging import EMA, Average
 from covon_avalanche.merging.batch_norm import update_batch_norm
 from covon_avalanche.merging.duct import DUCT
 from covon_avalanche.merging.fisher import CoFiMA, FisherMerge
+from covon_avalanche.merging.input_anchor import InputAnchor
 from covon_avalanche.merging.regmean import RegMean
 from covon_avalanche.merging.rule import Eq8, MergeRule, Task, merge_into
 from covon_avalanche.merging.task_vectors import TIES, MagMax, TaskArithmetic
@@ -22,6 +23,7 @@ __all__ = [
     "CoFiMA",
     "Eq8",
     "FisherMerge",
+    "InputAnchor",
     "MagMax",
     "MergeRule",
     "RegMean",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
@@ -135,17 +135,14 @@ class RegMean(MergeRule):
                 f"but had {a0.shape[-1]} in earlier tasks: RegMean cannot merge it"
             )
         layer = merged_layers(task.model)[layer_name]
-        parameters = own_parameters(layer)
-        w0 = _as_rows([_by_output(layer, task.before[names[p]]) for p in parameters])
-        w = _as_rows([_by_output(layer, p.detach()) for p in parameters])
+        w0 = _double(as_rows(layer, {p: task.before[names[p]] for p in own_parameters(layer)}))
+        w = _double(as_rows(layer))
         known = slice(0, self.outputs[layer_name])
         rows = w.clone()
         rows[known] = _least_change(w0[known], w[known], self._shrunk(a0), self._shrunk(a))
-        weight, *bias = parameters
-        d = rows.shape[1] - len(bias)
-        values = {weight: _by_output(layer, rows[:, :d]).view_as(weight)}
-        values |= dict.fromkeys(bias, rows[:, -1])
-        return {names[p]: value.to(p) for p, value in values.items() if p.requires_grad}
+        return {
+            names[p]: value.to(p) for p, value in from_rows(layer, rows).items() if p.requires_grad
+        }
 
     def _shrunk(self, moments: Tensor) -> Tensor:
         """With smaller entries off the diagonal."""
@@ -158,9 +155,22 @@ def _by_output(layer: nn.Module, parameter: Tensor) -> Tensor:
     return parameter.t() if is_transposed_linear(layer) else parameter
 
 
-def _as_rows(parameters: Sequence[Tensor]) -> Tensor:
-    """Weight and bias as one matrix with a row for each output, in float64."""
-    return torch.cat([_double(p).reshape(len(p), -1) for p in parameters], 1)
+def as_rows(layer: nn.Module, values: Mapping[Tensor, Tensor] | None = None) -> Tensor:
+    """Weight and bias of a layer as one matrix of shape (outputs, d), the bias as the last column.
+
+    :param values: to use instead of the parameters'.
+    """
+    parts = [values[p] if values else p.detach() for p in own_parameters(layer)]
+    rows = [_by_output(layer, part) for part in parts]
+    return torch.cat([row.reshape(len(row), -1) for row in rows], 1)
+
+
+def from_rows(layer: nn.Module, rows: Tensor) -> dict[Tensor, Tensor]:
+    """The inverse of :func:`as_rows`: values by parameter, in their shapes."""
+    weight, *bias = own_parameters(layer)
+    d = rows.shape[1] - len(bias)
+    values: dict[Tensor, Tensor] = {weight: _by_output(layer, rows[:, :d]).view_as(weight)}
+    return values | dict.fromkeys(bias, rows[:, -1])
 
 
 def _double(tensor: Tensor) -> Tensor:

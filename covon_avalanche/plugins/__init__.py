@@ -8,6 +8,7 @@ from covon_avalanche.plugins.duct import DUCTPlugin
 from covon_avalanche.plugins.evcl import EVCLPlugin
 from covon_avalanche.plugins.ewc_star import EWCStarPlugin
 from covon_avalanche.plugins.icarl import ICaRLPlugin
+from covon_avalanche.plugins.input_anchor import InputAnchorPlugin
 from covon_avalanche.plugins.merge import MergePlugin
 from covon_avalanche.plugins.posterior import VCLPlugin
 from covon_avalanche.plugins.prompting import PromptPlugin
@@ -23,6 +24,7 @@ __all__ = [
     "EVCLPlugin",
     "EWCStarPlugin",
     "ICaRLPlugin",
+    "InputAnchorPlugin",
     "MergePlugin",
     "PromptPlugin",
     "SIPlugin",

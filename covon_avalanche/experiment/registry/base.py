@@ -241,11 +241,14 @@ class MergeOptions(Table):
     """Measure each layer's moments behind the merged earlier layers."""
     regmean_passes: Literal[1, 2] | None = None
     """1: do not measure the moments again at the merged weights."""
+    input_anchor: NonNegativeFloat | None = None
+    """Strength of a pull toward the last weights along the inputs of earlier domains, with or
+    without a merge."""
 
     @model_validator(mode="after")
     def _used_options(self) -> MergeOptions:
         merge = getattr(self, "merge", None)
-        for name in MergeOptions.model_fields:
+        for name in set(MergeOptions.model_fields) - {"input_anchor"}:
             rules = (
                 ("regmean",)
                 if name.startswith("regmean_")
@@ -267,9 +270,12 @@ class MergeOptions(Table):
         """
         from covon_avalanche import merging
 
-        chosen = self.model_dump(include=set(MergeOptions.model_fields), exclude_none=True)
-        chosen.pop("merge_start", None)
-        of_regmean = {name.removeprefix("regmean_"): value for name, value in chosen.items()}
+        chosen = self.model_dump(exclude_none=True)
+        of_regmean = {
+            name.removeprefix("regmean_"): value
+            for name, value in chosen.items()
+            if name.startswith("regmean_")
+        }
         start = {"start": self.merge_start} if self.merge_start else {}
         rules: dict[str, Callable[[], MergeRule]] = {
             "regmean": lambda: merging.RegMean(**of_regmean),
@@ -282,6 +288,19 @@ class MergeOptions(Table):
             "ties": lambda: merging.TIES(gamma, **start),
         }
         return rules[name]()
+
+    def anchored(self, method: Method, rule: MergeRule | None) -> Method:
+        """The method with the input anchor as the last plugin, so that it sees merged weights.
+
+        :param rule: the method's merge rule, which may measure the anchor's second moments.
+        """
+        if not self.input_anchor:
+            return method
+        from covon_avalanche.merging import RegMean
+        from covon_avalanche.plugins import InputAnchorPlugin
+
+        plugin = InputAnchorPlugin(self.input_anchor, rule if isinstance(rule, RegMean) else None)
+        return replace(method, plugins=(*method.plugins, plugin))
 
 
 class Alignable(Tunable):
@@ -315,10 +334,10 @@ class Mergeable(MergeOptions, Alignable):
 
     def build(self) -> Method:
         """The method after the merge, so that it sees the merged weights."""
-        method = self.aligned(super().build())
-        if self.merge in (None, "none"):
-            return method
-        from covon_avalanche.plugins import MergePlugin
+        method, rule = super().build(), None
+        if self.merge not in (None, "none"):
+            from covon_avalanche.plugins import MergePlugin
 
-        merge = MergePlugin(self.merge_rule(self.merge, self.merge_gamma or 0.5))
-        return replace(method, plugins=(merge, *method.plugins))
+            rule = self.merge_rule(self.merge, self.merge_gamma or 0.5)
+            method = replace(method, plugins=(MergePlugin(rule), *method.plugins))
+        return self.aligned(self.anchored(method, rule))

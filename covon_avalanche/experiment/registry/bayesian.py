@@ -156,7 +156,8 @@ class CoVON(MergeOptions, Alignable):
         arguments: dict[str, Any] = {"schedule": schedule, **self.only("ess_per_example")}
         if self.merge not in ("eq8", "replace", "none"):  # which the optimizer does itself
             arguments["merge"] = self.merge_rule(self.merge, self.merge_gamma or self.gamma)
-        return self.aligned(Method.of("covon_avalanche.strategies:CoVONStrategy", arguments))
+        method = Method.of("covon_avalanche.strategies:CoVONStrategy", arguments)
+        return self.aligned(self.anchored(method, arguments.get("merge")))
 
 
 class Variational(Tunable):
