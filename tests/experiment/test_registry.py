@@ -22,7 +22,7 @@ from covon_avalanche.merging import (
     RegMean,
     TaskArithmetic,
 )
-from covon_avalanche.plugins import ClassifierAlignmentPlugin
+from covon_avalanche.plugins import ClassifierAlignmentPlugin, InputAnchorPlugin
 
 BASE = {"kind": "covon", "lr": 0.1, "ess": 10.0, "hess_init": 0.1, "gamma": 0.9, "clip_radius": 1.0}
 HASHES = {
@@ -129,6 +129,23 @@ def test_options_of_rules_reach_them(kind):
     unset = small_recipe({"own": STRATEGIES[kind] | {"regmean_alpha": None, "merge_start": None}})
     assert settings_of(plain, "own") == settings_of(unset, "own")
     assert not any(key.startswith("regmean") for key in settings_of(plain, "own")["strategy"])
+
+
+@pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf", "ada-reg", "covon"])
+def test_an_input_anchor_follows_the_merge_and_uses_its_moments(kind):
+    own = {"align_classifier": True} if kind == "finetune" else {}
+    for merge in ("none", "average", "regmean"):
+        built = settings(kind, merge=merge, input_anchor=0.5, **own).build()
+        found = [p for p in built.plugins if isinstance(p, InputAnchorPlugin)]
+        assert [plugin.anchor.strength for plugin in found] == [0.5]
+        merges = [p for p in built.plugins if isinstance(p, MergePlugin)]
+        rule = built.arguments.get("merge") if kind == "covon" else merges and merges[0].rule
+        assert found[0].anchor.rule is (rule if merge == "regmean" else None)
+        after = built.plugins[built.plugins.index(found[0]) :]
+        assert not any(isinstance(p, MergePlugin) for p in after)
+        assert len(after) == 1 + len(own)
+    free = settings(kind, merge="regmean", input_anchor=0.0).build()
+    assert not any(isinstance(p, InputAnchorPlugin) for p in free.plugins)
 
 
 @pytest.mark.parametrize("kind", ["finetune", "covon"])
