@@ -18,10 +18,11 @@ def interrupt():
     signal.raise_signal(signal.SIGINT)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def handle():
-    """Sets a handler, and puts back the former one after the test."""
-    before = signal.getsignal(signal.SIGINT)
+    """Sets a handler, at first Python's own, which a process in the background lacks; puts back the
+    former one after the test."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda handler: signal.signal(signal.SIGINT, handler)
     signal.signal(signal.SIGINT, before)
 
