@@ -15,6 +15,7 @@ four of a stream five. Results go to ``benchmarks/results/merging/STREAM.jsonl``
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,12 +40,25 @@ from covon_avalanche.report.tables import aligned
 NAME = "benchmarks/merging.py"
 PAGE = ROOT / "docs/merging.md"
 FOLDER = RESULTS / "merging"
-STREAMS = {"forward": "pacs", "reverse": "pacs", "mnist": "mnist"}
+STREAMS = {
+    "forward": "pacs",
+    "reverse": "pacs",
+    "mnist": "mnist",
+    "forward-longer": "pacs",
+    "reverse-longer": "pacs",
+}
 """The search of each stream."""
+LONGER = {
+    "epochs": 10,
+    "strategies": ("adamw-none", "adamw-regmean", "covon-none", "covon-regmean"),
+}
+"""What streams named ``-longer`` run, with the settings found for the recipe's number of epochs."""
 TITLES = {
     "forward": "PACS: photo, art painting, cartoon, sketch",
     "reverse": "PACS: sketch, cartoon, art painting, photo",
     "mnist": "Permuted MNIST-Hard",
+    "forward-longer": "PACS, 10 epochs: photo, art painting, cartoon, sketch",
+    "reverse-longer": "PACS, 10 epochs: sketch, cartoon, art painting, photo",
 }
 TRAININGS = {"adamw": "AdamW", "covon": "CoVON", "ewc": "EWC", "ada-reg": "Ada-Reg"}
 MERGES = {
@@ -73,11 +87,16 @@ def recipe_of(stream: str) -> Recipe:
             f"benchmarks/merging_{STREAMS[stream]}.toml"
         )
     recipe = load_recipe(str(best))
-    update = {"name": f"merging-{stream}", "title": f"{TITLES[stream]}; training by merge rule"}
-    if stream not in ORDERS:
-        return recipe.model_copy(update=update)
-    domains = recipe.stream.model_copy(update={"domains": list(ORDERS[stream])})
-    return recipe.model_copy(update={**update, "stream": domains})
+    update: dict[str, Any] = {"name": f"merging-{stream}"}
+    update["title"] = f"{TITLES[stream]}; training by merge rule"
+    order = stream.removesuffix("-longer")
+    if order in ORDERS:
+        domains = list(ORDERS[order])
+        update["stream"] = recipe.stream.model_copy(update={"domains": domains})
+    if order != stream:
+        update["epochs"] = LONGER["epochs"]
+        update["strategies"] = {name: recipe.strategies[name] for name in LONGER["strategies"]}
+    return recipe.model_copy(update=update)
 
 
 def cells(runs: pd.DataFrame) -> pd.DataFrame:
@@ -186,7 +205,8 @@ def write_report() -> None:
         print("there are no results yet")
         return
     found = {stream: cells(comparison.runs) for stream, comparison in comparisons.items()}
-    save_figure(found, ROOT / "docs/merging.png")
+    main = {stream: runs for stream, runs in found.items() if not stream.endswith("-longer")}
+    save_figure(main, ROOT / "docs/merging.png")
     parts = ["![A_T by training and merge](merging.png)"]
     for stream, comparison in comparisons.items():
         parts += [f"### {TITLES[stream]}", "A_T as domain mean, in percent:"]
@@ -204,7 +224,7 @@ def main() -> None:
             for stream, recipe in recipes.items():
                 run_recipe(recipe, range(seeds), stored(stream), given.dataset_root, given.jobs)
         for stream, recipe in recipes.items():
-            best = best_strategies(stream)
+            best = [] if stream.endswith("-longer") else best_strategies(stream)
             run_recipe(
                 recipe, range(MORE_SEEDS), stored(stream), given.dataset_root, given.jobs, best
             )

@@ -7,21 +7,33 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from small_recipes import FEW, OFTEN, STRATEGIES, small_recipe
+from toy_vits import add_tiny_clip
 
+from covon_avalanche import streams
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.run import join_run, run_in_folder
 from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.streams.transforms import image_transforms
 
 KINDS = {
     **{name: STRATEGIES[name] for name in ("covon", "covon-gradsq", "finetune", "vcl", "evcl")},
     **{name: STRATEGIES[name] for name in ("ewc-star", "ada-reg", "si", "ewc", "lwf", "mas")},
     **{name: STRATEGIES[name] for name in ("upgd", "slca", "ncm", "ridge", "ranpac", "layup")},
-    **{name: STRATEGIES[name] for name in ("td-vcl", "duct")},
+    **{name: STRATEGIES[name] for name in ("td-vcl", "duct", "joint", "cumulative", "icarl")},
     "two-samples": {**STRATEGIES["covon-gradsq"], "mc_samples": 2},
     "regmean": {**STRATEGIES["covon-gradsq"], "merge": "regmean", "input_anchor": 0.1},
     "fisher": {**STRATEGIES["finetune"], "merge": "fisher"},
 }
 RESUMED = {"resumed": STRATEGIES["covon-gradsq"]}
+VIT = {
+    **{kind: {"kind": kind, "lr": 0.01} for kind in ("l2p", "dualprompt", "s-iprompts", "pina")},
+    "coda-p": {"kind": "coda-p", "lr": 0.01, "pool": 8},
+    "soyo": {"kind": "soyo", "lr": 0.01},
+    "covon-adapter": {**STRATEGIES["covon"], "tuning": "adapter"},
+    "finetune-prompt": {**STRATEGIES["finetune"], "tuning": "prompt"},
+    "ranpac-adapter": {"kind": "ranpac", "projection": 50, "adapter": 4},
+}
+CLIP = {kind: {"kind": kind, "lr": 0.01} for kind in ("s-liprompts", "s-liprompts-mixture", "hedp")}
 
 
 def recipe() -> Recipe:
@@ -31,13 +43,45 @@ def recipe() -> Recipe:
     return small_recipe(KINDS | RESUMED, stream=stream, **sizes)
 
 
+def image_recipe(strategies: dict, backbone: str) -> Recipe:
+    """Two domains of 21 images, whose last batch has one."""
+    return small_recipe(
+        strategies,
+        stream={"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32, "limit": 3},
+        model={"backbone": backbone, "weights": ""},
+        train_mb_size=5,
+        epochs=1,
+    )
+
+
+def recipes(folder: Path) -> dict[str, Recipe]:
+    """The recipe of each strategy; some need ``PACS`` in the folder."""
+    vit, clip = image_recipe(VIT, "timm/test_vit"), image_recipe(CLIP, add_tiny_clip(folder))
+    parts = ((KINDS | RESUMED, recipe()), (VIT, vit), (CLIP, clip))
+    return {name: own for names, own in parts for name in names}
+
+
+def plain_transforms(*args, **options):
+    """In place of the default ones."""
+    _, plain = image_transforms(*args, **options)
+    return plain, plain
+
+
+def remove_randomness(set_attribute=setattr) -> None:
+    """Replace dropout and random transforms, which differ between processes."""
+    set_attribute(torch.nn.Dropout, "forward", lambda self, x: x)
+    set_attribute(streams, "image_transforms", plain_transforms)
+
+
 def work(rank: int, folder: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    options = RunOptions(processes=2, checkpoint_seconds=OFTEN.checkpoint_seconds)
-    for name in KINDS | RESUMED:
+    remove_randomness()
+    path, often = Path(folder), OFTEN.checkpoint_seconds
+    options = RunOptions(path, processes=2, checkpoint_seconds=often)
+    for name, own in recipes(path).items():
         run = run_in_folder if rank == 0 else join_run
-        run(recipe(), name, 0, Path(folder), options)
+        run(own, name, 0, path, options)
     dist.destroy_process_group()

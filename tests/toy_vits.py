@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
@@ -33,6 +36,19 @@ def toy_clip(depth: int = 5) -> nn.Module:
         image_size=SIZE, patch_size=4, width=16, layers=depth, heads=2, mlp_ratio=2, output_dim=12
     )
     return ImageTower(visual, 12, CLASSES).eval()
+
+
+def add_tiny_clip(folder: Path) -> str:
+    """Name of a CLIP that is quickly created; its description goes to the folder."""
+    open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
+    towers = {
+        "vision_cfg": dict(image_size=32, layers=2, width=16, head_width=8, patch_size=16),
+        "text_cfg": dict(context_length=40, width=16, heads=2, layers=2),
+    }
+    file = folder / "tiny-clip-for-recipes.json"
+    file.write_text(json.dumps({"embed_dim": 12, **towers}))
+    open_clip.add_model_config(file)
+    return f"open_clip/{file.stem}"
 
 
 def toy_images(domain: int, n: int = 24, seed: int = 0) -> tuple[Tensor, Tensor]:

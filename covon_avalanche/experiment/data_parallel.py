@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.registry import TESTED_IN_PROCESSES
+from covon_avalanche.experiment.registry import UNTESTED_IN_PROCESSES
 from covon_avalanche.experiment.run_folder import RunFolder, error_sentence
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import worker_pool
@@ -32,14 +32,10 @@ def check_data_parallel(recipe: Recipe, strategies: Iterable[str], processes: in
         )
     for name in strategies:
         own = recipe.strategies[name]
-        tuning, adapter = (getattr(own, key, None) for key in ("tuning", "adapter"))
-        kind = f'kind = "{own.kind}"'
-        if type(own) not in TESTED_IN_PROCESSES or tuning or adapter:
-            if type(own) in TESTED_IN_PROCESSES:
-                kind += f' with tuning = "{tuning}"' if tuning else " with adapter"
+        if type(own) in UNTESTED_IN_PROCESSES:
             raise ValueError(
-                f"strategy {name} ({kind}) is not tested with several processes: train it with "
-                "one, and choose the others by --strategies"
+                f'strategy {name} (kind = "{own.kind}") is not tested with several processes: '
+                "train it with one, and choose the others by --strategies"
             )
 
 

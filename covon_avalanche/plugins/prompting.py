@@ -12,7 +12,7 @@ from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 from covon_avalanche.prompting import PromptModel
 
 
-class PromptPlugin(SupervisedPlugin):
+class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Tells a :class:`PromptModel` when domains begin and end::
 
         model = SPrompts(create_backbone("vit-b16-in21k-ft-in1k", 345, weights="default"), 6)
@@ -47,6 +47,11 @@ class PromptPlugin(SupervisedPlugin):
         strategy.model.begin_domain()
         if not isinstance(strategy.optimizer, PosteriorOptimizer):
             strategy.optimizer.state.clear()
+
+    def before_forward(self, strategy: Any, **kwargs: Any) -> None:
+        """Tell the model its share of the batch, where several processes have one."""
+        share = getattr(strategy, "batch_share", None)
+        strategy.model.counted_images = None if share is None else share[0]
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the method's own loss, such as that of keys."""

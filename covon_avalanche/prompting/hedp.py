@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from covon_avalanche.prompting.s_liprompts import DomainMixture
@@ -46,9 +47,13 @@ class HEDP(DomainMixture):
     def training_logits(self, x: Tensor) -> Tensor:
         """See :class:`PromptModel`."""
         logits = super().training_logits(x)
-        energy = -logits.float().logsumexp(1)
-        above = (energy - self.margin).relu().mean()
-        self.auxiliary_loss = self.regularisation * (above + (self.target - energy.mean()).abs())
+        energies = -logits.float().logsumexp(1)
+        above = (energies - self.margin).relu().mean()
+        energy = energies.detach()
+        total, images = self.batch_sum(torch.stack([energy, torch.ones_like(energy)], 1))
+        sign = (self.target - total / images).sign()  # of the whole batch, not of a share
+        off_target = sign * (self.target - energies.mean())
+        self.auxiliary_loss = self.regularisation * (above + off_target)
         return logits
 
     def log_weights(self, distances: Tensor, logits: Tensor) -> Tensor:

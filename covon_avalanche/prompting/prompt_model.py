@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from covon_avalanche.prompting.prompted_vit import PromptedViT, take_classifier
@@ -44,6 +45,9 @@ class PromptModel(nn.Module):
         self.register_buffer("domains", torch.zeros((), dtype=torch.long))
         self.auxiliary_loss: Tensor | float = 0.0
         """Of the last forward pass in training; to be added to the loss."""
+        self.counted_images: int | None = None
+        """Where several processes share a training batch: how many images of this one count, from
+        the first. ``None``: there is one process."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "auxiliary_loss": 0.0}  # its graph cannot be copied
@@ -93,6 +97,14 @@ class PromptModel(nn.Module):
     @abstractmethod
     def predicted_logits(self, x: Tensor) -> Tensor:
         """Logits with prompts that are selected by the image."""
+
+    def batch_sum(self, rows: Tensor) -> Tensor:
+        """The sum of rows over the images of a training batch, in all processes together."""
+        if self.counted_images is None:
+            return rows.sum(0)
+        total = rows[: self.counted_images].sum(0)
+        dist.all_reduce(total)
+        return total
 
     def each_domain(self, domains: Tensor, f: Callable[[Tensor, int], Tensor]) -> Tensor:
         """Compute rows domain by domain: one forward pass per image, whatever their number.

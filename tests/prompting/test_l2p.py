@@ -15,7 +15,7 @@ from toy_prompting import (
 from toy_vits import toy_clip, toy_images, toy_vit
 
 from covon_avalanche.experiment.registry import KINDS
-from covon_avalanche.prompting import L2P
+from covon_avalanche.prompting import L2P, prompt_model
 
 X = torch.cat([toy_images(domain, 3)[0] for domain in range(3)])
 
@@ -136,3 +136,27 @@ def test_published_settings():
 def test_unsuitable_settings_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):
         L2P(toy_vit(), 3, **changes)
+
+
+def test_processes_that_share_a_batch_use_the_prompts_of_all_its_images(monkeypatch):
+    model = small().train()
+    model(X)
+    whole, sums = model.auxiliary_loss, []
+    used = np.argsort(-cosines_by_hand(model), 1)[:, :3]
+    counts = torch.tensor([int((used == prompt).sum()) for prompt in range(6)])
+
+    def all_reduce(total):
+        sums.append(total.clone())
+        total.copy_(counts)
+
+    monkeypatch.setattr(prompt_model.dist, "all_reduce", all_reduce)
+    losses = []
+    for rows, images in ((slice(0, 5), 4), (slice(4, 9), 5)):  # the first repeats an image
+        model.counted_images = images
+        logits = model(X[rows])
+        losses.append(model.auxiliary_loss * len(X[rows]) / 9)
+        assert logits.shape == (5, 3)
+    assert torch.equal(sums[0] + sums[1], counts)
+    model.counted_images = 4
+    model(X[:4])
+    torch.testing.assert_close(model.auxiliary_loss * 4 / 9 + losses[1], whole)

@@ -1,12 +1,12 @@
 """Every prompt method of the registry: runs, resumes bit-exactly, leaves the backbone unchanged."""
 
 import contextlib
-import json
 
 import pytest
 import torch
 from miniature import pacs
 from small_recipes import small_recipe
+from toy_vits import add_tiny_clip
 
 from covon_avalanche.experiment import run as running
 from covon_avalanche.experiment.registry import KINDS
@@ -26,16 +26,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def tiny_clip(tmp_path):
-    """Name of a CLIP that is quickly created."""
-    open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
-    towers = {
-        "vision_cfg": dict(image_size=32, layers=2, width=16, head_width=8, patch_size=16),
-        "text_cfg": dict(context_length=40, width=16, heads=2, layers=2),
-    }
-    file = tmp_path / "tiny-clip-for-recipes.json"
-    file.write_text(json.dumps({"embed_dim": 12, **towers}))
-    open_clip.add_model_config(file)
-    return f"open_clip/{file.stem}"
+    return add_tiny_clip(tmp_path)
 
 
 def recipe_of(kind, backbone):

@@ -59,9 +59,8 @@ KINDS: dict[str, type[StrategySettings]] = {
     kind: cls for cls in get_args(_Any) for kind in get_args(cls.model_fields["kind"].annotation)
 }
 """The class of each kind."""
-_TrainedInProcesses = Finetune | EWC | LwF | SI | MAS | UPGD | _Bayesian | DUCT
-TESTED_IN_PROCESSES = get_args(_TrainedInProcesses | _ClosedForm)
-"""Strategies tested to give the result of one process with several."""
+UNTESTED_IN_PROCESSES = (Replay, FromAvalanche, Custom)
+"""Strategies not tested to give the result of one process with several."""
 
 
 def stored_strategy(settings: Mapping[str, Any]) -> StrategySettings:
@@ -71,7 +70,7 @@ def stored_strategy(settings: Mapping[str, Any]) -> StrategySettings:
 
 __all__ = [
     "KINDS",
-    "TESTED_IN_PROCESSES",
+    "UNTESTED_IN_PROCESSES",
     "CoVON",
     "Finetune",
     "Strategy",
