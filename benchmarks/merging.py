@@ -48,10 +48,7 @@ STREAMS = {
     "reverse-longer": "pacs",
 }
 """The search of each stream."""
-LONGER = {
-    "epochs": 10,
-    "strategies": ("adamw-none", "adamw-regmean", "covon-none", "covon-regmean"),
-}
+LONGER = {"epochs": 10, "strategies": ("adamw-regmean", "covon-regmean")}
 """What streams named ``-longer`` run, with the settings found for the recipe's number of epochs."""
 TITLES = {
     "forward": "PACS: photo, art painting, cartoon, sketch",

@@ -22,6 +22,7 @@ KINDS = {
     **{name: STRATEGIES[name] for name in ("td-vcl", "duct", "joint", "cumulative", "icarl")},
     "two-samples": {**STRATEGIES["covon-gradsq"], "mc_samples": 2},
     "regmean": {**STRATEGIES["covon-gradsq"], "merge": "regmean", "input_anchor": 0.1},
+    "kfac": {**STRATEGIES["finetune"], "merge": "kfac"},
     "fisher": {**STRATEGIES["finetune"], "merge": "fisher"},
 }
 RESUMED = {"resumed": STRATEGIES["covon-gradsq"]}

@@ -11,6 +11,7 @@ from covon_avalanche.merging.batch_norm import update_batch_norm
 from covon_avalanche.merging.duct import DUCT
 from covon_avalanche.merging.fisher import CoFiMA, FisherMerge
 from covon_avalanche.merging.input_anchor import InputAnchor
+from covon_avalanche.merging.kfac import KFACMerge
 from covon_avalanche.merging.regmean import RegMean
 from covon_avalanche.merging.rule import Eq8, MergeRule, Task, merge_into
 from covon_avalanche.merging.task_vectors import TIES, MagMax, TaskArithmetic
@@ -24,6 +25,7 @@ __all__ = [
     "Eq8",
     "FisherMerge",
     "InputAnchor",
+    "KFACMerge",
     "MagMax",
     "MergeRule",
     "RegMean",

@@ -135,14 +135,30 @@ class RegMean(MergeRule):
                 f"but had {a0.shape[-1]} in earlier tasks: RegMean cannot merge it"
             )
         layer = merged_layers(task.model)[layer_name]
-        w0 = _double(as_rows(layer, {p: task.before[names[p]] for p in own_parameters(layer)}))
-        w = _double(as_rows(layer))
+        w0 = in_double(as_rows(layer, {p: task.before[names[p]] for p in own_parameters(layer)}))
+        w = in_double(as_rows(layer))
         known = slice(0, self.outputs[layer_name])
         rows = w.clone()
-        rows[known] = _least_change(w0[known], w[known], self._shrunk(a0), self._shrunk(a))
+        rows[known] = self._least_change(
+            layer_name, w0[known], w[known], self._shrunk(a0), self._shrunk(a)
+        )
         return {
             names[p]: value.to(p) for p, value in from_rows(layer, rows).items() if p.requires_grad
         }
+
+    def _least_change(self, layer: str, w0: Tensor, w: Tensor, a0: Tensor, a: Tensor) -> Tensor:
+        """``W0 + (W - W0) A (A0 + A)⁻¹``, by groups of outputs.
+
+        :param w0: and ``w``, of shape (outputs, d), in float64.
+        :param a0: and ``a``, of shape (groups, d, d).
+        """
+        a0, a = in_double(a0), in_double(a)
+        both = a0 + a
+        size = both.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(both.dtype).tiny)
+        both = both + _RIDGE * size[:, None, None] * torch.eye(both.shape[-1]).to(both)
+        change = (w - w0).unflatten(0, (len(a), -1))
+        step = torch.linalg.solve(both, (change @ a).mT).mT  # of shape (groups, outputs, d)
+        return w0 + step.flatten(0, 1)
 
     def _shrunk(self, moments: Tensor) -> Tensor:
         """With smaller entries off the diagonal."""
@@ -173,21 +189,6 @@ def from_rows(layer: nn.Module, rows: Tensor) -> dict[Tensor, Tensor]:
     return values | dict.fromkeys(bias, rows[:, -1])
 
 
-def _double(tensor: Tensor) -> Tensor:
+def in_double(tensor: Tensor) -> Tensor:
     """In float64; on the CPU instead of Apple's GPUs, which lack it."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
-
-
-def _least_change(w0: Tensor, w: Tensor, a0: Tensor, a: Tensor) -> Tensor:
-    """``W0 + (W - W0) A (A0 + A)⁻¹``, by groups of outputs.
-
-    :param w0: and ``w``, of shape (outputs, d).
-    :param a0: and ``a``, of shape (groups, d, d).
-    """
-    a0, a = _double(a0), _double(a)
-    both = a0 + a
-    size = both.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(both.dtype).tiny)
-    both = both + _RIDGE * size[:, None, None] * torch.eye(both.shape[-1]).to(both)
-    change = (w - w0).unflatten(0, (len(a), -1))
-    step = torch.linalg.solve(both, (change @ a).mT).mT  # of shape (groups, outputs, d)
-    return w0 + step.flatten(0, 1)

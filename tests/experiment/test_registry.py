@@ -18,6 +18,7 @@ from covon_avalanche.merging import (
     Average,
     CoFiMA,
     FisherMerge,
+    KFACMerge,
     MagMax,
     RegMean,
     TaskArithmetic,
@@ -96,7 +97,8 @@ def test_keys_and_values_of_earlier_versions_are_translated(old, new):
 @pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf", "ada-reg", "covon"])
 def test_each_rule_merges_after_every_domain(kind):
     rules = {"regmean": RegMean, "average": Average, "ema": EMA, "fisher": FisherMerge}
-    rules |= {"cofima": CoFiMA, "task-arithmetic": TaskArithmetic, "magmax": MagMax, "ties": TIES}
+    rules |= {"kfac": KFACMerge, "cofima": CoFiMA, "task-arithmetic": TaskArithmetic}
+    rules |= {"magmax": MagMax, "ties": TIES}
     for name, rule in rules.items():
         if kind == "covon":
             found = covon(merge=name, gamma=0.3).build().arguments["merge"]

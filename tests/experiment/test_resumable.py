@@ -61,6 +61,7 @@ VARIANTS = {
     ),
     "own-epoch": dict(kind="custom", lr=0.01, implementation=f"{__name__}:OwnEpoch"),
     "regmean": {**COVON, "merge": "regmean", "input_anchor": 0.1},
+    "kfac": dict(kind="finetune", lr=0.01, merge="kfac"),
     "two-samples": {**COVON, "mc_samples": 2},
 }
 # Methods that iterate over a memory: from the start of the epoch, of the domain, or of the run.

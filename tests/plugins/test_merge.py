@@ -29,6 +29,7 @@ from covon_avalanche.merging import (
     CoFiMA,
     Eq8,
     FisherMerge,
+    KFACMerge,
     MagMax,
     RegMean,
     Task,
@@ -37,6 +38,7 @@ from covon_avalanche.merging import (
 
 RULES = {
     "regmean": RegMean,
+    "kfac": KFACMerge,
     "average": Average,
     "ema": lambda: EMA(0.5),
     "fisher": FisherMerge,

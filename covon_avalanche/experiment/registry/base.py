@@ -216,7 +216,7 @@ class WithOptimizer(Tunable):
 
 
 RuleName = Literal[
-    "regmean", "average", "ema", "fisher", "cofima", "task-arithmetic", "magmax", "ties"
+    "regmean", "kfac", "average", "ema", "fisher", "cofima", "task-arithmetic", "magmax", "ties"
 ]
 """The rules of :mod:`covon_avalanche.merging` that work with any optimizer."""
 
@@ -279,6 +279,7 @@ class MergeOptions(Table):
         start = {"start": self.merge_start} if self.merge_start else {}
         rules: dict[str, Callable[[], MergeRule]] = {
             "regmean": lambda: merging.RegMean(**of_regmean),
+            "kfac": merging.KFACMerge,
             "average": merging.Average,
             "ema": lambda: merging.EMA(gamma),
             "fisher": merging.FisherMerge,

@@ -1,0 +1,129 @@
+"""Merges by Kronecker-factored curvatures against linear systems and gradients by hand."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from toy_layers import Net, images, task_of
+from toys import weights
+
+from covon_avalanche.merging import KFACMerge, RegMean
+from covon_avalanche.merging.kfac import kronecker_sum, merged_change, output_gradient_moments
+
+
+def positive(n, seed, rank=None):
+    """A symmetric matrix with eigenvalues >= 0."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(1, n, rank or 2 * n, generator=generator, dtype=torch.float64)
+    return x @ x.mT
+
+
+def test_the_change_solves_the_linear_system_of_both_curvatures():
+    a0, a, g0, g = (positive(n, seed) for seed, n in enumerate((4, 4, 3, 3)))
+    change = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    # row-major: vec(G D A) = (G ⊗ A) vec(D)
+    whole = torch.kron(g0[0], a0[0]) + torch.kron(g[0], a[0])
+    wanted = torch.linalg.solve(whole, torch.kron(g[0], a[0]) @ change.flatten())
+    found = merged_change(change, a0, g0, a, g)
+    torch.testing.assert_close(found.flatten(), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_directions_without_any_curvature_keep_the_old_weights():
+    a0, a = positive(4, 0, rank=1), positive(4, 1, rank=1)
+    g0, g = positive(3, 2, rank=1), positive(3, 3, rank=1)
+    change = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    found = merged_change(change, a0, g0, a, g)
+    assert found.isfinite().all()
+    left = g0 @ found @ a0 + g @ (found - change) @ a
+    assert left.norm() < 1e-3 * (g @ change @ a).norm()
+    outside = torch.linalg.svd(torch.cat([a0, a], 1)[0])[2][2:]  # orthogonal to all inputs
+    assert (found[0] @ outside.T).abs().max() < 1e-5 * change.norm()
+
+
+def test_equal_curvatures_of_the_outputs_give_regmean(monkeypatch):
+    torch.manual_seed(0)
+    before, after, results = Net(), Net(), []
+    for rule in (KFACMerge(), RegMean()):
+        rule.observe(task_of(before, images(0)))
+        if isinstance(rule, KFACMerge):
+            rule.gradients = output_gradient_moments(after, [(images(1), None)])
+        results.append(rule.merge(task_of(after, images(1), weights(before))))
+    assert results[0].keys() == results[1].keys()
+    for name, value in results[0].items():
+        torch.testing.assert_close(value, results[1][name], rtol=1e-2, atol=1e-3)
+
+
+def test_the_sum_has_the_partial_traces_of_both_products():
+    a0, a, g0, g = (positive(n, seed) for seed, n in enumerate((4, 4, 3, 3)))
+    inputs, outputs = kronecker_sum(a0, g0, a, g)
+
+    def trace(x):
+        return x[0].trace()
+
+    assert trace(inputs) == pytest.approx(float(trace(a0) + trace(a)))
+    over_inputs = trace(a0) * g0 + trace(a) * g
+    torch.testing.assert_close(trace(inputs) * outputs, over_inputs)
+    torch.testing.assert_close(trace(outputs) * inputs, trace(g0) * a0 + trace(g) * a)
+    only, same = kronecker_sum(a0, g0, a, g0)
+    torch.testing.assert_close(only, a0 + a)
+    torch.testing.assert_close(same, g0)
+
+
+def test_gradient_moments_are_those_of_single_examples():
+    torch.manual_seed(2)
+    model, x = Net().train(), images(4, n=6)
+    found = output_gradient_moments(model, [(x, None)])
+    assert model.training
+    model.eval()
+    generator = torch.Generator().manual_seed(0)
+    labels = model(x).detach().softmax(1).multinomial(1, generator=generator)[:, 0]
+    wanted = {}
+    kept = {}
+    for name, layer in model.named_children():
+        layer.register_forward_hook(lambda m, i, o, n=name: kept.update({n: o}))
+    for image, label in zip(x, labels, strict=True):
+        loss = F.cross_entropy(model(image[None]), label[None])
+        for name, g in zip(kept, torch.autograd.grad(loss, list(kept.values())), strict=True):
+            rows = g[0].flatten(1).T if g.dim() == 4 else g
+            groups = model.get_submodule(name).groups if g.dim() == 4 else 1
+            split = rows.unflatten(1, (groups, -1)).movedim(1, 0)
+            wanted[name] = wanted.get(name, 0) + split.mT @ split / len(x)
+    assert found["second"].shape == (2, 3, 3)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_task_whose_outputs_matter_more_keeps_more_of_its_weights():
+    """One input and one output: the mean weighted by ``A G``."""
+    layer, rule = nn.Linear(1, 1, bias=False), KFACMerge()
+    nn.init.constant_(layer.weight, 5.0)
+    rule.moments, rule.outputs = {"": torch.full((1, 1, 1), 3.0)}, {"": 1}
+    rule.gradients = {"": torch.full((1, 1, 1), 4.0)}
+    rule._task_gradients = {"": torch.full((1, 1, 1), 2.0)}
+    w0, w = torch.ones(1, 1).double(), torch.full((1, 1), 5.0).double()
+    merged = rule._least_change("", w0, w, rule.moments[""], torch.full((1, 1, 1), 6.0))
+    assert merged.item() == pytest.approx((12 * 1 + 12 * 5) / 24, rel=1e-5)
+
+
+def test_memory_does_not_grow_with_tasks_and_new_outputs_are_kept():
+    torch.manual_seed(1)
+    model, rule, sizes = Net(), KFACMerge(), []
+    for seed in range(3):
+        before = weights(model)
+        for p in model.parameters():
+            p.data = p.data + 0.1 * torch.randn_like(p)
+        model.load_state_dict(rule.merge(task_of(model, images(seed), before)), strict=False)
+        rule.observe(task_of(model, images(seed)))
+        held = [*rule.moments.values(), *rule.gradients.values()]
+        sizes.append(sum(t.numel() for t in held))
+        assert all(t.isfinite().all() for t in held)
+    assert len(set(sizes)) == 1
+    assert rule._task_gradients == {}
+    before = weights(model)
+    head = nn.Linear(5, 4)
+    with torch.no_grad():
+        head.weight[:3], head.bias[:3] = model.head.weight, model.head.bias
+    model.head = head
+    merged = rule.merge(task_of(model, images(5), before))
+    torch.testing.assert_close(merged["head.weight"][3], head.weight[3].detach())
+    rule.observe(task_of(model, images(5)))
+    assert rule.gradients["head"].shape == (1, 4, 4)
