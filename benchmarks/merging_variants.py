@@ -76,6 +76,7 @@ VARIANTS = {
     "... anchor of strength 1e-3": Variant("covon-regmean", {"input_anchor": 1e-3}),
     "... anchor of strength 0.01": Variant("covon-regmean", {"input_anchor": 0.01}),
     "... K-FAC": Variant("covon-regmean", {"merge": "kfac"}),
+    "... K-FAC, 10 epochs": Variant("covon-regmean", {"merge": "kfac"}, epochs=10),
     "AdamW, no merge": Variant("adamw-none"),
     "AdamW, no merge, anchor of strength 1e-4": Variant("adamw-none", {"input_anchor": 1e-4}),
     "AdamW, no merge, anchor of strength 1e-3": Variant("adamw-none", {"input_anchor": 1e-3}),
