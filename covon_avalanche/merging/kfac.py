@@ -128,9 +128,10 @@ def _common_basis(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def output_gradient_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tensor]:
-    """``sum g gᵀ`` over examples, and tokens or positions, in eval mode, where ``g`` is the gradient
-    of a layer's outputs for the cross-entropy of a label that is sampled from the network's
-    prediction.
+    """``sum g gᵀ`` over examples, and tokens or positions, in eval mode.
+
+    ``g`` is the gradient of a layer's outputs for the cross-entropy of a label that is sampled from
+    the network's prediction.
 
     :param batches: ``(input, target, *more)``, for ``model(input, *more)``.
     :return: by layer name, of shape (groups, outputs, outputs), in units of loss² over those of
@@ -174,4 +175,5 @@ def _moments(layer: nn.Module, gradient: Tensor) -> Tensor:
     if isinstance(layer, nn.Conv2d):
         groups, gradient = layer.groups, gradient.movedim(1, -1)
     rows = gradient.reshape(-1, groups, len(as_rows(layer)) // groups).movedim(0, 1)
-    return rows.mT @ rows
+    with torch.autocast(rows.device.type, enabled=False):
+        return rows.mT @ rows

@@ -134,3 +134,19 @@ def test_memory_does_not_grow_with_tasks_and_new_outputs_are_kept():
     torch.testing.assert_close(merged["head.weight"][3], head.weight[3].detach())
     rule.observe(task_of(model, images(5)))
     assert rule.gradients["head"].shape == (1, 4, 4)
+
+
+def test_products_are_summed_in_float32_under_autocast():
+    torch.manual_seed(0)
+    before, after, results = Net(), Net(), []
+    for enabled in (False, True):
+        rule = KFACMerge()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            rule.observe(task_of(before, images(0)))
+            merged = rule.merge(task_of(after, images(1), weights(before)))
+            rule.observe(task_of(after, images(1)))
+        results.append((merged, rule.gradients))
+    for plain, cast in zip(*results, strict=True):
+        for name, value in plain.items():
+            assert cast[name].dtype == torch.float32
+            assert (cast[name] - value).norm() < 0.05 * value.norm()
