@@ -49,7 +49,8 @@ STREAMS = {
 }
 """The search of each stream."""
 LONGER = {"epochs": 10, "strategies": ("adamw-regmean", "covon-regmean")}
-"""What streams named ``-longer`` run, with the settings found for the recipe's number of epochs."""
+"""What streams named ``-longer`` run, with the settings found for the recipe's number of epochs;
+each also with K-FAC instead of RegMean."""
 TITLES = {
     "forward": "PACS: photo, art painting, cartoon, sketch",
     "reverse": "PACS: sketch, cartoon, art painting, photo",
@@ -66,6 +67,7 @@ MERGES = {
     "task-arithmetic": "task arithmetic",
     "magmax": "MagMax",
     "regmean": "RegMean",
+    "kfac": "K-FAC",
 }
 SEEDS, MORE_SEEDS, BEST = 3, 5, 4
 
@@ -92,7 +94,11 @@ def recipe_of(stream: str) -> Recipe:
         update["stream"] = recipe.stream.model_copy(update={"domains": domains})
     if order != stream:
         update["epochs"] = LONGER["epochs"]
-        update["strategies"] = {name: recipe.strategies[name] for name in LONGER["strategies"]}
+        own = {name: recipe.strategies[name] for name in LONGER["strategies"]}
+        for name, settings in list(own.items()):
+            kfac = settings.model_copy(update={"merge": "kfac"})
+            own[name.replace("regmean", "kfac")] = kfac
+        update["strategies"] = own
     return recipe.model_copy(update=update)
 
 
