@@ -7,7 +7,8 @@
 ``--model`` is any causal language model, by name or local folder. The data sets are GSM8K,
 Code-Alpaca and ARC-Challenge, from the Hub or from local ``.json`` or ``.jsonl`` files in their
 formats (``--math FILE --code FILE --reasoning FILE``). Settings are the paper's where it prints
-them. ``--score gsm8k arc_challenge`` evaluates with lm-evaluation-harness (package ``lm_eval``).
+them; batch sizes are per process. ``--score gsm8k arc_challenge`` evaluates with
+lm-evaluation-harness (package ``lm_eval``), generating at most 1024 tokens.
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ def main() -> None:
         ess=1e9,
         prior_mean="init",
         hess_approx="reparam",
+        gamma=1e-2,  # "in the range of 1e-2 worked well" for language models
         gamma_precision=None,
         generator=torch.Generator().manual_seed(given.seed),  # the same on all GPUs
     )
@@ -125,6 +127,7 @@ def main() -> None:
             num_train_epochs=epochs,
             max_steps=given.max_steps,
             per_device_train_batch_size=batch_size,
+            per_device_eval_batch_size=4,
             gradient_accumulation_steps=accumulate,
             lr_scheduler_type="cosine",
             warmup_steps=0.03,  # a share of all steps, since transformers 5
@@ -140,9 +143,13 @@ def main() -> None:
         trainer = Trainer(model, settings, collator, rows, **options)
         trainer.train()
         losses = {key: trainer.evaluate(rows["test"])["eval_loss"] for key, rows in data.items()}
-        print(f"after {name}: loss {', '.join(f'{k} {loss:.3f}' for k, loss in losses.items())}")
+        if trainer.is_world_process_zero():
+            found = ", ".join(f"{key} {loss:.3f}" for key, loss in losses.items())
+            print(f"after {name}: loss {found}")
         if given.score and trainer.is_world_process_zero():
-            print(simple_evaluate(HFLM(model, tokenizer=tokenizer), tasks=given.score)["results"])
+            network = HFLM(model, tokenizer=tokenizer)
+            longest = {"gen_kwargs": "max_gen_toks=1024"}
+            print(simple_evaluate(network, tasks=given.score, **longest)["results"])
         trainer.save_model()
 
 
