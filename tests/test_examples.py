@@ -1,5 +1,7 @@
 """Each example runs from a shell and says what it promises."""
 
+import os
+import re
 import subprocess
 import sys
 from itertools import product
@@ -15,6 +17,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
     ("name", "promise"),
     [
         ("accelerate_loop.py", "after task 2"),
+        ("avalanche_torchrun.py", "1 processes: "),
         ("avalanche_two_lines.py", "CoVON"),
         ("finetune_pictures.py", "A_T"),
         ("huggingface_trainer.py", "after by sevens"),
@@ -35,6 +38,18 @@ def test_example(name, promise, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert promise in done.stdout
+
+
+def test_torchrun_shares_the_batches_of_avalanche():
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *launch, str(EXAMPLES / "avalanche_torchrun.py")],
+        capture_output=True, text=True, check=False, timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    accuracy = float(re.search(r"2 processes: ([\d.]+) %", done.stdout)[1])
+    assert accuracy > 75  # 33 after one domain
 
 
 def test_all_examples_are_tested_and_short():
