@@ -38,14 +38,14 @@ def toy_clip(depth: int = 5) -> nn.Module:
     return ImageTower(visual, 12, CLASSES).eval()
 
 
-def add_tiny_clip(folder: Path) -> str:
+def add_tiny_clip(folder: Path, layers: int = 2) -> str:
     """Name of a CLIP that is quickly created; its description goes to the folder."""
     open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
     towers = {
-        "vision_cfg": dict(image_size=32, layers=2, width=16, head_width=8, patch_size=16),
+        "vision_cfg": dict(image_size=32, layers=layers, width=16, head_width=8, patch_size=16),
         "text_cfg": dict(context_length=40, width=16, heads=2, layers=2),
     }
-    file = folder / "tiny-clip-for-recipes.json"
+    file = folder / f"tiny-clip-of-{layers}-layers.json"
     file.write_text(json.dumps({"embed_dim": 12, **towers}))
     open_clip.add_model_config(file)
     return f"open_clip/{file.stem}"

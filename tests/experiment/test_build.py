@@ -7,6 +7,7 @@ from avalanche.training.supervised import Naive
 from miniature import OWN_CLASSES, cddb, core50, domainnet, imagenet_r, office_home, own, pacs
 from small_recipes import STRATEGIES, small_recipe
 from torch.optim import SGD
+from toy_vits import add_tiny_clip
 
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.epoch_log import EpochLog
@@ -48,21 +49,22 @@ def test_shipped_recipes_run_on_the_real_layouts(name, tmp_path):
     assert (result.bwt is None) == result.held_out == (name == "core50")
 
 
-@pytest.mark.parametrize("name", ["pacs-vit", "cddb-hard-vit"])
+@pytest.mark.parametrize("name", ["pacs-vit", "cddb-hard-vit", "cddb-hard-clip"])
 def test_all_methods_of_recipes_for_a_vit_can_be_built(name, tmp_path):
     pytest.importorskip("timm", reason="needs the extra vision")
-    folder, make, domains = MAKERS[name.removesuffix("-vit")]
+    folder, make, domains = MAKERS[name.rpartition("-")[0]]
     make(tmp_path / folder)
     shipped = load_recipe(name)
     stream = shipped.stream.model_dump() | {"domains": domains, "image_size": 32}
-    model = {"backbone": "timm/test_vit", "weights": ""}
+    backbone = add_tiny_clip(tmp_path, layers=6) if name.endswith("clip") else "timm/test_vit"
+    model = {"backbone": backbone, "weights": ""}
     recipe = validate(shipped.model_dump() | {"stream": stream, "model": model}, "here")
     benchmark = build_benchmark(recipe, seed=0, dataset_root=tmp_path)
     x = benchmark.train_stream[0].dataset.eval()[0][0][None]
     for key, method in recipe.strategies.items():
         suited = {"coda-p": {"pool": 8}, "layup": {"blocks": 2}}.get(method.kind, {})
         method = method.model_copy(update=suited)
-        network = build_model(recipe.model, benchmark, tmp_path)
+        network = build_model(recipe.model, benchmark, tmp_path, method.needs_text)
         built = method.wrap_model(network, benchmark.n_classes, len(domains), x)
         strategy = build_strategy(method, recipe, built, EvaluationPlugin(), EpochLog())
         strategy.model.eval()
