@@ -40,6 +40,9 @@ class PosteriorCallback(TrainerCallback):
     One sample is in place during all micro-batches of a step; evaluation, checkpoints and logging
     see the mean. ``batch_size`` counts the examples of all micro-batches and processes. To evaluate
     with a sample: ``with optimizer.sampled_params(train=False): trainer.evaluate()``.
+
+    After an exception or Ctrl-C inside a step, the mean returns with the next evaluation, saving or
+    training; for any other use call ``optimizer.discard_samples()``.
     """
 
     def __init__(self, consolidate: bool = True) -> None:
@@ -48,6 +51,7 @@ class PosteriorCallback(TrainerCallback):
         """
         self.consolidate = consolidate
         self._sample: AbstractContextManager[None] | None = None
+        self._hooks: list[Any] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check optimizer and precision.
@@ -55,9 +59,16 @@ class PosteriorCallback(TrainerCallback):
         :raises ValueError: for another optimizer, several samples per step, weights in half
             precision, DeepSpeed or FSDP.
         """
-        _check_training(args, kwargs["model"], type(self).__name__)
-        self._sample = None
+        model = kwargs["model"]
+        _check_training(args, model, type(self).__name__)
+        self._discard_sample()
         _posterior_optimizer(kwargs["optimizer"]).discard_samples()
+        # The Trainer has no callback for exceptions, and neither evaluates nor saves within a step.
+        self._remove_hooks()
+        self._hooks = [
+            model.register_forward_pre_hook(self._before_forward),
+            model.register_state_dict_pre_hook(self._discard_sample),
+        ]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, before the first micro-batch of a step."""
@@ -70,10 +81,25 @@ class PosteriorCallback(TrainerCallback):
             sample, self._sample = self._sample, None
             sample.__exit__(None, None, None)
 
+    def _remove_hooks(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _before_forward(self, model: nn.Module, inputs: Any) -> None:
+        if not model.training and self._sample is not None:
+            self._discard_sample()
+
+    def _discard_sample(self, *_: Any) -> None:
+        """Restore the mean if an exception has left a sample in place."""
+        if self._sample is not None:
+            sample, self._sample = self._sample, None
+            sample.__exit__(RuntimeError, RuntimeError("the step was interrupted"), None)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Merge."""
         optimizer = _posterior_optimizer(kwargs["optimizer"])
         optimizer.discard_samples()
+        self._remove_hooks()
         if self.consolidate:
             optimizer.consolidate()
 

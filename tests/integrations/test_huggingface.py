@@ -110,6 +110,39 @@ def test_evaluation_sees_the_mean_and_a_sample_where_asked(tmp_path):
         assert run.evaluate()["eval_loss"] != mean
 
 
+@pytest.mark.parametrize("then", ["evaluate", "save"])
+def test_after_an_interrupt_within_a_step_the_mean_is_evaluated_and_saved(then, tmp_path):
+    class Interrupted(Model):
+        interrupts = 1
+
+        def forward(self, x, labels):
+            if self.interrupts and len(self.seen) == 3:
+                self.interrupts -= 1
+                raise KeyboardInterrupt
+            return super().forward(x, labels)
+
+    whole = Model()
+    trainer(
+        whole, made(make_covon, whole), tmp_path, epochs=1, max_steps=3,
+        callback=PosteriorCallback(consolidate=False),
+    ).train()  # fmt: skip
+    model = Interrupted()
+    run = trainer(model, made(make_covon, model), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert not same(weights(model), weights(whole))  # a sample is in place
+    if then == "evaluate":
+        run.evaluate()
+        found = {"linear.weight": model.seen[-1]}
+    else:
+        found = model.state_dict()
+    assert torch.equal(found["linear.weight"], weights(whole)["linear.weight"])
+    assert same(weights(model), weights(whole))
+    run.train()  # starts anew, and the hooks go
+    assert not model._forward_pre_hooks
+    assert not model._state_dict_pre_hooks
+
+
 def test_a_resumed_training_equals_one_that_nobody_stopped(tmp_path):
     whole = Model()
     trainer(whole, made(make_covon, whole), tmp_path / "a", epochs=4, accumulate=2).train()
