@@ -102,9 +102,9 @@ def check_given(name: str, value: Tensor, p: Tensor, what: str) -> None:
 def check_state(
     name: str, p: Tensor, state: Mapping[str, Any], needs: Mapping[str, set[str]]
 ) -> None:
-    """Check a parameter's state that was loaded.
+    """Check the loaded state of a parameter.
 
-    :param needs: for an entry, the others that must be there with it.
+    :param needs: for each entry, the entries that it requires.
     :raises ValueError: naming the parameter and what is wrong.
     """
     missing = set().union(*(needs.get(key, set()) for key in state)) - state.keys()

@@ -6,6 +6,10 @@ Algorithm 1) with the previous tasks' posterior as its prior. Written from the p
 no code of the authors' repository or of ivon-opt was used. MIT licence.
 
 :func:`fast_step` is the algorithm; ``cpu_kernel`` and ``multi_tensor`` are faster versions of it.
+``PosteriorOptimizer.step`` checks settings and gradients and calls :meth:`CoVON._step`, which
+collects each parameter's tensors and rates in ``StepArgs`` and hands them to one of the two; with
+``implementation="reference"``, or where a gradient is suspect, ``PosteriorOptimizer._step`` calls
+:func:`fast_step` for each parameter and checks the results before it writes them.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from covon_avalanche.optim.diagnostics import (
     warn_unless_learned,
 )
 from covon_avalanche.optim.hessian import HessApprox, beta2_at
+from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.multi_tensor import (
     LARGEST_ESTIMATE,
     LARGEST_GRADIENT,
@@ -45,7 +50,6 @@ from covon_avalanche.optim.posterior_optimizer import (
     NamedParam,
     PosteriorOptimizer,
     State,
-    defer_interrupt,
 )
 from covon_avalanche.optim.samples import (
     SampleAccumulator,

@@ -116,7 +116,7 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _state_needs(self, group: Group) -> dict[str, set[str]]:
-        """For an entry of a parameter's state, the others that must be there with it."""
+        """For each entry of a parameter's state, the entries that it requires."""
 
     @abstractmethod
     def consolidate(self) -> None:
@@ -346,6 +346,7 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
         """Change the posterior: all of it, or, if anything is not finite, nothing."""
+        steps = max((state.get("step", 0) for state in self.state.values()), default=0)
         proposals: list[tuple[Tensor, Tensor, State]] = []
         checks: list[tuple[str, str, Tensor]] = []
         for name, p, group, _ in params:
@@ -357,9 +358,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             checks.append((name, "new mean", mean))
             checks += [(name, f"new {k}", v) for k, v in new.items() if torch.is_tensor(v)]
             proposals.append((p, mean, {**old, **new}))
-        check_finite(
-            checks, step=1 + max((s.get("step", 0) for s in self.state.values()), default=0)
-        )
+        check_finite(checks, step=steps + 1)
         for p, mean, state in proposals:
             p.copy_(mean)
             self.state[p] = state
