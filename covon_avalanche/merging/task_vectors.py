@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from covon_avalanche.merging.rule import MergeRule, Task
-from covon_avalanche.optim.posterior_optimizer import defer_interrupt
+from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.posterior.gaussian import check_gamma, embed
 
 Start = Literal["pretrained", "last"]

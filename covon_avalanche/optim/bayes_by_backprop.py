@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covon_avalanche.optim.checks import check_betas, check_given, check_positive
+from covon_avalanche.optim.checks import check_betas, check_choice, check_given, check_positive
+from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.posterior_optimizer import (
     Group,
     PosteriorOptimizer,
     State,
-    defer_interrupt,
 )
 from covon_avalanche.posterior.gaussian import DiagGaussian
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "log_std_exp_avg", "log_std_exp_avg_sq")
 
 
 class BayesByBackprop(PosteriorOptimizer):
@@ -93,31 +95,27 @@ class BayesByBackprop(PosteriorOptimizer):
         check_positive("eps", group["eps"])
         check_positive("weight_decay", group["weight_decay"])  # the KL needs a proper prior
         check_positive("importance_strength", group["importance_strength"], zero=True)
-        if group["inner"] not in ("adam", "sgd"):
-            raise ValueError(f"inner must be 'adam' or 'sgd', got {group['inner']!r}")
+        check_choice("inner", group["inner"], ("adam", "sgd"))
 
     def _start_task(self, p: Tensor, group: Group) -> State:
-        start: State = {"step": 0, "log_std": self._initial_log_std(p, group)}
+        prior_precision = self.state.get(p, {}).get("prior_precision")
+        if prior_precision is not None:
+            log_std = -0.5 * prior_precision.log()  # a given prior: start from it
+        else:
+            log_std = torch.full_like(p, group["std_init"]).log_()
+        start: State = {"step": 0, "log_std": log_std}
         if group["inner"] == "adam":
-            for key in ("exp_avg", "exp_avg_sq", "log_std_exp_avg", "log_std_exp_avg_sq"):
-                start[key] = torch.zeros_like(p)
+            start |= {key: torch.zeros_like(p) for key in _MOMENTS}
         return start
 
     def _state_needs(self, group: Group) -> dict[str, set[str]]:
-        moments = {"exp_avg", "exp_avg_sq", "log_std_exp_avg", "log_std_exp_avg_sq"}
         return {
-            **{key: {"step"} for key in moments},
-            "step": {"log_std"} | (moments if group["inner"] == "adam" else set()),
+            **{key: {"step"} for key in _MOMENTS},
+            "step": {"log_std", *(_MOMENTS if group["inner"] == "adam" else ())},
             "prior_mean": {"prior_precision"},
             "prior_precision": {"prior_mean"},
             "importance": {"prior_mean"},
         }
-
-    def _initial_log_std(self, p: Tensor, group: Group) -> Tensor:
-        prior_precision = self.state.get(p, {}).get("prior_precision")
-        if prior_precision is not None:
-            return -0.5 * prior_precision.log()  # a given prior: start from it
-        return torch.full_like(p, group["std_init"]).log_()
 
     def _first_prior(self, p: Tensor, group: Group) -> State:
         precision = torch.full_like(p, group["ess"] * group["weight_decay"])
@@ -145,21 +143,20 @@ class BayesByBackprop(PosteriorOptimizer):
             std = variance.sqrt()
             mean_grad += weight * (p - state["prior_mean"])
             log_std_grad += weight * (std - prior_precision.rsqrt()) * std
-        if group["inner"] == "sgd":
-            log_std = _bounded(state["log_std"] - group["lr"] * log_std_grad)
-            return p - group["lr"] * mean_grad, {"step": state["step"] + 1, "log_std": log_std}
         step = state["step"] + 1
         new: State = {"step": step}
-        options = dict(betas=group["betas"], eps=group["eps"])
-        direction, new["exp_avg"], new["exp_avg_sq"] = adam_step(
-            mean_grad, state["exp_avg"], state["exp_avg_sq"], step, **options
-        )
-        mean = p - group["lr"] * direction
-        direction, new["log_std_exp_avg"], new["log_std_exp_avg_sq"] = adam_step(
-            log_std_grad, state["log_std_exp_avg"], state["log_std_exp_avg_sq"], step, **options
-        )
-        new["log_std"] = _bounded(state["log_std"] - group["lr"] * direction)
-        return mean, new
+        if group["inner"] == "adam":  # the gradients become Adam's directions
+            options = dict(betas=group["betas"], eps=group["eps"])
+            mean_grad, new["exp_avg"], new["exp_avg_sq"] = adam_step(
+                mean_grad, state["exp_avg"], state["exp_avg_sq"], step, **options
+            )
+            log_std_grad, new["log_std_exp_avg"], new["log_std_exp_avg_sq"] = adam_step(
+                log_std_grad, state["log_std_exp_avg"], state["log_std_exp_avg_sq"], step, **options
+            )
+        log_std = state["log_std"] - group["lr"] * log_std_grad
+        # NaN, which no step takes, where float32 cannot hold the precision
+        new["log_std"] = torch.where(log_std.abs() < 43, log_std, torch.nan)
+        return p - group["lr"] * mean_grad, new
 
     def consolidate(self, *, importance: Mapping[Tensor, Tensor] | None = None) -> None:
         """The task's posterior becomes the prior of the next (Algorithm 4), and the moments
@@ -187,11 +184,6 @@ class BayesByBackprop(PosteriorOptimizer):
                     }
             self._buffers = {}
             self.discard_samples()
-
-
-def _bounded(log_std: Tensor) -> Tensor:
-    """NaN, which no step takes, where float32 cannot hold the precision."""
-    return torch.where(log_std.abs() < 43, log_std, torch.nan)
 
 
 def adam_step(

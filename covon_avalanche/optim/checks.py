@@ -37,11 +37,13 @@ def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
 
 def check_betas(betas: Any, *, second_may_be_none: bool = False) -> None:
     """Raise a ``ValueError`` unless they are two averaging coefficients."""
-    needed = betas
-    if isinstance(betas, Sequence) and len(betas) == 2 and second_may_be_none and betas[1] is None:
-        needed = (betas[0], 0.0)
-    pair = isinstance(needed, Sequence) and len(needed) == 2
-    if not (pair and all(isinstance(beta, Real) and 0 <= float(beta) < 1 for beta in needed)):
+
+    def allowed(beta: Any) -> bool:
+        return isinstance(beta, Real) and 0 <= float(beta) < 1
+
+    pair = isinstance(betas, Sequence) and len(betas) == 2
+    none = pair and second_may_be_none and betas[1] is None
+    if not (pair and allowed(betas[0]) and (none or allowed(betas[1]))):
         rest = ", or None as the second" if second_may_be_none else ""
         raise ValueError(f"betas must be two numbers in [0, 1){rest}, got {betas}")
 
@@ -100,9 +102,9 @@ def check_given(name: str, value: Tensor, p: Tensor, what: str) -> None:
 def check_state(
     name: str, p: Tensor, state: Mapping[str, Any], needs: Mapping[str, set[str]]
 ) -> None:
-    """Check a parameter's state that was loaded.
+    """Check the loaded state of a parameter.
 
-    :param needs: for an entry, the others that must be there with it.
+    :param needs: for each entry, the entries that it requires.
     :raises ValueError: naming the parameter and what is wrong.
     """
     missing = set().union(*(needs.get(key, set()) for key in state)) - state.keys()

@@ -6,13 +6,17 @@ Algorithm 1) with the previous tasks' posterior as its prior. Written from the p
 no code of the authors' repository or of ivon-opt was used. MIT licence.
 
 :func:`fast_step` is the algorithm; ``cpu_kernel`` and ``multi_tensor`` are faster versions of it.
+``PosteriorOptimizer.step`` checks settings and gradients and calls :meth:`CoVON._step`, which
+collects each parameter's tensors and rates in ``StepArgs`` and hands them to one of the two; with
+``implementation="reference"``, or where a gradient is suspect, ``PosteriorOptimizer._step`` calls
+:func:`fast_step` for each parameter and checks the results before it writes them.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -26,8 +30,14 @@ from covon_avalanche.optim.checks import (
     check_positive,
     check_precisions,
 )
-from covon_avalanche.optim.diagnostics import Diagnostics, diagnose
+from covon_avalanche.optim.diagnostics import (
+    MANY_STEPS,
+    Diagnostics,
+    diagnose,
+    warn_unless_learned,
+)
 from covon_avalanche.optim.hessian import HessApprox, beta2_at
+from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.multi_tensor import (
     LARGEST_ESTIMATE,
     LARGEST_GRADIENT,
@@ -40,7 +50,6 @@ from covon_avalanche.optim.posterior_optimizer import (
     NamedParam,
     PosteriorOptimizer,
     State,
-    defer_interrupt,
 )
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
@@ -65,8 +74,6 @@ ALGORITHM_1: dict[str, Any] = dict(hess_approx="reparam", betas=(0.9, 0.9999), g
 Algorithm 1 as printed has no ``clip_radius``, the paper's experiments have one; for none add
 ``clip_radius=float("inf")``."""
 
-_MANY_STEPS = 100  # before them a precision is not expected to be learned
-_SHARE_TO_WARN = 0.9  # of hess still near hess_init
 _GAMMA_PRECISION = 2.0  # for estimates that are never negative; chosen in docs/permuted-mnist.md
 
 
@@ -164,9 +171,9 @@ class CoVON(PosteriorOptimizer):
         generator does. With several processes it is required, with the same seed on all ranks.
     :param implementation: ``"foreach"``, torch's multi-tensor operations; ``"compiled"``, numba on
         CPUs and ``torch.compile`` on accelerators; ``"reference"``, :func:`fast_step` parameter by
-        parameter. ``"auto"``: ``"compiled"`` on CPUs with numba, else ``"foreach"``. Float64
-        weights and tensor subclasses always use ``"foreach"`` on a CPU. On a given device, all
-        implementations draw the same samples.
+        parameter. ``"auto"``: ``"compiled"`` on CPUs with numba, else ``"foreach"``. Models on a
+        CPU with trained weights that are float64, tensor subclasses or strided with gaps always
+        use ``"foreach"``. On a given device, all implementations draw the same samples.
     :raises ValueError: naming the value and the rule.
 
     State per parameter: ``momentum``, ``hess``, ``step`` within a task; ``prior_mean`` and
@@ -311,40 +318,35 @@ class CoVON(PosteriorOptimizer):
 
     # Sampling and the fast step --------------------------------------------------------
 
-    @torch.compiler.disable
-    def _place_sample(self, train: bool, temperature: float = 1.0) -> None:
-        if train:
-            self._batch_size()  # raises where the step would, before the forward pass
-        super()._place_sample(train, temperature)
-
     def _draw(
         self, params: list[NamedParam], buffers: dict[Tensor, SampleBuffer], train: bool, key: int
-    ) -> list[tuple[Tensor, SampleBuffer]]:
+    ) -> dict[Tensor, SampleBuffer]:
         """Algorithm 1, line 4."""
+        if train:
+            self._batch_size()  # raises where the step would, before the forward pass
         if self.implementation == "reference":
             return super()._draw(params, buffers, train, key)
-        drawn: list[tuple[Tensor, SampleBuffer]] = []
-        fast: list[StepArgs] = []
-        rest: list[StepArgs] = []
+        drawn: dict[Tensor, SampleBuffer] = {}
+        args: list[StepArgs] = []
         for named in params:
-            hess = self._hess(named.param, named.group, train)
+            name, p, group, _ = named
+            hess = self._hess(p, group, train)
             if hess is None:
                 continue
-            buffer = self._buffer(buffers, named.param, named.name)
-            drawn.append((named.param, buffer))
+            drawn[p] = self._buffer(buffers, p, name)  # which may replace the state's tensors
+            state = self.state.get(p, {})
             if not isinstance(hess, Tensor):
-                hess = torch.full_like(named.param, hess, requires_grad=False)
-            state = {**self.state.get(named.param, {}), "hess": hess}
-            args = self._step_args(named, state, 1, buffer.content)
-            (fast if self._on_cpu_kernel(buffer) else rest).append(args)
-        good = not rest or multi_tensor.draw_samples(rest, key)
-        if fast:
+                state = {**state, "hess": torch.full_like(p, hess, requires_grad=False)}
+            args.append(self._step_args(named, state, 1, drawn[p].content))
+        if self._use_cpu_kernel(drawn.values()):
             from covon_avalanche.optim import cpu_kernel
 
-            good = cpu_kernel.draw_samples(fast, key) and good
+            good = cpu_kernel.draw_samples(args, key)
+        else:
+            good = multi_tensor.draw_samples(args, key)
         if not good:
             check_precisions(
-                [(a.name, (a.rates.ess * a.hess + a.prior_precision).min()) for a in fast + rest]
+                [(a.name, (a.rates.ess * a.hess + a.prior_precision).min()) for a in args]
             )
         return drawn
 
@@ -353,66 +355,48 @@ class CoVON(PosteriorOptimizer):
         if self.implementation == "reference":
             super()._step(params, record)
             return
-        fast: list[StepArgs] = []
-        rest: list[StepArgs] = []
-        states: list[State] = []
-        for named in params:
-            name, p, group, _ = named
-            assert p.grad is not None
-            state = self.state.get(p, {})
-            if "step" not in state:
-                state = {**self._start_task(p, group), **state}
-            states.append(state)
-            buffer, one = self._buffers[p], record.mc_samples == 1
-            if not buffer.fits(p):
-                raise RuntimeError(f"{name!r} was cast or moved between its sample and step()")
-            sample = record.theta(p) if one else record.statistic(p)
-            args = self._step_args(
-                named,
-                state,
-                state["step"] + 1,
-                match_layout(sample, p, name, "the sample"),
-                match_layout(p.grad, p, name, "the gradient"),
-            )
-            (fast if one and self._on_cpu_kernel(buffer) else rest).append(args)
-        if not self._run(fast, rest, record):
-            super()._step(params, record)  # fast_step, checked before anything changes
-            return
-        bump_versions(named.param for named in params)
+        states = [self._task_state(named.param, named.group) for named in params]
+        args = []
         for named, state in zip(params, states, strict=True):
-            state["step"] += 1
-            self.state[named.param] = state
-
-    def _run(self, fast: list[StepArgs], rest: list[StepArgs], record: SampleAccumulator) -> bool:
-        """Step in place; ``False``, with nothing changed, if a gradient on the CPU is not finite or
-        so large that the step might overflow float32."""
+            name, p, *_ = named
+            if not self._buffers[p].fits(p):
+                raise RuntimeError(f"{name!r} was cast or moved between its sample and step()")
+            sample = record.theta(p) if record.mc_samples == 1 else record.statistic(p)
+            sample = match_layout(sample, p, name, "the sample")
+            assert p.grad is not None
+            grad = match_layout(p.grad, p, name, "the gradient")
+            args.append(self._step_args(named, state, state["step"] + 1, sample, grad))
         limit = LARGEST_GRADIENT
         if record.squared:
             limit = min(limit, math.sqrt(LARGEST_ESTIMATE / self._batch_size()))
-        if rest:
-            self._deferred.raise_if_bad(wait=False)
-            if not multi_tensor.gradients_fit(rest, limit, record.mc_samples):
-                return False
-        if fast:
+        if record.mc_samples == 1 and self._use_cpu_kernel(self._buffers[p] for _, p, *_ in params):
             from covon_avalanche.optim import cpu_kernel
 
-            if not cpu_kernel.step(fast, record.squared, limit):
-                return False
-        if rest:
-            multi_tensor.step(
-                rest,
+            done = cpu_kernel.step(args, record.squared, limit)
+        else:
+            done = multi_tensor.step(
+                args,
                 limit,
                 squared=record.squared,
                 mc_samples=record.mc_samples,
                 compiled=self.implementation == "compiled",
                 deferred=self._deferred,
             )
-        return True
+        if not done:  # gradients that are not finite, which raise here, or large
+            super()._step(params, record)
+            return
+        bump_versions(named.param for named in params)
+        for named, state in zip(params, states, strict=True):
+            state["step"] += 1
+            self.state[named.param] = state
 
-    def _on_cpu_kernel(self, buffer: SampleBuffer) -> bool:
-        if self.implementation == "compiled" and buffer.for_cpu_kernel and compiled_fill() is None:
+    def _use_cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> bool:
+        """Whether numba makes a draw or a step; it does if it can for all parameters."""
+        if self.implementation == "foreach" or not all(b.for_cpu_kernel for b in buffers):
+            return False
+        if self.implementation == "compiled" and compiled_fill() is None:
             raise ValueError("implementation='compiled' needs a working numba on a CPU")
-        return buffer.for_cpu_kernel and self.implementation != "foreach" and bool(compiled_fill())
+        return compiled_fill() is not None
 
     def _step_args(
         self,
@@ -435,17 +419,17 @@ class CoVON(PosteriorOptimizer):
             batch_size=float(self.param_groups[0]["batch_size"] or 1),
         )
         return StepArgs(
-            named.name,
-            named.number,
-            named.param,
-            sample,
-            state["hess"],
-            state.get("prior_mean", 0.0),
-            self._prior_precision(state, group),
-            rates,
-            grad,
-            state.get("momentum"),
-            i,
+            name=named.name,
+            number=named.number,
+            mean=named.param,
+            sample=sample,
+            hess=state["hess"],
+            prior_mean=state.get("prior_mean", 0.0),
+            prior_precision=self._prior_precision(state, group),
+            rates=rates,
+            grad=grad,
+            momentum=state.get("momentum"),
+            step=i,
         )
 
     def _propose(
@@ -507,7 +491,9 @@ class CoVON(PosteriorOptimizer):
             for named in self._named_params()
             if "hess" in self.state.get(named.param, {}) and named.group["consolidation"] != "none"
         ]
-        self._warn_unless_learned(trained)
+        steps = max((self.state[named.param]["step"] for named in trained), default=0)
+        if steps >= MANY_STEPS:
+            warn_unless_learned(steps, self.diagnostics()["all"])
         with defer_interrupt(), torch.no_grad():
             for name, p, group, _ in trained:  # check all before anything is written
                 align_state_(self.state[p], p, name)
@@ -523,16 +509,14 @@ class CoVON(PosteriorOptimizer):
 
     def _merged(self, p: Tensor, group: Group) -> tuple[Tensor, Tensor]:
         """Mean and precision after the task."""
-        state, gamma, gamma_precision = self.state[p], group["gamma"], group["gamma_precision"]
-        s0 = self._prior_precision(state, group)
+        state, ess, gamma_precision = self.state[p], group["ess"], group["gamma_precision"]
         if group["consolidation"] == "replace":
-            first = group["ess"] * group["weight_decay"]
-            return p.detach(), group["ess"] * state["hess"].clamp(min=0) + first
+            return p.detach(), ess * state["hess"].clamp(min=0) + ess * group["weight_decay"]
         if gamma_precision == "auto":
             gamma_precision = None if self.hess_approx == "reparam" else _GAMMA_PRECISION
-        m0 = state.get("prior_mean", 0.0)
-        precision = group["ess"] * state["hess"] + s0
-        return merge_tensors(m0, s0, p.detach(), precision, gamma, gamma_precision)
+        m0, s0 = state.get("prior_mean", 0.0), self._prior_precision(state, group)
+        precision = ess * state["hess"] + s0
+        return merge_tensors(m0, s0, p.detach(), precision, group["gamma"], gamma_precision)
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, Diagnostics]:
@@ -548,21 +532,6 @@ class CoVON(PosteriorOptimizer):
             return {}
         found = {name: diagnose([one], self.hess_approx) for name, one in trained.items()}
         return {"all": diagnose(list(trained.values()), self.hess_approx), **found}
-
-    def _warn_unless_learned(self, trained: list[NamedParam]) -> None:
-        """Warn if a task of some length has left the precision as it began."""
-        steps = max((self.state[named.param]["step"] for named in trained), default=0)
-        if steps < _MANY_STEPS:
-            return
-        share = self.diagnostics()["all"].hess_at_start
-        if share > _SHARE_TO_WARN:
-            warnings.warn(
-                f"the posterior has not learned its precision: after {steps} steps {share:.0%} of "
-                "the entries of hess are within 10 % of hess_init, so the prior it becomes is "
-                "nearly isotropic; lower beta2 (None adapts to the task), choose hess_init nearer "
-                "to the curvature, or see optimizer.diagnostics() before consolidate()",
-                stacklevel=3,
-            )
 
     # torch.optim -----------------------------------------------------------------------
 

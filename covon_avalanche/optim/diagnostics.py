@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,11 @@ from torch import Tensor
 from covon_avalanche.optim.hessian import HessApprox, ema_weights
 from covon_avalanche.optim.sharding import local
 
+MANY_STEPS = 100
+"""Before them a precision is not expected to be learned."""
+
 _NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
+_SHARE_TO_WARN = 0.9  # of hess still near hess_init
 
 
 class Diagnostics(NamedTuple):
@@ -71,6 +76,19 @@ def diagnose(parameters: Sequence[Trained], hess_approx: HessApprox) -> Diagnost
         prior_pull=_ratio(prior, data),
         noise_to_weights=_ratio(variance, weights),
     )
+
+
+def warn_unless_learned(steps: int, found: Diagnostics) -> None:
+    """Warn if a task of at least ``MANY_STEPS`` has left the precision as it began."""
+    if found.hess_at_start > _SHARE_TO_WARN:
+        warnings.warn(
+            f"the posterior has not learned its precision: after {steps} steps "
+            f"{found.hess_at_start:.0%} of the entries of hess are within 10 % of hess_init, so "
+            "the prior it becomes is nearly isotropic; lower beta2 (None adapts to the task), "
+            "choose hess_init nearer to the curvature, or see optimizer.diagnostics() before "
+            "consolidate()",
+            stacklevel=3,
+        )
 
 
 def _noise(

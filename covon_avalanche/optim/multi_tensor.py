@@ -103,15 +103,6 @@ def draw_samples(args: Sequence[StepArgs], key: int) -> bool:
     return good
 
 
-def gradients_fit(args: Sequence[StepArgs], limit: float, mc_samples: int) -> bool:
-    """Whether all gradients on the CPU are finite and so small that a step cannot overflow.
-
-    :param limit: of their norms, loss/weight.
-    """
-    on_cpu = [a.local() for a in args if a.mean.device.type == "cpu"]
-    return not on_cpu or bool(_fit(on_cpu, limit, mc_samples).all())
-
-
 def step(
     args: Sequence[StepArgs],
     limit: float,
@@ -120,21 +111,27 @@ def step(
     mc_samples: int,
     compiled: bool,
     deferred: DeferredCheck,
-) -> None:
+) -> bool:
     """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9).
 
-    :param limit: of the gradients' norms on an accelerator, which skips a step beyond it.
+    :param limit: of the gradients' norms, loss/weight.
     :param squared: whether the Hessian estimate is that of squared gradients.
     :param mc_samples: posterior samples behind gradients and statistics.
     :param compiled: by ``torch.compile``, on accelerators.
+    :param deferred: raises for earlier steps on accelerators, which skip a step beyond the limit.
+    :return: whether all gradients on the CPU are finite and below the limit; if not, nothing has
+        changed.
     """
+    deferred.raise_if_bad(wait=False)
     args = [a.local() for a in args]
     finite: dict[torch.device, Tensor] = {}
-    for device in {a.mean.device for a in args} - {torch.device("cpu")}:
+    for device in sorted({a.mean.device for a in args}, key=str):  # the CPU first
         there = [a for a in args if a.mean.device == device]
-        finite[device] = deferred.add(
-            [a.name for a in there], there[0].step, _fit(there, limit, mc_samples)
-        )
+        fit = _fit(there, limit, mc_samples)
+        if device.type != "cpu":
+            finite[device] = deferred.add([a.name for a in there], there[0].step, fit)
+        elif not fit.all():
+            return False
     for bucket in _buckets(args):
         means, grads = [a.mean for a in bucket], [a.grad for a in bucket]
         statistics = [a.sample for a in bucket]
@@ -161,6 +158,7 @@ def step(
             **constant,
             **rates,
         )
+    return True
 
 
 def update(

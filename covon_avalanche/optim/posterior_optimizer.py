@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from _signal import SIGINT, getsignal, signal  # the signal module is slow: it converts to enums
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -23,6 +20,7 @@ from covon_avalanche.optim.checks import (
     check_state,
     check_whole,
 )
+from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
     SampleBuffer,
@@ -45,37 +43,6 @@ class NamedParam(NamedTuple):
     param: Tensor
     group: Group
     number: int
-
-
-class defer_interrupt:
-    """Context manager: Ctrl-C inside of it takes effect at the end.
-
-    Threads other than the main thread never receive signals. Handlers that are not Python
-    functions are left unchanged.
-    """
-
-    def __enter__(self) -> None:
-        self._pending: tuple[int, FrameType | None] | None = None
-        self._handler: Any = None
-        if threading.current_thread() is threading.main_thread():
-            handler = getsignal(SIGINT)
-            if callable(handler):
-                self._handler = handler
-                signal(SIGINT, self._defer)
-
-    def _defer(self, number: int, frame: FrameType | None) -> None:
-        self._pending = number, frame
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._handler is not None:
-            signal(SIGINT, self._handler)
-            if self._pending is not None:
-                self._handler(*self._pending)
 
 
 class PosteriorOptimizer(Optimizer, ABC):
@@ -115,7 +82,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     ) -> None:
         self._generator = generator
         self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
-        self._in_place: list[tuple[Tensor, SampleBuffer]] = []  # swapped at the moment
+        self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
         self._used: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # the last step's gradients
         super().__init__(params, {**defaults, "noise_seed": None, "noise_draws": 0})
         self._record = self._new_record()
@@ -149,7 +116,7 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _state_needs(self, group: Group) -> dict[str, set[str]]:
-        """For an entry of a parameter's state, the others that must be there with it."""
+        """For each entry of a parameter's state, the entries that it requires."""
 
     @abstractmethod
     def consolidate(self) -> None:
@@ -183,10 +150,10 @@ class PosteriorOptimizer(Optimizer, ABC):
         check_positive("temperature", temperature)
         if train and temperature != 1:
             raise ValueError(f"a temperature is for prediction (train=False), got {temperature}")
-        drawn: list[tuple[Tensor, SampleBuffer]] = []
+        drawn: dict[Tensor, SampleBuffer] = {}
         try:
             self._place_sample(train, temperature)
-            drawn += self._in_place
+            drawn |= self._in_place
             yield
             self._restore_mean()
         except BaseException:
@@ -194,7 +161,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             self.discard_samples() if drawn and train else self._restore_mean()
             raise
         if train:
-            self._record_sample([(p, buffer.content) for p, buffer in drawn])
+            self._record_sample([(p, buffer.content) for p, buffer in drawn.items()])
 
     def _check_ess(self) -> None:
         if any(group["ess"] is None for group in self.param_groups):
@@ -213,7 +180,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         return SampleAccumulator(self.mc_samples)
 
     @torch.compiler.disable
-    def _place_sample(self, train: bool, temperature: float = 1.0) -> None:
+    def _place_sample(self, train: bool, temperature: float) -> None:
         """Draw a sample and swap it with the mean."""
         if train and self._record.count == 0:
             self._record = self._new_record()  # settings may have changed since
@@ -222,24 +189,23 @@ class PosteriorOptimizer(Optimizer, ABC):
         waits = self._record.count > 0 and self.mc_samples == 1
         buffers = {} if waits else self._buffers
         with defer_interrupt(), torch.no_grad():
-            drawn = self._draw(params, buffers, train, self._next_key())
-            for p, buffer in drawn:
+            key = next_noise_key(self.param_groups[0], self._generator)
+            drawn = self._draw(params, buffers, train, key)
+            for p, buffer in drawn.items():
                 if temperature != 1:
                     buffer.content.sub_(p).mul_(temperature**0.5).add_(p)
                 buffer.swap_(p)
-                self._in_place.append((p, buffer))
-            bump_versions(p for p, _ in drawn)
+                self._in_place[p] = buffer
+            bump_versions(drawn)
 
     @torch.compiler.disable
     def _restore_mean(self) -> None:
         with defer_interrupt(), torch.no_grad():
-            restored = []
-            while self._in_place:
-                p, buffer = self._in_place[-1]
-                buffer.swap_(p)
-                restored.append(p)
-                self._in_place.pop()
-            bump_versions(restored)
+            swapped = list(self._in_place)
+            for p in swapped:
+                self._in_place[p].swap_(p)
+                del self._in_place[p]
+            bump_versions(swapped)
 
     @torch.compiler.disable
     def _record_sample(self, samples: list[tuple[Tensor, Tensor]]) -> None:
@@ -260,23 +226,23 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _draw(
         self, params: list[NamedParam], buffers: dict[Tensor, SampleBuffer], train: bool, key: int
-    ) -> list[tuple[Tensor, SampleBuffer]]:
+    ) -> dict[Tensor, SampleBuffer]:
         """Write samples into buffers: known ones, or new ones that are added.
 
         :param key: of the noise.
+        :return: the buffers of the parameters to sample.
         """
         lowest: list[tuple[str, Tensor]] = []
-        drawn: list[tuple[Tensor, SampleBuffer]] = []
+        drawn: dict[Tensor, SampleBuffer] = {}
         for name, p, group, number in params:
             value = self._precision(p, group, train)
             if value is None:
                 continue
             precision = torch.as_tensor(local(value), dtype=p.dtype, device=p.device)
             lowest.append((name, precision.min()))
-            buffer = self._buffer(buffers, p, name)
-            fill_normal_(buffer.content, key, number)
-            local(buffer.content).mul_(precision.rsqrt()).add_(local(p))
-            drawn.append((p, buffer))
+            drawn[p] = self._buffer(buffers, p, name)
+            noise = fill_normal_(drawn[p].content, key, number)
+            local(noise).mul_(precision.rsqrt()).add_(local(p))
         check_precisions(lowest)
         return drawn
 
@@ -289,11 +255,6 @@ class PosteriorOptimizer(Optimizer, ABC):
             align_state_(self.state.get(p, {}), p, name)
             buffer = buffers[p] = SampleBuffer(p)
         return buffer
-
-    def _next_key(self) -> int:
-        """The key of the next draw. The first takes the seed from the generator, or from torch's
-        global one."""
-        return next_noise_key(self.param_groups[0], self._generator)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; also drops a complete set of unused samples."""
@@ -385,27 +346,27 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
         """Change the posterior: all of it, or, if anything is not finite, nothing."""
+        steps = max((state.get("step", 0) for state in self.state.values()), default=0)
         proposals: list[tuple[Tensor, Tensor, State]] = []
         checks: list[tuple[str, str, Tensor]] = []
         for name, p, group, _ in params:
             assert p.grad is not None
-            old = self.state.get(p, {})
-            if "step" not in old:
-                old = {**self._start_task(p, group), **old}
+            old = self._task_state(p, group)
             align_state_(old, p, name)
             mean, new = self._propose(p, group, old, p.grad, record.statistic(p))
             checks.append((name, "gradient", p.grad))
             checks.append((name, "new mean", mean))
             checks += [(name, f"new {k}", v) for k, v in new.items() if torch.is_tensor(v)]
             proposals.append((p, mean, {**old, **new}))
-        check_finite(checks, step=self._steps() + 1)
+        check_finite(checks, step=steps + 1)
         for p, mean, state in proposals:
             p.copy_(mean)
             self.state[p] = state
 
-    def _steps(self) -> int:
-        """Steps of the current task."""
-        return max((state.get("step", 0) for state in self.state.values()), default=0)
+    def _task_state(self, p: Tensor, group: Group) -> State:
+        """A parameter's state, begun anew before its first step in a task."""
+        state = self.state.get(p, {})
+        return state if "step" in state else {**self._start_task(p, group), **state}
 
     # Posterior and prior ---------------------------------------------------------------
 
@@ -423,12 +384,12 @@ class PosteriorOptimizer(Optimizer, ABC):
         :raises ValueError: for a parameter that is not in the optimizer.
         """
         given = self._names(named_parameters)
-        means, precisions, in_place = {}, {}, dict(self._in_place)
+        means, precisions = {}, {}
         for _, p, group, _ in self._named_params():
             value = self._precision(p, group, train=False)
             if p not in given or value is None:
                 continue
-            mean = in_place[p].content if p in in_place else p.detach()
+            mean = self._mean(p)
             precision = value if isinstance(value, Tensor) else torch.full_like(mean, value)
             means[given[p]] = gathered(mean)
             precisions[given[p]] = gathered(precision)
@@ -443,14 +404,17 @@ class PosteriorOptimizer(Optimizer, ABC):
         """
         self._check_ess()
         given = self._names(named_parameters)
-        means, precisions, in_place = {}, {}, dict(self._in_place)
+        means, precisions = {}, {}
         for _, p, group, _ in self._named_params():
             if p in given:
-                mean = in_place[p].content if p in in_place else p
-                state = {**self._first_prior(mean, group), **self.state.get(p, {})}
+                state = {**self._first_prior(self._mean(p), group), **self.state.get(p, {})}
                 means[given[p]] = gathered(state["prior_mean"])
                 precisions[given[p]] = gathered(state["prior_precision"])
         return DiagGaussian(means, precisions)
+
+    def _mean(self, p: Tensor) -> Tensor:
+        """The posterior's mean, inside of a sample, too."""
+        return self._in_place[p].content if p in self._in_place else p.detach()
 
     def _set_prior(self, prior: DiagGaussian) -> None:
         if any("param_names" not in group for group in self.param_groups):
@@ -621,5 +585,5 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buffers, self._in_place, self._used = {}, [], {}
+        self._buffers, self._in_place, self._used = {}, {}, {}
         self._record = self._new_record()

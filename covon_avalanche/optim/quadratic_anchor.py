@@ -46,7 +46,7 @@ def pull_(
 ) -> None:
     """Pull the parameters that the optimizer steps toward the anchor, in place.
 
-    :param ess: effective sample size of the present task, in examples.
+    :param ess: effective sample size of the current task, in examples.
     :param largest: the anchor's largest precision by parameter name; most parameters need no
         implicit pull.
     """
@@ -93,7 +93,7 @@ def adam_second_moments(
 def grown(
     anchor: DiagGaussian, named_parameters: Iterable[tuple[str, Tensor]], precision: float = 0.0
 ) -> DiagGaussian:
-    """An anchor in the present shapes of the parameters.
+    """The anchor in the current shapes of the parameters.
 
     :param precision: of new entries, whose anchor is 0.
     :raises ValueError: if a parameter has become smaller.

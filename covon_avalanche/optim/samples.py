@@ -64,11 +64,11 @@ def fill_normal_(out: Tensor, key: int, number: int) -> Tensor:
     fill = compiled_fill() if out.device.type == "cpu" else None
     if fill is not None and type(out) is Tensor and is_dense(out) and out.dtype == torch.float32:
         fill(out.data_ptr(), out.numel(), key, number, 0)  # in order of memory
-        return out
-    if fill is None and out.numel() <= _BLOCK:
-        generator = _generator(out.device)
-        return out.normal_(generator=generator.manual_seed(noise_key(key, number)))
-    return out.copy_(_noise(0, out.numel(), out.numel(), key, number, out).view(out.shape))
+    elif fill is None and out.numel() <= _BLOCK:
+        out.normal_(generator=_generator(out.device).manual_seed(noise_key(key, number)))
+    else:
+        out.copy_(_noise(0, out.numel(), out.numel(), key, number, out).view(out.shape))
+    return out
 
 
 def _noise(begin: int, size: int, total: int, key: int, number: int, like: Tensor) -> Tensor:

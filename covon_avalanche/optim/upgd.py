@@ -68,7 +68,11 @@ class UPGD(Optimizer):
         super().__init__(params, {**defaults, "noise_seed": None, "noise_draws": 0})
 
     def add_param_group(self, param_group: Group) -> None:
-        _check_group({**self.defaults, **param_group})
+        group = {**self.defaults, **param_group}
+        for name in ("lr", "weight_decay", "sigma"):
+            check_positive(name, group[name], zero=True)
+        if not 0 <= group["beta_utility"] < 1:
+            raise ValueError(f"beta_utility must be in [0, 1), got {group['beta_utility']}")
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -118,14 +122,6 @@ class UPGD(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_generator": self._generator}
-
-
-def _check_group(group: Group) -> None:
-    """Raise a ``ValueError`` naming value and rule for a bad hyperparameter."""
-    for name in ("lr", "weight_decay", "sigma"):
-        check_positive(name, group[name], zero=True)
-    if not 0 <= group["beta_utility"] < 1:
-        raise ValueError(f"beta_utility must be in [0, 1), got {group['beta_utility']}")
 
 
 def _grads(params: list[Tensor]) -> list[Tensor]:

@@ -1,21 +1,30 @@
-"""Two processes under DistributedDataParallel do what one does on the whole batch."""
+"""Two processes, with replicated parameters (DistributedDataParallel) or sharded ones
+(``fully_shard``), do what one does on the whole batch."""
+
+import itertools
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from two_processes import OPTIMIZERS, train, work
-
-from covon_avalanche.posterior.gaussian import DiagGaussian
+from two_processes import OPTIMIZERS, WRAPPERS, train, work
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 def test_two_processes_equal_one(tmp_path):
-    """The Hessian is the one of the whole batch, not that divided by the number of ranks."""
+    """The Hessian is the one of the whole batch, not that divided by the number of ranks. A
+    checkpoint of sharded parameters continues exactly."""
     mp.spawn(work, args=(str(tmp_path),), nprocs=2)
     for kind in OPTIMIZERS:
-        alone = train(kind, 0, 1, lambda model: model)
-        for rank in range(2):
-            posterior = DiagGaussian.load(tmp_path / f"{kind}-{rank}")
-            torch.testing.assert_close(dict(posterior.mean), dict(alone.mean))
-            torch.testing.assert_close(dict(posterior.precision), dict(alone.precision))
+        alone = train(kind)
+        for how, rank in itertools.product(WRAPPERS, range(2)):
+            found = torch.load(tmp_path / f"{how}-{kind}-{rank}")
+            for what, tensors in alone.items():
+                for name, expected in tensors.items():
+                    torch.testing.assert_close(
+                        found[what][name],
+                        expected,
+                        rtol=1e-4,
+                        atol=1e-5,
+                        msg=lambda m, t=f"{how} {kind}, rank {rank}: {what} of {name}": f"{t}: {m}",
+                    )

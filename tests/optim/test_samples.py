@@ -205,6 +205,23 @@ def test_state_follows_a_model_that_is_cast_or_laid_out_anew(make_each, when, ch
     torch.testing.assert_close(dict(q.precision), dict(expected.precision), rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize("start", [torch.float32, torch.float64])
+def test_the_first_sample_after_a_change_has_the_right_variance(start):
+    """The CPU kernel reads the state by its address."""
+    found = []
+    for implementation in ("foreach", "compiled"):
+        model = convolutional().to(start)
+        optimizer = make_covon(model.parameters(), implementation=implementation)
+        train_step(optimizer, model, images(model))
+        with torch.no_grad():
+            model[0].weight.copy_(torch.zeros_like(model[0].weight))
+        optimizer.state[model[0].weight]["hess"] *= torch.arange(1, 4).view(1, 3, 1, 1)
+        model.to(torch.float32, memory_format=torch.channels_last)
+        with optimizer.sampled_params():
+            found.append(model[0].weight.detach().clone())
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_model_that_changes_between_sample_and_step_is_refused(change):
     model = convolutional()

@@ -1,51 +1,20 @@
-"""Two processes with parameters sharded by ``fully_shard`` do what one does with whole ones."""
+"""Checkpoints of ``torch.distributed.checkpoint``, and the noise of a part of a parameter.
 
-import itertools
+``test_distributed`` trains sharded parameters.
+"""
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from sharded_processes import OPTIMIZERS, RESUMED, resumed, train, work
+from two_processes import RESUMED, check_resuming
 
 from covon_avalanche.optim import CoVON, samples
-from covon_avalanche.posterior.gaussian import DiagGaussian
-
-
-@pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
-def test_two_processes_with_a_part_each_equal_one_with_the_whole(tmp_path):
-    mp.spawn(work, args=(str(tmp_path),), nprocs=2)
-    for kind in OPTIMIZERS:
-        alone = train(kind)
-        for rank in range(2):
-            found = torch.load(tmp_path / f"{kind}-{rank}")
-            for what, tensors in alone.items():
-                for name, expected in tensors.items():
-                    message = f"{kind}, rank {rank}: {what} of {name}"
-                    torch.testing.assert_close(
-                        found[what][name],
-                        expected,
-                        rtol=1e-4,
-                        atol=1e-5,
-                        msg=lambda m, t=message: f"{t}: {m}",
-                    )
-    for rank, kind in itertools.product(range(2), RESUMED):
-        straight = DiagGaussian.load(tmp_path / f"straight-{kind}-{rank}")
-        assert_equal(straight, DiagGaussian.load(tmp_path / f"by-checkpoint-{kind}-{rank}"))
-
-
-def assert_equal(straight, by_checkpoint):
-    assert straight.mean.keys() == by_checkpoint.mean.keys()
-    for name, mean in straight.mean.items():
-        assert torch.equal(mean, by_checkpoint.mean[name])
-        assert torch.equal(straight.precision[name], by_checkpoint.precision[name])
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("kind", RESUMED)
 def test_a_state_of_torch_distributed_checkpoint_fits_into_a_fresh_optimizer(kind, tmp_path):
     folder = tmp_path if RESUMED[kind]["sharded"] else None
-    assert_equal(*resumed(folder=folder, steps=RESUMED[kind]["steps"]))
+    check_resuming(folder=folder, steps=RESUMED[kind]["steps"])
 
 
 def test_only_entries_of_a_fresh_optimizer_are_allocated():

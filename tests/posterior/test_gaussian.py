@@ -192,7 +192,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
         ("spread/w", {"version": "1"}, "not a readable .* file: 'spread'"),
     ],
 )
-def test_files_of_another_make_are_refused(tmp_path, key, metadata, message):
+def test_other_files_are_refused(tmp_path, key, metadata, message):
     if metadata:
         metadata = {"format": "covon_avalanche.DiagGaussian", **metadata}
     save_file({key: torch.ones(1)}, tmp_path / "q", metadata=metadata)
