@@ -12,14 +12,14 @@ from pathlib import Path
 
 @contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
-    """A temporary file to write, which replaces ``path`` at the end.
+    """Yield a temporary file to write, which replaces ``path`` at the end.
 
-    After an exception it is removed, and an older file remains unchanged. The new file has the
-    permissions of the older one.
+    After an exception it is removed, and an existing file remains unchanged. The new file keeps the
+    permissions of the one that it replaces.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    # O_EXCL: a name that nobody could prepare a link for; tempfile would let only the owner read.
+    # O_EXCL refuses an existing file or link. tempfile's files are readable by the owner alone.
     os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         if path.exists():
@@ -36,7 +36,7 @@ def atomic_replace(path: Path) -> Iterator[Path]:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file (text as UTF-8) so that a reader sees the old or the new content, never a part.
 
-    :raises OSError: if it cannot be written; an older file remains unchanged.
+    :raises OSError: if it cannot be written; an existing file remains unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     with atomic_replace(path) as part:

@@ -78,33 +78,26 @@ def core50(root: Path) -> dict[str, int]:
     return codes
 
 
-# PACS ----------------------------------------------------------------------------------
+# PACS and Office-Home ------------------------------------------------------------------
 
 
-def pacs(root: Path) -> Path:
-    """Ten images of each class in two domains."""
-    for domain, code in (("photo", 1), ("sketch", 2)):
-        for label, name in enumerate(CLASSES_OF_PACS):
-            for i in range(10):
-                paint(root / domain / name / f"{i}.jpg", label, code)
+def ten_of_each_class(root: Path, codes: dict[str, int], classes: tuple[str, ...]) -> Path:
+    for (domain, code), (label, name) in itertools.product(codes.items(), enumerate(classes)):
+        for i in range(10):
+            paint(root / domain / name / f"{i}.jpg", label, code)
     return root
 
 
-# Office-Home ---------------------------------------------------------------------------
+def pacs(root: Path) -> Path:
+    return ten_of_each_class(root, {"photo": 1, "sketch": 2}, CLASSES_OF_PACS)
+
 
 OFFICE_HOME_CODES = {"Art": 1, "Real World": 2}
 
 
-def office_home(root: Path, blank: str = " ") -> Path:
-    """Ten images of each class in two domains.
-
-    :param blank: in the folder of Real World.
-    """
-    for domain, code in OFFICE_HOME_CODES.items():
-        for label, name in enumerate(CLASSES_OF_OFFICE_HOME):
-            for i in range(1, 11):
-                paint(root / domain.replace(" ", blank) / name / f"{i:05d}.jpg", label, code)
-    return root
+def office_home(root: Path, real_world: str = "Real World") -> Path:
+    """With another name of the second folder, if given."""
+    return ten_of_each_class(root, {"Art": 1, real_world: 2}, CLASSES_OF_OFFICE_HOME)
 
 
 # ImageNet-R ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Files are whole or as they were."""
+"""A write leaves the new file complete or the old one unchanged."""
 
 import os
 

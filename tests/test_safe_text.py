@@ -1,4 +1,4 @@
-"""Text of strangers on terminals and in spreadsheets."""
+"""Untrusted text on terminals and in spreadsheets."""
 
 import os
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from covon_avalanche.backbones.text_tower import TextTower
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 Network = tuple[nn.Module, tuple[str, ...]]  # and the names of its heads
 #: Short names of backbones in the domain-incremental literature, with their exact weight tags.
 ALIASES = {
@@ -61,16 +60,14 @@ def _torchvision(name: str, num_classes: int, pretrained: bool, image_size: int 
 
 def _replace_head(model: nn.Module, name: str, num_classes: int) -> None:
     """Replace the last layer, unless it has ``num_classes`` outputs."""
-    old = model.get_submodule(name)
+    old: Any = model.get_submodule(name)
+    if len(old.weight) == num_classes:
+        return
     new: nn.Module
     if isinstance(old, nn.Linear):
-        if old.out_features == num_classes:
-            return
         new = nn.Linear(old.in_features, num_classes, bias=old.bias is not None)
-    elif isinstance(old, nn.Conv2d):  # SqueezeNet
-        if old.out_channels == num_classes:
-            return
-        new = nn.Conv2d(old.in_channels, num_classes, old.kernel_size)  # type: ignore[arg-type]
+    else:  # the convolution of SqueezeNet
+        new = nn.Conv2d(old.in_channels, num_classes, old.kernel_size)
         nn.init.normal_(new.weight, std=0.01)
         nn.init.zeros_(new.bias)  # type: ignore[arg-type]
     parent, _, key = name.rpartition(".")
@@ -193,7 +190,7 @@ def _of_torchvision(name: str) -> tuple[Any, Any]:
     from torchvision.models import get_model_weights
 
     transforms = get_model_weights(name).DEFAULT.transforms()
-    return getattr(transforms, "mean", IMAGENET[0]), getattr(transforms, "std", IMAGENET[1])
+    return transforms.mean, transforms.std
 
 
 def _of_timm(name: str) -> tuple[Any, Any]:

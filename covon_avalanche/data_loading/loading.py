@@ -77,14 +77,23 @@ class TensorLoader:
         return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        _draw_seed()  # a DataLoader first draws one for its workers
-        order = torch.arange(len(self.dataset))
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(_draw_seed())
-            order = torch.randperm(len(self.dataset), generator=generator)
-        for indices in order.split(self.batch_size)[: len(self)]:
+        _, batches = draw_batches(len(self.dataset), self.batch_size, self.shuffle)
+        for indices in batches[: len(self)]:
             yield list(self.rows(indices))
 
 
-def _draw_seed() -> int:
-    return int(torch.empty((), dtype=torch.int64).random_().item())
+def draw_batches(n: int, batch_size: int, shuffle: bool) -> tuple[int, tuple[Tensor, ...]]:
+    """The indices of an epoch's batches, with the same draws from torch's global generator as
+    ``DataLoader`` makes.
+
+    :return: the base seed of the loader's workers, and int64 indices; the last batch may be
+        smaller.
+    """
+
+    def draw_seed() -> int:
+        return int(torch.empty((), dtype=torch.int64).random_().item())
+
+    base_seed, order = draw_seed(), torch.arange(n)
+    if shuffle:
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(draw_seed()))
+    return base_seed, order.split(batch_size)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from avalanche.benchmarks.utils.classification_dataset import _TensorClassificationDataset
 from avalanche.benchmarks.utils.data import AvalancheDataset, _FlatDataWithTransform
-from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
@@ -22,17 +21,23 @@ _TENSOR_GETITEMS = (TensorDataset.__getitem__, _TensorClassificationDataset.__ge
 
 def rows_of(dataset: AvalancheDataset) -> Rows | None:
     """The examples of a data set as rows, or ``None`` if Avalanche must fetch them."""
-    tasks = getattr(dataset, "targets_task_labels", None)
+    tasks = dataset._data_attributes.get("targets_task_labels")
+    appended = [a for a in dataset._data_attributes.values() if a.use_in_getitem]
     if (
         type(dataset).__getitem__ is not AvalancheDataset.__getitem__
         or dataset.collate_fn is not default_collate
         or len(dataset) == 0
-        or (tasks is not None and len(tasks.uniques) != 1)
+        or (tasks is not None and len(tasks.uniques) != 1)  # Avalanche balances tasks
+        or any(attribute is not tasks for attribute in appended)
     ):
         return None
-    rows = _with_attributes(dataset)
+    flat = dataset._flat_data
+    rows = _unwrapped(flat, flat._transform_groups.current_group)
     if rows is None:
         return None
+    if appended:
+        (label,) = tasks.uniques
+        rows = partial(_with_task, rows, label)
     indices = torch.linspace(0, len(dataset) - 1, min(_N_COMPARED, len(dataset))).long()
     expected = default_collate([dataset[i] for i in indices.tolist()])
     return rows if _equal(rows(indices), expected) else None
@@ -43,30 +48,6 @@ def _equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
         (x.dtype, x.device) == (y.dtype, y.device) and torch.equal(x, y)
         for x, y in zip(a, b, strict=True)
     )
-
-
-def _with_attributes(dataset: AvalancheDataset) -> Rows | None:
-    """The wrapped data with the columns that Avalanche appends, such as task labels."""
-    flat = dataset._flat_data
-    rows = _unwrapped(flat, flat._transform_groups.current_group)
-    if rows is None:
-        return None
-    attributes = [a for a in dataset._data_attributes.values() if a.use_in_getitem]
-    columns = [column for a in attributes if (column := _column(a)) is not None]
-    if len(columns) < len(attributes):
-        return None
-    return partial(_with_columns, rows, columns)
-
-
-def _column(attribute: DataAttribute) -> Tensor | None:
-    """The values of a data attribute as a tensor, if they have one shape."""
-    try:
-        unique = attribute.uniques
-        values = list(unique) * len(attribute) if len(unique) == 1 else list(attribute)
-        column = default_collate(values)
-    except (RuntimeError, TypeError):  # of different shapes, or unhashable
-        return None
-    return column if isinstance(column, Tensor) else None
 
 
 def _unwrapped(data: Any, group: str) -> Rows | None:
@@ -94,8 +75,8 @@ def _columns(tensors: Sequence[Tensor], indices: Tensor) -> list[Tensor]:
     return [tensor.index_select(0, indices.to(tensor.device)) for tensor in tensors]
 
 
-def _with_columns(rows: Rows, more: Sequence[Tensor], indices: Tensor) -> list[Tensor]:
-    return [*rows(indices), *_columns(more, indices)]
+def _with_task(rows: Rows, label: int, indices: Tensor) -> list[Tensor]:
+    return [*rows(indices), torch.full_like(indices, label)]
 
 
 def _subset(rows: Rows, chosen: Tensor, indices: Tensor) -> Sequence[Tensor]:

@@ -41,13 +41,8 @@ class MemoryFootprint(SupervisedPlugin, supports_distributed=True):  # type: ign
         if not self._measured and strategy.clock.train_exp_iterations >= 1:
             self._measure(strategy)
 
-    def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        """Measure where the first epoch had one step only."""
-        if not self._measured:
-            self._measure(strategy)
-
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Measure a method without gradient steps."""
+        """Measure a method without gradient steps, or with a single one."""
         if not self._measured:
             self._measure(strategy)
 

@@ -22,7 +22,12 @@ from covon_avalanche.streams.image_benchmark import (
     data_root,
     split_benchmark,
 )
-from covon_avalanche.streams.image_files import ImageFiles, class_folders, class_table, listed_files
+from covon_avalanche.streams.image_files import (
+    TrainAndTest,
+    class_folders,
+    class_table,
+    listed_split,
+)
 
 #: The 345 class names by official class id.
 CLASSES = class_table("domainnet")
@@ -60,8 +65,8 @@ def DomainNet(
     return split_benchmark("DomainNet", parts, COUNTS, CLASSES, **options)
 
 
-def _train_and_test(root: Path, name: str) -> list[ImageFiles]:
-    lists = [root / f"{name}_{part}.txt" for part in ("train", "test")]
-    if all(file.is_file() for file in lists):
-        return [listed_files(root, file, CLASSES) for file in lists]
-    return [class_folders(root / name / part, CLASSES) for part in ("train", "test")]
+def _train_and_test(root: Path, name: str) -> TrainAndTest:
+    if listed := listed_split(root, [f"{name}_train.txt", f"{name}_test.txt"], CLASSES):
+        return listed
+    train, test = (class_folders(root / name / part, CLASSES) for part in ("train", "test"))
+    return train, test

@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
 from covon_avalanche.streams.image_files import (
     ImageFiles,
+    TrainAndTest,
     class_folders,
     split_by_name,
     subfolders,
@@ -20,7 +21,6 @@ from covon_avalanche.streams.image_files import (
 from covon_avalanche.streams.manifest import read_manifest
 
 _TEST_FOLDERS = ("test", "val", "valid")
-_TrainAndTest = tuple[ImageFiles, ImageFiles]
 
 
 def DomainFolders(
@@ -96,14 +96,14 @@ def _all_classes(root: Path, splits: dict[str, list[str]]) -> set[str]:
     return {name for folder in folders for name in subfolders(folder)}
 
 
-def _from_folders(root: Path, domain: str, split: list[str], classes: list[str]) -> _TrainAndTest:
+def _from_folders(root: Path, domain: str, split: list[str], classes: list[str]) -> TrainAndTest:
     if not split:
         return split_by_name(class_folders(root / domain, classes), root)
     train, test = (class_folders(root / domain / part, classes) for part in split)
     return train, test
 
 
-def _from_table(file: Path, table: pd.DataFrame, domain: str, classes: list[str]) -> _TrainAndTest:
+def _from_table(file: Path, table: pd.DataFrame, domain: str, classes: list[str]) -> TrainAndTest:
     ids = {name: i for i, name in enumerate(classes)}
     unknown = sorted({*table["label"]} - ids.keys())
     if unknown:

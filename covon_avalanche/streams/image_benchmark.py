@@ -97,10 +97,7 @@ def image_benchmark(
     def from_cache(images: _Images) -> _Images:
         if cache is None:
             return images
-        return {
-            key: cached(some, cache, cache_size, "-".join(key)) if some else some
-            for key, some in images.items()
-        }
+        return {key: cached(some, cache, cache_size, "-".join(key)) for key, some in images.items()}
 
     images = {("train", name): some for name, some in train.items()}
     images |= {("test", name): some for name, some in test.items()}
@@ -112,9 +109,8 @@ def image_benchmark(
         images = from_cache(images)
     for name in train if validation_size else ():
         whole = images["train", name]
-        drawn = _drawn(whole, seed, lambda n: round(validation_size * n) or int(n > 1))
-        images["train", name] = whole.without(drawn)
-        images["valid", name] = whole.take(drawn)
+        drawn = _draw(whole, seed, lambda n: round(validation_size * n) or int(n > 1))
+        images["train", name], images["valid", name] = whole.split(drawn)
     used = images
     if limited:
         used = from_cache({key: _at_most(limits[key[0]], some, seed) for key, some in used.items()})
@@ -226,7 +222,7 @@ def check_counts(what: str, expected: object, found: object, stacklevel: int = 3
         warnings.warn(f"{what} should have {expected} images, found {found}", stacklevel=stacklevel)
 
 
-def _drawn(images: ImageFiles, seed: int, number: Callable[[int], int]) -> list[int]:
+def _draw(images: ImageFiles, seed: int, number: Callable[[int], int]) -> list[int]:
     """Indices of randomly drawn images, sorted.
 
     :param number: how many to draw from a class, given how many it has.
@@ -241,7 +237,7 @@ def _drawn(images: ImageFiles, seed: int, number: Callable[[int], int]) -> list[
 
 def _at_most(limit: int | None, images: ImageFiles, seed: int) -> ImageFiles:
     """Randomly drawn images, so many of each class; all without a limit."""
-    return images if limit is None else images.take(_drawn(images, seed, lambda n: limit))
+    return images if limit is None else images.take(_draw(images, seed, lambda n: limit))
 
 
 def _of_pixels(transform: Transform) -> Transform:

@@ -57,9 +57,10 @@ class ImageFiles(Dataset):
         files, labels = [self.files[i] for i in indices], [self.labels[i] for i in indices]
         return ImageFiles(files, labels, self.read)
 
-    def without(self, indices: Collection[int]) -> ImageFiles:
-        """All images but those at these indices."""
-        return self.take(sorted({*range(len(self))} - {*indices}))
+    def split(self, indices: Collection[int]) -> tuple[ImageFiles, ImageFiles]:
+        """The images at all other indices, and those at these; both in their present order."""
+        rest = sorted({*range(len(self))} - {*indices})
+        return self.take(rest), self.take(sorted(indices))
 
     def indices_by_class(self) -> dict[int, list[int]]:
         """The indices of the images of each class id."""
@@ -131,17 +132,30 @@ def class_folders(folder: Path, classes: Sequence[str], *, complete: bool = Fals
     return ImageFiles([file for file, _ in pairs], [label for _, label in pairs])
 
 
-def listed_files(
-    root: Path, file: Path, classes: Sequence[str], *, first_id: int | None = 0
-) -> ImageFiles:
-    """The images of an official list, such as DomainNet's and PACS's.
+TrainAndTest = tuple[ImageFiles, ImageFiles]
+
+
+def listed_split(
+    root: Path, lists: Sequence[str], classes: Sequence[str], *, first_id: int | None = 0
+) -> TrainAndTest | None:
+    """The training and test images of two official lists, or ``None`` if one does not exist.
 
     Each line has a path and a class id: ``clipart/aircraft_carrier/clipart_001_000005.jpg 0``.
+
+    :param root: the paths in the lists, and those of the lists, are relative to it.
+    :param lists: the files of the training and of the test images.
 
     :param first_id: the lowest class id in the list; ``None`` if the list numbers the classes in
         another way, which is then ignored.
     :raises ValueError: naming a line whose class id is not that of its class folder.
     """
+    train, test = (root / name for name in lists)
+    if not (train.is_file() and test.is_file()):
+        return None
+    return _listed(root, train, classes, first_id), _listed(root, test, classes, first_id)
+
+
+def _listed(root: Path, file: Path, classes: Sequence[str], first_id: int | None) -> ImageFiles:
     ids = {name: i for i, name in enumerate(classes)}
     files, labels = [], []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
@@ -161,7 +175,7 @@ def listed_files(
 
 def split_by_name(
     images: ImageFiles, root: Path, test_fraction: float = 0.2, *, salt: str = ""
-) -> tuple[ImageFiles, ImageFiles]:
+) -> TrainAndTest:
     """Split a domain without official lists into training and test images.
 
     The split is the same on every machine: of each class, the images whose path below ``root``
@@ -177,4 +191,4 @@ def split_by_name(
     test: set[int] = set()
     for indices in images.indices_by_class().values():
         test.update(sorted(indices, key=rank)[: round(test_fraction * len(indices))])
-    return images.without(test), images.take(sorted(test))
+    return images.split(test)

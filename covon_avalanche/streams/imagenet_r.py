@@ -24,9 +24,10 @@ from covon_avalanche.streams.image_benchmark import (
 )
 from covon_avalanche.streams.image_files import (
     ImageFiles,
+    TrainAndTest,
     class_folders,
     class_table,
-    listed_files,
+    listed_split,
     split_by_name,
 )
 
@@ -83,16 +84,13 @@ def ImageNetR(
     return split_benchmark("ImageNetR", parts, COUNTS, CLASSES, **options)
 
 
-def _train_and_test(
-    root: Path, name: str, everything: ImageFiles, seed: int
-) -> Sequence[ImageFiles]:
-    lists = [root / f"{name}_{part}.txt" for part in ("train", "test")]
-    if all(file.is_file() for file in lists):
-        parts = [listed_files(root, file, CLASSES, first_id=None) for file in lists]
-        for file, images in zip(lists, parts, strict=True):
+def _train_and_test(root: Path, name: str, everything: ImageFiles, seed: int) -> TrainAndTest:
+    lists = [f"{name}_train.txt", f"{name}_test.txt"]
+    if listed := listed_split(root, lists, CLASSES, first_id=None):
+        for file, images in zip(lists, listed, strict=True):
             if wrong := [path for path in images.files if _rendition(path) != name]:
                 raise ValueError(f"{file} has images of other domains than {name!r}: {wrong[0]}")
-        return parts
+        return listed
     images = everything.take([i for i, f in enumerate(everything.files) if _rendition(f) == name])
     return split_by_name(images, root, salt=f"{seed}/")
 

@@ -1,7 +1,7 @@
 """Manifests: CSV tables of images with domain, label and split, for ``DomainFolders``.
 
-Since version 2 a manifest begins with two comments, its version and the class names by id, so
-that it keeps the class ids of the stream that it lists.
+A manifest begins with two comments, its version and the class names by id, so that it keeps the
+class ids of the stream that it lists. Any other table may have comments above its header, too.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import pandas as pd
 
 from covon_avalanche.atomic_write import write_atomically
 
-VERSION = 2
-_TITLE = "# covon_avalanche manifest, version "
+_TITLE = "# covon_avalanche manifest, version 2"
 _CLASSES = "# classes: "
 _COLUMNS = ("file", "domain", "label", "split")
 
@@ -28,7 +27,7 @@ def write_manifest(file: Path, classes: Sequence[str], table: pd.DataFrame) -> N
     :param classes: names by class id.
     :raises ValueError: if the file cannot be written.
     """
-    comments = f"{_TITLE}{VERSION}\n{_CLASSES}{json.dumps(list(classes))}\n"
+    comments = f"{_TITLE}\n{_CLASSES}{json.dumps(list(classes))}\n"
     try:
         write_atomically(file, comments + table.to_csv(index=False))
     except OSError as error:
@@ -43,10 +42,10 @@ def read_manifest(file: Path) -> tuple[list[str] | None, pd.DataFrame]:
     """
     try:
         text = file.read_text(encoding="utf-8-sig")  # Excel writes a BOM
-        comments = [*takewhile(lambda line: line.startswith("#"), text.splitlines()), "", ""]
+        comments = list(takewhile(lambda line: line.startswith("#"), text.splitlines()))
         table = pd.read_csv(
             io.StringIO(text),
-            skiprows=len(comments) - 2,
+            skiprows=len(comments),
             dtype=str,
             keep_default_na=False,  # "NA" may be a name
             na_values=[""],
@@ -62,16 +61,10 @@ def read_manifest(file: Path) -> tuple[list[str] | None, pd.DataFrame]:
     unknown = sorted({*table["split"]} - {"train", "test"})
     if unknown:
         raise ValueError(f"{file}: split must be train or test, got {unknown}")
-    return _classes(file, *comments[:2]), table
-
-
-def _classes(file: Path, first: str, second: str) -> list[str] | None:
-    if not first.startswith(_TITLE) or first == f"{_TITLE}1":
-        return None
-    if first != f"{_TITLE}{VERSION}":
-        raise ValueError(f"{file}: this package reads manifests up to version {VERSION}: {first!r}")
+    classes = next((line for line in comments if line.startswith(_CLASSES)), None)
+    if classes is None:
+        return None, table
     try:
-        return [str(name) for name in json.loads(second.removeprefix(_CLASSES))]
+        return [str(name) for name in json.loads(classes.removeprefix(_CLASSES))], table
     except (TypeError, ValueError) as error:
-        message = f'{file}, line 2: expected {_CLASSES}["NAME", ...], got {second!r}'
-        raise ValueError(message) from error
+        raise ValueError(f'{file}: expected {_CLASSES}["NAME", ...], got {classes!r}') from error

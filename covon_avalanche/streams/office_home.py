@@ -20,10 +20,10 @@ from covon_avalanche.streams.image_benchmark import (
     split_benchmark,
 )
 from covon_avalanche.streams.image_files import (
-    ImageFiles,
+    TrainAndTest,
     class_folders,
     class_table,
-    listed_files,
+    listed_split,
     split_by_name,
 )
 
@@ -63,12 +63,12 @@ def OfficeHome(
     return split_benchmark("OfficeHome", parts, COUNTS, CLASSES, **options)
 
 
-def _train_and_test(root: Path, name: str, seed: int) -> Sequence[ImageFiles]:
+def _train_and_test(root: Path, name: str, seed: int) -> TrainAndTest:
     spellings = (name, name.replace(" ", "_"))
     for spelling in spellings:
-        lists = [root / f"{spelling}_{part}.txt" for part in ("train", "test")]
-        if all(file.is_file() for file in lists):
-            return [listed_files(root, file, CLASSES) for file in lists]
+        lists = [f"{spelling}_train.txt", f"{spelling}_test.txt"]
+        if listed := listed_split(root, lists, CLASSES):
+            return listed
     folder = next((root / s for s in spellings if (root / s).is_dir()), root / name)
     images = class_folders(folder, CLASSES, complete=True)
     return split_by_name(images, folder, 0.3, salt=f"{seed}/{name}/")

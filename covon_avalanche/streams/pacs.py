@@ -20,16 +20,15 @@ from covon_avalanche.streams.image_benchmark import (
     split_benchmark,
 )
 from covon_avalanche.streams.image_files import (
-    ImageFiles,
+    TrainAndTest,
     class_folders,
-    listed_files,
+    listed_split,
     split_by_name,
 )
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 #: Training and test images of each domain together.
 COUNTS = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
-_LISTS = ("train_kfold", "crossval_kfold")  # of the official release; class ids from 1
 
 
 def PACS(
@@ -58,10 +57,9 @@ def PACS(
     return split_benchmark("PACS", parts, COUNTS, CLASSES, **options)
 
 
-def _train_and_test(root: Path, name: str) -> Sequence[ImageFiles]:
-    for folder in (root, root / "splits"):
-        lists = [folder / f"{name}_{kind}.txt" for kind in _LISTS]
-        if all(file.is_file() for file in lists):
-            return [listed_files(root, file, CLASSES, first_id=1) for file in lists]
-    images = class_folders(root / name, CLASSES, complete=True)
-    return split_by_name(images, root)
+def _train_and_test(root: Path, name: str) -> TrainAndTest:
+    for folder in ("", "splits/"):
+        lists = [f"{folder}{name}_{part}_kfold.txt" for part in ("train", "crossval")]
+        if listed := listed_split(root, lists, CLASSES, first_id=1):
+            return listed
+    return split_by_name(class_folders(root / name, CLASSES, complete=True), root)

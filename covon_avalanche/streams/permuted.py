@@ -128,10 +128,15 @@ def PermutedMNIST(
 
     See :func:`PermutedDigits` for the other parameters; images have shape (1, 28, 28).
     """
-    train, test = (
-        (mnist.data, mnist.targets) for mnist in _mnist(data_root(dataset_root, "mnist"))
+    train, test = _mnist(data_root(dataset_root, "mnist"))
+    return _benchmark(
+        (train.data, train.targets),
+        (test.data, test.targets),
+        255,
+        (0.1307, 0.3081),
+        n_experiences,
+        **options,
     )
-    return _benchmark(train, test, 255, (0.1307, 0.3081), n_experiences, **options)
 
 
 def _mnist(root: Path) -> list[MNIST]:
@@ -166,9 +171,8 @@ def _benchmark(
             f"n_permutations must be from 1 to n_experiences = {n_experiences}, got {distinct}"
         )
     images, targets = train
-    n_valid = validation_size
-    if isinstance(validation_size, float):
-        n_valid = round(validation_size * len(targets))
+    fraction = isinstance(validation_size, float)
+    n_valid = round(validation_size * len(targets)) if fraction else int(validation_size)
     if not 0 <= n_valid < len(targets):
         raise ValueError(
             f"validation_size must be a fraction in [0, 1) or a number of images below "
@@ -182,7 +186,7 @@ def _benchmark(
     if permute_first:
         orders[0] = torch.randperm(n_pixels, generator=generator)
 
-    kept, held_out = shuffled[int(n_valid) :].sort().values, shuffled[: int(n_valid)].sort().values
+    kept, held_out = shuffled[n_valid:].sort().values, shuffled[:n_valid].sort().values
     streams = {"train": (images[kept], targets[kept]), "test": test}
     if n_valid:
         streams["valid"] = (images[held_out], targets[held_out])

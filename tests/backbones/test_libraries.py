@@ -1,11 +1,10 @@
 """Heads for the networks of torchvision, timm and open_clip, and their normalisation."""
 
-import json
-
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from toy_vits import add_tiny_clip
 
 from covon_avalanche.backbones import ALIASES, create_backbone, normalisation
 from covon_avalanche.streams import image_transforms
@@ -52,21 +51,16 @@ def test_timm_networks_of_two_heads_or_none_and_their_files(name, tmp_path):
     assert all(torch.equal(value, other[key]) for key, value in mine.state_dict().items())
 
 
-def test_of_a_complete_clip_the_image_tower_is_loaded(tmp_path):
+def test_the_image_tower_of_a_complete_clip_is_loaded(tmp_path):
     open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
-    sides = {
-        "vision_cfg": {"image_size": 32, "layers": 2, "width": 64, "patch_size": 8},
-        "text_cfg": {"context_length": 16, "width": 48, "heads": 2, "layers": 2},
-    }
-    (tmp_path / "tiny-clip.json").write_text(json.dumps({"embed_dim": 24, **sides}))
-    open_clip.add_model_config(tmp_path)
-    clip = open_clip.create_model("tiny-clip").eval()
+    name = add_tiny_clip(tmp_path)
+    clip = open_clip.create_model(name.removeprefix("open_clip/")).eval()
     save_file(clip.state_dict(), tmp_path / "clip.safetensors")
-    model = create_backbone("open_clip/tiny-clip", 3, weights=tmp_path / "clip.safetensors").eval()
+    model = create_backbone(name, 3, weights=tmp_path / "clip.safetensors").eval()
     save_file(model.state_dict(), tmp_path / "mine.safetensors")
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(model.visual(images), clip.encode_image(images))
-    again = create_backbone("open_clip/tiny-clip", 3, weights=tmp_path / "mine.safetensors").eval()
+    again = create_backbone(name, 3, weights=tmp_path / "mine.safetensors").eval()
     assert torch.equal(again(images), model(images))
     assert model(images).shape == (2, 3)
 

@@ -1,11 +1,10 @@
 """The text tower of a CLIP: as open_clip encodes texts, with words or learned context."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import save_file
 from toy_text import NAMES, tokenize, toy_clip_with_text, whole_clip
+from toy_vits import add_tiny_clip
 
 from covon_avalanche.backbones import create_backbone
 from covon_avalanche.backbones.text_tower import TextTower
@@ -26,7 +25,7 @@ def test_without_context_it_encodes_the_names(text):
 
 
 @torch.no_grad()
-def test_context_stands_before_the_names(text):
+def test_context_precedes_the_names(text):
     """With the embeddings of words as context it is the encoding of a sentence."""
     words = tokenize("a photo of a")[0, 1:5]
     wanted = text.clip.encode_text(
@@ -54,14 +53,8 @@ def test_context_that_does_not_fit_and_other_towers_are_refused(text):
 
 def test_both_towers_of_a_file_are_loaded(tmp_path):
     open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
-    towers = {
-        "vision_cfg": dict(image_size=32, layers=2, width=16, head_width=8, patch_size=16),
-        "text_cfg": dict(context_length=20, width=16, heads=2, layers=2),
-    }
-    (tmp_path / "tiny-clip-of-two.json").write_text(json.dumps({"embed_dim": 12, **towers}))
-    open_clip.add_model_config(tmp_path / "tiny-clip-of-two.json")
-    name, file = "open_clip/tiny-clip-of-two", tmp_path / "clip.safetensors"
-    clip = open_clip.create_model("tiny-clip-of-two").eval()
+    name, file = add_tiny_clip(tmp_path), tmp_path / "clip.safetensors"
+    clip = open_clip.create_model(name.removeprefix("open_clip/")).eval()
     save_file(clip.state_dict(), file)
     model = create_backbone(name, 3, weights=file, class_names=NAMES).eval()
     images = torch.randn(2, 3, 64, 64)
@@ -69,7 +62,7 @@ def test_both_towers_of_a_file_are_loaded(tmp_path):
     assert larger(images).shape == (2, 3)
     with torch.no_grad():
         assert torch.equal(model.visual(images[..., :32, :32]), clip.visual(images[..., :32, :32]))
-        wanted = clip.encode_text(tokenize(["dog.", "police car.", "fish."], 20))
+        wanted = clip.encode_text(tokenize(["dog.", "police car.", "fish."], 40))
         torch.testing.assert_close(model.text(), wanted)
     save_file(model.state_dict(), tmp_path / "mine.safetensors")
     again = create_backbone(name, 3, weights=tmp_path / "mine.safetensors", class_names=NAMES)

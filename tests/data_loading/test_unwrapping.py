@@ -1,6 +1,4 @@
-"""The examples behind Avalanche's wrappers, or none."""
-
-from functools import partial
+"""``rows_of`` finds the tensors behind Avalanche's wrappers, or returns None."""
 
 import pytest
 import torch
@@ -74,7 +72,7 @@ def now_and_then(x, seen=[0]):  # noqa: B006
     ],
     ids=["transform", "frozen transform", "transform of a part", "no tensors"],
 )
-def test_what_may_be_random_is_left_to_avalanche(make):
+def test_data_that_may_be_random_is_left_to_avalanche(make):
     data = make()
     for _ in range(10):
         assert rows_of(data) is None
@@ -90,36 +88,20 @@ class OneDevice(TorchFunctionMode):
 
 def test_tensors_may_lie_on_another_device():
     far, near = torch.empty(5, 2, device="meta"), torch.arange(5)
-    rows = partial(unwrapping._columns, [far, near])
     with OneDevice():
-        batch = unwrapping._with_columns(rows, [far], torch.tensor([3, 1]))
-    assert [tuple(column.shape) for column in batch] == [(2, 2), (2,), (2, 2)]
+        batch = unwrapping._columns([far, near], torch.tensor([3, 1]))
+    assert [tuple(column.shape) for column in batch] == [(2, 2), (2,)]
     assert batch[1].tolist() == [3, 1]
 
 
-def test_collate_functions_of_ones_own_stay_with_avalanche():
+def test_data_with_its_own_collate_fn_is_left_to_avalanche():
     data = TensorDataset(torch.ones(50, 6), torch.zeros(50).long())
     own = AvalancheDataset([data], collate_fn=lambda examples: default_collate(examples)[::-1])
     assert rows_of(own) is None
 
 
-@pytest.mark.parametrize(
-    ("values", "fast"),
-    [
-        (list(torch.randn(50, 4)), True),
-        ([float(i) for i in range(50)], True),
-        ([[0.5, i] for i in range(50)], False),
-        ([torch.ones(1 + i % 2) for i in range(50)], False),
-    ],
-    ids=["vectors", "numbers", "lists", "different shapes"],
-)
-def test_attributes_are_given_as_avalanche_gives_them(values, fast):
-    logits = DataAttribute(values, "logits", use_in_getitem=True)
-    data = TensorDataset(torch.randn(50, 6), torch.zeros(50).long())
-    data = AvalancheDataset([data], data_attributes=[logits])
-    rows = rows_of(data)
-    assert (rows is not None) == fast
-    if fast:
-        want = data.collate_fn([data[4], data[2]])
-        batch = rows(torch.tensor([4, 2]))
-        assert all(torch.equal(a, b) for a, b in zip(batch, want, strict=True))
+@pytest.mark.parametrize("name", ["logits", "targets_task_labels"])
+def test_examples_with_more_columns_than_task_labels_stay_with_avalanche(name):
+    column = DataAttribute([3] * 50, name, use_in_getitem=True)
+    data = AvalancheDataset([TensorDataset(*TENSORS)], data_attributes=[column])
+    assert (rows_of(data) is None) == (name == "logits")

@@ -52,7 +52,7 @@ def test_download_fetches_unpacks_and_does_nothing_the_second_time(pictures, tmp
     assert len(pictures.asked) == 2
 
 
-def test_of_two_downloads_at_once_one_waits(pictures, tmp_path, monkeypatch):
+def test_one_of_two_concurrent_downloads_waits(pictures, tmp_path, monkeypatch):
     def slow(*arguments, **options):
         time.sleep(0.05)
         return download(*arguments, **options)
@@ -72,20 +72,21 @@ def test_a_failing_download_is_one_sentence_and_status_2(pictures, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_list_and_what_must_be_had_by_hand(tmp_path):
-    listed = covon("data", "list").stdout
-    assert all(name in listed for name in ("DomainNet: ", "CORe50: ", "CDDB: ", "PACS: "))
-    assert all(name in listed for name in ("OfficeHome: ", "ImageNetR: "))
-    done = covon("data", "download", "PACS", "--root", tmp_path)
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert "unpack it so that PACS/photo/dog exists" in done.stderr
-    for name, there in (("OfficeHome", "Art/Alarm_Clock"), ("ImageNetR", "n01443537")):
+def test_data_sets_are_listed_with_how_to_get_them_by_hand(tmp_path):
+    names = ["DomainNet", "CORe50", "CDDB", "PACS", "OfficeHome", "ImageNetR"]
+    listed = covon("data", "list").stdout.splitlines()
+    assert [line.partition(": ")[0] for line in listed] == names
+    for name, folder in {
+        "PACS": "PACS/photo/dog",
+        "OfficeHome": "OfficeHome/Art/Alarm_Clock",
+        "ImageNetR": "imagenet-r/n01443537",
+    }.items():
         done = covon("data", "download", name, "--root", tmp_path)
         assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-        assert f"{there} exists" in done.stderr
+        assert f"unpack it so that {folder} exists" in done.stderr
     done = covon("data", "verify", "MNIST", "--root", tmp_path)
     assert done.exit_code == 2
-    assert "known are DomainNet, CORe50, CDDB, PACS, OfficeHome, ImageNetR" in done.stderr
+    assert f"known are {', '.join(names)}" in done.stderr
 
 
 def easy_cddb(root):
@@ -95,14 +96,14 @@ def easy_cddb(root):
     return "data", "verify", "CDDB", "--root", root
 
 
-def test_verify_says_how_far_it_is(tmp_path, monkeypatch):
+def test_verify_shows_its_progress_in_a_terminal(tmp_path, monkeypatch):
     arguments = (*easy_cddb(tmp_path), "--track", "easy")
     assert covon(*arguments).stderr == ""
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
     assert "28/28" in covon(*arguments).stderr
 
 
-def test_tracks_are_for_cddb_alone(tmp_path):
+def test_only_cddb_has_tracks(tmp_path):
     arguments = easy_cddb(tmp_path)
     assert "there is no folder" in covon(*arguments).stderr
     assert (

@@ -59,7 +59,7 @@ def test_a_server_without_ranges_starts_from_the_beginning(server, tmp_path):
     assert download(remote, tmp_path, pause=0.01).read_bytes() == DATA
 
 
-def test_a_process_that_was_killed_after_the_last_byte_has_all(server, tmp_path):
+def test_a_download_killed_after_the_last_byte_is_complete(server, tmp_path):
     files, remote = server
     (tmp_path / ".data.bin.part").write_bytes(DATA)
     assert download(remote, tmp_path).read_bytes() == DATA

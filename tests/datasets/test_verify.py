@@ -57,7 +57,7 @@ def test_images_beside_the_classes_and_in_classes_that_are_not_listed_are_extra(
     assert verify(PACS, tmp_path / "PACS", **OPTIONS).extra == [photo / "stray.jpg"]
 
 
-def test_what_no_stream_reads_is_not_extra(tmp_path):
+def test_images_that_no_stream_reads_are_not_extra(tmp_path):
     """CDDB's folders called test; what lies beside the images of a table."""
     domains = list(cddb(tmp_path / "CDDB"))
     assert verify(CDDB, tmp_path / "CDDB", track="easy", domains=domains).extra == []
@@ -117,7 +117,7 @@ def unreadable(dataset_root):
     raise PermissionError(errno.EACCES, "Permission denied", str(dataset_root / "list.txt"))
 
 
-def test_data_that_are_not_there_are_an_error(tmp_path):
+def test_missing_and_unreadable_data_are_errors(tmp_path):
     with pytest.raises(ValueError, match=r"Permission denied: .*list.txt"):
         verify(unreadable, tmp_path)
     with pytest.raises(ValueError, match=r"there is no folder .*photo"):

@@ -73,7 +73,7 @@ def test_perfect_and_overconfident_predictions():
     assert half.brier == pytest.approx(1.0)
 
 
-def test_what_has_no_result_is_named():
+def test_no_images_and_no_bins_are_refused():
     with pytest.raises(ValueError, match="at least one image"):
         CalibrationSums().result()
     with pytest.raises(ValueError, match="bins must be >= 1, got 0"):

@@ -65,7 +65,7 @@ STORED = {
 
 
 @pytest.mark.parametrize("kind", STORED)
-def test_stored_examples_count_as_what_the_network_gets(kind):
+def test_stored_examples_count_as_inputs_of_the_network(kind):
     examples = 50
     setting, others, bytes_each = STORED[kind]
     recipe = small_recipe({kind: {**STRATEGIES[kind], setting: examples}}, epochs=1)
@@ -84,11 +84,11 @@ def test_counting_draws_no_random_numbers_of_augmentation():
     replay = ReplayPlugin(5, storage_policy=buffer)
     strategy = make_strategy("ewc-star", toy_model(), plugins=[replay])
     before = torch.get_rng_state()
-    MemoryFootprint().after_training_epoch(strategy)
+    MemoryFootprint().after_training_exp(strategy)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_what_has_no_storage_of_its_own_is_passed_over():
+def test_sparse_tensors_are_not_counted():
     footprint, sparse, model = MemoryFootprint(), SupervisedPlugin(), toy_model()
     sparse.matrix = torch.eye(3).to_sparse()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -14,7 +14,7 @@ from miniature import pacs
 from small_recipes import OFTEN, STRATEGIES, small_recipe
 from torch.utils.data import TensorDataset
 
-from covon_avalanche.data_loading import ShareLoader, TensorLoader, rows_of, sharing
+from covon_avalanche.data_loading import ShareLoader, TensorLoader, data_parallel, rows_of
 from covon_avalanche.experiment import build
 from covon_avalanche.experiment.data_parallel import check_data_parallel
 from covon_avalanche.experiment.registry import KINDS as ALL_KINDS
@@ -87,7 +87,7 @@ def test_all_tested_kinds_are_here():
 
 def test_loader_options_that_would_change_batches_are_refused():
     with pytest.raises(ValueError, match="drop_last is not supported with several processes"):
-        sharing.DataParallel().make_train_dataloader(drop_last=True)
+        data_parallel.DataParallel().make_train_dataloader(drop_last=True)
 
 
 def noisy(x):
@@ -120,7 +120,7 @@ def test_the_shares_of_all_processes_make_up_the_batches_of_one(transform, shuff
     found = []
     for rank in range(3):
         helper = SimpleNamespace(rank=rank, world_size=3)
-        monkeypatch.setattr(sharing, "DistributedHelper", helper)
+        monkeypatch.setattr(data_parallel, "DistributedHelper", helper)
         loader = ShareLoader(data, 7, shuffle, 0)
         found.append(batches(loader))
         assert len(found[-1]) == len(loader) == 4
@@ -164,12 +164,12 @@ def test_each_process_needs_an_image():
 
 
 def test_dropout_differs_between_processes_and_steps_and_repeats_after_a_resume(monkeypatch):
-    helper = type(sharing.DistributedHelper)
+    helper = type(data_parallel.DistributedHelper)
 
     def masks(rank, step):
         monkeypatch.setattr(helper, "rank", rank)
         monkeypatch.setattr(helper, "world_size", 2)
-        strategy = sharing.DataParallel()
+        strategy = data_parallel.DataParallel()
         strategy.is_training, strategy.device = True, torch.device("cpu")
         strategy.clock = SimpleNamespace(train_iterations=step)
         strategy.parallel_model, strategy.mb_x = torch.nn.Dropout(), torch.ones(64)

@@ -31,7 +31,7 @@ def test_own_folders_may_be_tested_on_what_is_called_validation(tmp_path, name):
 @pytest.mark.parametrize(
     "folders", [["train"], ["test"], ["val", "valid", "train"], ["train", "test", "cat"]]
 )
-def test_own_folders_that_may_be_splits_or_classes_are_refused(tmp_path, folders):
+def test_ambiguous_folders_are_refused(tmp_path, folders):
     root = own(tmp_path, "split")
     for name in folders:
         paint(root / "dusk" / name / "cat" / "0.png", 0)
@@ -50,7 +50,7 @@ def test_a_class_may_be_called_like_a_split_if_it_is_named(tmp_path):
     check_labels(open_stream(DomainFolders, tmp_path, classes=["bus", "train"]), {"day": 0})
 
 
-def test_what_lies_beside_the_domains_is_none(tmp_path):
+def test_the_cache_and_archive_metadata_are_not_domains(tmp_path):
     root = own(tmp_path / "pics", "plain")
     (root / "__MACOSX" / "day" / "cat").mkdir(parents=True)
     (root / "day" / "__MACOSX").mkdir()
@@ -61,11 +61,13 @@ def test_what_lies_beside_the_domains_is_none(tmp_path):
     assert list((root / "cache").glob("*.pixels"))
 
 
-def test_what_does_not_fit_is_named(tmp_path):
+def test_errors_name_the_value_and_the_rule(tmp_path):
     root = own(tmp_path / "good", "plain")
     for options, message in (
         ({"validation_size": 1.0}, r"validation_size must be a fraction in \[0, 1\), got 1.0"),
-        ({"limit": 0}, "limit must be >= 1, got 0"),
+        ({"limit": 0}, "^limit must be >= 1, got 0"),
+        ({"train_limit": 0}, "^train_limit must be >= 1, got 0"),
+        ({"cache_size": 0}, "cache_size must be >= 1, got 0"),
         ({"domains": ["dawn"]}, r"has the domains \['day', 'night'\], got \['dawn'\]"),
         ({"domains": ["day", "day"]}, "domains must be distinct"),
         ({"domains": "ab"}, "domains must be a list of names, got 'ab'"),

@@ -4,7 +4,6 @@ import pytest
 import torch
 from miniature import OFFICE_HOME_CODES, check_labels, office_home, open_stream, paint, seen
 
-from covon_avalanche.datasets.verify import verify
 from covon_avalanche.domain_orders import OFFICE_HOME, OFFICE_HOME_DUCT
 from covon_avalanche.streams import OfficeHome
 from covon_avalanche.streams.office_home import CLASSES, COUNTS
@@ -12,7 +11,7 @@ from covon_avalanche.streams.office_home import CLASSES, COUNTS
 TWO = list(OFFICE_HOME_CODES)
 
 
-@pytest.fixture(scope="module", params=[" ", "_"])
+@pytest.fixture(scope="module", params=["Real World", "Real_World"])
 def root(request, tmp_path_factory):
     return office_home(tmp_path_factory.mktemp("office_home"), request.param)
 
@@ -55,7 +54,7 @@ def test_the_split_depends_on_its_own_seed_only_and_not_on_where_the_data_lie(ro
     assert by_domain[0] != by_domain[1]
 
 
-def test_lists_decide_where_they_are_there(tmp_path):
+def test_lists_decide_where_they_exist(tmp_path):
     for domain, spelling in (("Art", "Art"), ("Real World", "Real_World")):
         for name in "abc":
             paint(tmp_path / domain / "Batteries" / f"{name}.jpg", 2, OFFICE_HOME_CODES[domain])
@@ -65,29 +64,15 @@ def test_lists_decide_where_they_are_there(tmp_path):
     benchmark = open_stream(OfficeHome, tmp_path, domains=TWO)
     assert [seen(e) for e in benchmark.train_stream] == [[(2, 2, 1)] * 2, [(2, 2, 2)] * 2]
     assert [seen(e) for e in benchmark.test_stream] == [[(2, 2, 1)], [(2, 2, 2)]]
-    (tmp_path / "Art_test.txt").write_text("Art/Batteries/b.jpg 3\n")
-    with pytest.raises(ValueError, match=r"Art_test.txt, line 1: expected .* the official id"):
-        OfficeHome(dataset_root=tmp_path, domains=["Art"])
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_images_and_classes_are_named(tmp_path):
     root = office_home(tmp_path)
     with pytest.warns(UserWarning, match="Art should have 2427 images, found 650"):
         OfficeHome(dataset_root=root, domains=["Art"])
     with pytest.raises(ValueError, match=r"there is no folder .*Product"):
         OfficeHome(dataset_root=root, domains=["Product"])
-    with pytest.raises(ValueError, match=r"got \['Real_World'\]"):
-        OfficeHome(dataset_root=root, domains=["Real_World"])
     for file in (root / "Art" / "TV").iterdir():
         file.unlink()
     with pytest.raises(ValueError, match=r"Art has no images of the classes \['TV'\]"):
         OfficeHome(dataset_root=root, domains=["Art"])
-
-
-def test_verify_names_images_beside_the_classes(root):
-    report = verify(OfficeHome, root, domains=TWO)
-    assert len(report.entries) == 1300
-    assert [note.partition(" should")[0] for note in report.problems] == [
-        "OfficeHome's Art",
-        "OfficeHome's Real World",
-    ]

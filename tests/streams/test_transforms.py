@@ -1,4 +1,4 @@
-"""What a network sees: torchvision's usual transforms, up to rounding, with the same chances."""
+"""The default transforms: torchvision's usual ones up to rounding, with the same random draws."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def check(ours, theirs, image, rounds=1):
 
 @pytest.mark.parametrize("shape", [(128, 128), (300, 200), (111, 640), (30, 31), (73, 73)])
 @pytest.mark.parametrize("size", [64, 97])
-def test_they_are_torchvisions_up_to_rounding_with_the_same_draws(shape, size):
+def test_they_equal_torchvisions_up_to_rounding_with_the_same_draws(shape, size):
     pairs = zip(image_transforms(size, mean=MEAN, std=STD), usual(size, MEAN, STD), strict=True)
     for ours, theirs in pairs:
         check(ours, theirs, noise(*shape), rounds=8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from covon_avalanche.data_loading.loading import _draw_seed
+from covon_avalanche.data_loading.loading import draw_batches
 from covon_avalanche.data_loading.unwrapping import rows_of
 
 
@@ -28,16 +28,20 @@ class DataParallel:
     parallel_model: DistributedDataParallel | None = None
 
     def make_train_dataloader(
-        self, *, num_workers: int = 0, shuffle: bool = True, **kwargs: Any
+        self, *, num_workers: int = 0, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
-        """This process's share of the batches that one process would have."""
-        _check_loader_options(kwargs)
+        """This process's share of the batches that one process would have. Other options only
+        affect speed.
+
+        :raises ValueError: for ``drop_last``, which would change the batches.
+        """
+        if drop_last:
+            raise ValueError("drop_last is not supported with several processes")
         own: Any = self
         own.dataloader = ShareLoader(own.adapted_dataset, own.train_mb_size, shuffle, num_workers)
 
     def make_eval_dataloader(self, *, num_workers: int = 0, **kwargs: Any) -> None:
         """This process's share of the batches that one process would have."""
-        _check_loader_options(kwargs)
         own: Any = self
         own.dataloader = ShareLoader(own.adapted_dataset, own.eval_mb_size, False, num_workers)
 
@@ -81,13 +85,6 @@ class DataParallel:
         super().backward()  # type: ignore[misc]
 
 
-def _check_loader_options(options: Mapping[str, Any]) -> None:
-    """Refuse ``drop_last``, which would change the batches. Options such as ``pin_memory`` and
-    ``persistent_workers`` only affect speed."""
-    if options.get("drop_last"):
-        raise ValueError("drop_last is not supported with several processes")
-
-
 def _share(batch: Any, start: int) -> Any:
     """Every ``world_size``-th example, by position in the epoch.
 
@@ -118,12 +115,7 @@ class ShareLoader:
         return -(-len(self.dataset) // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        base_seed = _draw_seed()
-        order = torch.arange(len(self.dataset))
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(_draw_seed())
-            order = torch.randperm(len(self.dataset), generator=generator)
-        whole = order.split(self.batch_size)
+        base_seed, whole = draw_batches(len(self.dataset), self.batch_size, self.shuffle)
         shares = [_share(batch, i * self.batch_size) for i, batch in enumerate(whole)]
         shares = [own if len(own) else b[:1] for own, b in zip(shares, whole, strict=True)]
         if self.rows is not None:
