@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from covon_avalanche.optim.sharding import check_sharding, is_sharded, local
 
@@ -58,6 +59,19 @@ def check_parameter(p: Tensor, name: str) -> None:
             "could not be sampled. Keep the weights in float32 and run the forward pass "
             "under torch.autocast instead"
         )
+
+
+def has_entries(p: Tensor, name: str) -> bool:
+    """Whether there is anything to sample.
+
+    :raises ValueError: if a parameter has no shape or no data yet.
+    """
+    if p.is_meta or is_lazy(p):
+        raise ValueError(
+            f"{name!r} has no values yet: run a lazy module once, or move a model from the meta "
+            "device, before the optimizer is made"
+        )
+    return p.numel() > 0
 
 
 def check_generator(generator: torch.Generator | None) -> None:

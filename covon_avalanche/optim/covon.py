@@ -138,7 +138,9 @@ class CoVON(PosteriorOptimizer):
         average whose window grows within the task, to ``50 + t / 10`` after ``t`` steps, see
         ``optim/hessian.py``; a number gives the fixed coefficient of Algorithm 1.
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
-        ``s0 = ess * weight_decay``. New parameters of later tasks start with it too.
+        ``s0 = ess * weight_decay``. New parameters of later tasks start with it too. 0, as in
+        timm's groups without weight decay, is an improper flat prior: only ``hess`` bounds the
+        variance then, so keep ``hess_init`` positive.
     :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1, for the precision too, is CoVON-NoM,
         plain VCL. Above 1, an over-relaxation, is allowed with a warning.
     :param gamma_precision: the coefficient for the precision that a task adds to the prior.

@@ -19,6 +19,7 @@ from covon_avalanche.optim.checks import (
     check_precisions,
     check_state,
     check_whole,
+    has_entries,
 )
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.samples import (
@@ -184,7 +185,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         """Draw a sample and swap it with the mean."""
         if train and self._record.count == 0:
             self._record = self._new_record()  # settings may have changed since
-        params = [n for n in self._named_params() if n.param.requires_grad and n.param.numel()]
+        trained = [n for n in self._named_params() if n.param.requires_grad]
+        params = [n for n in trained if has_entries(n.param, n.name)]
         # A sample that waits for its step keeps its buffer.
         waits = self._record.count > 0 and self.mc_samples == 1
         buffers = {} if waits else self._buffers

@@ -173,6 +173,17 @@ class TestSampling:
         with pytest.raises(ValueError, match=r"'0\.weight' is torch\.bfloat16"):
             optimizer.sampled_params().__enter__()
 
+    @pytest.mark.parametrize("device", ["meta", "cpu"])
+    def test_weights_without_values_are_named(self, make, device):
+        """A lazy module works once its weights are there."""
+        layer = nn.LazyLinear(3) if device == "cpu" else nn.Linear(4, 3, device=device)
+        optimizer = make(layer.named_parameters())
+        with pytest.raises(ValueError, match=r"'weight' has no values yet: run a lazy module"):
+            optimizer.sampled_params().__enter__()
+        if device == "cpu":
+            layer(torch.randn(2, 4))
+            step_on(optimizer, lambda: layer(torch.randn(2, 4)).square().mean())
+
     @pytest.mark.parametrize(
         "parametrize",
         [
