@@ -19,7 +19,7 @@ from toys import (
     weights,
 )
 
-from covon_avalanche import CoVONPlugin, VCLPlugin
+from covon_avalanche import CoVONPlugin
 
 both = pytest.mark.parametrize("kind", MAKE)
 
@@ -64,19 +64,6 @@ def test_several_samples_in_a_strategy_with_its_own_loop_are_refused():
     with pytest.raises(ValueError, match=r"mc_samples=2 repeats .* but ER_ACE has its own"):
         er_ace(2).train(experience)
     er_ace(1).train(experience)  # one sample works there
-
-
-@pytest.mark.parametrize(
-    ("plugin", "message"),
-    [
-        (CoVONPlugin, "CoVONPlugin needs a CoVON optimizer, got AdamW"),
-        (VCLPlugin, "VCLPlugin needs a BayesByBackprop optimizer, got AdamW"),
-    ],
-)
-def test_the_wrong_optimizer_is_named(plugin, message, model):
-    strategy = make_naive(model, torch.optim.AdamW(model.parameters()), plugin())
-    with pytest.raises(ValueError, match=message):
-        strategy.train(toy_benchmark(1).train_stream[0])
 
 
 def ctrl_c_after_backward(number):
