@@ -1,10 +1,12 @@
-"""Prompt methods in a plain PyTorch loop over the toy images."""
+"""Prompt methods learn the domains of toy images in a plain PyTorch loop."""
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
-from toy_vits import toy_image_benchmark
+from toy_vits import toy_images
 
 from covon_avalanche.prompting import PromptModel
 
@@ -15,44 +17,62 @@ OPTIMIZERS = {
 """Both would change a parameter with a gradient of zero."""
 
 
-def train_domain(model: PromptModel, optimizer: torch.optim.Optimizer, x, y, steps: int = 3):
-    """One domain, in whole batches."""
-    model.begin_domain()
+def take_steps(model: PromptModel, domain: int, optimizer, steps: int = 3) -> None:
+    """Steps on all images of a domain."""
     model.train()
+    x, y = toy_images(domain)
     for _ in range(steps):
         optimizer.zero_grad()
         (F.cross_entropy(model(x), y) + model.auxiliary_loss).backward()
         optimizer.step()
-    model.end_domain(lambda: [(x, y)])
     model.eval()
 
 
-def images(stream, domain: int):
-    """All images and labels of a domain of the toy benchmark."""
-    x, y, *_ = zip(*stream[domain].dataset, strict=True)
-    return torch.stack([torch.as_tensor(v) for v in x]), torch.as_tensor(y)
+def batches_of(domain: int):
+    """Starts a pass over a domain in two batches."""
+    x, y = toy_images(domain)
+    return lambda: zip(x.split(13), y.split(13), strict=True)
 
 
-@torch.no_grad()
-def accuracy_after_all_domains(model: PromptModel, lr: float = 0.01, steps: int = 60) -> float:
-    """Mean test accuracy over the domains, learned one after the other with Adam."""
-    benchmark = toy_image_benchmark(model.num_domains)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    with torch.enable_grad():
-        for domain in range(model.num_domains):
-            train_domain(model, optimizer, *images(benchmark.train_stream, domain), steps)
-    right = []
-    for domain in range(model.num_domains):
-        x, y = images(benchmark.test_stream, domain)
-        right.append(model(x).argmax(1) == y)
-    return torch.cat(right).float().mean().item()
+def learn(model: PromptModel, domain: int, optimizer=None, steps: int = 3) -> None:
+    """A whole domain."""
+    model.begin_domain()
+    take_steps(model, domain, optimizer or OPTIMIZERS["sgd"](model.parameters()), steps)
+    model.end_domain(batches_of(domain))
 
 
-def copied(state):
-    """A copy of tensors by name."""
-    return {name: value.detach().clone() for name, value in state}
+def trained(model: PromptModel, domains: int = 3) -> PromptModel:
+    """The model after these domains, which one optimizer has trained."""
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    for domain in range(domains):
+        learn(model, domain, optimizer)
+    return model
 
 
-def names_changed(before, state):
-    """The names whose tensors differ in a bit."""
-    return {name for name, value in state if not torch.equal(value, before[name])}
+def copy_of(model: PromptModel) -> dict[str, torch.Tensor]:
+    """Parameters and buffers."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def changed_since(before: dict[str, torch.Tensor], model: PromptModel) -> set[str]:
+    """Names of parameters and buffers that differ in a bit."""
+    return {n for n, value in model.state_dict().items() if not torch.equal(value, before[n])}
+
+
+def some_images(n_domains: int = 3) -> torch.Tensor:
+    """Of each domain, and between domains, in a mixed order."""
+    own = [toy_images(domain, 8, seed=1)[0] for domain in range(n_domains)]
+    between = [(a + b) / 2 for a, b in itertools.pairwise(own)]
+    x = torch.cat([*own, *between])
+    return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
+
+
+def numpy_of(x: torch.Tensor):
+    """In double precision."""
+    return x.detach().double().numpy()
+
+
+def normalised_queries(model: PromptModel, x: torch.Tensor):
+    """Features of the frozen network, of unit length."""
+    features = numpy_of(model.vit.query(x))
+    return features / (features**2).sum(1, keepdims=True) ** 0.5

@@ -13,7 +13,6 @@ from torch import nn
 from toy_optimizers import make_covon, make_vcl, same, train_step, weights  # noqa: F401
 
 from covon_avalanche import AdaRegStrategy, CoVONStrategy, EWCStarStrategy, VCLStrategy
-from covon_avalanche.merging import merge_into
 
 
 def toy_benchmark(
@@ -144,10 +143,3 @@ def train_vcl(plugin, others=(), n_experiences=3, frozen=()):
     for experience in toy_benchmark(n_experiences).train_stream:
         strategy.train(experience)
     return strategy
-
-
-def end_task(model, rule, values, batches=None) -> None:
-    """A task that leaves these weights, by name, and the merge."""
-    before = weights(model)
-    model.load_state_dict(values, strict=False)
-    merge_into(model, torch.optim.SGD(model.parameters(), lr=0.1), rule, before, batches)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -60,26 +60,24 @@ class FeatureExtractor(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         """Features of shape (batch, width), float32."""
-        found: dict[str, Tensor] = {}
-        layers = [(name, self.network.get_submodule(name)) for name in self._layers]
+        found: dict[nn.Module, Tensor] = {}
 
-        def keep(name: str) -> Any:
-            if self._of_inputs:
-                return lambda module, inputs: found.__setitem__(name, inputs[0])
-            return lambda module, inputs, output: found.__setitem__(name, output)
+        def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            found[layer] = inputs[0] if self._of_inputs else output
 
-        register = "register_forward_pre_hook" if self._of_inputs else "register_forward_hook"
-        handles = [getattr(layer, register)(keep(name)) for name, layer in layers]
+        layers = [self.network.get_submodule(name) for name in self._layers]
+        handles = [layer.register_forward_hook(keep) for layer in layers]
         try:
             self.network(x)
         finally:
             for handle in handles:
                 handle.remove()
-        return torch.cat([self._pooled(found[name].float()) for name in self._layers], 1)
+        return torch.cat([self._pooled(found[layer].float()) for layer in layers], 1)
 
     def _pooled(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
-            has_class_token = any(n.endswith(("cls_token", "class_embedding")) for n in self._names)
+            names = (name for name, _ in self.network.named_parameters())
+            has_class_token = any(n.endswith(("cls_token", "class_embedding")) for n in names)
             return x[:, 0] if has_class_token else x.mean(1)
         if x.dim() == 4:
             channels_last = getattr(self.network, "output_fmt", None) == "NHWC"  # timm's Swin
@@ -87,10 +85,6 @@ class FeatureExtractor(nn.Module):
             both = self.pool == "mean+max"
             return torch.cat([maps.mean(2), maps.amax(2)], 1) if both else maps.mean(2)
         return x
-
-    @property
-    def _names(self) -> list[str]:
-        return [name for name, _ in self.network.named_parameters()]
 
 
 def blocks_of(network: nn.Module) -> list[str]:

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covon_avalanche.merging.rule import MergeRule, Task
+from covon_avalanche.merging.rule import MergeRule, Task, in_shape
 from covon_avalanche.posterior.fisher import (
     Criterion,
     squared_batch_gradients,
     squared_example_gradients,
 )
-from covon_avalanche.posterior.gaussian import check_gamma, embed
+from covon_avalanche.posterior.gaussian import check_gamma
 
 _LEAST_FISHER = 1e-4  # CoFiMA's
 
 
-class FisherMerge(MergeRule):
+class FisherRule(MergeRule):
+    """Base of rules that weigh by the Fisher information ``F`` of each task::
+
+        m1 = m0 + weight(F0, F) (m - m0)
+
+    ``F`` is computed at the task's final weights before the merge, in one pass with gradients over
+    its data; ``F0`` is what the rule remembers of the earlier tasks, 0 for new weights.
+    """
+
+    needs_data = True
+
+    def __init__(self, criterion: Criterion = F.cross_entropy) -> None:
+        """
+        :param criterion: the training loss, averaged over the batch.
+        """
+        self.criterion = criterion
+        self.fisher: dict[str, Tensor] = {}
+        """``F0`` by parameter name."""
+        self._task_fisher: dict[str, Tensor] = {}  # F, from merge to observe
+
+    def merge(self, task: Task) -> dict[str, Tensor]:
+        """See :class:`MergeRule`."""
+        self._task_fisher = self._measure(task)
+        merged = {}
+        for name, m in task.trained().items():
+            m0, weight = task.before[name], self._weight(self._past(name), self._task_fisher[name])
+            merged[name] = m0 + weight * (m - m0)
+        return merged
+
+    def _past(self, name: str) -> Tensor:
+        return in_shape(self.fisher.get(name), torch.zeros_like(self._task_fisher[name]))
+
+    @abstractmethod
+    def _measure(self, task: Task) -> dict[str, Tensor]:
+        """``F`` by parameter name."""
+
+    @abstractmethod
+    def _weight(self, past: Tensor, new: Tensor) -> Tensor:
+        """Weight of the new task, from ``F0`` and ``F``."""
+
+
+class FisherMerge(FisherRule):
     """Fisher-weighted averaging, kept as a running average over the tasks::
 
         m1 = (F0 m0 + F m) / (F0 + F),    F0 ← F0 + F
@@ -29,39 +72,20 @@ class FisherMerge(MergeRule):
     Averaging" (NeurIPS 2022); written from the paper.
     """
 
-    needs_data = True
-
-    def __init__(self, criterion: Criterion = F.cross_entropy) -> None:
-        """
-        :param criterion: the training loss, averaged over the batch.
-        """
-        self.criterion = criterion
-        self.fisher: dict[str, Tensor] = {}
-        """``F0`` by parameter name: the sum over the tasks so far."""
-        self._task_fisher: dict[str, Tensor] = {}  # F, from merge to observe
-
-    def merge(self, task: Task) -> dict[str, Tensor]:
-        """See :class:`MergeRule`; one pass over the data, with gradients."""
-        self._task_fisher = squared_example_gradients(task.model, task.batches(), self.criterion)
-        merged = {}
-        for name, m in task.trained().items():
-            fisher, m0 = self._task_fisher[name], task.before[name]
-            weight = fisher / (self._past(name, fisher) + fisher)
-            weight = torch.where(weight.isnan() & fisher.isfinite(), 1.0, weight)  # 0 / 0
-            merged[name] = m0 + weight * (m - m0)
-        return merged
-
     def observe(self, task: Task) -> None:
         """Add the task's Fisher information, without another pass."""
-        added = {name: self._past(name, f) + f for name, f in self._task_fisher.items()}
-        self.fisher = {**self.fisher, **added}
-        self._task_fisher = {}
+        added = {name: self._past(name) + f for name, f in self._task_fisher.items()}
+        self.fisher, self._task_fisher = {**self.fisher, **added}, {}
 
-    def _past(self, name: str, fisher: Tensor) -> Tensor:
-        return _in_shape(self.fisher.get(name), fisher)
+    def _measure(self, task: Task) -> dict[str, Tensor]:
+        return squared_example_gradients(task.model, task.batches(), self.criterion)
+
+    def _weight(self, past: Tensor, new: Tensor) -> Tensor:
+        weight = new / (past + new)
+        return torch.where(weight.isnan() & new.isfinite(), 1.0, weight)  # 0 / 0
 
 
-class CoFiMA(MergeRule):
+class CoFiMA(FisherRule):
     """Averaging of the last two models, weighted by their diagonal Fisher information::
 
         m1 = ((1 - γ) F0 m0 + γ F m) / ((1 - γ) F0 + γ F),    F0 ← F
@@ -74,7 +98,6 @@ class CoFiMA(MergeRule):
     Strong Continual Learners" (ECCV 2024); written from the paper.
     """
 
-    needs_data = True
     shuffled = True  # the gradient of a batch of one class is not that of a typical one
 
     def __init__(self, gamma: float = 0.4, criterion: Criterion = F.cross_entropy) -> None:
@@ -82,39 +105,25 @@ class CoFiMA(MergeRule):
         :param gamma: weight of the new task, in (0, 1].
         :param criterion: the training loss, averaged over the batch.
         """
+        super().__init__(criterion)
         check_gamma(gamma)
         self.gamma = gamma
-        self.criterion = criterion
-        self.fisher: dict[str, Tensor] = {}
-        """``F0`` by parameter name: of the last task."""
-        self._task_fisher: dict[str, Tensor] = {}  # F, from merge to observe
-
-    def merge(self, task: Task) -> dict[str, Tensor]:
-        """See :class:`MergeRule`; one pass over the data, with gradients."""
-        sums: dict[str, Tensor] = {}
-        batches = 0
-        for batch in task.batches():
-            size = len(batch[1])
-            squared = squared_batch_gradients(task.model, [batch], self.criterion)
-            sums = {name: sums.get(name, 0) + value / size for name, value in squared.items()}
-            batches += 1
-        if batches == 0:
-            raise ValueError("the Fisher needs at least one example, got none")
-        self._task_fisher = {n: (s / batches).clamp(min=_LEAST_FISHER) for n, s in sums.items()}
-        merged = {}
-        for name, m in task.trained().items():
-            fisher, m0 = self._task_fisher[name], task.before[name]
-            new = self.gamma * fisher
-            old = (1 - self.gamma) * _in_shape(self.fisher.get(name), fisher)
-            merged[name] = m0 + new / (old + new) * (m - m0)
-        return merged
 
     def observe(self, task: Task) -> None:
         """Keep the task's Fisher information instead of the one before, without another pass."""
         self.fisher, self._task_fisher = self._task_fisher, {}
 
+    def _measure(self, task: Task) -> dict[str, Tensor]:
+        sums: dict[str, Tensor] = {}
+        batches = 0
+        for batch in task.batches():
+            squared = squared_batch_gradients(task.model, [batch], self.criterion)
+            size = len(batch[1])
+            sums = {name: sums.get(name, 0) + value / size for name, value in squared.items()}
+            batches += 1
+        if batches == 0:
+            raise ValueError("the Fisher needs at least one example, got none")
+        return {n: (s / batches).clamp(min=_LEAST_FISHER) for n, s in sums.items()}
 
-def _in_shape(past: Tensor | None, fisher: Tensor) -> Tensor:
-    """A past Fisher information in the parameter's present shape; 0 where there was none."""
-    zeros = torch.zeros_like(fisher)
-    return zeros if past is None else embed(past.to(fisher), zeros)
+    def _weight(self, past: Tensor, new: Tensor) -> Tensor:
+        return self.gamma * new / ((1 - self.gamma) * past + self.gamma * new)

@@ -17,6 +17,7 @@ from covon_avalanche.merging.second_moments import (
     merged_layers,
     own_parameters,
 )
+from covon_avalanche.optim.checks import check_choice
 
 _RIDGE = 1e-6  # of the mean diagonal: directions without any input keep the old weights
 
@@ -71,12 +72,10 @@ class RegMean(MergeRule):
         :param passes: 1 adds the ``A`` that was measured for the merge to ``A0``, as the original,
             instead of measuring it again at the merged weights: half the time.
         """
-        if reduction not in ("sum", "mean"):
-            raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
+        check_choice("reduction", reduction, ("sum", "mean"))
+        check_choice("passes", passes, (1, 2))
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must be in [0, 1], got {alpha}")
-        if passes not in (1, 2):
-            raise ValueError(f"passes must be 1 or 2, got {passes}")
         self.reduction: Reduction = reduction
         self.alpha = alpha
         self.layerwise = layerwise

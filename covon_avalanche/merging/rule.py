@@ -52,10 +52,13 @@ class Task:
 
         :raises ValueError: if a parameter has shrunk, naming it.
         """
-        return {
-            name: _in_shape_of(p.detach(), self._given.get(name), name)
-            for name, p in self.model.named_parameters()
-        }
+        before = {}
+        for name, p in self.model.named_parameters():
+            try:
+                before[name] = in_shape(self._given.get(name), p.detach())
+            except ValueError as error:
+                raise ValueError(f"{name!r} cannot be merged: {error}") from error
+        return before
 
     def trained(self) -> dict[str, Tensor]:
         """The present weights of the parameters that are not frozen, by name."""
@@ -209,13 +212,10 @@ def _undone_on_error(model: nn.Module, optimizer: Optimizer, rule: MergeRule) ->
         raise
 
 
-def _in_shape_of(p: Tensor, before: Tensor | None, name: str) -> Tensor:
-    """The weights before the task, with the present values where there were none."""
-    if before is None:
-        return p.clone()
-    if before.shape == p.shape:
-        return before.to(p)
-    try:
-        return embed(before.to(p), p)
-    except ValueError as error:
-        raise ValueError(f"{name!r} cannot be merged: {error}") from error
+def in_shape(past: Tensor | None, fresh: Tensor) -> Tensor:
+    """A copy of what is known of a parameter, in its present shape, with fresh values where it has
+    grown or nothing is known.
+
+    :raises ValueError: if the parameter has shrunk.
+    """
+    return fresh.clone() if past is None else embed(past.to(fresh), fresh)

@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from covon_avalanche.merging.rule import MergeRule, Task
+from covon_avalanche.merging.rule import MergeRule, Task, in_shape
+from covon_avalanche.optim.checks import check_choice
 from covon_avalanche.optim.interrupts import defer_interrupt
-from covon_avalanche.posterior.gaussian import check_gamma, embed
+from covon_avalanche.posterior.gaussian import check_gamma
 
 Start = Literal["pretrained", "last"]
 _TIES_DENSITY = 0.2
@@ -32,8 +33,7 @@ class TaskVectorRule(MergeRule):
 
     def __init__(self, coefficient: float, start: Start) -> None:
         check_gamma(coefficient, "coefficient")
-        if start not in ("pretrained", "last"):
-            raise ValueError(f"start must be 'pretrained' or 'last', got {start!r}")
+        check_choice("start", start, ("pretrained", "last"))
         self.coefficient = coefficient
         self.start: Start = start
         self.pretrained: dict[str, Tensor] = {}
@@ -48,12 +48,12 @@ class TaskVectorRule(MergeRule):
     def begin_task(self, model: nn.Module) -> None:
         """Set the weights that training starts from."""
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        grown = {n: _in_shape(self.pretrained.get(n), p.detach()) for n, p in trained.items()}
+        grown = {n: in_shape(self.pretrained.get(n), p.detach()) for n, p in trained.items()}
         start = self.last if self.start == "last" else grown
         with defer_interrupt():
             self.pretrained = {**self.pretrained, **grown}
             for name, p in trained.items():
-                p.copy_(_in_shape(start.get(name), p.detach()))
+                p.copy_(in_shape(start.get(name), p.detach()))
             self.last = {}
 
     def merge(self, task: Task) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ class TaskVectorRule(MergeRule):
 
     def _past(self, name: str, d: Tensor) -> Tensor:
         """The earlier tasks' vectors as one, in the shape of the new one."""
-        return _in_shape(self.combined.get(name), torch.zeros_like(d))
+        return in_shape(self.combined.get(name), torch.zeros_like(d))
 
     @abstractmethod
     def _combine(self, name: str, d: Tensor) -> Tensor:
@@ -166,12 +166,7 @@ class TIES(TaskVectorRule):
         return {n: torch.where(d.abs() >= threshold, d, 0.0) for n, d in vectors.items()}
 
     def _combine(self, name: str, d: Tensor) -> Tensor:
-        past = [_in_shape(task.get(name), torch.zeros_like(d)) for task in self.tasks]
+        past = [in_shape(task.get(name), torch.zeros_like(d)) for task in self.tasks]
         vectors = torch.stack([*past, d])
         agree = vectors * vectors.sum(0).sign() > 0
         return (vectors * agree).sum(0) / agree.sum(0).clamp(min=1)
-
-
-def _in_shape(value: Tensor | None, fresh: Tensor) -> Tensor:
-    """A copy in the present shape of a parameter, with fresh entries where there was none."""
-    return fresh.clone() if value is None else embed(value.to(fresh), fresh)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
-import torch
 from avalanche.training.plugins import SupervisedPlugin
 
 from covon_avalanche.merging import InputAnchor, RegMean
-from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
-
-_MB_SIZE = 64  # second moments of convolutions copy whole batches
+from covon_avalanche.plugins.task_loader import (
+    SECOND_MOMENTS_MB_SIZE,
+    check_whole_task,
+    task_autocast,
+    task_loader,
+)
 
 
 class InputAnchorPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
@@ -42,6 +43,7 @@ class InputAnchorPlugin(SupervisedPlugin, supports_distributed=True):  # type: i
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Add the task."""
-        dtype = getattr(strategy, "autocast_dtype", None)
-        with nullcontext() if dtype is None else torch.autocast(strategy.device.type, dtype):
-            self.anchor.observe(strategy.model, lambda: task_loader(strategy, _MB_SIZE))
+        with task_autocast(strategy):
+            self.anchor.observe(
+                strategy.model, lambda: task_loader(strategy, SECOND_MOMENTS_MB_SIZE)
+            )

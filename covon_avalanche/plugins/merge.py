@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
-import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
@@ -14,9 +12,12 @@ from covon_avalanche.merging.rule import MergeRule, check_rule, merge_into
 from covon_avalanche.merging.task_vectors import TaskVectorRule
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins.posterior import PosteriorPlugin
-from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
-
-_MB_SIZE = 64  # of passes over the data: second moments of convolutions copy whole batches
+from covon_avalanche.plugins.task_loader import (
+    SECOND_MOMENTS_MB_SIZE,
+    check_whole_task,
+    task_autocast,
+    task_loader,
+)
 
 
 class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
@@ -77,13 +78,12 @@ def merge_task(strategy: Any, rule: MergeRule, before: Mapping[str, Tensor] | No
 
     :param before: weights before the task; not needed with a posterior optimizer.
     """
-    dtype = getattr(strategy, "autocast_dtype", None)
-    with nullcontext() if dtype is None else torch.autocast(strategy.device.type, dtype):
+    with task_autocast(strategy):
         merge_into(
             strategy.model,
             strategy.optimizer,
             rule,
             before,
-            lambda: task_loader(strategy, _MB_SIZE, shuffled=rule.shuffled),
+            lambda: task_loader(strategy, SECOND_MOMENTS_MB_SIZE, shuffled=rule.shuffled),
             batch_norm_batches=lambda: task_loader(strategy, strategy.train_mb_size, shuffled=True),
         )

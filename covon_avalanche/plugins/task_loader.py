@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from covon_avalanche.data_loading import rows_of
 from covon_avalanche.last_layer import penultimate_features
 from covon_avalanche.posterior.fisher import in_mode
 
+SECOND_MOMENTS_MB_SIZE = 64
+"""Of passes that may measure second moments: those of convolutions copy whole batches."""
+
 
 def check_whole_task(experience: Any) -> None:
     """Raise a ``ValueError`` for an experience of an online stream, which is a part of a task."""
@@ -24,6 +28,12 @@ def check_whole_task(experience: Any) -> None:
             "whole task: train on the experiences of the original stream, or use "
             "CoVONPlugin(consolidate_every=...)"
         )
+
+
+def task_autocast(strategy: Any) -> AbstractContextManager[Any]:
+    """The precision of passes over data: the strategy's ``autocast_dtype``, if it has one."""
+    dtype = getattr(strategy, "autocast_dtype", None)
+    return nullcontext() if dtype is None else torch.autocast(strategy.device.type, dtype)
 
 
 def task_loader(strategy: Any, mb_size: int, *, shuffled: bool = False) -> Iterator[list[Tensor]]:

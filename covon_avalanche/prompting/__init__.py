@@ -9,7 +9,6 @@ from covon_avalanche.prompting.domain_prompts import DomainPrompts
 from covon_avalanche.prompting.dualprompt import DualPrompt
 from covon_avalanche.prompting.hedp import HEDP
 from covon_avalanche.prompting.l2p import L2P
-from covon_avalanche.prompting.mixture_selector import MixtureSelector
 from covon_avalanche.prompting.pina import PINA
 from covon_avalanche.prompting.prompt_model import PromptModel
 from covon_avalanche.prompting.prompted_vit import PromptedViT, take_classifier
@@ -19,7 +18,7 @@ from covon_avalanche.prompting.s_liprompts import (
     SLiPromptsMixture,
 )
 from covon_avalanche.prompting.s_prompts import SPrompts
-from covon_avalanche.prompting.selectors import DomainSelector, NearestCentre
+from covon_avalanche.prompting.selectors import DomainSelector, MixtureSelector, NearestCentre
 from covon_avalanche.prompting.soyo import SOYO
 from covon_avalanche.prompting.tuned_vit import AdaptFormer, CosineClassifier, TunedViT
 

@@ -96,19 +96,16 @@ class CODAPrompt(PromptModel):
         weights = products / squares.clamp_min(1e-24).sqrt()
         return torch.einsum("lbm,lmtd->lbtd", weights, components)
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def training_logits(self, x: Tensor) -> Tensor:
+        """See :class:`PromptModel`; the same in training and evaluation."""
         tokens = zip(self.layers, self.prefix_tokens(x), strict=True)
         prefixes = {layer: as_prefix(of_layer) for layer, of_layer in tokens}
         out: Tensor = self.head(self.vit(x, prefixes=prefixes))
         return out
 
-    def training_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
-        return self._logits(x)
-
     def predicted_logits(self, x: Tensor) -> Tensor:
         """See :class:`PromptModel`."""
-        return self._logits(x)
+        return self.training_logits(x)
 
 
 def _earlier_detached(domains: Sequence[Tensor]) -> Tensor:

@@ -18,22 +18,16 @@ class DomainPrompts(PromptModel):
 
     For a test image, the parameters of the domain that a selector chooses by the features of the
     frozen network are used; images are grouped by domain, so that each needs one forward pass
-    beside that of its features.
+    beside that of its features. Each method creates its ``selector``.
 
     :param network: see :class:`PromptModel`.
     :param num_domains: number of domains that will be learned.
     :param prompts: tokens per domain.
-    :param selector: creates the selector, from the width of features and the number of domains.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        num_domains: int,
-        *,
-        prompts: int,
-        selector: Callable[[int, int], DomainSelector],
-    ) -> None:
+    selector: DomainSelector
+
+    def __init__(self, network: nn.Module, num_domains: int, *, prompts: int) -> None:
         super().__init__(network, num_domains)
         if prompts < 1:
             raise ValueError(f"prompts must be >= 1, got {prompts}")
@@ -41,7 +35,6 @@ class DomainPrompts(PromptModel):
         self.prompts = nn.ParameterList(
             torch.empty(prompts, self.vit.width).uniform_(-bound, bound) for _ in range(num_domains)
         )
-        self.selector = selector(self.vit.feature_width, num_domains)
 
     @abstractmethod
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
@@ -69,8 +68,8 @@ class PINA(DomainPrompts):
     ) -> None:
         if adapter not in ("shallow", "deep"):
             raise ValueError(f"adapter must be 'shallow' or 'deep', got {adapter!r}")
-        selector = partial(NearestCentre, centres=centres)
-        super().__init__(network, num_domains, prompts=prompts, selector=selector)
+        super().__init__(network, num_domains, prompts=prompts)
+        self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
         self.adapter = adapter
         deep = adapter == "deep"
         width, number = (self.vit.width, self.vit.depth) if deep else (self.vit.feature_width, 1)

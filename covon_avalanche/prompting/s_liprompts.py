@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -54,8 +53,8 @@ class SLiPrompts(DomainPrompts):
             )
         if context < 1:
             raise ValueError(f"context must be >= 1, got {context}")
-        selector = partial(NearestCentre, centres=centres)
-        super().__init__(network, num_domains, prompts=prompts, selector=selector)
+        super().__init__(network, num_domains, prompts=prompts)
+        self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
         del self.head
         self.contexts = nn.ParameterList(
             torch.empty(context, text.width).normal_(std=0.02) for _ in range(num_domains)

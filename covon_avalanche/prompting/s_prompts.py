@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -30,8 +29,8 @@ class SPrompts(DomainPrompts):
     def __init__(
         self, network: nn.Module, num_domains: int, *, prompts: int = 10, centres: int = 5
     ) -> None:
-        selector = partial(NearestCentre, centres=centres)
-        super().__init__(network, num_domains, prompts=prompts, selector=selector)
+        super().__init__(network, num_domains, prompts=prompts)
+        self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
         heads = [copy.deepcopy(self.head) for _ in range(num_domains)]
         del self.head
         self.heads = nn.ModuleList(heads)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from sklearn.cluster import KMeans
+from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
+
+_COMPONENTS = 2  # Gaussians per domain; fewer for a domain with fewer images
 
 
 class DomainSelector(nn.Module, ABC):
@@ -70,3 +74,108 @@ class NearestCentre(DomainSelector):
         """See :class:`DomainSelector`."""
         distances = torch.cdist(F.normalize(features.float()), self.centres.flatten(0, 1), p=1)
         return distances.argmin(1) // self.centres.shape[1]
+
+
+class MixtureSelector(DomainSelector):
+    """SOYO's selector: trained on a domain's features and on features like those of earlier ones.
+
+    Wang et al., "Boosting Domain Incremental Learning: Selecting the Optimal Parameters is All You
+    Need" (CVPR 2025), as in the authors' code, without the paper's fusion of several levels.
+    Each domain is remembered as a mixture of Gaussians with full covariances. One classifier is
+    kept across domains; after a domain it is trained with SGD, momentum 0.9, a cosine over the
+    epochs, and batches with an equal share of each domain. Here its softmax is over the learned
+    domains only; the authors' is also over domains to come.
+
+    :param width: of the features.
+    :param num_domains: number of domains that will be learned.
+    :param epochs: passes over as many features of each domain as the new one has images.
+    :param batch_size: of all domains together.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    log_shares: Tensor
+    means: Tensor
+    scales: Tensor
+
+    def __init__(
+        self,
+        width: int,
+        num_domains: int,
+        *,
+        epochs: int = 30,
+        lr: float = 0.1,
+        weight_decay: float = 2e-4,
+        batch_size: int = 128,
+    ) -> None:
+        super().__init__()
+        self.epochs, self.lr, self.weight_decay = epochs, lr, weight_decay
+        self.batch_size = batch_size
+        bound = 1 / math.sqrt(width)
+        self.register_buffer("weight", torch.empty(num_domains, width).uniform_(-bound, bound))
+        # A domain that has not been learned is never selected.
+        self.register_buffer("bias", torch.full((num_domains,), -torch.inf))
+        shape = num_domains, _COMPONENTS
+        self.register_buffer("log_shares", torch.full(shape, -torch.inf))
+        self.register_buffer("means", torch.zeros(*shape, width))
+        # Lower triangular: a component is N(mean, scale scale^T).
+        self.register_buffer("scales", torch.zeros(*shape, width, width))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """See :class:`DomainSelector`."""
+        return F.linear(F.normalize(features.float()), self.weight, self.bias).argmax(1)
+
+    def fit(self, domain: int, features: Tensor) -> None:
+        """Train with the domain's features, and store their mixture."""
+        if len(features) < 2:
+            raise ValueError(f"a domain needs at least 2 images, got {len(features)}")
+        features = F.normalize(features.float())
+        self.bias[domain] = 0
+        if domain > 0:
+            self._train(domain, features)
+        self._store(domain, features)
+
+    def _store(self, domain: int, features: Tensor) -> None:
+        n = min(_COMPONENTS, len(features))
+        # sklearn decomposes in the precision of the data: single is too little for wide features
+        mixture = GaussianMixture(n, init_params="kmeans", random_state=0)
+        mixture.fit(features.double().cpu().numpy())
+        self.log_shares[domain] = -torch.inf
+        self.log_shares[domain, :n] = torch.from_numpy(mixture.weights_).log()
+        self.means[domain, :n] = torch.from_numpy(mixture.means_)
+        self.scales[domain, :n] = torch.linalg.cholesky(torch.from_numpy(mixture.covariances_))
+
+    def sample(self, domain: int, n: int) -> Tensor:
+        """Features like those of a learned domain, of shape (n, width)."""
+        chosen = self.log_shares[domain].exp().multinomial(n, replacement=True)
+        noise = torch.randn(n, self.means.shape[-1], device=self.means.device)
+        rows = self.means[domain, chosen]
+        for component in chosen.unique().tolist():
+            own = chosen == component
+            rows[own] += noise[own] @ self.scales[domain, component].T
+        return rows
+
+    @torch.enable_grad()
+    def _train(self, domain: int, features: Tensor) -> None:
+        n, learned = len(features), domain + 1
+        new = self.batch_size // learned
+        weight, bias = (
+            part[:learned].clone().requires_grad_() for part in (self.weight, self.bias)
+        )
+        optimizer = torch.optim.SGD(
+            [weight, bias], lr=self.lr, momentum=0.9, weight_decay=self.weight_decay
+        )
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)
+        labels = torch.arange(learned, device=features.device).repeat_interleave(n)
+        for _ in range(self.epochs):
+            rows = torch.cat([*(self.sample(old, n) for old in range(domain)), features])
+            order = torch.randperm(n * domain, device=features.device).split(self.batch_size - new)
+            current = (n * domain + torch.randperm(n, device=features.device)).split(new)
+            for parts in zip(order, current, strict=False):
+                batch = torch.cat(parts)
+                optimizer.zero_grad()
+                F.cross_entropy(F.linear(rows[batch], weight, bias), labels[batch]).backward()
+                optimizer.step()
+            cosine.step()
+        with torch.no_grad():
+            self.weight[:learned], self.bias[:learned] = weight, bias

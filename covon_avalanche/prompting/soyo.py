@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
-from covon_avalanche.prompting.mixture_selector import MixtureSelector
 from covon_avalanche.prompting.pina import AdapterInit, LinearAdapter
+from covon_avalanche.prompting.selectors import MixtureSelector
 
 
 class SOYO(DomainPrompts):
@@ -36,7 +36,8 @@ class SOYO(DomainPrompts):
         bottleneck: int = 16,
         adapter_init: AdapterInit = "xavier",
     ) -> None:
-        super().__init__(network, num_domains, prompts=prompts, selector=MixtureSelector)
+        super().__init__(network, num_domains, prompts=prompts)
+        self.selector = MixtureSelector(self.vit.feature_width, num_domains)
         heads = [copy.deepcopy(self.head) for _ in range(num_domains)]
         del self.head
         self.heads = nn.ModuleList(heads)

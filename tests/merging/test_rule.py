@@ -1,15 +1,114 @@
-"""Applying a rule to a model: what is written, and when nothing is; Eq. 8."""
+"""What all rules do; applying them: what is written, and when nothing is; Eq. 8."""
 
 import copy
 
 import pytest
 import torch
 from torch import nn
-from toys import make_covon, make_vcl, same, train_step, weights
+from toy_merging import RULES, Net, images
+from toy_optimizers import make_covon, make_vcl, same, train_step, weights
 
 from covon_avalanche import CoVON
-from covon_avalanche.merging import Average, Eq8, MergeRule, RegMean, Task, merge_into
+from covon_avalanche.merging import (
+    EMA,
+    TIES,
+    Average,
+    CoFiMA,
+    Eq8,
+    InputAnchor,
+    MagMax,
+    MergeRule,
+    RegMean,
+    Task,
+    TaskArithmetic,
+    merge_into,
+)
 from covon_avalanche.posterior import merge
+
+
+def changed_task(model, rule, seed):
+    """A task that has changed all weights."""
+    rule.begin_task(model)
+    before, x = weights(model), images(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p += 0.1 * torch.randn_like(p)
+    return Task(model, before, lambda: [(x, torch.arange(len(x)) % 3)])
+
+
+def remembered(rule):
+    """Tensors that a rule holds, by attribute and name."""
+    held = {key: value for key, value in vars(rule).items() if isinstance(value, dict)}
+    if isinstance(rule, TIES):
+        held |= {f"task {t}": vectors for t, vectors in enumerate(rule.tasks)}
+    return {
+        f"{key} {name}": value
+        for key, own in held.items()
+        for name, value in own.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_merging_changes_neither_the_model_nor_what_is_remembered(name):
+    """Frozen parameters are neither merged nor remembered."""
+    torch.manual_seed(0)
+    model, rule = Net(), RULES[name]()
+    model.first.requires_grad_(False)
+    for seed in range(2):
+        task = changed_task(model, rule, seed)
+        left, memory = weights(model), remembered(rule)
+        merged = rule.merge(task)
+        assert same(weights(model), left)
+        assert same({key: remembered(rule)[key] for key in memory}, memory)
+        model.load_state_dict(merged, strict=False)
+        rule.observe(task)
+        assert not any("first" in key for key in [*merged, *remembered(rule)])
+    assert merged
+
+
+COPIES = {"fisher": 1, "cofima": 1, "task-arithmetic": 2, "magmax": 2}
+"""Of the weights, while a task is trained."""
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_only_ties_needs_memory_for_each_task(name):
+    torch.manual_seed(0)
+    model, rule, sizes = Net(), RULES[name](), []
+    for seed in range(3):
+        task = changed_task(model, rule, seed)
+        model.load_state_dict(rule.merge(task), strict=False)
+        rule.observe(task)
+        rule.begin_task(model)
+        sizes.append(sum(tensor.numel() for tensor in remembered(rule).values()))
+        assert all(tensor.isfinite().all() for tensor in remembered(rule).values())
+    weights_size = sum(p.numel() for p in model.parameters())
+    if name == "ties":
+        assert sizes == [2 * weights_size, 3 * weights_size, 4 * weights_size]
+    else:
+        assert len(set(sizes)) == 1
+        assert sizes[0] == COPIES.get(name, sizes[0] / weights_size) * weights_size
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: EMA(0.0), r"gamma must be > 0 and finite, got 0\.0"),
+        (lambda: CoFiMA(0.0), r"gamma must be > 0 and finite, got 0\.0"),
+        (lambda: TIES(0.0), r"coefficient must be > 0 and finite, got 0\.0"),
+        (lambda: TaskArithmetic(start="merged"), "one of 'pretrained', 'last', got 'merged'"),
+        (lambda: RegMean(reduction="max"), "reduction must be one of 'sum', 'mean', got 'max'"),
+        (lambda: RegMean(alpha=1.5), r"alpha must be in \[0, 1\], got 1.5"),
+        (lambda: RegMean(passes=3), "passes must be one of 1, 2, got 3"),
+        (lambda: InputAnchor(-1.0), "strength must be >= 0"),
+        (lambda: InputAnchor(1.0, RegMean(reduction="mean")), r"needs RegMean\(reduction='sum'\)"),
+        (lambda: MagMax().merge(Task(Net(), {})), r"MagMax needs .* rule\.begin_task"),
+    ],
+)
+def test_bad_arguments_and_missing_calls_are_named(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
 
 
 class Constant(MergeRule):

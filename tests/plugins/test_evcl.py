@@ -1,6 +1,5 @@
 """EVCL's importances, and EVCL against VCL; ``test_bayes_by_backprop`` checks its steps."""
 
-import pytest
 import torch
 from toys import Watch, columns, same, toy_benchmark, train_vcl, weights
 
@@ -27,8 +26,3 @@ def test_evcl_without_strength_is_vcl():
     none, vcl, five = (weights(train_vcl(plugin).model) for plugin in plugins)
     assert same(none, vcl)
     assert not same(none, five)
-
-
-def test_a_bad_batch_size_of_the_fisher_pass_is_named_before_training():
-    with pytest.raises(ValueError, match="fisher_mb_size must be an integer >= 1, got 0"):
-        EVCLPlugin(fisher_mb_size=0)

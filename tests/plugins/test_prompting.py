@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy_optimizers import make_covon, same, weights
 from toy_vits import CLASSES, toy_image_benchmark, toy_vit
-from toys import Watch, columns, make_naive, toy_model
+from toys import Watch, columns, make_naive
 
 from covon_avalanche import CoVONPlugin
 from covon_avalanche.plugins import PromptPlugin
@@ -60,8 +60,6 @@ def test_the_common_norm_of_gradients_is_clipped():
 
     assert step(clipped).norm() == pytest.approx(0.1 * 0.5, rel=1e-4)
     torch.testing.assert_close(step(clipped) / 0.05, step(free) / step(free).norm())
-    with pytest.raises(ValueError, match="max_grad_norm must be > 0, got 0"):
-        PromptPlugin(max_grad_norm=0)
 
 
 def test_each_domain_starts_with_a_new_state_of_the_optimizer():
@@ -107,16 +105,3 @@ def optimizer_contents(optimizer, model):
         for key, value in optimizer.state.get(p, {}).items():
             if isinstance(value, torch.Tensor):
                 yield f"{name} {key}", value
-
-
-def test_other_models_and_more_domains_are_refused():
-    model = toy_model()
-    naive = make_naive(model, torch.optim.SGD(model.parameters(), lr=0.1), PromptPlugin())
-    stream = toy_image_benchmark(2).train_stream
-    with pytest.raises(ValueError, match="PromptPlugin needs a PromptModel, got Sequential"):
-        naive.train(stream[0])
-    model = SPrompts(toy_vit(), 1)
-    naive = make_naive(model, torch.optim.SGD(model.parameters(), lr=0.1), PromptPlugin())
-    naive.train(stream[0])
-    with pytest.raises(ValueError, match="was created for num_domains = 1, and all of them"):
-        naive.train(stream[1])

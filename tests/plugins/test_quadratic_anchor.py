@@ -15,7 +15,7 @@ from toys import (
     weights,
 )
 
-from covon_avalanche import AdaRegPlugin, AdaRegStrategy, EWCStarPlugin, EWCStarStrategy
+from covon_avalanche import AdaRegPlugin, AdaRegStrategy, EWCStarStrategy
 from covon_avalanche.plugins.task_loader import task_loader
 from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_example_gradients
 
@@ -134,12 +134,6 @@ def test_ada_reg_takes_the_whole_adam_family(family, model):
     assert all((s >= 0).all() and s.sum() > 0 for s in precision.values())
 
 
-def test_ada_reg_refuses_an_optimizer_without_a_second_moment(model):
-    strategy = make_naive(model, torch.optim.SGD(model.parameters(), lr=LR), AdaRegPlugin())
-    with pytest.raises(ValueError, match=r"needs an optimizer of the Adam family .* got SGD"):
-        strategy.train(toy_benchmark(1).train_stream[0])
-
-
 def test_frozen_parameters_are_not_pulled(model):
     model[0].requires_grad_(False)
     before = weights(model)
@@ -154,18 +148,3 @@ def test_an_importance_that_is_not_finite_is_named(model):
         model[2].bias.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match=r"importance of '0.weight' is not finite"):
         strategy.train(toy_benchmark(1).train_stream)
-
-
-@pytest.mark.parametrize(
-    ("plugin", "options", "message"),
-    [
-        (AdaRegPlugin, {"strength": -1.0}, "strength must be >= 0"),
-        (AdaRegPlugin, {"ess": 0.0}, "ess must be > 0"),
-        (EWCStarPlugin, {"weight_decay": -1.0}, "weight_decay must be >= 0"),
-        (EWCStarPlugin, {"fisher": "true"}, "fisher must be one of 'exact', 'batch', got 'true'"),
-        (EWCStarPlugin, {"fisher_mb_size": 0}, "fisher_mb_size must be an integer >= 1"),
-    ],
-)
-def test_bad_arguments_name_value_and_rule(plugin, options, message):
-    with pytest.raises(ValueError, match=message):
-        plugin(**options)

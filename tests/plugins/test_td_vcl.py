@@ -81,17 +81,3 @@ def test_the_replayed_loss_has_the_weights_of_the_targets(model):
     strategy = make_naive(model, optimizer, before, plugin, after)
     strategy.train(benchmark_from_datasets(train=datasets).train_stream)
     assert set(checked) == {0, 1, 2}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_steps": 0}, "n_steps must be an integer >= 1, got 0"),
-        ({"replay_mb_size": 1.5}, "replay_mb_size must be an integer >= 1, got 1.5"),
-        ({"decay": 0.0}, r"decay must be in \(0, 1\], got 0.0"),
-        ({"replay_tasks": -1}, "replay_tasks must be an integer >= 0, got -1"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        TDVCLPlugin(**options)

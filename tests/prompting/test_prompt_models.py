@@ -1,38 +1,251 @@
-"""Every prompt method of the registry: runs, resumes bit-exactly, leaves the backbone unchanged."""
+"""What every prompt method does, whatever its mathematics."""
 
-import contextlib
+import inspect
 
 import pytest
 import torch
+from interrupted_runs import run_with_stops
 from miniature import pacs
 from small_recipes import small_recipe
-from toy_vits import add_tiny_clip
+from toy_prompting import (
+    OPTIMIZERS,
+    batches_of,
+    changed_since,
+    copy_of,
+    learn,
+    some_images,
+    take_steps,
+    trained,
+)
+from toy_text import toy_clip_with_text
+from toy_vits import add_tiny_clip, toy_clip, toy_images, toy_vit
 
+from covon_avalanche import prompting
 from covon_avalanche.experiment import run as running
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.registry.prompting import Prompting
-from covon_avalanche.experiment.resumable import Checkpointer
-from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.prompting import (
+    HEDP,
+    L2P,
+    PINA,
+    SOYO,
+    CODAPrompt,
+    DualPrompt,
+    SLiPrompts,
+    SLiPromptsMixture,
+    SPrompts,
+)
 
-OWN = {"coda-p": {"pool": 8}}
-"""Settings without a default that suits a small network."""
 PROMPTING = {name: own for name, own in KINDS.items() if issubclass(own, Prompting)}
+METHODS = {
+    "coda-p": lambda: CODAPrompt(toy_vit(), 3, pool=11, length=4),
+    "dualprompt": lambda: DualPrompt(toy_vit(), 3, general_length=4, expert_length=6),
+    "l2p": lambda: L2P(toy_vit(), 3, pool=6, length=2, top_k=3),
+    "pina": lambda: PINA(toy_vit(depth=2), 3),
+    "pina, shallow": lambda: PINA(toy_vit(depth=2), 3, adapter="shallow"),
+    "s-iprompts": lambda: SPrompts(toy_vit(), 3),
+    "soyo": lambda: SOYO(toy_vit(depth=2), 3),
+    "s-liprompts": lambda: SLiPrompts(toy_clip_with_text(), 3, context=6),
+    "s-liprompts-mixture": lambda: SLiPromptsMixture(toy_clip_with_text(), 3, context=6),
+    "hedp": lambda: HEDP(toy_clip_with_text(), 3, context=6),
+}
+LISTS = {
+    "coda-p": ["components", "keys", "attention"],
+    "dualprompt": ["experts", "keys"],
+    "l2p": [],
+    "pina": ["prompts"],
+    "s-iprompts": ["prompts", "heads"],
+    "soyo": ["prompts", "heads", "adapters"],
+    "s-liprompts": ["prompts", "contexts"],
+    "s-liprompts-mixture": ["prompts", "contexts"],
+    "hedp": ["prompts", "contexts"],
+}
+"""Parameters of which each domain has its own."""
+SHARED = {
+    "coda-p": ["head"],
+    "dualprompt": ["head", "general"],
+    "l2p": ["head", "prompts", "keys"],
+}
+"""Parameters that all domains train."""
+each = pytest.mark.parametrize("method", METHODS)
 
 
-class Killed(BaseException):
-    """In place of a signal."""
+def test_no_method_is_left_out():
+    assert {method.partition(",")[0] for method in METHODS} == set(PROMPTING)
 
 
-@pytest.fixture
-def tiny_clip(tmp_path):
-    return add_tiny_clip(tmp_path)
+def own_parameters(method, model, domain):
+    """Names of what a domain trains; PINA's classifier and adapters are those of some domains."""
+    kind = method.partition(",")[0]
+    prefixes = [f"{part}.{domain}" for part in LISTS[kind]] + SHARED.get(kind, [])
+    if kind == "pina":
+        prefixes.append("head" if domain == 0 else f"adapters.{domain - 1}")
+    return {
+        name
+        for name, _ in model.named_parameters()
+        if any(f"{name}.".startswith(f"{prefix}.") for prefix in prefixes)
+    }
+
+
+@each
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_domain_trains_its_own_parameters_alone(method, optimizer):
+    """Not a bit of the backbone or of other domains, by one optimizer whose state is kept."""
+    model = METHODS[method]()
+    optimizer = OPTIMIZERS[optimizer](model.parameters())
+    for domain in range(3):
+        whole = copy_of(model)
+        model.begin_domain()
+        own, started = own_parameters(method, model, domain), copy_of(model)
+        assert {name for name, p in model.named_parameters() if p.requires_grad} == own
+        take_steps(model, domain, optimizer)
+        assert changed_since(started, model) == own
+        model.end_domain(batches_of(domain))
+        others = {n for n in changed_since(whole, model) - own if not n.startswith("selector.")}
+        assert others == {"domains"}
+
+
+@each
+def test_domains_that_have_not_been_learned_take_no_part(method):
+    untrained, x = METHODS[method]().eval(), some_images()
+    assert untrained(x).isfinite().all()
+    model = trained(METHODS[method](), domains=2)
+    shared = own_parameters(method, model, 0) & own_parameters(method, model, 1)
+    with torch.no_grad():
+        before = model(x)
+        for name in own_parameters(method, model, 2) - shared:
+            model.get_parameter(name).fill_(7)
+        assert torch.equal(model(x), before)
+
+
+@each
+def test_what_later_domains_need_is_in_the_state(method):
+    """Another model that loads it predicts and learns the same; nothing is drawn anew."""
+    model = METHODS[method]()
+    learn(model, 0)
+    other, x = METHODS[method](), some_images()
+    for p in other.parameters():
+        p.data = torch.randn_like(p)
+    other.load_state_dict(copy_of(model))
+    for restored in (model, other):
+        torch.manual_seed(1)
+        learn(restored, 1)
+    assert not changed_since(copy_of(model), other)
+    with torch.no_grad():
+        assert torch.equal(model(x), other.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "least"),
+    [
+        (lambda: CODAPrompt(toy_vit(), 2, pool=8), 0.6),
+        (lambda: DualPrompt(toy_vit(), 2), 0.6),
+        (lambda: L2P(toy_vit(), 2), 0.5),
+    ],
+)
+def test_methods_with_a_shared_head_learn_toy_images(make, least):
+    model, right = make(), []  # chance is 1/3
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for domain in range(2):
+        learn(model, domain, optimizer, steps=60)
+    for domain in range(2):
+        x, y = toy_images(domain, seed=1)
+        right.append(model(x).argmax(1) == y)
+    assert torch.cat(right).float().mean() > least
+
+
+PUBLISHED = {
+    "l2p": dict(pool=10, length=5, top_k=5, key_weight=0.1, batchwise=True),
+    "dualprompt": dict(
+        general_length=6,
+        expert_length=20,
+        general_layers=(0, 1),
+        expert_layers=(2, 3, 4),
+        key_weight=1.0,
+    ),
+    "coda-p": dict(pool=100, length=8, layers=(0, 1, 2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", PROMPTING)
+def test_defaults_are_the_published_settings_and_those_of_recipes(kind):
+    method = getattr(prompting, PROMPTING[kind].__name__)
+    defaults = {}
+    for cls in reversed(method.__mro__[:-1]):  # of options that are passed on, too
+        if "__init__" in vars(cls):
+            defaults |= {n: p.default for n, p in inspect.signature(cls).parameters.items()}
+    for name, value in PUBLISHED.get(kind, {}).items():
+        assert defaults[name] == value
+    for name in PROMPTING[kind].model_fields.keys() - Prompting.model_fields.keys():
+        if name != "max_grad_norm":
+            assert PROMPTING[kind].model_fields[name].default == defaults[name]
+    if kind == "l2p":
+        assert KINDS[kind](kind=kind, lr=0.001).build().plugins[0].max_grad_norm == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: CODAPrompt(toy_vit(), 3, pool=9, length=7), "length must be even and >= 2, got 7"),
+        (lambda: CODAPrompt(toy_vit(), 3, pool=2), "pool must be >= num_domains = 3, got 2"),
+        (
+            lambda: CODAPrompt(toy_vit(), 3, pool=18),
+            "pool must be <= 16, the width of the features, .* got 18",
+        ),
+        (
+            lambda: CODAPrompt(toy_vit(2), 2, pool=4, layers=(3,)),
+            r"at least one of the layers \[3\], got one with 2 layers",
+        ),
+        (
+            lambda: DualPrompt(toy_vit(), 3, general_length=5),
+            "general_length must be even",
+        ),
+        (lambda: DualPrompt(toy_vit(), 3, expert_length=0), "expert_length must be even"),
+        (lambda: DualPrompt(toy_vit(), 3, key_weight=-1.0), "key_weight must be >= 0, got -1.0"),
+        (lambda: DualPrompt(toy_vit(), 3, general_layers=(1, 2)), r"must differ, both have \[2\]"),
+        (
+            lambda: DualPrompt(toy_vit(2), 2),
+            r"at least one of the layers \[2, 3, 4\], got one with 2 layers",
+        ),
+        (lambda: L2P(toy_vit(), 3, length=0), "length must be >= 1, got 0"),
+        (lambda: L2P(toy_vit(), 3, top_k=11), "top_k must be between 1 and pool = 10, got 11"),
+        (lambda: L2P(toy_vit(), 3, top_k=0), "top_k must be between 1 and pool = 10, got 0"),
+        (lambda: L2P(toy_vit(), 3, key_weight=-1.0), "key_weight must be >= 0, got -1.0"),
+        (lambda: PINA(toy_vit(), 2, adapter="both"), "must be 'shallow' or 'deep', got 'both'"),
+        (lambda: PINA(toy_vit(), 2, bottleneck=0), "bottleneck must be >= 1, got 0"),
+        (lambda: PINA(toy_vit(), 2, adapter_init="ones"), "'xavier' or 'zeros', got 'ones'"),
+        (lambda: SPrompts(toy_vit(), 2, prompts=0), "prompts must be >= 1, got 0"),
+        (lambda: SPrompts(toy_vit(), 2, centres=0), "centres must be >= 1, got 0"),
+        (lambda: SPrompts(toy_vit(), 0), "num_domains must be >= 1, got 0"),
+        (lambda: SLiPrompts(toy_vit(), 2), "SLiPrompts needs a CLIP with its text tower: create"),
+        (lambda: SLiPrompts(toy_clip(), 2), "SLiPrompts needs a CLIP with its text tower: create"),
+        (lambda: SLiPrompts(toy_clip_with_text(), 2, context=0), "context must be >= 1, got 0"),
+        (
+            lambda: SLiPromptsMixture(toy_clip_with_text(), 2, temperature=0),
+            "temperature must be > 0, got 0",
+        ),
+        (
+            lambda: HEDP(toy_clip_with_text(), 2, regularisation=-1),
+            "regularisation must be >= 0, got -1",
+        ),
+        (
+            lambda: HEDP(toy_clip_with_text(), 2, distance_temperature=0),
+            "temperatures must be > 0, got 0.6 and 0",
+        ),
+    ],
+)
+def test_unsuitable_networks_and_settings_are_named(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
 
 
 def recipe_of(kind, backbone):
     """Two domains of 14 images, in batches of 5; one epoch."""
+    own = {"pool": 8} if kind == "coda-p" else {}  # the default is too large for the network
     return small_recipe(
-        {kind: {"kind": kind, "lr": 0.01, **OWN.get(kind, {})}},
+        {kind: {"kind": kind, "lr": 0.01, **own}},
         stream={"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32, "limit": 2},
         model={"backbone": backbone, "weights": ""},
         train_mb_size=5,
@@ -42,41 +255,26 @@ def recipe_of(kind, backbone):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", PROMPTING)
-def test_a_small_recipe_runs_and_resumes_alike_with_a_frozen_backbone(
-    kind, tiny_clip, tmp_path, monkeypatch
-):
+def test_a_recipe_runs_and_resumes_bit_exactly_with_a_frozen_backbone(kind, tmp_path, monkeypatch):
     pytest.importorskip("timm", reason="needs the extra vision")
     pacs(tmp_path / "PACS")
-    recipe = recipe_of(kind, tiny_clip if PROMPTING[kind].needs_text else "timm/test_vit")
-    build, store = running.build_model, Checkpointer._store
-    networks, states = [], []
+    backbone = add_tiny_clip(tmp_path) if PROMPTING[kind].needs_text else "timm/test_vit"
+    recipe = recipe_of(kind, backbone)
+    build, networks = running.build_model, []
 
     def building(*args, **options):
-        networks.append(build(*args, **options))
-        states.append({k: v.clone() for k, v in networks[-1].state_dict().items()})
-        return networks[-1]
+        network = build(*args, **options)
+        networks.append((network, {k: v.clone() for k, v in network.state_dict().items()}))
+        return network
 
     monkeypatch.setattr(running, "build_model", building)
-    undisturbed = run_strategy(recipe, kind, 0, RunOptions(tmp_path))
     options = RunOptions(tmp_path, checkpoint_seconds=0, checkpoint_share=1)
-    for limit in (0, 4):  # checkpoints before the kill: one inside each domain
-        left = iter(range(limit))
-
-        def counted(self, left=left):
-            stored = store(self)
-            if next(left, None) is None:
-                raise Killed
-            return stored
-
-        with monkeypatch.context() as patch, contextlib.suppress(Killed):
-            patch.setattr(Checkpointer, "_store", counted)
-            run_in_folder(recipe, kind, 0, tmp_path, options)
-            pytest.fail("it was not killed")
-    result = run_in_folder(recipe, kind, 0, tmp_path, options)
+    undisturbed = run_strategy(recipe, kind, 0, RunOptions(tmp_path))
+    result = run_with_stops(recipe, kind, tmp_path, [0, 4], options)  # one inside each domain
     assert result.outcome() == undisturbed.outcome()
     assert result.resumed == 2
     assert len(networks) == 4
-    for network, before in zip(networks, states, strict=True):
+    for network, before in networks:
         after = network.state_dict()
         kept = {name for name in before if not name.startswith("head.")}
         assert kept

@@ -5,37 +5,16 @@ import pytest
 import torch
 from scipy.special import logsumexp, softmax
 from sklearn.cluster import KMeans
-from toy_domains import (
-    changed_by,
-    learn,
-    make_optimizer,
-    normalised_queries,
-    numpy_of,
-    some_images,
-)
+from toy_prompting import normalised_queries, numpy_of, some_images, trained
 from toy_text import tokenize, toy_clip_with_text
-from toy_vits import toy_clip, toy_images, toy_vit
+from toy_vits import toy_images
 
-from covon_avalanche.prompting import (
-    HEDP,
-    NearestCentre,
-    SLiPrompts,
-    SLiPromptsMixture,
-    prompt_model,
-)
+from covon_avalanche.prompting import HEDP, SLiPrompts, SLiPromptsMixture, prompt_model
 
 
 def make(cls, **options):
     torch.manual_seed(0)
     return cls(toy_clip_with_text(), 3, **{"prompts": 4, "context": 6, **options})
-
-
-def trained(cls, domains=3, **options):
-    model = make(cls, **options)
-    optimizer = make_optimizer(model)
-    for domain in range(domains):
-        learn(model, domain, optimizer)
-    return model
 
 
 def explicit_logits(model, x, domain):
@@ -73,7 +52,7 @@ def explicit_distances(model, x):
 @torch.no_grad()
 def test_logits_are_scaled_cosines_of_the_selected_domains_prompts():
     with torch.enable_grad():
-        model, x = trained(SLiPrompts), some_images()
+        model, x = trained(make(SLiPrompts)), some_images()
     domains = model.selector(model.vit.query(x)).numpy()
     assert set(domains) == {0, 1, 2}
     wanted = np.stack([explicit_logits(model, x, domain) for domain in range(3)])
@@ -84,18 +63,6 @@ def test_logits_are_scaled_cosines_of_the_selected_domains_prompts():
     assert np.abs(wanted[0] - wanted[1]).max() > 0.1
 
 
-@pytest.mark.parametrize("cls", [SLiPrompts, SLiPromptsMixture, HEDP])
-def test_a_domain_changes_its_own_prompts_and_context_only(cls):
-    model = make(cls)
-    towers = {n: p.clone() for n, p in model.vit.network.named_parameters()}
-    for domain in range(3):
-        own = {f"prompts.{domain}", f"contexts.{domain}"}
-        assert changed_by(model, domain) == own | {"domains", "selector.centres"}
-        assert {name for name, p in model.named_parameters() if p.requires_grad} == own
-    assert any(name.startswith("text.") for name in towers)
-    assert all(torch.equal(p, towers[n]) for n, p in model.vit.network.named_parameters())
-
-
 def mixed(weights, logits):
     """Of (images, domains) and (domains, images, classes)."""
     return np.einsum("nd,dnc->nc", weights, softmax(logits, -1))
@@ -104,7 +71,7 @@ def mixed(weights, logits):
 @torch.no_grad()
 def test_the_mixture_averages_probabilities_by_distance():
     with torch.enable_grad():
-        model, x = trained(SLiPromptsMixture, temperature=0.1), some_images()
+        model, x = trained(make(SLiPromptsMixture, temperature=0.1)), some_images()
     logits = np.stack([explicit_logits(model, x, domain) for domain in range(3)])
     weights = softmax(-explicit_distances(model, x) / 0.1, -1)
     assert (weights.max(1) < 0.99).any()
@@ -115,7 +82,7 @@ def test_the_mixture_averages_probabilities_by_distance():
 def test_hedp_mixes_by_energy_and_distance():
     options = dict(energy_temperature=2.0, distance_temperature=0.1)
     with torch.enable_grad():
-        model, x = trained(HEDP, **options), some_images()
+        model, x = trained(make(HEDP, **options)), some_images()
     logits = np.stack([explicit_logits(model, x, domain) for domain in range(3)])
     energies, distances = -logsumexp(logits, -1).T, explicit_distances(model, x)
     scores = (energies.min(1, keepdims=True) - energies) / 2
@@ -171,38 +138,3 @@ def test_shares_of_a_batch_have_hedps_loss_of_the_whole(monkeypatch):
     shares = shares + loss(slice(6, None))
     torch.testing.assert_close(shares, whole)
     torch.testing.assert_close(gradient(shares), gradient(whole))
-
-
-@pytest.mark.parametrize("cls", [SLiPromptsMixture, HEDP])
-def test_domains_that_have_not_been_learned_take_no_part(cls):
-    model, x = trained(cls, domains=2), some_images()
-    with torch.no_grad():
-        before = model(x)
-        model.prompts[2].fill_(7)
-        assert torch.equal(model(x), before)
-        torch.testing.assert_close(before.exp().sum(1), torch.ones(len(x)))
-        assert make(cls).eval()(x).isfinite().all()  # before training
-
-
-def test_missing_centres_are_never_the_nearest():
-    selector = NearestCentre(4, 3, centres=5)
-    features = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    selector.fit(0, features)
-    unit = torch.nn.functional.normalize(-features)
-    wanted = 1 - (unit @ torch.nn.functional.normalize(features).T).max(1).values
-    torch.testing.assert_close(selector.cosine_distances(-features), wanted[:, None])
-    assert selector.learned == 1
-
-
-def test_other_networks_and_wrong_settings_are_refused():
-    for network in (toy_vit(), toy_clip()):
-        with pytest.raises(ValueError, match="SLiPrompts needs a CLIP with its text tower: create"):
-            SLiPrompts(network, 2)
-    for cls, options, says in (
-        (SLiPrompts, {"context": 0}, "context must be >= 1, got 0"),
-        (SLiPromptsMixture, {"temperature": 0}, "temperature must be > 0, got 0"),
-        (HEDP, {"regularisation": -1}, "regularisation must be >= 0, got -1"),
-        (HEDP, {"distance_temperature": 0}, "temperatures must be > 0, got 0.6 and 0"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            cls(toy_clip_with_text(), 2, **options)

@@ -6,7 +6,7 @@ import torch
 from sklearn.mixture import GaussianMixture
 from torch.nn.functional import normalize
 
-from covon_avalanche.prompting import MixtureSelector
+from covon_avalanche.prompting import MixtureSelector, NearestCentre
 
 WIDTH = 6
 
@@ -111,3 +111,21 @@ def test_most_features_are_recognised_and_unseen_domains_never_selected():
 def test_a_domain_with_one_image_is_an_error():
     with pytest.raises(ValueError, match="a domain needs at least 2 images, got 1"):
         MixtureSelector(WIDTH, 2).fit(0, features_of(0, 1))
+
+
+def test_a_domain_of_few_images_has_as_many_centres_and_others_none():
+    selector = NearestCentre(4, 3, centres=5)
+    features = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    selector.fit(0, features)
+    assert torch.isfinite(selector.centres).all(2).tolist() == [
+        [True] * 3 + [False] * 2,
+        [False] * 5,
+        [False] * 5,
+    ]
+    torch.testing.assert_close(
+        selector.centres[0, :3].sort(0).values, normalize(features).sort(0).values
+    )
+    assert selector(features).tolist() == [0, 0, 0]
+    assert selector.learned == 1
+    wanted = 1 - (normalize(-features) @ normalize(features).T).max(1).values
+    torch.testing.assert_close(selector.cosine_distances(-features), wanted[:, None])

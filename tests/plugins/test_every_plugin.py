@@ -1,0 +1,192 @@
+"""What all plugins have in common: what they refuse, and that what they keep is counted."""
+
+import pytest
+import torch
+from avalanche.benchmarks.scenarios import split_online_stream
+from avalanche.models import MultiTaskModule
+from toy_optimizers import make_covon, make_vcl, same, weights
+from toy_vits import toy_vit
+from toys import adamw, make_naive, make_strategy, parts_of, toy_benchmark, toy_model
+
+from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
+from covon_avalanche.evaluation import MemoryFootprint
+from covon_avalanche.merging import DUCT, Average, Eq8, MagMax, RegMean
+from covon_avalanche.plugins import (
+    AdaRegPlugin,
+    ClassifierAlignmentPlugin,
+    ClosedFormPlugin,
+    CoVONPlugin,
+    DUCTPlugin,
+    EVCLPlugin,
+    EWCStarPlugin,
+    ICaRLPlugin,
+    InputAnchorPlugin,
+    MergePlugin,
+    PromptPlugin,
+    TDVCLPlugin,
+    VCLPlugin,
+)
+from covon_avalanche.prompting import SPrompts
+
+
+class TwoHeads(MultiTaskModule):
+    """Has one head per task, more or less."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(8, 4)
+
+    def forward_single_task(self, x, task_label):
+        return self.head(x)
+
+
+def closed_form():
+    return ClosedFormModel(FeatureExtractor(toy_model()), RidgeClassifier(10, 4))
+
+
+def duct():
+    return DUCT(toy_model(), 4, 3, keep_means=True)
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def covon(model):
+    return make_covon(model.named_parameters())
+
+
+def vcl(model):
+    return make_vcl(model.named_parameters())
+
+
+WHOLE_TASKS = {
+    "ada-reg": (AdaRegPlugin, toy_model, adamw),
+    "alignment": (ClassifierAlignmentPlugin, toy_model, sgd),
+    "closed form": (ClosedFormPlugin, closed_form, sgd),
+    "covon": (CoVONPlugin, toy_model, covon),
+    "duct": (DUCTPlugin, duct, sgd),
+    "evcl": (EVCLPlugin, toy_model, vcl),
+    "ewc-star": (EWCStarPlugin, toy_model, adamw),
+    "icarl": (lambda: ICaRLPlugin(8), toy_model, sgd),
+    "input anchor": (lambda: InputAnchorPlugin(1.0), toy_model, sgd),
+    "merge": (lambda: MergePlugin(Average()), toy_model, sgd),
+    "prompts": (PromptPlugin, lambda: SPrompts(toy_vit(), 2), sgd),
+    "td-vcl": (TDVCLPlugin, toy_model, vcl),
+    "vcl": (VCLPlugin, toy_model, vcl),
+}
+"""Plugins that end each experience like a whole task, with a model and an optimizer for them."""
+
+
+def online_experience(boundaries):
+    stream = toy_benchmark(1).train_stream
+    parts = split_online_stream(stream, experience_size=16, access_task_boundaries=boundaries)
+    return next(iter(parts))
+
+
+@pytest.mark.parametrize("boundaries", [True, False])
+@pytest.mark.parametrize("name", WHOLE_TASKS)
+def test_parts_of_a_task_are_refused(name, boundaries):
+    plugin, model, optimizer = WHOLE_TASKS[name]
+    model = model()
+    strategy = make_naive(model, optimizer(model), plugin())
+    with pytest.raises(ValueError, match="online stream are parts of tasks"):
+        strategy.train(online_experience(boundaries))
+
+
+def test_parts_of_a_task_are_trained_with_consolidate_every():
+    strategy = make_strategy("covon", toy_model(), consolidate_every=1)
+    strategy.train(online_experience(boundaries=False))
+    assert strategy.optimizer.state[strategy.model[0].weight]["prior_precision"].min() > 1.0
+
+
+@pytest.mark.parametrize(
+    ("plugin", "model", "optimizer", "says"),
+    [
+        (AdaRegPlugin, toy_model, sgd, r"needs an optimizer of the Adam family .* got SGD"),
+        (ClassifierAlignmentPlugin, TwoHeads, sgd, "needs one head for all tasks"),
+        (ClosedFormPlugin, toy_model, sgd, "needs a ClosedFormModel, got Sequential: wrap the"),
+        (CoVONPlugin, toy_model, adamw, "CoVONPlugin needs a CoVON optimizer, got AdamW"),
+        (DUCTPlugin, toy_model, sgd, "needs a DUCT model, got Sequential: wrap the network"),
+        (DUCTPlugin, duct, covon, "an optimizer without a posterior, got CoVON"),
+        (lambda: MergePlugin(Eq8()), toy_model, adamw, r"Eq8 .* needs a CoVON .* got AdamW"),
+        (PromptPlugin, toy_model, sgd, "PromptPlugin needs a PromptModel, got Sequential"),
+        (VCLPlugin, toy_model, adamw, "VCLPlugin needs a BayesByBackprop optimizer, got AdamW"),
+    ],
+)
+def test_models_and_optimizers_that_do_not_fit_are_refused_before_training(
+    plugin, model, optimizer, says
+):
+    model = model()
+    before = weights(model)
+    strategy = make_naive(model, optimizer(model), plugin())
+    with pytest.raises(ValueError, match=says):
+        strategy.train(toy_benchmark(1).train_stream[0])
+    assert same(weights(model), before)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "options", "says"),
+    [
+        (AdaRegPlugin, {"strength": -1.0}, "strength must be >= 0"),
+        (AdaRegPlugin, {"ess": 0.0}, "ess must be > 0"),
+        (AdaRegPlugin, {"schedule": [{"gamma": 1.0}]}, r"got \['gamma'\]"),
+        (ClassifierAlignmentPlugin, {"samples": 0}, "samples must be an integer >= 1, got 0"),
+        (ClassifierAlignmentPlugin, {"lr": 0.0}, "lr must be > 0"),
+        (CoVONPlugin, {"consolidate_every": 0}, "consolidate_every must be an integer"),
+        (CoVONPlugin, {"merge": RegMean(), "consolidate_every": 5}, "RegMean merges whole tasks"),
+        (CoVONPlugin, {"merge": MagMax(), "consolidate_every": 5}, "MagMax merges whole tasks"),
+        (CoVONPlugin, {"ess_per_example": -1}, "ess_per_example must be > 0 and finite .* got -1"),
+        (CoVONPlugin, {"ess_per_example": 1.0, "consolidate_every": 10}, "follows the sizes of"),
+        (CoVONPlugin, {"eval_samples": -1}, "eval_samples must be an integer >= 0, got -1"),
+        (CoVONPlugin, {"schedule": [{}, {"hes_init": 1.0}]}, r"got \['hes_init'\]"),
+        (CoVONPlugin, {"schedule": {0: {"lr": 1.0}}}, "must be a list .* got {0: {'lr': 1.0}}"),
+        (DUCTPlugin, {"retrain_lr": 0.0}, "retrain_lr must be > 0"),
+        (DUCTPlugin, {"retrain_epochs": -1}, "retrain_epochs must be an integer >= 0"),
+        (DUCTPlugin, {"transport_reg": 0.0}, "transport_reg must be > 0"),
+        (EVCLPlugin, {"fisher_mb_size": 0}, "fisher_mb_size must be an integer >= 1, got 0"),
+        (EWCStarPlugin, {"weight_decay": -1.0}, "weight_decay must be >= 0"),
+        (EWCStarPlugin, {"fisher": "true"}, "must be one of 'exact', 'batch', got 'true'"),
+        (EWCStarPlugin, {"fisher_mb_size": 0}, "fisher_mb_size must be an integer >= 1"),
+        (ICaRLPlugin, {"mem_size": 0}, "mem_size must be an integer >= 1, got 0"),
+        (PromptPlugin, {"max_grad_norm": 0}, "max_grad_norm must be > 0, got 0"),
+        (TDVCLPlugin, {"n_steps": 0}, "n_steps must be an integer >= 1, got 0"),
+        (TDVCLPlugin, {"replay_mb_size": 1.5}, "replay_mb_size must be an integer .* got 1.5"),
+        (TDVCLPlugin, {"decay": 0.0}, r"decay must be in \(0, 1\], got 0.0"),
+        (TDVCLPlugin, {"replay_tasks": -1}, "replay_tasks must be an integer >= 0, got -1"),
+        (VCLPlugin, {"schedule": [{"gamma": 1}]}, r"\['epochs', 'ess', 'lr'\], got \['gamma'\]"),
+    ],
+)
+def test_bad_arguments_name_value_and_rule(plugin, options, says):
+    with pytest.raises(ValueError, match=says):
+        plugin(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        # the head and, of two domains, four means of ten features, a covariance, int64 class ids
+        ("alignment", 44 + 2 * (4 * 10 + 10 * 10 + 4 * 2)),
+        ("closed form", 2 * 10 * 10 + 2 * 10 * 4 + 10 * 4),  # sums in float64, and weights
+        ("duct", 2 * 90 + 3 * 4 * 10),  # two copies of the backbone, and class means
+    ],
+)
+def test_what_is_kept_is_counted(name, kept):
+    plugin, model, optimizer = WHOLE_TASKS[name]
+    model, footprint = model(), MemoryFootprint()
+    strategy = make_naive(model, optimizer(model), plugin(), footprint)
+    for experience in toy_benchmark(3).train_stream:
+        strategy.train(experience)
+    parameters = 90 + 3 * 40 + 1 if name == "duct" else 134
+    assert footprint.ratio == pytest.approx(1 + kept / parameters)
+
+
+@pytest.mark.parametrize("rows", [[0, 4, 8], [0, 1], [0, 4, 8, 3]])
+@pytest.mark.parametrize("name", [name for name in WHOLE_TASKS if name != "prompts"])
+def test_domains_of_one_class_or_one_image_of_a_class(name, rows):
+    plugin, model, optimizer = WHOLE_TASKS[name]
+    model = model()
+    strategy = make_naive(model, optimizer(model), plugin())
+    for experience in parts_of(toy_benchmark(2), rows).train_stream:
+        strategy.train(experience)
+    assert all(p.isfinite().all() for p in model.parameters())

@@ -1,0 +1,64 @@
+"""All rules, a network with all kinds of layers that RegMean merges, and tasks of it."""
+
+import torch
+from torch import nn
+from toy_optimizers import weights
+
+from covon_avalanche.merging import (
+    EMA,
+    TIES,
+    Average,
+    CoFiMA,
+    FisherMerge,
+    KFACMerge,
+    MagMax,
+    RegMean,
+    Task,
+    TaskArithmetic,
+    merge_into,
+)
+
+RULES = {
+    "regmean": RegMean,
+    "kfac": KFACMerge,
+    "average": Average,
+    "ema": lambda: EMA(0.5),
+    "fisher": FisherMerge,
+    "cofima": CoFiMA,
+    "task-arithmetic": TaskArithmetic,
+    "magmax": MagMax,
+    "ties": TIES,
+}
+"""For any optimizer, by their names in recipes."""
+TASK_VECTORS = ("task-arithmetic", "magmax", "ties")
+
+
+class Net(nn.Module):
+    """Two convolutions, one with groups, and two linear layers, one without a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3, padding=1, stride=2)
+        self.second = nn.Conv2d(4, 6, (3, 1), padding="same", groups=2, padding_mode="reflect")
+        self.third = nn.Linear(6, 5, bias=False)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.second(self.first(x).tanh()).tanh().mean((-2, -1))
+        return self.head(self.third(x).tanh())
+
+
+def images(seed, n=40):
+    return torch.randn(n, 2, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def task_of(model, x, before=None, batch_size=10_000):
+    """A task with these inputs."""
+    return Task(model, before or {}, lambda: [(part, None) for part in x.split(batch_size)])
+
+
+def end_task(model, rule, values, batches=None) -> None:
+    """A task that leaves these weights, by name, and the merge."""
+    before = weights(model)
+    model.load_state_dict(values, strict=False)
+    merge_into(model, torch.optim.SGD(model.parameters(), lr=0.1), rule, before, batches)
