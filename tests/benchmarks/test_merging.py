@@ -1,28 +1,17 @@
 """The factorial of trainings and merges: names of cells, tables, main effects."""
 
-from pathlib import Path
-
+import merging
 import pytest
 from made_up_results import made_up
 
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.report import load_results
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def merging(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import merging
-
-    return merging
-
 
 @pytest.mark.parametrize("name", ["pacs", "mnist"])
-def test_the_recipes_have_every_cell_and_search_alike(name, merging, tmp_path):
+def test_the_recipes_have_every_cell_and_search_alike(name, tmp_path):
     """18 cells, and each searches its learning rate, and its coefficient if there is one."""
-    recipe = load_recipe(str(BENCHMARKS / f"merging_{name}.toml"))
+    recipe = load_recipe(str(merging.ROOT / f"benchmarks/merging_{name}.toml"))
     file = tmp_path / "runs.jsonl"
     lines = [made_up(strategy, 0, [[0.5]]).model_dump_json() for strategy in recipe.strategies]
     file.write_text("\n".join(lines) + "\n")
@@ -48,7 +37,7 @@ def test_the_recipes_have_every_cell_and_search_alike(name, merging, tmp_path):
             assert (settings.merge or "none") == merge
 
 
-def test_table_and_effects(merging, tmp_path):
+def test_table_and_effects(tmp_path):
     """Additive effects: CoVON 2 points better, RegMean 10; and one point of interaction."""
     accuracies = {
         "adamw-none": 0.60,
@@ -78,7 +67,7 @@ def test_table_and_effects(merging, tmp_path):
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_a_search_the_command_is_named(merging, monkeypatch, tmp_path):
+def test_without_a_search_the_command_is_named(monkeypatch):
     monkeypatch.setattr(merging, "FOLDER", merging.ROOT / "absent")
     with pytest.raises(SystemExit, match=r"run the covon search .* benchmarks/merging_pacs\.toml"):
         merging.recipe_of("forward")
