@@ -1,4 +1,4 @@
-"""A command as a terminal starts it."""
+"""Commands, in the process of a test or as a terminal starts them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from covon_avalanche.cli import app
+
+
+def covon(*arguments: object, **options: Any) -> Result:
+    """Run ``covon`` with these arguments, without a process of its own."""
+    return CliRunner().invoke(app, [*map(str, arguments)], **options)
 
 
 @contextmanager

@@ -9,28 +9,19 @@ from subprocess import PIPE, Popen
 import psutil
 import pytest
 import torch
-from small_recipes import FEW, STRATEGIES, small_recipe
-from terminal import in_a_terminal
-from typer.testing import CliRunner
+from small_recipes import FEW, STRATEGIES, saved, small_recipe
+from terminal import covon, in_a_terminal
 
-from covon_avalanche.cli import app
-from covon_avalanche.experiment.recipe import recipe_text
 from covon_avalanche.experiment.result import Result
 
 
 @pytest.fixture
 def command(tmp_path):
     """A run in two processes."""
-    file = tmp_path / "tiny.toml"
     strategies = {name: STRATEGIES[name] for name in ("covon", "finetune", "replay")}
     strategies["bad"] = {"kind": "finetune", "lr": 1e30}
     recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
-    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
-    return ["run", str(file), "--out", str(tmp_path / "out"), "--processes", "2"]
-
-
-def covon(*arguments):
-    return CliRunner().invoke(app, list(arguments))
+    return ["run", str(saved(recipe, tmp_path)), "--out", str(tmp_path / "out"), "--processes", "2"]
 
 
 def alive(processes):
