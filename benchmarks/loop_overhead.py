@@ -6,7 +6,7 @@
 
 The network is a vision transformer with 11 million parameters; a step is by 8 images of 96
 pixels, in one micro-batch. Every loop trains with both optimizers in turns, in one process, and
-each keeps its network: a slower moment of the machine meets both. A step is the time from one
+each keeps its network: a slow phase of the machine affects both. A step is the time from one
 forward pass to the next, so that all that the loop does between them counts; what it does
 before the first step and after the last (CoVON's merge) does not. A figure is the median over the
 rounds of each round's median, a ratio the median of the rounds' ratios.

@@ -1,4 +1,4 @@
-"""What posterior samples know: calibration, and images of a class that training never saw.
+"""Calibration with posterior samples, and detection of images of a class never trained on.
 
     python benchmarks/uncertainty.py --dataset-root DATA   run what is missing, then report
     python benchmarks/uncertainty.py --report              from stored results only
@@ -26,6 +26,7 @@ from comparison import (
     ROOT,
     Case,
     arguments,
+    machine_name,
     read_cases,
     replace_part,
     run_cases,
@@ -195,10 +196,10 @@ def write_report() -> None:
             line[title] = "" if np.isnan(value) else form(value)
         lines.append(line | {"seeds": len(part)})
     about = read_cases(FILE)[0]
-    machine, versions = about["machine"], about["versions"]
+    versions = about["versions"]
     origin = (
         f"Means over the seeds; torch {versions['torch']}, avalanche-lib "
-        f"{versions['avalanche-lib']}, {machine['cores']} cores ({machine['processor']})."
+        f"{versions['avalanche-lib']}, {machine_name(about['machine'])}."
     )
     replace_part(PAGE, NAME, f"{aligned(pd.DataFrame(lines))}\n\n{origin}")
 
@@ -213,8 +214,7 @@ def main() -> None:
             for stream, names in STRATEGIES.items()
             for name in names
         ]
-        key = ("stream", "strategy", "seed")
-        run_cases(cases, key, measure, FILE, given.dataset_root, processes=given.jobs)
+        run_cases(cases, measure, FILE, given.dataset_root, processes=given.jobs)
     write_report()
 
 

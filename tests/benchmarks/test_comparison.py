@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import comparison
 import pandas as pd
 import pytest
-from made_up_results import made_up
+from made_up_results import made_up, stored
 
 from covon_avalanche.experiment.recipe import choose, load_recipe
 from covon_avalanche.experiment.run_folder import settings_of
@@ -28,10 +28,10 @@ def test_results_with_other_settings_are_measured_again(changes, missing, tmp_pa
         settings = settings_of(recipe, name)
         del settings["device"], settings["workers"]
         runs.append(made_up(name, 0, [[0.5]]).model_copy(update={"settings": settings}))
-    (tmp_path / "stored.jsonl").write_text("".join(r.model_dump_json() + "\n" for r in runs))
+    file = stored(tmp_path, *runs)
     monkeypatch.setattr(comparison, "run_grid", lambda recipe, found, *_, **__: specs.extend(found))
     today = choose(load_recipe("permuted-digits", changes), "finetune,covon")
-    comparison.run_recipe(today, [0], tmp_path / "stored.jsonl")
+    comparison.run_recipe(today, [0], file)
     assert [spec.strategy for spec in specs] == missing
 
 
@@ -44,14 +44,10 @@ def test_a_result_is_stored_without_its_epochs_in_the_recipes_order(tmp_path, mo
     monkeypatch.setattr(comparison, "run_grid", run_grid)
     recipe = choose(load_recipe("permuted-digits"), "finetune,covon")
     comparison.run_recipe(recipe, [0, 1], tmp_path / "stored.jsonl")
-    stored = comparison.read_cases(tmp_path / "stored.jsonl")
-    assert [(row["strategy"], row["seed"]) for row in stored] == [
-        ("finetune", 0),
-        ("finetune", 1),
-        ("covon", 0),
-        ("covon", 1),
-    ]
-    assert all(row["epochs"] == [] for row in stored)
+    rows = comparison.read_cases(tmp_path / "stored.jsonl")
+    in_order = [("finetune", 0), ("finetune", 1), ("covon", 0), ("covon", 1)]
+    assert [(row["strategy"], row["seed"]) for row in rows] == in_order
+    assert all(row["epochs"] == [] for row in rows)
 
 
 def test_only_missing_cases_are_measured_and_stored_with_where(tmp_path, monkeypatch):
@@ -65,7 +61,7 @@ def test_only_missing_cases_are_measured_and_stored_with_where(tmp_path, monkeyp
 
     cases = [{"name": "a", "lr": 2}, {"name": "b", "lr": 3}]
     for _ in range(2):
-        comparison.run_cases(cases, ["name"], measure, file, 10, processes=1)
+        comparison.run_cases(cases, measure, file, 10, key=["name"], processes=1)
     assert measured == ["b"]
     old, new = comparison.read_cases(file)
     assert old["value"] == 0
@@ -98,9 +94,9 @@ def test_mean_and_std():
     ],
 )
 def test_pages_say_where_something_was_measured(measurement, condition, page):
-    stored = json.loads((comparison.RESULTS / f"{measurement}.json").read_text(encoding="utf-8"))
+    found = json.loads((comparison.RESULTS / f"{measurement}.json").read_text(encoding="utf-8"))
     text = (comparison.ROOT / page).read_text(encoding="utf-8")
-    assert f"\n{comparison.provenance(stored, condition)}\n" in text
+    assert f"\n{comparison.provenance(found, condition)}\n" in text
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import pytest
 import torch
 from language_memory import measure
 
+from covon_avalanche.atomic_write import write_atomically
+
 pytest.importorskip("transformers", reason="needs the extra language")
 WORDS = {"en": "the cat and the dog ", "de": "die Katze, der Hund ", "fr": "le chat, le chien "}
 
@@ -137,10 +139,10 @@ def test_search_runs_and_report(tokens, recipe, monkeypatch, tmp_path):
     monkeypatch.setattr(language, "STORED", tmp_path / "results/results.jsonl")
     measured = []
 
-    def made_up(cases, key, measure, file, *arguments, processes):
+    def made_up(cases, measure, file, *arguments, processes):
         rows = language.read_cases(file)
         for case in cases:
-            if all(any(case[k] != row[k] for k in key) for row in rows):
+            if all(any(case[k] != row[k] for k in case) for row in rows):
                 measured.append(case["strategy"])
                 nats = 1 + abs(math.log(case["settings"]["lr"] / 2e-3))
                 curve = [
@@ -153,7 +155,7 @@ def test_search_runs_and_report(tokens, recipe, monkeypatch, tmp_path):
                 about = {"versions": versions, "machine": {"cores": 2, "processor": "x"}}
                 rows.append({**case, "curve": curve, "seconds": 1.0, **about})
         rows[-1] = {k: v for k, v in rows[-1].items() if k != "curve"} | {"error": "diverged"}
-        language.write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
+        write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
 
     monkeypatch.setattr(language, "run_cases", made_up)
     language.search(recipe, 2, tokens, None)
@@ -164,7 +166,7 @@ def test_search_runs_and_report(tokens, recipe, monkeypatch, tmp_path):
     assert language.best_settings(recipe, "finetune") == best
     finals = language.finals(recipe)
     assert {(case["part"], case["seed"]) for case in finals} == {("test", i) for i in range(3)}
-    made_up(finals, list(finals[0]), None, language.STORED, processes=None)
+    made_up(finals, None, language.STORED, processes=None)
     language.write_report(recipe)
     assert "| joint (offline)" in page.read_text()
     assert "| finetune" in page.read_text()
