@@ -24,6 +24,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from typing import Any
 
@@ -66,14 +67,16 @@ class Transformer(nn.Module):
 # Loops: an epoch each, with the optimizer's task ended after it ------------------------------
 
 
+def sampled(optimizer: Optimizer) -> AbstractContextManager[Any]:
+    """CoVON's weights are a posterior sample inside."""
+    return optimizer.sampled_params() if isinstance(optimizer, CoVON) else nullcontext()
+
+
 def plain(model: nn.Module, optimizer: Optimizer, data: TensorDataset, mb_size: int) -> None:
     model.train()
     for x, y in DataLoader(data, mb_size, shuffle=True):
         optimizer.zero_grad()
-        if isinstance(optimizer, CoVON):
-            with optimizer.sampled_params():
-                nn.functional.cross_entropy(model(x), y).backward()
-        else:
+        with sampled(optimizer):
             nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     if isinstance(optimizer, CoVON):
@@ -167,10 +170,7 @@ def accelerate(model: nn.Module, optimizer: Optimizer, data: TensorDataset, mb_s
     prepared.train()
     for x, y in loader:
         wrapped.zero_grad()
-        if isinstance(optimizer, CoVON):
-            with optimizer.sampled_params():
-                accelerator.backward(nn.functional.cross_entropy(prepared(x), y))
-        else:
+        with sampled(optimizer):
             accelerator.backward(nn.functional.cross_entropy(prepared(x), y))
         wrapped.step()
     if isinstance(optimizer, CoVON):

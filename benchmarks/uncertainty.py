@@ -172,30 +172,26 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 def write_report() -> None:
     """One table: means over seeds."""
-    rows = []
-    for case in sorted(read_cases(FILE), key=lambda case: case["stream"]):
-        for way in ("mean", "samples", "temperature"):
-            if way in case:
-                key = {k: case[k] for k in ("stream", "strategy", "seed")}
-                rows.append(
-                    {**key, "way": way, "T": case.get("eval_temperature", np.nan), **case[way]}
-                )
-    table = pd.DataFrame(rows)
-    grouped = table.groupby(["stream", "strategy", "way"], sort=False)
+    cases = sorted(read_cases(FILE), key=lambda case: case["stream"])
+    ways = {"mean": "mean weights", "samples": f"{SAMPLES} samples"}
+    ways["temperature"] = f"{SAMPLES} samples, T = "
+    table = pd.DataFrame(
+        {"eval_temperature": np.nan, **case, **case[way], "way": way}
+        for case in cases
+        for way in ways
+        if way in case
+    )
     lines = []
-    for (stream, strategy, way), part in grouped:
-        temperatures = ", ".join(f"{t:.3g}" for t in sorted(set(part["T"].dropna())))
-        how = {
-            "mean": "mean weights",
-            "samples": f"{SAMPLES} samples",
-            "temperature": f"{SAMPLES} samples, T = {temperatures or 'chosen'}",
-        }[way]
-        line = {"stream": stream, "strategy": strategy, "prediction by": how}
+    for (stream, strategy, way), part in table.groupby(["stream", "strategy", "way"], sort=False):
+        line = {"stream": stream, "strategy": strategy, "prediction by": ways[way]}
+        if way == "temperature":
+            temperatures = map("{:.3g}".format, sorted(part["eval_temperature"].dropna().unique()))
+            line["prediction by"] += ", ".join(temperatures) or "chosen"
         for key, (title, form) in COLUMNS.items():
-            value = part[key].mean() if key in part else float("nan")
+            value = part[key].mean()
             line[title] = "" if np.isnan(value) else form(value)
         lines.append(line | {"seeds": len(part)})
-    about = read_cases(FILE)[0]
+    about = cases[0]
     versions = about["versions"]
     origin = (
         f"Means over the seeds; torch {versions['torch']}, avalanche-lib "

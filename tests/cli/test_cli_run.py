@@ -6,13 +6,12 @@ import os
 import re
 import signal
 import sys
-import time
 
 import joblib
 import psutil
 import pytest
 from small_recipes import FEW, STRATEGIES, saved, small_recipe
-from terminal import covon, in_a_terminal
+from terminal import covon, in_a_terminal, wait_until
 
 from covon_avalanche.cli import run, search
 from covon_avalanche.experiment import cluster
@@ -177,9 +176,7 @@ def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
     command += ["--jobs", "2", "--strategies", "finetune,covon", "--seeds", "0-9"]
     command += ["--set", "stream.n_experiences=2"]
     with in_a_terminal(command) as process:
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.rglob("result.json")) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: list(tmp_path.rglob("result.json")))
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
@@ -189,10 +186,7 @@ def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
     assert 1 <= len(results) < 20
     assert all(p.read_text().endswith("}\n") for p in results)
     assert not list(tmp_path.rglob("*.part"))
-    deadline = time.monotonic() + 20
-    while group_members(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not group_members(process.pid)
+    assert wait_until(lambda: not group_members(process.pid), seconds=20)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,11 @@
 import os
 import signal
 import sys
-import time
 
 import pytest
 from optuna.trial import TrialState
 from small_recipes import STRATEGIES, saved, small_recipe
-from terminal import covon, in_a_terminal
+from terminal import covon, in_a_terminal, wait_until
 
 from covon_avalanche.cli import search
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
@@ -84,12 +83,8 @@ def test_ctrl_c_ends_a_search_and_marks_its_trials(tmp_path):
     command = [sys.executable, "-m", "covon_avalanche", "search", str(file), "--jobs", "1"]
     command += ["--out", str(tmp_path), "--seed", "0"]
     with in_a_terminal(command) as process:
-        deadline = time.monotonic() + 120
         # Not merely enqueued: its settings are drawn, and the objective runs.
-        while time.monotonic() < deadline:
-            if journal.exists() and '"param_name"' in journal.read_text():
-                break
-            time.sleep(0.1)
+        wait_until(lambda: journal.exists() and '"param_name"' in journal.read_text())
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
