@@ -1,12 +1,12 @@
-"""What re-estimating batch norm's running statistics after a merge is worth: digits and MNIST.
+"""What re-estimating batch norm's running statistics after a merge gains, on digits and MNIST.
 
     python benchmarks/batch_norm.py --dataset-root DATA
 
 An MLP with two hidden layers of 100 units, with batch norm, learns five permutations with the
 package's defaults and ``ess`` the number of images: of the digits for 20 epochs each, ten seeds; of
-MNIST for three epochs, three seeds. Once the plugin re-estimates the statistics after each merge
-(``"statistics anew"``), as it does; once they stay as training has left them. Rows go to
-``benchmarks/results/batch-norm.jsonl``; ``docs/digits.md`` quotes them.
+MNIST for three epochs, three seeds. Every run is made twice: with statistics that are re-estimated
+after each merge (``"statistics anew"``), as the plugin does, and with those that training has left.
+Rows go to ``benchmarks/results/batch-norm.jsonl``; ``docs/digits.md`` quotes them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def main() -> None:
     given = arguments(__doc__)
     if not given.report:
         cases = [dict(zip(KEY, c, strict=True)) for c in product(SETTINGS, METHODS, (True, False))]
-        run_cases(cases, KEY, measure, FILE, given.dataset_root, processes=given.jobs)
+        run_cases(cases, measure, FILE, given.dataset_root, processes=given.jobs)
     table = pd.DataFrame(read_cases(FILE))[[*KEY, "a_t"]]
     print(aligned(table.assign(a_t=[mean_and_std(pd.Series(v)) for v in table["a_t"]]), left=3))
 

@@ -22,6 +22,7 @@ from typing import Any
 import pandas as pd
 import torch
 from avalanche.training.plugins import EvaluationPlugin
+from batch_norm import network as mlp
 from comparison import (
     RESULTS,
     ROOT,
@@ -48,7 +49,6 @@ RULES: dict[str, Callable[[], MergeRule] | None] = {
     "EMA, 0.5": lambda: EMA(0.5),
     "RegMean": RegMean,
 }
-KEY = ("stream", "merge", "seed")
 SEEDS = {"PACS": range(3), "permuted digits": range(5)}
 
 
@@ -58,14 +58,6 @@ def network() -> nn.Module:
     for inputs, outputs in pairwise((3, 32, 64, 64, 128)):
         layers += [nn.Conv2d(inputs, outputs, 3, 2, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 7))
-
-
-def mlp() -> nn.Module:
-    """With batch norm after both hidden layers, as in ``batch_norm.py``."""
-    layers: list[nn.Module] = [nn.Flatten()]
-    for inputs in (64, 100):
-        layers += [nn.Linear(inputs, 100), nn.BatchNorm1d(100), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(100, 10))
 
 
 def norms(model: nn.Module) -> list[Any]:
@@ -110,7 +102,7 @@ def measure(case: Case, root: Path) -> Case:
     benchmark = pacs(root, seed) if images else PermutedDigits(n_experiences=5, seed=seed)
     tests = [tensors_of(experience.dataset.eval()) for experience in benchmark.test_stream]
     torch.manual_seed(seed)
-    model = network() if images else mlp()
+    model = network() if images else mlp(pixels=64)
     rule, lr = RULES[case["merge"]], 2e-3 if images else 1e-3
     strategy = FastNaive(
         model=model,
@@ -153,7 +145,7 @@ def main() -> None:
             for seed in seeds
             for merge in RULES
         ]
-        run_cases(cases, KEY, measure, FILE, given.dataset_root, processes=given.jobs)
+        run_cases(cases, measure, FILE, given.dataset_root, processes=given.jobs)
     rows = pd.DataFrame(read_cases(FILE))
     table = rows.groupby(["stream", "merge"], sort=False)[["newest", "mixed"]].agg(mean_and_std)
     titles = {"newest": "newest domain", "mixed": "all domains"}

@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from avalanche.training import Naive
+from avalanche.training.plugins import EvaluationPlugin
+from matplotlib.figure import Figure
+from torch import nn
 
 from covon_avalanche import TensorBatches
 from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.experiment.build import build_strategy
+from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid
 from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.registry import Strategy
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import result_settings, settings_of, upgrade_settings
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
 from covon_avalanche.report import Comparison, comparisons, load_results
+from covon_avalanche.report.figures import rendered, style
 from covon_avalanche.report.tables import aligned
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +60,18 @@ def arguments(doc: str, *positional: str) -> argparse.Namespace:
 
 
 # Running -----------------------------------------------------------------------------------
+
+
+def in_order(recipe: Recipe, domains: Iterable[str], **update: Any) -> Recipe:
+    """The recipe with its domains in another order, and with other changes."""
+    stream = recipe.stream.model_copy(update={"domains": list(domains)})
+    return recipe.model_copy(update={**update, "stream": stream})
+
+
+def strategy_of(settings: Strategy, recipe: Recipe, model: nn.Module, *metrics: Any) -> Any:
+    """A strategy that trains as the recipe says, with these metrics only."""
+    evaluator = EvaluationPlugin(*metrics, loggers=[])
+    return build_strategy(settings, recipe, model, evaluator, EpochLog())
 
 
 def run_recipe(
@@ -113,19 +133,20 @@ def read_cases(file: Path) -> list[Case]:
 
 def run_cases(
     cases: Iterable[Case],
-    key: Sequence[str],
     measure: Callable[..., Case],
     file: Path,
     *arguments: Any,
+    key: Sequence[str] = (),
     processes: int | None = None,
 ) -> None:
     """Measure the cases that are missing, and store each when it is there.
 
-    :param key: which entries of a case tell whether it is stored.
     :param measure: called in another process with the case and ``arguments``; what it returns is
         stored with the case, the versions and the machine.
+    :param key: which entries of a case tell whether it is stored; all by default.
     """
-    rows = read_cases(file)
+    rows, cases = read_cases(file), list(cases)
+    key = key or list(cases[0])
     known = [[row[name] for name in key] for row in rows]
     missing = [case for case in cases if [case[name] for name in key] not in known]
     with worker_pool(processes or default_processes("cpu")) as pool:
@@ -181,7 +202,7 @@ def provenance(stored: Mapping[str, Any], condition: str = "") -> str:
     return f"<sub>{'; '.join(filter(None, parts))}</sub>"
 
 
-# Tables ------------------------------------------------------------------------------------
+# Tables and figures ------------------------------------------------------------------------
 
 
 def compared(file: Path) -> Comparison:
@@ -190,9 +211,14 @@ def compared(file: Path) -> Comparison:
     return comparison
 
 
+def machine_name(machine: Mapping[str, Any]) -> str:
+    """Cores and processor."""
+    return f"{machine['cores']} cores ({machine['processor']})"
+
+
 def origin(runs: pd.DataFrame) -> str:
     """The number of seeds, the versions and the machines."""
-    machines = runs["machine"].map(lambda m: f"{m['cores']} cores ({m['processor']})")
+    machines = runs["machine"].map(machine_name)
     names = runs.groupby(machines)["strategy"].unique()
     most, *others = names.map(len).sort_values(ascending=False, kind="stable").index
     rest = "".join(f"; {', '.join(names[machine])}: {machine}" for machine in others)
@@ -225,6 +251,15 @@ def mean_and_std(values: pd.Series, digits: int = 2) -> str:
     """``mean ± standard deviation``, or the value itself if it is the only one."""
     mean = f"{values.mean():.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {values.std():.{digits}f}"
+
+
+@contextmanager
+def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure in the style of the reports, sizes in inches; written as PNG at the end."""
+    with style():
+        figure = Figure(figsize=(width, height))
+        yield figure
+        write_atomically(path, rendered(figure, "png"))
 
 
 def replace_part(page: Path, script: str, text: str) -> None:

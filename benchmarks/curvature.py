@@ -31,6 +31,7 @@ from comparison import (
     run_cases,
     tensors_of,
 )
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from covon_avalanche import CoVON
@@ -66,12 +67,6 @@ def cases() -> Iterator[Case]:
             yield from ({"case": {**base, key: value}} for value in values)
 
 
-def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's, over all entries."""
-    ranks = torch.stack([x.flatten().argsort().argsort().double() for x in (a, b)])
-    return torch.corrcoef(ranks)[0, 1].item()
-
-
 def compare(hess: dict[str, Tensor], fisher: dict[str, Tensor]) -> dict[str, dict[str, float]]:
     """By layer (its weights) and over all parameters, without the entries that change no image's
     loss (those of dead units)."""
@@ -80,7 +75,8 @@ def compare(hess: dict[str, Tensor], fisher: dict[str, Tensor]) -> dict[str, dic
     found = {}
     for name, (h, f) in pairs.items():
         h, f = h[f > 0], f[f > 0]
-        found[name] = {"correlation": rank_correlation(h, f), "ratio": (h.mean() / f.mean()).item()}
+        correlation = float(spearmanr(h, f).statistic)
+        found[name] = {"correlation": correlation, "ratio": (h.mean() / f.mean()).item()}
     return found
 
 
@@ -170,7 +166,7 @@ def main() -> None:
     """Measure and report."""
     given = arguments(__doc__)
     if not given.report:
-        run_cases(cases(), ["case"], measure, FILE, given.dataset_root, processes=given.jobs)
+        run_cases(cases(), measure, FILE, given.dataset_root, processes=given.jobs)
     write_report()
 
 

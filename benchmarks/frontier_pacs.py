@@ -28,29 +28,29 @@ import numpy as np
 import pandas as pd
 import torch
 from avalanche.benchmarks import CLExperience
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
 from comparison import (
     RESULTS,
     ROOT,
     Case,
     arguments,
+    new_figure,
     read_cases,
     replace_part,
     run_cases,
+    strategy_of,
 )
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
-from covon_avalanche.experiment.epoch_log import EpochLog
+from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
-from covon_avalanche.experiment.registry import Finetune, Strategy
+from covon_avalanche.experiment.registry import Finetune
 from covon_avalanche.merging import Eq8, Task
 from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.task_loader import dataset_loader
 from covon_avalanche.posterior.fisher import squared_example_gradients
 from covon_avalanche.posterior.gaussian import DiagGaussian
-from covon_avalanche.report.figures import style
 from covon_avalanche.report.tables import aligned
 
 NAME = "benchmarks/frontier_pacs.py"
@@ -97,11 +97,6 @@ class Penalty(SupervisedPlugin):
             for name, mean in self.prior.mean.items()
         ]
         strategy.loss += torch.stack(terms).sum()
-
-
-def strategy_of(settings: Strategy, recipe: Recipe, model: nn.Module) -> Any:
-    """As the recipe trains, without metrics."""
-    return build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
 
 
 def covon_plugin(strategy: Any) -> CoVONPlugin:
@@ -239,10 +234,7 @@ def point(accuracy: Sequence[float]) -> tuple[float, float]:
 
 def plot(runs: list[Case]) -> None:
     """What is kept against what is learned."""
-    from matplotlib.figure import Figure
-
-    with style():
-        figure = Figure(figsize=(6.6, 4.6), layout="constrained")
+    with new_figure(ROOT / "docs/pacs-frontier.png", 6.6, 4.6) as figure:
         axes = figure.subplots()
         for total in range(60, 84, 2):  # lines of equal A_T
             axes.plot([40, 90], [(4 * total - x) / 3 for x in (40, 90)], color="#e5e7eb", lw=0.8)
@@ -257,7 +249,6 @@ def plot(runs: list[Case]) -> None:
         axes.set_xlabel("accuracy on the last domain (%)")
         axes.set_ylabel("mean accuracy on the three before (%)")
         axes.legend(fontsize=8, loc="lower left")
-        figure.savefig(ROOT / "docs/pacs-frontier.png", dpi=160)
 
 
 def write_report() -> None:
@@ -284,8 +275,7 @@ def main() -> None:
     given = arguments(__doc__)
     if not given.report:
         cases = [{"seed": SEED, "way": name} for name in WAYS]
-        key = ("seed", "way")
-        run_cases(cases, key, measure, FILE, given.dataset_root, processes=given.jobs or 1)
+        run_cases(cases, measure, FILE, given.dataset_root, processes=given.jobs or 1)
     write_report()
 
 

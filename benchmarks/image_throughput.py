@@ -1,4 +1,4 @@
-"""How fast images come: our streams against torchvision's ImageFolder with a plain DataLoader.
+"""Images per second: our streams against torchvision's ImageFolder with a plain DataLoader.
 
     python benchmarks/image_throughput.py --dataset-root DATA           # about 10 minutes
     python benchmarks/image_throughput.py --dataset-root DATA --short   # a minute; prints only
@@ -7,7 +7,7 @@ The same files and batch size, and transforms that give the same up to rounding 
 and ours): crop and flip (training) or resize and central crop (evaluation) to 224 pixels, as
 normalised floats. PACS is the real one, in ``DATA/PACS``; the other streams are generated with the
 sizes and formats of their images. All cases take turns; figures are medians of the images per
-second and of the ratios to ImageFolder within a round. Results go to
+second, and of the ratios to ImageFolder within a round. Results go to
 ``benchmarks/results/image-throughput.json``, the table to ``docs/streams.md``.
 """
 

@@ -12,13 +12,11 @@ from __future__ import annotations
 import warnings
 
 import torch
-from avalanche.training.plugins import EvaluationPlugin
-from comparison import RESULTS, write_measurement
+from comparison import RESULTS, strategy_of, write_measurement
 from speed_table import write_tables
 
 from covon_avalanche.evaluation import DomainMetrics
-from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
-from covon_avalanche.experiment.epoch_log import EpochLog
+from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 
 IMPLEMENTATIONS = ("compiled", "foreach", "reference")
@@ -30,8 +28,7 @@ def average_accuracy(recipe: Recipe, implementation: str, seed: int) -> float:
     benchmark = build_benchmark(recipe, seed=seed)
     torch.manual_seed(seed)
     model, metrics = build_model(recipe.model, benchmark), DomainMetrics()
-    evaluator = EvaluationPlugin(metrics, loggers=[])
-    strategy = build_strategy(recipe.strategies["covon"], recipe, model, evaluator, EpochLog())
+    strategy = strategy_of(recipe.strategies["covon"], recipe, model, metrics)
     strategy.optimizer.implementation = implementation
     for experience in benchmark.train_stream:
         strategy.train(experience)

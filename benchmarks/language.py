@@ -1,4 +1,4 @@
-"""Continual pretraining of a small GPT-2: English, German, French, from a random start.
+"""Continual pretraining of a small GPT-2: English, German, French, from random weights.
 
     python benchmarks/manual_pages.py CORPORA          download the text
     python benchmarks/language.py CORPORA --trials 3   search what is missing, on validation text
@@ -24,6 +24,7 @@ from comparison import (
     ROOT,
     Case,
     mean_and_std,
+    new_figure,
     origin,
     read_cases,
     replace_part,
@@ -31,9 +32,8 @@ from comparison import (
 )
 from language_training import LANGUAGES, measure, tokenized
 
-from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import tomllib
-from covon_avalanche.report.figures import INK, rendered, style
+from covon_avalanche.report.figures import INK
 from covon_avalanche.report.tables import aligned
 
 NAME = "benchmarks/language.py"
@@ -97,7 +97,7 @@ def search(recipe: Case, trials: int, file: Path, jobs: int | None) -> None:
         for i in range(trials)
         for name in recipe["strategies"]
     ]
-    run_cases(cases, list(cases[0]), measure_or_error, TRIALS, file, recipe, processes=jobs)
+    run_cases(cases, measure_or_error, TRIALS, file, recipe, processes=jobs)
 
 
 def finals(recipe: Case) -> list[Case]:
@@ -132,11 +132,8 @@ def table(runs: pd.DataFrame) -> str:
 
 def save_figure(runs: pd.DataFrame, path: Path) -> None:
     """Log-perplexity of each language over the training steps, mean over seeds."""
-    from matplotlib.figure import Figure
-
     groups = {name: group.to_dict("records") for name, group in runs.groupby("strategy")}
-    with style():
-        figure = Figure(figsize=(9, 3.6))
+    with new_figure(path, 9, 3.6) as figure:
         panels = figure.subplots(1, len(LANGUAGES), sharey=True)
         for i, (name, cases) in enumerate(groups.items()):
             mean = sum(log_perplexities(case) for case in cases) / len(cases)
@@ -147,7 +144,6 @@ def save_figure(runs: pd.DataFrame, path: Path) -> None:
         panels[0].set(ylabel="log-perplexity (nats per token)")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(groups))
-        write_atomically(path, rendered(figure, "png"))
 
 
 def write_report(recipe: Case) -> None:
@@ -184,10 +180,7 @@ def main() -> None:
         if given.trials is not None:
             search(recipe, given.trials, file, given.jobs)
             return
-        cases = finals(recipe)
-        run_cases(
-            cases, list(cases[0]), measure_or_error, STORED, file, recipe, processes=given.jobs
-        )
+        run_cases(finals(recipe), measure_or_error, STORED, file, recipe, processes=given.jobs)
     write_report(recipe)
 
 

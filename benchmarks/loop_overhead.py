@@ -6,7 +6,7 @@
 
 The network is a vision transformer with 11 million parameters; a step is by 8 images of 96
 pixels, in one micro-batch. Every loop trains with both optimizers in turns, in one process, and
-each keeps its network: a slower moment of the machine meets both. A step is the time from one
+each keeps its network: a slow phase of the machine affects both. A step is the time from one
 forward pass to the next, so that all that the loop does between them counts; what it does
 before the first step and after the last (CoVON's merge) does not. A figure is the median over the
 rounds of each round's median, a ratio the median of the rounds' ratios.
@@ -24,6 +24,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from typing import Any
 
@@ -66,14 +67,16 @@ class Transformer(nn.Module):
 # Loops: an epoch each, with the optimizer's task ended after it ------------------------------
 
 
+def sampled(optimizer: Optimizer) -> AbstractContextManager[Any]:
+    """CoVON's weights are a posterior sample inside."""
+    return optimizer.sampled_params() if isinstance(optimizer, CoVON) else nullcontext()
+
+
 def plain(model: nn.Module, optimizer: Optimizer, data: TensorDataset, mb_size: int) -> None:
     model.train()
     for x, y in DataLoader(data, mb_size, shuffle=True):
         optimizer.zero_grad()
-        if isinstance(optimizer, CoVON):
-            with optimizer.sampled_params():
-                nn.functional.cross_entropy(model(x), y).backward()
-        else:
+        with sampled(optimizer):
             nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     if isinstance(optimizer, CoVON):
@@ -167,10 +170,7 @@ def accelerate(model: nn.Module, optimizer: Optimizer, data: TensorDataset, mb_s
     prepared.train()
     for x, y in loader:
         wrapped.zero_grad()
-        if isinstance(optimizer, CoVON):
-            with optimizer.sampled_params():
-                accelerator.backward(nn.functional.cross_entropy(prepared(x), y))
-        else:
+        with sampled(optimizer):
             accelerator.backward(nn.functional.cross_entropy(prepared(x), y))
         wrapped.step()
     if isinstance(optimizer, CoVON):

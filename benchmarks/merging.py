@@ -1,4 +1,4 @@
-"""How much of A_T is the training's, how much the merge's: every training with every merge rule.
+"""How much of A_T is due to training, how much to merging: each training with each merge rule.
 
     python benchmarks/merging.py --dataset-root DATA           run what is missing, then report
     python benchmarks/merging.py --dataset-root DATA forward   only PACS in the first order
@@ -24,17 +24,17 @@ from comparison import (
     ROOT,
     arguments,
     compared,
+    in_order,
     mean_and_std,
+    new_figure,
     origin,
     replace_part,
     run_recipe,
 )
 from pacs import ORDERS
 
-from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.report import load_results
-from covon_avalanche.report.figures import rendered, style
 from covon_avalanche.report.tables import aligned
 
 NAME = "benchmarks/merging.py"
@@ -89,9 +89,6 @@ def recipe_of(stream: str) -> Recipe:
     update: dict[str, Any] = {"name": f"merging-{stream}"}
     update["title"] = f"{TITLES[stream]}; training by merge rule"
     order = stream.removesuffix("-longer")
-    if order in ORDERS:
-        domains = list(ORDERS[order])
-        update["stream"] = recipe.stream.model_copy(update={"domains": domains})
     if order != stream:
         update["epochs"] = LONGER["epochs"]
         own = {name: recipe.strategies[name] for name in LONGER["strategies"]}
@@ -99,7 +96,9 @@ def recipe_of(stream: str) -> Recipe:
             kfac = settings.model_copy(update={"merge": "kfac"})
             own[name.replace("regmean", "kfac")] = kfac
         update["strategies"] = own
-    return recipe.model_copy(update=update)
+    if order not in ORDERS:
+        return recipe.model_copy(update=update)
+    return in_order(recipe, ORDERS[order], **update)
 
 
 def cells(runs: pd.DataFrame) -> pd.DataFrame:
@@ -148,32 +147,26 @@ def shares(found: pd.DataFrame) -> str:
 
 def save_figure(by_stream: dict[str, pd.DataFrame], path: Path) -> None:
     """A_T of each cell: a panel per stream, a row per merge, a marker per training."""
-    from matplotlib.figure import Figure
-
-    with style():
-        figure = Figure(figsize=(3.1 * len(by_stream) + 1.4, 3.2))
+    with new_figure(path, 3.1 * len(by_stream) + 1.4, 3.2) as figure:
         panels = figure.subplots(1, len(by_stream), sharey=True, squeeze=False)[0]
         rows = list(MERGES)[::-1]
         for axes, (stream, found) in zip(panels, by_stream.items(), strict=True):
             for (key, label), marker in zip(TRAININGS.items(), "osD^", strict=True):
                 values = found[found["training"] == key].groupby("merge")["A_T"]
                 mean, std = values.mean(), values.std().fillna(0.0)
-                places = [rows.index(merge) for merge in mean.index]
-                axes.errorbar(mean, places, xerr=std, marker=marker, linestyle="", label=label)
+                heights = [rows.index(merge) for merge in mean.index]
+                axes.errorbar(mean, heights, xerr=std, marker=marker, linestyle="", label=label)
             axes.set_xlabel("A_T (%)")
             axes.set_title(TITLES[stream].replace(": ", "\n"), fontsize="small")
             axes.grid(axis="x")
         panels[0].set_yticks(range(len(rows)), [MERGES[merge] for merge in rows])
         handles, names = panels[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=len(names))
-        write_atomically(path, rendered(figure, "png"))
 
 
 def save_idea(path: Path) -> None:
     """Two domains of one output with two correlated inputs: the optimum of each, and the merges by
     the diagonal and by the whole second moments."""
-    from matplotlib.figure import Figure
-
     moments = [np.array([[1.0, 0.9], [0.9, 1.0]]), np.array([[1.0, -0.7], [-0.7, 0.6]])]
     optima = [np.array([-1.0, 0.6]), np.array([1.0, 0.4])]
 
@@ -182,8 +175,7 @@ def save_idea(path: Path) -> None:
         return np.asarray(np.linalg.solve(sum(by), right))
 
     grid = np.stack(np.meshgrid(np.linspace(-2.2, 2.2, 200), np.linspace(-1.6, 2.6, 200)), -1)
-    with style():
-        figure = Figure(figsize=(4.6, 3.4))
+    with new_figure(path, 4.6, 3.4) as figure:
         axes = figure.subplots()
         for a, w, name, colour in zip(
             moments, optima, ("earlier domains", "new domain"), ("#1d6fb8", "#e8650a"), strict=True
@@ -195,7 +187,6 @@ def save_idea(path: Path) -> None:
         axes.plot(*merged(moments), "k*", ms=11, label="RegMean")
         axes.set(xlabel="weight 1", ylabel="weight 2", xticks=[], yticks=[])
         figure.legend(loc="outside lower center", ncols=2)
-        write_atomically(path, rendered(figure, "png"))
 
 
 def write_report() -> None:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,16 +26,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from avalanche.training.plugins import EvaluationPlugin
-from comparison import Case, arguments, mean_and_std, read_cases, replace_part, run_cases
+from comparison import (
+    Case,
+    arguments,
+    machine_name,
+    mean_and_std,
+    read_cases,
+    replace_part,
+    run_cases,
+    strategy_of,
+)
 from merging import FOLDER, PAGE, recipe_of
 from pacs import TUNED
 from torch import Tensor, nn
 
 from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
 from covon_avalanche.evaluation import CalibrationSums
-from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
-from covon_avalanche.experiment.epoch_log import EpochLog
+from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.search import with_settings
 from covon_avalanche.optim import CoVON
 from covon_avalanche.plugins.task_loader import dataset_loader
@@ -154,8 +162,7 @@ def measure(case: Case, root: Path) -> Case:
     data = build_benchmark(recipe, seed=seed, dataset_root=root)
     torch.manual_seed(seed)
     model = build_model(recipe.model, data, root)
-    settings = recipe.strategies[variant.cell]
-    strategy = build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
+    strategy = strategy_of(recipe.strategies[variant.cell], recipe, model)
 
     def batches(experience: Any) -> Any:
         return dataset_loader(experience.dataset.eval(), strategy, 256)
@@ -190,55 +197,52 @@ def write_report() -> None:
     if not cases:
         print("there are no results yet")
         return
-    rows = []
-    for case in cases:
-        row = {"variant": case["variant"], "order": case["order"]}
-        for key in ("mean", "samples"):
-            if key in case:
-                row[key] = 100 * np.mean(case[key]["accuracy"])
-                row |= {f"{key} {kind}": case[key][kind] for kind in ("nll", "ece")}
-        for key in ("ridge", "ridge_again"):
-            if key in case:
-                row[key] = 100 * np.mean(case[key])
-        rows.append(row)
-    runs = pd.DataFrame(rows)
-    known = [name for name in (FROZEN, *VARIANTS) if name in set(runs["variant"])]
-
-    def column(key: str, form: Any = mean_and_std) -> pd.DataFrame:
-        table = runs.dropna(subset=[key]).pivot_table(key, "variant", "order", aggfunc=form)
-        return table.reindex(columns=list(TUNED))
-
-    titles = {"mean": "own classifier", "ridge": "ridge", "ridge_again": "ridge, sums taken again"}
-    table = pd.concat({title: column(key) for key, title in titles.items()}, axis=1)
-    table.columns = [f"{title}, {order}" for title, order in table.columns]
-    accuracy = table.reindex(known).astype(object).fillna("").rename_axis("training and merge")
-
-    sampled = runs.dropna(subset=["samples"])
-    keys = [f"{way} {kind}" for kind in ("nll", "ece") for way in ("mean", "samples")]
-    means = sampled.groupby(["variant", "order"])[keys].mean().unstack("order")
-    means = means.reindex([name for name in known if name in means.index])
-    calibration = means.map("{:.3f}".format)
-    calibration.columns = [
-        f"{key.replace('nll', 'NLL').replace('ece', 'ECE')}, {order}"
-        for key, order in calibration.columns
-    ]
-    calibration = calibration.rename_axis("training and merge")
+    runs = pd.json_normalize(cases)
+    for key in ("mean.accuracy", "ridge", "ridge_again"):
+        runs[key] = 100 * runs[key].map(np.mean, na_action="ignore")
+    titles = {
+        "mean.accuracy": "own classifier",
+        "ridge": "ridge",
+        "ridge_again": "ridge, sums taken again",
+    }
+    accuracy = by_order(runs, titles, mean_and_std)
+    titles = {
+        f"{weights}.{measure}": f"{weights} {measure.upper()}"
+        for measure in ("nll", "ece")
+        for weights in ("mean", "samples")
+    }
+    sampled = runs.dropna(subset=["samples.nll"])
+    calibration = by_order(sampled, titles, lambda values: f"{values.mean():.3f}")
     seeds = runs.groupby(["variant", "order"]).size()
     number = " to ".join(map(str, sorted({seeds.min(), seeds.max()})))
     over = "One seed" if number == "1" else f"Mean ± standard deviation over {number} seeds"
-    machine, versions = cases[0]["machine"], cases[0]["versions"]
     how = (
-        f"{over}; torch {versions['torch']}, one thread per run, "
-        f"{machine['cores']} cores ({machine['processor']})."
+        f"{over}; torch {cases[0]['versions']['torch']}, one thread per run, "
+        f"{machine_name(cases[0]['machine'])}."
     )
     parts = [
         "A_T on validation images, in percent:",
-        aligned(accuracy.reset_index()),
+        accuracy,
         f"Calibration on the same images, by the mean weights and by {SAMPLES} samples:",
-        aligned(calibration.reset_index()),
+        calibration,
         how,
     ]
     replace_part(PAGE, NAME, "\n\n".join(parts))
+
+
+def by_order(runs: pd.DataFrame, titles: dict[str, str], form: Callable[[pd.Series], str]) -> str:
+    """A table with a row per variant and, for each measure, a column per order.
+
+    :param titles: of the measures, which are columns of ``runs``.
+    :param form: the text of a cell, from the values of its seeds.
+    """
+    columns = {}
+    for (key, title), order in product(titles.items(), TUNED):
+        known = runs[runs["order"] == order].dropna(subset=[key])
+        columns[f"{title}, {order}"] = known.groupby("variant")[key].agg(form)
+    table = pd.DataFrame(columns)
+    table = table.reindex([name for name in (FROZEN, *VARIANTS) if name in table.index])
+    return aligned(table.fillna("").rename_axis("training and merge").reset_index())
 
 
 def main() -> None:
@@ -251,8 +255,7 @@ def main() -> None:
             for name in (FROZEN, *VARIANTS)
             for order in TUNED
         ]
-        key = ("order", "variant", "seed")
-        run_cases(cases, key, measure, FILE, given.dataset_root, processes=given.jobs)
+        run_cases(cases, measure, FILE, given.dataset_root, processes=given.jobs)
     write_report()
 
 

@@ -1,4 +1,4 @@
-"""What each method costs: time of a batch and of a task's end, and memory, task by task.
+"""What each method costs, task by task: time per batch, time at the end of a task, memory.
 
     python benchmarks/method_costs.py growth    # ten tasks of an MLP, 2 minutes
     python benchmarks/method_costs.py vit       # two tasks of ViT-B/16 at 224 pixels, 10 minutes

@@ -44,16 +44,13 @@ def overview() -> str:
     columns = {}
     for stream, file in STREAMS.items():
         runs = load_results(RESULTS / file)
-        accuracy = (100 * runs["average_accuracy"]).groupby(runs["strategy"]).agg(_text)
+        runs["A_T"] = 100 * runs["average_accuracy"]
+        accuracy = runs.groupby("strategy")["A_T"].agg(mean_and_std, digits=1)
         columns[stream] = {
             row: next((accuracy[name] for name in names if name in accuracy), "–")  # noqa: RUF001
             for row, names in ROWS.items()
         }
     return aligned(pd.DataFrame(columns).rename_axis("method").reset_index())
-
-
-def _text(values: pd.Series) -> str:
-    return mean_and_std(values, digits=1)
 
 
 if __name__ == "__main__":

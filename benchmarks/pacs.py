@@ -14,6 +14,8 @@ forms. Results go to ``benchmarks/results/pacs/ORDER.jsonl``, tables and figures
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from comparison import (
     RESULTS,
@@ -21,6 +23,7 @@ from comparison import (
     across_orders,
     arguments,
     compared,
+    in_order,
     origin,
     replace_part,
     run_recipe,
@@ -54,19 +57,16 @@ def orders() -> dict[str, Recipe]:
     """The recipe in each order: the searched strategies and the closed forms."""
     recipe = load_recipe(str(SEARCHED))
     start = load_recipe(str(ROOT / "benchmarks/pacs.toml"))
-    trained = recipe.strategies
     closed = {name: start.strategies[name] for name in CLOSED_FORM}
     found = {}
     for order, domains in ORDERS.items():
-        own = trained if order in TUNED else {name: trained[name] for name in UNTUNED}
-        stream = recipe.stream.model_copy(update={"domains": list(domains)})
-        update = {"name": f"pacs-{order}", "title": f"PACS: {', '.join(domains)}"}
-        if order == "forward":
-            update = {}
-        strategies = {**closed, **own}
-        found[order] = recipe.model_copy(
-            update={**update, "stream": stream, "strategies": strategies}
-        )
+        trained = recipe.strategies if order in TUNED else UNTUNED
+        update: dict[str, Any] = {
+            "strategies": closed | {name: recipe.strategies[name] for name in trained}
+        }
+        if order != "forward":
+            update |= {"name": f"pacs-{order}", "title": f"PACS: {', '.join(domains)}"}
+        found[order] = in_order(recipe, domains, **update)
     return found
 
 
@@ -83,16 +83,13 @@ def write_report(order: str) -> None:
         markdown_table(comparison, SHORT).strip(),
         origin(comparison.runs),
     ]
-    parts += (
-        []
-        if order not in TUNED
-        else [
+    if order in TUNED:
+        parts += [
             "Accuracy on each domain (across) after each domain learned (down), mean over seeds:",
             aligned(matrices, left=len(shown)),
             "Calibration, with the mean weights and with 8 posterior samples:",
             markdown_table(comparison, CALIBRATION),
         ]
-    )
     replace_part(PAGE, f"{NAME}, {order}", "\n\n".join(parts))
 
 

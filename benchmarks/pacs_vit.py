@@ -4,9 +4,9 @@
     python benchmarks/pacs_vit.py --report              from stored results only
 
 DATA has ``PACS/`` and ``weights/``, and gets a cache of decoded images. The recipe is
-``benchmarks/results/pacs-vit/best.toml``, searched from ``benchmarks/pacs_vit.toml`` in the first
-order on validation images. Results go to ``benchmarks/results/pacs-vit/ORDER.jsonl``, tables and
-figures to ``docs/pretrained.md``.
+``benchmarks/results/pacs-vit/best.toml``, searched from the shipped recipe ``pacs-vit`` in the
+first order on validation images. Results go to ``benchmarks/results/pacs-vit/ORDER.jsonl``, tables
+and figures to ``docs/pretrained.md``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from comparison import (
     across_orders,
     arguments,
     compared,
+    in_order,
     origin,
     replace_part,
     run_recipe,
@@ -43,10 +44,8 @@ def orders() -> dict[str, Recipe]:
     recipe = load_recipe(str(FOLDER / "best.toml"))
     found = {}
     for order, domains in ORDERS.items():
-        stream = recipe.stream.model_copy(update={"domains": list(domains)})
         title = f"{recipe.title.partition(':')[0]}: {', '.join(domains)}"
-        update = {"name": f"pacs-vit-{order}", "title": title, "stream": stream}
-        found[order] = recipe.model_copy(update=update)
+        found[order] = in_order(recipe, domains, name=f"pacs-vit-{order}", title=title)
     return found
 
 

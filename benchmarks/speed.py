@@ -7,7 +7,7 @@
     python benchmarks/speed.py --table              # docs/speed.md from the stored results
 
 ``speed_cases.py`` has the cases. Each version of the package has a process of its own; all
-cases of a part take turns, in short blocks, so that a slower moment of the machine meets all of
+cases of a part take turns, in short blocks, so that a slow phase of the machine affects all of
 them. A case's figure is its median over the rounds, a ratio the median of the ratios within the
 rounds. Results go to ``benchmarks/results/speed/PART.json``.
 """

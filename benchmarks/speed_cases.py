@@ -9,7 +9,6 @@ answers with seconds per repetition.
 from __future__ import annotations
 
 import gc
-import inspect
 import json
 import math
 import os
@@ -127,13 +126,9 @@ def step(model: str, optimizers: list[str]) -> Cases:
 
 def noise(model: str, optimizers: list[str]) -> Cases:
     """A posterior sample's noise, against whole steps."""
-    out = torch.empty(parameters_in(model))
-    try:
-        from covon_avalanche.optim.samples import fill_normal_
-    except ImportError:  # version 0.1
-        from covon_avalanche.optim.kernels.threefry import fill
+    from covon_avalanche.optim.samples import fill_normal_
 
-        return {**step(model, optimizers), "noise": lambda: fill(out.data_ptr(), len(out), 1, 0, 0)}
+    out = torch.empty(parameters_in(model))
     return {**step(model, optimizers), "noise": lambda: fill_normal_(out, 1, 0)}
 
 
@@ -256,8 +251,7 @@ def merge(model: str, examples: int) -> Cases:
             nn.functional.cross_entropy(output.float(), labels).backward()
             optimizer.step()
 
-    def merging(**options: Any) -> Callable[[], object]:
-        rule = RegMean(**options)
+    def merging(rule: RegMean) -> Callable[[], object]:
         before = {name: p.detach().clone() for name, p in network.named_parameters()}
 
         def work() -> None:
@@ -267,10 +261,11 @@ def merge(model: str, examples: int) -> Cases:
 
         return work
 
-    cases = {"training epoch": training_epoch, "RegMean": merging()}
-    if "passes" in inspect.signature(RegMean).parameters:
-        cases["RegMean, one pass"] = merging(passes=1)
-    return cases
+    return {
+        "training epoch": training_epoch,
+        "RegMean": merging(RegMean()),
+        "RegMean, one pass": merging(RegMean(passes=1)),
+    }
 
 
 def run(arguments: list[str]) -> Cases:

@@ -4,7 +4,7 @@ and ``implementations.py``."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 from comparison import RESULTS, ROOT, mean_and_std, provenance, replace_part
@@ -60,40 +60,55 @@ def accuracy(rows: pd.DataFrame) -> str:
     return aligned(pd.DataFrame({"": rows["case"], "A_T %": cells}))
 
 
+def by_task(
+    values: pd.Series, title: str, digits: int, tasks: Sequence[int], factor: int = 1
+) -> dict[str, pd.Series]:
+    """A column of text for each of these tasks.
+
+    :param values: a list in each row, which has the value of each task.
+    :param title: with a place for the number of the task.
+    """
+    return {
+        title.format(task): (factor * values.str[task - 1]).map(f"{{:.{digits}f}}".format)
+        for task in tasks
+    }
+
+
 def growth(rows: pd.DataFrame) -> str:
     """What depends on the number of tasks."""
-    columns = {"": rows["case"]}
-    for title, key, factor, digits, tasks in (
-        ("batch, task {}", "batch_seconds", 1000, 2, (1, 2, 5, 10)),
-        ("end of task {}", "end_seconds", 1000, 0, (2, 10)),
-        ("memory, task {}", "memory", 1, 1, (2, 10)),
-    ):
-        for task in tasks:
-            numbers = rows[key].map(lambda values, at=task - 1: values[at])
-            columns[title.format(task)] = (factor * numbers).map(f"{{:.{digits}f}}".format)
+    columns = {
+        "": rows["case"],
+        **by_task(rows["batch_seconds"], "batch, task {}", 2, (1, 2, 5, 10), factor=1000),
+        **by_task(rows["end_seconds"], "end of task {}", 0, (2, 10), factor=1000),
+        **by_task(rows["memory"], "memory, task {}", 1, (2, 10)),
+    }
     return aligned(pd.DataFrame(columns))
 
 
 def vit(rows: pd.DataFrame) -> str:
-    """Two tasks of a vision transformer."""
-    columns = {"": rows["case"]}
-    for task in (1, 2):
-        seconds = rows["batch_seconds"].map(lambda values, at=task - 1: values[at])
-        ratio = (seconds / seconds.iloc[0]).map(" ({:.3f})".format)
-        columns[f"batch, task {task}"] = seconds.map("{:.2f}".format) + ratio
-    for title, key, digits in (
-        ("end of task {}", "end_seconds", 2),
-        ("memory, task {}", "memory", 1),
-    ):
-        for task in (1, 2):
-            numbers = rows[key].map(lambda values, at=task - 1: values[at])
-            columns[title.format(task)] = numbers.map(f"{{:.{digits}f}}".format)
+    """Two tasks of a vision transformer; in brackets the ratio to the first method."""
+    batch = by_task(rows["batch_seconds"], "batch, task {}", 2, (1, 2))
+    for title, seconds in zip(batch, zip(*rows["batch_seconds"], strict=True), strict=True):
+        batch[title] += [f" ({value / seconds[0]:.3f})" for value in seconds]
+    columns = {
+        "": rows["case"],
+        **batch,
+        **by_task(rows["end_seconds"], "end of task {}", 2, (1, 2)),
+        **by_task(rows["memory"], "memory, task {}", 1, (1, 2)),
+    }
     return aligned(pd.DataFrame(columns))
 
 
+def fisher(rows: pd.DataFrame) -> str:
+    """:func:`ratios` of a measurement by version 0.1, which stored seconds only."""
+    first = rows.groupby("model")["seconds"].transform("first")
+    return ratios(rows.assign(threads=1, ratio=rows["seconds"] / first))
+
+
 TABLES: dict[str, Callable[[pd.DataFrame], str]] = {
-    **dict.fromkeys(("step", "noise", "train", "epoch", "merge", "run", "fisher"), ratios),
+    **dict.fromkeys(("step", "noise", "train", "epoch", "merge", "run"), ratios),
     **dict.fromkeys(("step-avx2", "noise-avx2"), ratios),
+    "fisher": fisher,
     "accuracy": accuracy,
     "growth": growth,
     "vit": vit,
@@ -109,11 +124,6 @@ def write_tables() -> None:
             continue
         stored = json.loads(file.read_text(encoding="utf-8"))
         rows = pd.DataFrame(stored["rows"])
-        if table is ratios and "ratio" not in rows:  # stored by version 0.1
-            absent = {"model": "", "threads": 1}.items()
-            rows = rows.assign(**{name: value for name, value in absent if name not in rows})
-            first = rows.groupby(["model", "threads"])["seconds"].transform("first")
-            rows["ratio"] = rows["seconds"] / first
         about = provenance(stored, stored.get("cpu_capability", ""))
         replace_part(PAGE, f"benchmarks/speed.py, {name}", f"{table(rows)}\n\n{about}")
         if "change" in rows:

@@ -28,6 +28,7 @@ from comparison import (
     ROOT,
     Case,
     arguments,
+    new_figure,
     read_cases,
     replace_part,
     run_cases,
@@ -41,7 +42,6 @@ from covon_avalanche.experiment.recipe import Recipe, load_recipe, validate
 from covon_avalanche.experiment.registry import CoVON as CoVONSettings
 from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_options import RunOptions
-from covon_avalanche.report.figures import style
 from covon_avalanche.report.tables import aligned
 
 FILE = RESULTS / "permuted-mnist-hard/study.jsonl"
@@ -260,10 +260,7 @@ def plot_sensitivity(values: dict[str, float]) -> None:
 
     :param values: A_T in percent, by name of the run.
     """
-    from matplotlib.figure import Figure
-
-    with style():
-        figure = Figure(figsize=(9.5, 5.2), layout="constrained")
+    with new_figure(ROOT / "docs/permuted-mnist-sensitivity.png", 9.5, 5.2) as figure:
         all_axes = figure.subplots(2, 3, sharey=True)
         for axes, (key, others) in zip(all_axes.flat, SENSITIVITY.items(), strict=True):
             for label, centre, colour in LINES:
@@ -277,7 +274,6 @@ def plot_sensitivity(values: dict[str, float]) -> None:
             axes.grid(axis="y")
         all_axes[0][0].legend()
         figure.supylabel("A_T on validation images (%)", fontsize=10)
-        figure.savefig(ROOT / "docs/permuted-mnist-sensitivity.png", dpi=160)
 
 
 def table(runs: pd.DataFrame) -> str:
@@ -310,7 +306,7 @@ def main() -> None:
     if not given.report:
         cases = [run for part in given.parts or PARTS for run in PARTS[part]()]
         key = ("part", "name")
-        run_cases(cases, key, measure, FILE, given.dataset_root, processes=given.jobs)
+        run_cases(cases, measure, FILE, given.dataset_root, key=key, processes=given.jobs)
     write_report()
 
 

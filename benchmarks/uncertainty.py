@@ -1,4 +1,4 @@
-"""What posterior samples know: calibration, and images of a class that training never saw.
+"""Calibration with posterior samples, and detection of images of a class never trained on.
 
     python benchmarks/uncertainty.py --dataset-root DATA   run what is missing, then report
     python benchmarks/uncertainty.py --report              from stored results only
@@ -26,6 +26,7 @@ from comparison import (
     ROOT,
     Case,
     arguments,
+    machine_name,
     read_cases,
     replace_part,
     run_cases,
@@ -171,34 +172,30 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 def write_report() -> None:
     """One table: means over seeds."""
-    rows = []
-    for case in sorted(read_cases(FILE), key=lambda case: case["stream"]):
-        for way in ("mean", "samples", "temperature"):
-            if way in case:
-                key = {k: case[k] for k in ("stream", "strategy", "seed")}
-                rows.append(
-                    {**key, "way": way, "T": case.get("eval_temperature", np.nan), **case[way]}
-                )
-    table = pd.DataFrame(rows)
-    grouped = table.groupby(["stream", "strategy", "way"], sort=False)
+    cases = sorted(read_cases(FILE), key=lambda case: case["stream"])
+    ways = {"mean": "mean weights", "samples": f"{SAMPLES} samples"}
+    ways["temperature"] = f"{SAMPLES} samples, T = "
+    table = pd.DataFrame(
+        {"eval_temperature": np.nan, **case, **case[way], "way": way}
+        for case in cases
+        for way in ways
+        if way in case
+    )
     lines = []
-    for (stream, strategy, way), part in grouped:
-        temperatures = ", ".join(f"{t:.3g}" for t in sorted(set(part["T"].dropna())))
-        how = {
-            "mean": "mean weights",
-            "samples": f"{SAMPLES} samples",
-            "temperature": f"{SAMPLES} samples, T = {temperatures or 'chosen'}",
-        }[way]
-        line = {"stream": stream, "strategy": strategy, "prediction by": how}
+    for (stream, strategy, way), part in table.groupby(["stream", "strategy", "way"], sort=False):
+        line = {"stream": stream, "strategy": strategy, "prediction by": ways[way]}
+        if way == "temperature":
+            temperatures = map("{:.3g}".format, sorted(part["eval_temperature"].dropna().unique()))
+            line["prediction by"] += ", ".join(temperatures) or "chosen"
         for key, (title, form) in COLUMNS.items():
-            value = part[key].mean() if key in part else float("nan")
+            value = part[key].mean()
             line[title] = "" if np.isnan(value) else form(value)
         lines.append(line | {"seeds": len(part)})
-    about = read_cases(FILE)[0]
-    machine, versions = about["machine"], about["versions"]
+    about = cases[0]
+    versions = about["versions"]
     origin = (
         f"Means over the seeds; torch {versions['torch']}, avalanche-lib "
-        f"{versions['avalanche-lib']}, {machine['cores']} cores ({machine['processor']})."
+        f"{versions['avalanche-lib']}, {machine_name(about['machine'])}."
     )
     replace_part(PAGE, NAME, f"{aligned(pd.DataFrame(lines))}\n\n{origin}")
 
@@ -213,8 +210,7 @@ def main() -> None:
             for stream, names in STRATEGIES.items()
             for name in names
         ]
-        key = ("stream", "strategy", "seed")
-        run_cases(cases, key, measure, FILE, given.dataset_root, processes=given.jobs)
+        run_cases(cases, measure, FILE, given.dataset_root, processes=given.jobs)
     write_report()
 
 

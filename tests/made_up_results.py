@@ -1,9 +1,11 @@
 """Results with given accuracies, for tests of reports."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from covon_avalanche.experiment.result import Result
+from covon_avalanche.report import Comparison, comparisons, results_frame
 
 Rows = Sequence[Sequence[float] | None]
 
@@ -70,3 +72,17 @@ def made_up_comparison() -> list[Result]:
             for name, (kind, cells) in rows.items()
         ]
     return found
+
+
+def compared(*results: Result) -> Comparison:
+    """The comparison of results that may be compared with each other."""
+    (comparison,) = comparisons(results_frame(results))
+    return comparison
+
+
+def stored(folder: Path, *results: Result) -> Path:
+    """A file with one result per line."""
+    file = folder / "stored.jsonl"
+    lines = [f"{result.model_dump_json()}\n" for result in results]
+    file.write_text("".join(lines), encoding="utf-8")
+    return file

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from covon_avalanche.experiment.recipe import Recipe, load_recipe
+from covon_avalanche.experiment.recipe import Recipe, load_recipe, recipe_text
 from covon_avalanche.experiment.run_options import RunOptions
 
 OFTEN = RunOptions(checkpoint_seconds=0, checkpoint_share=1)
@@ -90,3 +91,10 @@ def small_recipe(strategies: dict[str, dict[str, Any]], **changes: Any) -> Recip
         **changes,
     }
     return Recipe.model_validate(data)
+
+
+def saved(recipe: Recipe, folder: Path) -> Path:
+    """The recipe as a file."""
+    file = folder / "tiny.toml"
+    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
+    return file

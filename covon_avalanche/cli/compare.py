@@ -20,7 +20,8 @@ def compare(
     """Print what differs between two runs, in settings and in results."""
     a, b = _one_run(first), _one_run(second)
     for title, part in (("settings", _settings), ("results", _results)):
-        differences = _differences(part(a), part(b))
+        left, right = part(a).align(part(b))  # NaN where one run has no such value
+        differences = left.compare(right, result_names=("first", "second"))
         if differences.empty:
             typer.echo(f"The {title} are the same.")
         else:
@@ -35,12 +36,6 @@ def _one_run(path: Path) -> pd.Series:
     if len(runs) > 1:
         fail(f"{path} has {len(runs)} runs; name the folder of one")
     return runs.iloc[0]
-
-
-def _differences(first: pd.Series, second: pd.Series) -> pd.DataFrame:
-    """Values that differ, by name; NaN where one run has no such value."""
-    first, second = first.align(second)
-    return first.compare(second, result_names=("first", "second"))
 
 
 def _settings(run: pd.Series) -> pd.Series:

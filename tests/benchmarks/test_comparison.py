@@ -2,31 +2,14 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 
+import comparison
 import pandas as pd
 import pytest
-from made_up_results import made_up
+from made_up_results import made_up, stored
 
 from covon_avalanche.experiment.recipe import choose, load_recipe
 from covon_avalanche.experiment.run_folder import settings_of
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def comparison(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import comparison
-
-    @contextmanager
-    def pool(processes):
-        with ThreadPoolExecutor(processes) as threads:
-            yield threads
-
-    monkeypatch.setattr(comparison, "worker_pool", pool)
-    return comparison
 
 
 @pytest.mark.parametrize(
@@ -38,25 +21,21 @@ def comparison(monkeypatch):
         (["strategies.covon.lr=0.5"], ["covon"]),
     ],
 )
-def test_results_with_other_settings_are_measured_again(
-    changes, missing, tmp_path, monkeypatch, comparison
-):
+def test_results_with_other_settings_are_measured_again(changes, missing, tmp_path, monkeypatch):
     """Stored results lack settings that are newer than they are and have their defaults."""
     recipe, runs, specs = load_recipe("permuted-digits"), [], []
     for name in ("finetune", "covon"):
         settings = settings_of(recipe, name)
         del settings["device"], settings["workers"]
         runs.append(made_up(name, 0, [[0.5]]).model_copy(update={"settings": settings}))
-    (tmp_path / "stored.jsonl").write_text("".join(r.model_dump_json() + "\n" for r in runs))
+    file = stored(tmp_path, *runs)
     monkeypatch.setattr(comparison, "run_grid", lambda recipe, found, *_, **__: specs.extend(found))
     today = choose(load_recipe("permuted-digits", changes), "finetune,covon")
-    comparison.run_recipe(today, [0], tmp_path / "stored.jsonl")
+    comparison.run_recipe(today, [0], file)
     assert [spec.strategy for spec in specs] == missing
 
 
-def test_a_result_is_stored_without_its_epochs_in_the_recipes_order(
-    tmp_path, monkeypatch, comparison
-):
+def test_a_result_is_stored_without_its_epochs_in_the_recipes_order(tmp_path, monkeypatch):
     def run_grid(recipe, specs, *_, on_end, **__):
         for spec in reversed(specs):
             on_end(comparison.Outcome(spec, made_up(*spec, [[0.5]])))
@@ -65,17 +44,14 @@ def test_a_result_is_stored_without_its_epochs_in_the_recipes_order(
     monkeypatch.setattr(comparison, "run_grid", run_grid)
     recipe = choose(load_recipe("permuted-digits"), "finetune,covon")
     comparison.run_recipe(recipe, [0, 1], tmp_path / "stored.jsonl")
-    stored = comparison.read_cases(tmp_path / "stored.jsonl")
-    assert [(row["strategy"], row["seed"]) for row in stored] == [
-        ("finetune", 0),
-        ("finetune", 1),
-        ("covon", 0),
-        ("covon", 1),
-    ]
-    assert all(row["epochs"] == [] for row in stored)
+    rows = comparison.read_cases(tmp_path / "stored.jsonl")
+    in_order = [("finetune", 0), ("finetune", 1), ("covon", 0), ("covon", 1)]
+    assert [(row["strategy"], row["seed"]) for row in rows] == in_order
+    assert all(row["epochs"] == [] for row in rows)
 
 
-def test_only_missing_cases_are_measured_and_stored_with_where(tmp_path, comparison):
+def test_only_missing_cases_are_measured_and_stored_with_where(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "worker_pool", ThreadPoolExecutor)
     file, measured = tmp_path / "cases.jsonl", []
     file.write_text(json.dumps({"name": "a", "lr": 1, "value": 0}) + "\n")
 
@@ -85,7 +61,7 @@ def test_only_missing_cases_are_measured_and_stored_with_where(tmp_path, compari
 
     cases = [{"name": "a", "lr": 2}, {"name": "b", "lr": 3}]
     for _ in range(2):
-        comparison.run_cases(cases, ["name"], measure, file, 10, processes=1)
+        comparison.run_cases(cases, measure, file, 10, key=["name"], processes=1)
     assert measured == ["b"]
     old, new = comparison.read_cases(file)
     assert old["value"] == 0
@@ -94,7 +70,7 @@ def test_only_missing_cases_are_measured_and_stored_with_where(tmp_path, compari
     assert "torch" in new["versions"]
 
 
-def test_a_part_of_a_page_is_replaced_between_its_markers(tmp_path, comparison):
+def test_a_part_of_a_page_is_replaced_between_its_markers(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- results: x -->\nold\n<!-- end of results -->\nb\n")
     comparison.replace_part(page, "x", "new\n")
@@ -103,7 +79,7 @@ def test_a_part_of_a_page_is_replaced_between_its_markers(tmp_path, comparison):
         comparison.replace_part(page, "y", "new")
 
 
-def test_mean_and_std(comparison):
+def test_mean_and_std():
     assert comparison.mean_and_std(pd.Series([1.0, 3.0])) == "2.00 ± 1.41"
     assert comparison.mean_and_std(pd.Series([1.0])) == "1.00"
 
@@ -117,10 +93,10 @@ def test_mean_and_std(comparison):
         ("image-throughput", "2 cores", "docs/streams.md"),
     ],
 )
-def test_pages_say_where_something_was_measured(measurement, condition, page, comparison):
-    stored = json.loads((comparison.RESULTS / f"{measurement}.json").read_text(encoding="utf-8"))
+def test_pages_say_where_something_was_measured(measurement, condition, page):
+    found = json.loads((comparison.RESULTS / f"{measurement}.json").read_text(encoding="utf-8"))
     text = (comparison.ROOT / page).read_text(encoding="utf-8")
-    assert f"\n{comparison.provenance(stored, condition)}\n" in text
+    assert f"\n{comparison.provenance(found, condition)}\n" in text
 
 
 @pytest.mark.parametrize(
@@ -134,14 +110,14 @@ def test_pages_say_where_something_was_measured(measurement, condition, page, co
         ),
     ],
 )
-def test_stored_results_are_of_one_comparison(name, best, comparison):
+def test_stored_results_are_of_one_comparison(name, best):
     found = comparison.compared(comparison.RESULTS / f"{name}.jsonl")
     assert found.best in best
     assert found.runs["average_accuracy"].between(0, 1).all()
     assert comparison.origin(found.runs).startswith("Mean ± standard deviation over")
 
 
-def test_a_searched_recipe_is_shipped_with_replaced_lines(tmp_path, monkeypatch, comparison):
+def test_a_searched_recipe_is_shipped_with_replaced_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "ROOT", tmp_path)
     (tmp_path / "covon_avalanche/experiment/recipes").mkdir(parents=True)
     searched = tmp_path / "results"

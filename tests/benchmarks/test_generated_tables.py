@@ -1,41 +1,32 @@
 """Tables in pages are those that scripts make from the stored results."""
 
-from pathlib import Path
-
+import overview
+import permuted_digits
+import permuted_mnist
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from comparison import ROOT
 
 
 def part_of(page, script):
     """What is between a script's markers."""
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     return text.partition(f"<!-- results: {script} -->")[2].partition("<!-- end of results -->")[0]
 
 
-@pytest.fixture
-def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-
-
-def test_overview(benchmarks):
-    import overview
-
-    assert part_of("README.md", overview.NAME).strip() == overview.overview().strip()
+def test_overview():
+    assert part_of(overview.PAGE, overview.NAME).strip() == overview.overview().strip()
 
 
 @pytest.mark.parametrize(
-    ("module", "page"),
-    [("permuted_digits", "docs/digits.md"), ("permuted_mnist", "docs/permuted-mnist.md")],
+    ("script", "page"), [(permuted_digits, "digits.md"), (permuted_mnist, "permuted-mnist.md")]
 )
-def test_tables_of_recipes(module, page, benchmarks, monkeypatch):
-    script = __import__(module)
+def test_tables_of_recipes(script, page, monkeypatch):
     written = {}
     monkeypatch.setattr(script.figures, "save", lambda *_: None)
     monkeypatch.setattr(
         script, "replace_part", lambda page, name, text: written.update({(page, name): text})
     )
     script.write_report()
-    assert {file for file, _ in written} == {ROOT / page}
-    for (_, name), text in written.items():
-        assert part_of(page, name).strip() == text.strip()
+    assert {file for file, _ in written} == {ROOT / "docs" / page}
+    for (file, name), text in written.items():
+        assert part_of(file, name).strip() == text.strip()

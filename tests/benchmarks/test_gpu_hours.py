@@ -1,16 +1,10 @@
 """The estimate of GPU hours follows from images, epochs and counted operations."""
 
-from pathlib import Path
-
+import gpu_hours
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_hours_are_operations_at_the_assumed_throughput(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import gpu_hours
-
     monkeypatch.setattr(gpu_hours, "vit_flops", lambda: (10**9, 3 * 10**9))
     rows = gpu_hours.hours().set_index("recipe")
     trained, tested = 409_832, 176_743  # of the cleaned DomainNet
@@ -23,10 +17,7 @@ def test_hours_are_operations_at_the_assumed_throughput(monkeypatch):
     assert "`core50-vit`" in gpu_hours.table(rows.reset_index())
 
 
-def test_a_vit_is_counted_forward_and_backward(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import gpu_hours
-
+def test_a_vit_is_counted_forward_and_backward():
     forward, both = gpu_hours.vit_flops()
     assert forward == pytest.approx(2 * 17.6e9, rel=0.01)  # 17.6 billion multiplications
     assert both == pytest.approx(3 * forward, rel=0.02)

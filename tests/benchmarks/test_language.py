@@ -2,37 +2,23 @@
 
 import json
 import math
-from pathlib import Path
 
+import language
+import language_training as training
 import pytest
 import torch
+from language_memory import measure
+
+from covon_avalanche.atomic_write import write_atomically
 
 pytest.importorskip("transformers", reason="needs the extra language")
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 WORDS = {"en": "the cat and the dog ", "de": "die Katze, der Hund ", "fr": "le chat, le chien "}
 
 
 @pytest.fixture
-def language(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import language
-
-    return language
-
-
-@pytest.fixture
-def training(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import language_training
-
-    monkeypatch.setattr(language_training, "VOCABULARY", 270)
-    return language_training
-
-
-@pytest.fixture
-def tokens(training, tmp_path):
-    """The file of tokens."""
+def tokens(tmp_path, monkeypatch):
+    """The file of tokens, which are few."""
+    monkeypatch.setattr(training, "VOCABULARY", 270)
     for name, words in WORDS.items():
         for part, repeats in (("train", 40), ("valid", 8), ("test", 8)):
             file = tmp_path / name / f"{part}.jsonl"
@@ -43,14 +29,14 @@ def tokens(training, tmp_path):
 
 
 @pytest.fixture
-def recipe(language):
+def recipe():
     made = language.tomllib.loads(language.SETTINGS.read_text(encoding="utf-8"))
     made["training"] |= {"steps": 6, "warmup": 2, "evaluated": 4, "pass_batches": 2}
     made["model"] = {"n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
     return made
 
 
-def test_every_byte_belongs_to_one_token(training, tokens):
+def test_every_byte_belongs_to_one_token(tokens):
     found = training.load_file(tokens)
     text = WORDS["fr"] * 8 + "é"
     assert int(found["bytes"][found["fr/test"].long()].sum()) == 3 * len(text.encode())
@@ -58,7 +44,7 @@ def test_every_byte_belongs_to_one_token(training, tokens):
     assert training.tokenized(tokens.parent) == tokens
 
 
-def test_an_untrained_model_knows_nothing(training, tokens):
+def test_an_untrained_model_knows_nothing(tokens):
     found = training.load_file(tokens)
     model = training.make_model(270, n_positions=8, n_embd=8, n_layer=1, n_head=2)
     for p in model.parameters():
@@ -76,7 +62,7 @@ def test_an_untrained_model_knows_nothing(training, tokens):
     "name",
     ["finetune", "joint", "ewc-star", "ada-reg", "vcl", "covon-nom", "covon", "covon-regmean"],
 )
-def test_each_strategy_trains_is_evaluated_and_is_reproducible(name, language, tokens, recipe):
+def test_each_strategy_trains_is_evaluated_and_is_reproducible(name, tokens, recipe):
     case = {"settings": recipe["strategies"][name], "seed": 3, "part": "valid"}
     found = language.measure_or_error(case, tokens, recipe)
     curve = found["curve"]
@@ -88,7 +74,7 @@ def test_each_strategy_trains_is_evaluated_and_is_reproducible(name, language, t
 
 
 @pytest.mark.parametrize("name", ["ewc-star", "ada-reg"])
-def test_a_strong_anchor_keeps_the_first_language(name, training, tokens, recipe):
+def test_a_strong_anchor_keeps_the_first_language(name, tokens, recipe):
     settings = recipe["strategies"][name]
     curves = {}
     for strength in (0.0, 1e30):
@@ -99,7 +85,7 @@ def test_a_strong_anchor_keeps_the_first_language(name, training, tokens, recipe
     assert abs(last - first) < 0.3 * abs(curves[0.0][-3]["nats"] - first)
 
 
-def test_the_learning_rate_warms_up_and_decays(training, monkeypatch):
+def test_the_learning_rate_warms_up_and_decays():
     model = training.make_model(10, n_positions=4, n_embd=8, n_layer=1, n_head=2)
     options = {"steps": 10, "sequences": 2, "warmup": 2, "final_lr_factor": 0.1, "clip_norm": 1.0}
     strategy = training.Strategy(model, {"kind": "adamw", "lr": 1.0}, options, seed=0)
@@ -113,7 +99,7 @@ def test_the_learning_rate_warms_up_and_decays(training, monkeypatch):
     assert 0.1 < rates[-1] < 0.15
 
 
-def test_forgetting_is_what_was_lost_since_a_language_was_learned(language):
+def test_forgetting_is_what_was_lost_since_a_language_was_learned():
     nats = {
         ("en", 1): (3.0, 9.0, 9.0), ("en", 2): (2.0, 9.0, 9.0), ("de", 3): (2.5, 4.0, 9.0),
         ("fr", 4): (3.0, 4.2, 5.0),
@@ -129,7 +115,7 @@ def test_forgetting_is_what_was_lost_since_a_language_was_learned(language):
     assert language.average({"error": "diverged"}) == math.inf
 
 
-def test_the_search_gives_each_strategy_the_same_number_of_trials(language, recipe):
+def test_the_search_gives_each_strategy_the_same_number_of_trials(recipe):
     assert set(recipe["search"]) == set(recipe["strategies"])
     for name, ranges in recipe["search"].items():
         assert language.drawn(recipe, name, 0) == recipe["strategies"][name]
@@ -142,7 +128,7 @@ def test_the_search_gives_each_strategy_the_same_number_of_trials(language, reci
             assert low <= min(values) < (low * high) ** 0.5 < max(values) <= high
 
 
-def test_search_runs_and_report(language, tokens, recipe, monkeypatch, tmp_path):
+def test_search_runs_and_report(tokens, recipe, monkeypatch, tmp_path):
     """Two strategies, with a trial that diverges; what is stored is not run again."""
     recipe["strategies"] = {n: recipe["strategies"][n] for n in ("finetune", "joint")}
     page = tmp_path / "docs/language.md"
@@ -153,10 +139,10 @@ def test_search_runs_and_report(language, tokens, recipe, monkeypatch, tmp_path)
     monkeypatch.setattr(language, "STORED", tmp_path / "results/results.jsonl")
     measured = []
 
-    def made_up(cases, key, measure, file, *arguments, processes):
+    def made_up(cases, measure, file, *arguments, processes):
         rows = language.read_cases(file)
         for case in cases:
-            if all(any(case[k] != row[k] for k in key) for row in rows):
+            if all(any(case[k] != row[k] for k in case) for row in rows):
                 measured.append(case["strategy"])
                 nats = 1 + abs(math.log(case["settings"]["lr"] / 2e-3))
                 curve = [
@@ -169,7 +155,7 @@ def test_search_runs_and_report(language, tokens, recipe, monkeypatch, tmp_path)
                 about = {"versions": versions, "machine": {"cores": 2, "processor": "x"}}
                 rows.append({**case, "curve": curve, "seconds": 1.0, **about})
         rows[-1] = {k: v for k, v in rows[-1].items() if k != "curve"} | {"error": "diverged"}
-        language.write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
+        write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
 
     monkeypatch.setattr(language, "run_cases", made_up)
     language.search(recipe, 2, tokens, None)
@@ -180,19 +166,16 @@ def test_search_runs_and_report(language, tokens, recipe, monkeypatch, tmp_path)
     assert language.best_settings(recipe, "finetune") == best
     finals = language.finals(recipe)
     assert {(case["part"], case["seed"]) for case in finals} == {("test", i) for i in range(3)}
-    made_up(finals, list(finals[0]), None, language.STORED, processes=None)
+    made_up(finals, None, language.STORED, processes=None)
     language.write_report(recipe)
     assert "| joint (offline)" in page.read_text()
     assert "| finetune" in page.read_text()
     assert (tmp_path / "docs/language.png").stat().st_size > 10_000
 
 
-def test_covon_keeps_five_tensors_of_the_trained_weights(monkeypatch):
+def test_covon_keeps_five_tensors_of_the_trained_weights():
     peft = pytest.importorskip("peft", reason="needs the extra language")
     from transformers import GPT2Config, GPT2LMHeadModel
-
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    from language_memory import measure
 
     size = dict(n_embd=128, n_layer=2, n_head=2, vocab_size=1000, n_positions=32)
     ends = dict(bos_token_id=0, eos_token_id=0)

@@ -1,24 +1,14 @@
 """Both optimizers are timed in turns, from one forward pass to the next."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
+import loop_overhead
 import pytest
 
 from covon_avalanche import CoVON
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-
-@pytest.fixture
-def loop_overhead(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import loop_overhead
-
-    return loop_overhead
-
-
-def test_what_a_loop_does_between_forward_passes_counts(loop_overhead, monkeypatch):
+def test_what_a_loop_does_between_forward_passes_counts(monkeypatch):
     order, now = [], [0.0]
     monkeypatch.setattr(loop_overhead, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
@@ -46,7 +36,7 @@ def test_what_a_loop_does_between_forward_passes_counts(loop_overhead, monkeypat
     assert "1.714" in loop_overhead.table([row]).splitlines()[-1]
 
 
-def test_a_step_of_a_real_loop_is_one_forward_pass(loop_overhead):
+def test_a_step_of_a_real_loop_is_one_forward_pass():
     for covon in (False, True):
         case = loop_overhead.Case(loop_overhead.plain, covon, short=True)
         assert 0 < case.seconds() < 5

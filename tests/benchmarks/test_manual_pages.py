@@ -3,8 +3,8 @@
 import gzip
 import io
 import tarfile
-from pathlib import Path
 
+import manual_pages
 import pytest
 
 ENGLISH = """.TH CAT 1
@@ -24,14 +24,6 @@ It\\(aqs \\(dqsimple\\(dq.
 """
 
 
-@pytest.fixture
-def manual_pages(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    import manual_pages
-
-    return manual_pages
-
-
 def package(files):
     """A Debian package with these manual pages."""
     buffer = io.BytesIO()
@@ -48,14 +40,14 @@ def package(files):
     return found
 
 
-def test_markup_tables_and_code_are_removed(manual_pages):
+def test_markup_tables_and_code_are_removed():
     assert manual_pages.plain(ENGLISH) == (
         "NAME\ncat - the concatenation of files DESCRIPTION\nThe cat(1) command prints all of the "
         'files in order to the standard output, and that is what it is for-. It\'s "simple".'
     )
 
 
-def test_a_corpus_has_long_pages_of_its_language_once(manual_pages):
+def test_a_corpus_has_long_pages_of_its_language_once():
     long = 3 * ENGLISH
     german = long.replace("The\n", "Das\n").replace("the ", "der ").replace(" and that is", " und")
     german = german.replace(" of ", " die ").replace(" is ", " ist ")
@@ -67,7 +59,7 @@ def test_a_corpus_has_long_pages_of_its_language_once(manual_pages):
         manual_pages.members(b"<html>")
 
 
-def test_a_page_belongs_to_the_same_part_in_all_languages(manual_pages):
+def test_a_page_belongs_to_the_same_part_in_all_languages():
     parts = [manual_pages.part_of(f"page-{i}.1") for i in range(1000)]
     assert 70 < parts.count("valid") < 130
     assert 70 < parts.count("test") < 130

@@ -1,42 +1,23 @@
 """The factorial of trainings and merges: names of cells, tables, main effects."""
 
-from pathlib import Path
-
+import merging
 import pytest
-from made_up_results import made_up
+from made_up_results import made_up, stored
 
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.report import load_results
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def merging(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import merging
-
-    return merging
-
 
 @pytest.mark.parametrize("name", ["pacs", "mnist"])
-def test_the_recipes_have_every_cell_and_search_alike(name, merging, tmp_path):
+def test_the_recipes_have_every_cell_and_search_alike(name, tmp_path):
     """18 cells, and each searches its learning rate, and its coefficient if there is one."""
-    recipe = load_recipe(str(BENCHMARKS / f"merging_{name}.toml"))
-    file = tmp_path / "runs.jsonl"
-    lines = [made_up(strategy, 0, [[0.5]]).model_dump_json() for strategy in recipe.strategies]
-    file.write_text("\n".join(lines) + "\n")
-    found = merging.cells(load_results(file))
-    assert found.groupby("training").size().to_dict() == {
-        "adamw": 7,
-        "covon": 7,
-        "ewc": 2,
-        "ada-reg": 2,
-    }
+    recipe = load_recipe(str(merging.ROOT / f"benchmarks/merging_{name}.toml"))
+    runs = [made_up(strategy, 0, [[0.5]]) for strategy in recipe.strategies]
+    found = merging.cells(load_results(stored(tmp_path, *runs)))
+    sizes = {"adamw": 7, "covon": 7, "ewc": 2, "ada-reg": 2}
+    assert found.groupby("training").size().to_dict() == sizes
     with_coefficient = {"ema", "task-arithmetic", "magmax"}
-    for strategy, training, merge in found[["strategy", "training", "merge"]].itertuples(
-        index=False
-    ):
+    for strategy, training, merge in found[["strategy", "training", "merge"]].to_numpy():
         settings = recipe.strategies[strategy]
         eq8 = (training, merge) == ("covon", "fisher")
         own = {"merge_gamma"} if merge in with_coefficient else {"gamma"} if eq8 else set()
@@ -48,7 +29,7 @@ def test_the_recipes_have_every_cell_and_search_alike(name, merging, tmp_path):
             assert (settings.merge or "none") == merge
 
 
-def test_table_and_effects(merging, tmp_path):
+def test_table_and_effects(tmp_path):
     """Additive effects: CoVON 2 points better, RegMean 10; and one point of interaction."""
     accuracies = {
         "adamw-none": 0.60,
@@ -58,10 +39,8 @@ def test_table_and_effects(merging, tmp_path):
         "ewc-regmean": 0.5,
         "covon-eq8": 0.7,
     }
-    file = tmp_path / "runs.jsonl"
     runs = [made_up(name, seed, [[a]]) for name, a in accuracies.items() for seed in (0, 1)]
-    file.write_text("".join(run.model_dump_json() + "\n" for run in runs))
-    found = merging.cells(load_results(file))
+    found = merging.cells(load_results(stored(tmp_path, *runs)))
     lines = [
         [c.strip() for c in line.split("|")[1:-1]]
         for line in merging.factorial_table(found).splitlines()
@@ -78,7 +57,7 @@ def test_table_and_effects(merging, tmp_path):
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_a_search_the_command_is_named(merging, monkeypatch, tmp_path):
+def test_without_a_search_the_command_is_named(monkeypatch):
     monkeypatch.setattr(merging, "FOLDER", merging.ROOT / "absent")
     with pytest.raises(SystemExit, match=r"run the covon search .* benchmarks/merging_pacs\.toml"):
         merging.recipe_of("forward")

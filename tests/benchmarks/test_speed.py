@@ -1,11 +1,10 @@
 """Timing cases and versions in turns, and the tables of their figures."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
+import speed
+from speed_table import changes, ratios
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SECONDS = {"AdamW fused": 0.1, "CoVON": 0.3}
 
 
@@ -25,15 +24,7 @@ class SlowingWorker:
         return SECONDS.get(request["case"], 1.0) * factor * SlowingWorker.slowness
 
 
-@pytest.fixture
-def speed(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import speed
-
-    return speed
-
-
-def test_versions_are_compared_within_rounds(speed):
+def test_versions_are_compared_within_rounds():
     workers = {"before": SlowingWorker(1.0), "after": SlowingWorker(2.0)}
     rows = speed.measure_group(workers, "step", 1, {"model": "m", "optimizers": []}, 8.0)
     assert [row["case"] for row in rows] == list(SECONDS)  # that both have
@@ -44,14 +35,14 @@ def test_versions_are_compared_within_rounds(speed):
     assert covon["before_ratio"] == pytest.approx(3, abs=0.03)
 
 
-def test_one_version_has_no_change(speed):
+def test_one_version_has_no_change():
     workers = {"after": SlowingWorker(1.0)}
     covon = speed.measure_group(workers, "step", 1, {"model": "m", "optimizers": []}, 8.0)[1]
     assert covon["ratio"] == pytest.approx(3, abs=0.03)
     assert "change" not in covon
 
 
-def test_a_checkout_without_the_package_is_an_error(speed, tmp_path, monkeypatch):
+def test_a_checkout_without_the_package_is_an_error(tmp_path, monkeypatch):
     about = {"package": "/elsewhere/covon_avalanche/__init__.py"}
     monkeypatch.setattr(speed.subprocess, "Popen", lambda *_, **__: None)
     monkeypatch.setattr(speed.Worker, "_answer", lambda self: about)
@@ -59,9 +50,7 @@ def test_a_checkout_without_the_package_is_an_error(speed, tmp_path, monkeypatch
         speed.Worker(tmp_path, {})
 
 
-def test_the_table_of_ratios(speed):
-    from speed_table import changes, ratios
-
+def test_the_table_of_ratios():
     rows = pd.DataFrame(
         {
             "model": ["MLP", "MLP", "ViT"],

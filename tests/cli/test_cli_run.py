@@ -6,36 +6,27 @@ import os
 import re
 import signal
 import sys
-import time
 
 import joblib
 import psutil
 import pytest
-from small_recipes import FEW, STRATEGIES, small_recipe
-from terminal import in_a_terminal
-from typer.testing import CliRunner
+from small_recipes import FEW, STRATEGIES, saved, small_recipe
+from terminal import covon, in_a_terminal, wait_until
 
-from covon_avalanche import __version__
-from covon_avalanche.cli import app, run, search
+from covon_avalanche.cli import run, search
 from covon_avalanche.experiment import cluster
 from covon_avalanche.experiment import run as experiment_run
-from covon_avalanche.experiment.recipe import parse_seeds, recipe_text
+from covon_avalanche.experiment.recipe import parse_seeds
 from covon_avalanche.experiment.result import Result
-
-
-def covon(*arguments):
-    return CliRunner().invoke(app, list(arguments))
 
 
 @pytest.fixture
 def arguments(tmp_path):
     """A run of three strategies that takes a moment; the last one fails."""
-    file = tmp_path / "tiny.toml"
     strategies = {name: STRATEGIES[name] for name in ("covon", "finetune")}
     strategies["bad"] = {"kind": "finetune", "lr": 1e30}
     recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
-    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
-    return ["run", str(file), "--jobs", "1", "--out", str(tmp_path / "out")]
+    return ["run", saved(recipe, tmp_path), "--jobs", "1", "--out", tmp_path / "out"]
 
 
 def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments, tmp_path):
@@ -141,8 +132,7 @@ def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_tab
     monkeypatch.chdir(tmp_path)
     own = STRATEGIES["custom"] | {"implementation": "scaled_plugin:Scaled", "optimizer": "sgd"}
     strategies = {"finetune": STRATEGIES["finetune"], "mine": own}
-    text = recipe_text(small_recipe(strategies, epochs=1, stream=FEW, seeds=[0]), {})
-    (tmp_path / "tiny.toml").write_text(text, encoding="utf-8")
+    saved(small_recipe(strategies, epochs=1, stream=FEW, seeds=[0]), tmp_path)
     (tmp_path / "scaled_plugin.py").write_text(OWN_PLUGIN, encoding="utf-8")
     command = ["run", "tiny.toml", "--jobs", "1", "--out", "out"]
     first = covon(*command)
@@ -186,9 +176,7 @@ def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
     command += ["--jobs", "2", "--strategies", "finetune,covon", "--seeds", "0-9"]
     command += ["--set", "stream.n_experiences=2"]
     with in_a_terminal(command) as process:
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.rglob("result.json")) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: list(tmp_path.rglob("result.json")))
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
@@ -198,18 +186,7 @@ def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
     assert 1 <= len(results) < 20
     assert all(p.read_text().endswith("}\n") for p in results)
     assert not list(tmp_path.rglob("*.part"))
-    deadline = time.monotonic() + 20
-    while group_members(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not group_members(process.pid)
-
-
-def test_help_and_version(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    text = covon("run", "--help").stdout
-    assert "Compare continual-learning strategies" in text
-    assert "[default: runs/RECIPE]" in text
-    assert covon("--version").stdout.strip() == __version__
+    assert wait_until(lambda: not group_members(process.pid), seconds=20)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,14 @@
 import os
 import signal
 import sys
-import time
-from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
-from small_recipes import STRATEGIES, small_recipe
-from terminal import in_a_terminal
-from typer.testing import CliRunner
+from small_recipes import STRATEGIES, saved, small_recipe
+from terminal import covon, in_a_terminal, wait_until
 
-from covon_avalanche.cli import app, search
-from covon_avalanche.experiment.recipe import Recipe, load_recipe, recipe_text
+from covon_avalanche.cli import search
+from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.search import Search
 
 STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
@@ -27,45 +24,42 @@ def recipe_of(*names) -> Recipe:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("in_this_process")
 def test_the_command_writes_a_recipe_of_the_best(tmp_path):
-    recipe, file = recipe_of("finetune", "ewc-star"), tmp_path / "mine.toml"
+    recipe, journal = recipe_of("finetune", "ewc-star"), tmp_path / "trials.journal"
     stream = recipe.stream.model_copy(update={"validation_size": 200})
     held_out = recipe.model_copy(update={"stream": stream})
-    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
-    arguments = ["search", str(file), "--trials", "2", "--out", str(tmp_path / "out")]
-    arguments += ["--seed", "77", "--validation-size", "200"]
-    first = CliRunner().invoke(app, [*arguments, "--strategies", "finetune"])
+    arguments = ["search", saved(recipe, tmp_path), "--trials", 2, "--out", tmp_path]
+    arguments += ["--seed", 77, "--validation-size", 200]
+    first = covon(*arguments, "--strategies", "finetune")
     assert first.exit_code == 0, first.output
-    assert list(load_recipe(str(tmp_path / "out" / "best.toml")).strategies) == ["finetune"]
-    assert "ewc-star" not in (tmp_path / "out" / "trials.journal").read_text()
-    done = CliRunner().invoke(app, [*arguments, "--strategies", "ewc-star"])
+    assert list(load_recipe(str(tmp_path / "best.toml")).strategies) == ["finetune"]
+    assert "ewc-star" not in journal.read_text()
+    done = covon(*arguments, "--strategies", "ewc-star")
     assert done.exit_code == 0, done.output
-    best = load_recipe(str(tmp_path / "out" / "best.toml"))  # what was searched before stays
+    best = load_recipe(str(tmp_path / "best.toml"))  # what was searched before stays
     assert best.searched == list(best.strategies)
     assert list(best.strategies) == ["finetune", "ewc-star"]
     assert best.stream == recipe.stream
     for name in ("finetune", "ewc-star"):
-        journal = tmp_path / "out" / "trials.journal"
         settings, value = Search(held_out, name, journal, 77).best(2)
         assert f"{name}: validation A_T {100 * value:.2f} %" in done.stdout
         found = best.strategies[name].model_dump()
         assert {key: found[key] for key in settings} == settings
     assert done.stderr == ""
-    assert CliRunner().invoke(app, arguments).exit_code == 0  # nothing is left to do
+    assert covon(*arguments).exit_code == 0  # nothing is left to do
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("in_this_process")
 def test_a_strategy_with_nothing_to_search_keeps_its_settings(tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_text(recipe_text(recipe_of("ncm", "finetune"), {}), encoding="utf-8")
-    arguments = ["search", str(file), "--trials", "1", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, arguments)
+    file = saved(recipe_of("ncm", "finetune"), tmp_path)
+    arguments = ["search", file, "--trials", 1, "--out", tmp_path]
+    done = covon(*arguments)
     assert done.exit_code == 0, done.output
     assert "ncm: nothing to search\n" in done.stdout
-    assert "ncm" not in (tmp_path / "out" / "trials.journal").read_text()
+    assert "ncm" not in (tmp_path / "trials.journal").read_text()
     for more in [], ["--strategies", "finetune"]:
-        assert CliRunner().invoke(app, [*arguments, *more]).exit_code == 0
-        best = load_recipe(str(tmp_path / "out" / "best.toml"))
+        assert covon(*arguments, *more).exit_code == 0
+        best = load_recipe(str(tmp_path / "best.toml"))
         assert list(best.strategies) == ["ncm", "finetune"]
         assert best.strategies["ncm"] == recipe_of("ncm").strategies["ncm"]
 
@@ -77,7 +71,7 @@ def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(search, "worker_pool", no_pool)
     for seed, lines in (("0", 1), ("1000", 0)):
-        done = CliRunner().invoke(app, ["search", "permuted-digits", "--seed", seed])
+        done = covon("search", "permuted-digits", "--seed", seed)
         assert len(done.stderr.splitlines()) == lines
         assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
 
@@ -85,37 +79,27 @@ def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
 def test_ctrl_c_ends_a_search_and_marks_its_trials(tmp_path):
     names = ("finetune", "ewc-star", "covon")
     recipe = recipe_of(*names).model_copy(update={"epochs": 1000})
-    file, journal = tmp_path / "mine.toml", tmp_path / "trials.journal"
-    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
+    file, journal = saved(recipe, tmp_path), tmp_path / "trials.journal"
     command = [sys.executable, "-m", "covon_avalanche", "search", str(file), "--jobs", "1"]
     command += ["--out", str(tmp_path), "--seed", "0"]
     with in_a_terminal(command) as process:
-        deadline = time.monotonic() + 120
         # Not merely enqueued: its settings are drawn, and the objective runs.
-        while b'"param_name"' not in _content(journal) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: journal.exists() and '"param_name"' in journal.read_text())
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "Interrupted; the same command resumes from here." in output
-    states = [
-        t.state for name in names for t in Search(recipe, name, journal, 0).study().get_trials()
-    ]
+    studies = [Search(recipe, name, journal, 0).study() for name in names]
+    states = [trial.state for study in studies for trial in study.get_trials()]
     assert states == [TrialState.FAIL]
-
-
-def _content(file: Path) -> bytes:
-    return file.read_bytes() if file.exists() else b""
 
 
 def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dying.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     own = {"kind": "custom", "lr": 0.01, "implementation": "dying:Naive"}
-    file = tmp_path / "mine.toml"
-    file.write_text(recipe_text(small_recipe({"own": own}, stream=STREAM), {}), encoding="utf-8")
-    arguments = ["search", str(file), "--out", str(tmp_path), "--jobs", "1"]
-    done = CliRunner().invoke(app, arguments)
+    file = saved(small_recipe({"own": own}, stream=STREAM), tmp_path)
+    done = covon("search", file, "--out", tmp_path, "--jobs", 1)
     assert done.exit_code == 1, done.output
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("covon: ")]
     assert "a process was killed" in line

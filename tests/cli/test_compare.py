@@ -2,9 +2,7 @@
 
 import pytest
 from made_up_results import made_up
-from typer.testing import CliRunner
-
-from covon_avalanche.cli import app
+from terminal import covon
 
 
 @pytest.fixture
@@ -15,7 +13,7 @@ def compare(tmp_path):
         paths = [tmp_path / f"{i}.json" for i in range(2)]
         for run, path in zip(runs, paths, strict=True):
             run.save(path)
-        done = CliRunner().invoke(app, ["compare", *map(str, paths)])
+        done = covon("compare", *paths)
         assert done.exit_code == 0, done.output
         return [line.split() for line in done.stdout.splitlines()]
 

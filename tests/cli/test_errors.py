@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from made_up_results import made_up
 from miniature import pacs
-from small_recipes import STRATEGIES
-from typer.testing import CliRunner
+from small_recipes import STRATEGIES, saved, small_recipe
+from terminal import covon
 
-from covon_avalanche.cli import app, run
-from covon_avalanche.experiment.recipe import Recipe, load_recipe, recipe_text
+from covon_avalanche.cli import run
+from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.run_folder import RunFolder
 
 pytestmark = [
@@ -25,37 +25,15 @@ PACS = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}
 NETWORK = {"backbone": "squeezenet", "weights": ""}
 
 
-def write(folder: Path, *, strategy: str = "finetune", text=lambda t: t, **changes) -> str:
-    """A recipe file of a second's run; ``text`` may spoil it."""
-    data = {
-        "name": "tiny",
-        "title": "Tiny",
-        "epochs": 1,
-        "train_mb_size": 64,
-        "final_lr_factor": 0.5,
-        "seeds": [0],
-        "stream": DIGITS,
-        "model": {"hidden_size": 8, "hidden_layers": 1},
-        "strategies": {strategy: STRATEGIES[strategy]},
-    }
-    file = folder / "tiny.toml"
-    file.write_text(text(recipe_text(Recipe.model_validate(data | changes), {})), encoding="utf-8")
-    return str(file)
+def write(folder: Path, strategy: str = "finetune", **changes) -> Path:
+    """A recipe file of a second's run."""
+    known = {"name": "tiny", "title": "Tiny", "epochs": 1, "train_mb_size": 64, "seeds": [0]}
+    return saved(small_recipe({strategy: STRATEGIES[strategy]}, **known | changes), folder)
 
 
-def replaced(old: str, new: str):
-    """Spoil a recipe; the old text must be there."""
-
-    def replace(text: str) -> str:
-        assert old in text
-        return text.replace(old, new, 1)
-
-    return replace
-
-
-def refused(*arguments: str) -> str:
+def refused(*arguments: object) -> str:
     """The sentence of a command that is refused."""
-    done = CliRunner().invoke(app, list(arguments))
+    done = covon(*arguments)
     assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
     assert "Traceback" not in done.output
     sentence = done.stderr.strip()
@@ -76,12 +54,7 @@ def refused(*arguments: str) -> str:
         ("finetune", "epochs = 1", 'epochs = "3"', "epochs = '3': Input should be a valid integer"),
         ("finetune", "lr = 0.01", "lr = true", "strategies.finetune.lr = True: "),
         ("finetune", "epochs = 1", f"epochs = {'9' * 5000}", "is not valid TOML: "),
-        (
-            "finetune",
-            "epochs = 1",
-            f"x = {'[' * 9000}{']' * 9000}",
-            "is not valid TOML: maxi",
-        ),
+        ("finetune", "epochs = 1", f"x = {'[' * 9000}{']' * 9000}", "is not valid TOML: maxi"),
         ("finetune", "seeds = [", "seeds = [99999999999999999999, ", "seeds.0 = 9999999"),
         ("finetune", "experiences = 2", "experiences = 1000000000", "n_experiences = 1000"),
         # Errors that only a run finds.
@@ -92,8 +65,11 @@ def refused(*arguments: str) -> str:
     ],
 )
 def test_recipes(tmp_path, strategy, old, new, sentence):
-    recipe = write(tmp_path, strategy=strategy, text=replaced(old, new))
-    assert sentence in refused("run", recipe, "--out", str(tmp_path / "out"), "--jobs", "1")
+    file = write(tmp_path, strategy)
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new, 1), encoding="utf-8")
+    assert sentence in refused("run", file, "--out", tmp_path / "out", "--jobs", 1)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +134,13 @@ def leave(folder: Path) -> None:
 def test_data_and_weights(tmp_path, change, folder, changes, sentence):
     change(pacs(tmp_path / "PACS") / folder)
     recipe = write(tmp_path, **{"stream": PACS, "model": NETWORK, "train_mb_size": 2, **changes})
-    out = ["--out", str(tmp_path / "out"), "--jobs", "1"]
-    assert sentence in refused("run", recipe, *out, "--dataset-root", str(tmp_path))
+    options = ["--out", tmp_path / "out", "--jobs", 1, "--dataset-root", tmp_path]
+    assert sentence in refused("run", recipe, *options)
 
 
 def test_missing_data_are_named_before_any_run_starts(tmp_path):
     out, root = tmp_path / "out", tmp_path / "data"
-    options = ["--out", str(out), "--dataset-root", str(root)]
+    options = ["--out", out, "--dataset-root", root]
     recipe = write(tmp_path, stream={**PACS, "validation_size": 0.1}, model=NETWORK)
     for command in ("run", "search"):
         sentence = refused(command, recipe, *options)
@@ -185,15 +161,15 @@ def test_the_home_folder_is_expanded_where_the_shell_does_not(tmp_path, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path))
     pacs(tmp_path / "data/PACS")
     recipe = write(tmp_path, stream=PACS, model=NETWORK, train_mb_size=2)
-    command = ["run", recipe, "--out", str(tmp_path / "out"), "--jobs", "1"]
-    done = CliRunner().invoke(app, [*command, "--dataset-root=~/data"])
+    command = ["run", recipe, "--out", tmp_path / "out", "--jobs", 1]
+    done = covon(*command, "--dataset-root=~/data")
     assert done.exit_code == 0, done.output
-    assert "no/data" in refused(*command, "--seeds", "1", "--dataset-root=~/no/data")
+    assert "no/data" in refused(*command, "--seeds", 1, "--dataset-root=~/no/data")
 
 
 def test_wandb_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "find_spec", lambda name: None)
-    sentence = refused("run", write(tmp_path), "--out", str(tmp_path / "out"), "--wandb", "mine")
+    sentence = refused("run", write(tmp_path), "--out", tmp_path / "out", "--wandb", "mine")
     assert sentence == "covon: --wandb needs wandb: pip install wandb"
     assert not (tmp_path / "out").exists()
 
@@ -206,13 +182,13 @@ class TestResults:
 
     def test_of_a_newer_version(self, file, tmp_path):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 99}))
-        for arguments in (("report", str(file)), ("compare", str(file), str(file))):
+        for arguments in (("report", file), ("compare", file, file)):
             assert "has schema 99, of a newer version of this package" in refused(*arguments)
         path = write(tmp_path)
-        folder = RunFolder(tmp_path / "out", load_recipe(path), "finetune", 0)
+        folder = RunFolder(tmp_path / "out", load_recipe(str(path)), "finetune", 0)
         folder.path.mkdir(parents=True)
         shutil.copy(file, folder.result_file)
-        assert "newer version" in refused("run", path, "--out", str(tmp_path / "out"))
+        assert "newer version" in refused("run", path, "--out", tmp_path / "out")
         assert folder.result_file.read_bytes() == file.read_bytes()
 
     @pytest.mark.parametrize(
@@ -220,7 +196,7 @@ class TestResults:
     )
     def test_that_are_none(self, file, text):
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
-        assert f"{file} is no" in refused("report", str(file))
+        assert f"{file} is no" in refused("report", file)
 
     @pytest.mark.parametrize(
         ("changes", "sentence"),
@@ -242,16 +218,16 @@ class TestResults:
     )
     def test_that_contradict_themselves(self, file, changes, sentence):
         file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-        for arguments in (("report", str(file)), ("compare", str(file), str(file))):
+        for arguments in (("report", file), ("compare", file, file)):
             assert f"{file} is not a result: {sentence}\n" in refused(*arguments) + "\n"
 
     def test_that_do_not_go_together(self, file):
         made_up("covon", 1, [[0.9]]).save(file.parent / "other/result.json")
-        folder = str(file.parent)
+        folder = file.parent
         assert "has 2 runs; name the folder of one" in refused("compare", folder, folder)
         made_up("covon", 1, [[0.9]], run_hash="a").save(file.parent / "again/result.json")
         out = file.parent / "report"
-        sentence = refused("report", folder, "--out", str(out))
+        sentence = refused("report", folder, "--out", out)
         assert "got two of 'covon' in recipe 'r' with seed 1" in sentence
         assert not out.exists()
 
@@ -259,11 +235,11 @@ class TestResults:
 def test_files_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     made_up("covon", 0, [[0.9]]).save(tmp_path / "result.json")
-    out = str(tmp_path / "file" / "runs")
+    out = tmp_path / "file" / "runs"
     for arguments in (["run"], ["search", write(tmp_path, stream=HELD_OUT)]):
         sentence = refused(*arguments, "--out", out)
         assert sentence == f"covon: cannot read or write {out}: Not a directory"
-    assert "Not a directory" in refused("report", str(tmp_path / "result.json"), "--out", out)
+    assert "Not a directory" in refused("report", tmp_path / "result.json", "--out", out)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +249,7 @@ def test_what_cannot_be_written_at_the_end(tmp_path, command, name):
     (tmp_path / "out" / name / "in the way").mkdir(parents=True)
     recipe = write(tmp_path, stream=HELD_OUT if command == "search" else DIGITS)
     trials = ["--trials", "1"] if command == "search" else []
-    sentence = refused(command, recipe, *trials, "--out", str(tmp_path / "out"), "--jobs", "1")
+    sentence = refused(command, recipe, *trials, "--out", tmp_path / "out", "--jobs", 1)
     assert f"cannot read or write {tmp_path / 'out' / name}: " in sentence
     assert list((tmp_path / "out").rglob("result.json" if command == "run" else "trials.journal"))
 
@@ -282,9 +258,9 @@ def test_what_cannot_be_written_at_the_end(tmp_path, command, name):
 def test_a_search_tells_at_once_what_an_own_class_raised(base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "raising.py").write_text(f"class Mine({base}): ...\nraise Mine('no such luck')\n")
-    text = replaced("avalanche.training.supervised:Naive", "raising:Naive")
-    recipe = write(tmp_path, strategy="custom", text=text, stream=HELD_OUT)
-    done = CliRunner().invoke(app, ["search", recipe, "--out", str(tmp_path), "--jobs", "1"])
+    own = STRATEGIES["custom"] | {"implementation": "raising:Naive"}
+    recipe = small_recipe({"mine": own}, epochs=1, stream=HELD_OUT)
+    done = covon("search", saved(recipe, tmp_path), "--out", tmp_path, "--jobs", 1)
     assert done.exit_code == 1, done.output
     assert done.stderr.splitlines() == ["covon: Mine: no such luck"]
 
@@ -295,11 +271,7 @@ def test_a_search_tells_at_once_what_an_own_class_raised(base, tmp_path, monkeyp
         (RecursionError("too deep"), 1, "RecursionError: too deep; see "),
         (MemoryError(), 1, "MemoryError: no reason given; see "),
         (OverflowError("a\x1b[31m\nb"), 1, "OverflowError: a [31m b; see "),
-        (
-            OSError(28, "No space left on device", "log.txt"),
-            2,
-            "cannot read or write log.txt: ",
-        ),
+        (OSError(28, "No space left", "log.txt"), 2, "cannot read or write log.txt: "),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
@@ -312,7 +284,7 @@ def test_whatever_else_happens_is_one_sentence_and_a_log(
     monkeypatch.setattr("covon_avalanche.cli.run.specs_of", fail)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = signal.getsignal(signal.SIGINT)
-    done = CliRunner().invoke(app, ["run", write(tmp_path), "--out", str(tmp_path / "out")])
+    done = covon("run", write(tmp_path), "--out", tmp_path / "out")
     signal.signal(signal.SIGINT, before)
     assert done.exit_code == status
     assert done.stderr.startswith(f"covon: {sentence}")

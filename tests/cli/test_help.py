@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from terminal import covon
 
+from covon_avalanche import __version__
 from covon_avalanche.cli import app
-from covon_avalanche.cli.examples import EXAMPLES, one_line_paragraphs
+from covon_avalanche.cli.examples import EXAMPLES
 
 WIDTH = 100
 
@@ -22,7 +23,7 @@ def command_of(name):
 
 
 def help_of(name):
-    done = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": str(WIDTH)})
+    done = covon(*name.split(), "--help", env={"COLUMNS": str(WIDTH)})
     assert done.exit_code == 0
     return done.stdout
 
@@ -66,5 +67,6 @@ def test_examples_are_printed_and_parse(name):
         command_of(name).make_context(name, words[depth:])
 
 
-def test_paragraphs_have_no_line_breaks():
-    assert one_line_paragraphs("A\n    b.\n\n    C\n    d.\n") == "A b.\n\nC d."
+def test_computed_defaults_and_the_version_are_printed():
+    assert "[default: runs/RECIPE]" in help_of("run")
+    assert covon("--version").stdout.strip() == __version__

@@ -9,28 +9,19 @@ from subprocess import PIPE, Popen
 import psutil
 import pytest
 import torch
-from small_recipes import FEW, STRATEGIES, small_recipe
-from terminal import in_a_terminal
-from typer.testing import CliRunner
+from small_recipes import FEW, STRATEGIES, saved, small_recipe
+from terminal import covon, in_a_terminal, wait_until
 
-from covon_avalanche.cli import app
-from covon_avalanche.experiment.recipe import recipe_text
 from covon_avalanche.experiment.result import Result
 
 
 @pytest.fixture
 def command(tmp_path):
     """A run in two processes."""
-    file = tmp_path / "tiny.toml"
     strategies = {name: STRATEGIES[name] for name in ("covon", "finetune", "replay")}
     strategies["bad"] = {"kind": "finetune", "lr": 1e30}
     recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
-    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
-    return ["run", str(file), "--out", str(tmp_path / "out"), "--processes", "2"]
-
-
-def covon(*arguments):
-    return CliRunner().invoke(app, list(arguments))
+    return ["run", str(saved(recipe, tmp_path)), "--out", str(tmp_path / "out"), "--processes", "2"]
 
 
 def alive(processes):
@@ -62,11 +53,8 @@ def test_a_killed_process_and_ctrl_c_leave_nothing_running_and_the_run_resumes(c
     command += ["--strategies", "covon", "--epochs", "100"]
 
     def wait_for_checkpoint():
-        begun, deadline = time.time(), time.monotonic() + 120
-        checkpoints = (tmp_path / "out").rglob
-        while not any(p.stat().st_mtime > begun for p in checkpoints("0*.pt")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        begun, checkpoints = time.time(), (tmp_path / "out").rglob
+        assert wait_until(lambda: any(p.stat().st_mtime > begun for p in checkpoints("0*.pt")))
 
     with Popen(command, stdout=PIPE, stderr=PIPE, text=True) as process:
         wait_for_checkpoint()

@@ -1,11 +1,10 @@
 """``covon show``, ``covon status``, ``covon recipes`` and ``covon strategies``."""
 
 from made_up_results import made_up
-from small_recipes import FEW, STRATEGIES, small_recipe
-from typer.testing import CliRunner
+from small_recipes import FEW, STRATEGIES, saved, small_recipe
+from terminal import covon
 
-from covon_avalanche.cli import app
-from covon_avalanche.experiment.recipe import load_recipe, recipe_file, recipe_text
+from covon_avalanche.experiment.recipe import load_recipe, recipe_file
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.result import Epoch
 from covon_avalanche.experiment.run_folder import RunFolder, Status
@@ -14,7 +13,7 @@ EPOCH = Epoch(experience=1, epoch=2, loss=0.25, accuracy=0.5, images=3000, secon
 
 
 def show(argument, command="show"):
-    done = CliRunner().invoke(app, [command, str(argument)], env={"COLUMNS": "300"})
+    done = covon(command, argument, env={"COLUMNS": "300"})
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -24,15 +23,12 @@ def test_a_recipe_is_printed_as_it_stands(tmp_path):
     assert text == recipe_file("permuted-digits").read_text(encoding="utf-8")
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
     assert load_recipe(str(tmp_path / "mine.toml")) == load_recipe("permuted-digits")
-    assert "\npermuted-digits: Permuted digits" in CliRunner().invoke(app, ["recipes"]).stdout
+    assert "\npermuted-digits: Permuted digits" in covon("recipes").stdout
 
 
 def test_classes_that_a_recipe_would_import_are_listed_and_not_imported(tmp_path):
-    recipe = small_recipe({name: STRATEGIES[name] for name in ("custom", "finetune")})
-    file = tmp_path / "strangers.toml"
-    file.write_text(
-        recipe_text(recipe, {}).replace("avalanche.training.supervised:Naive", "no_such_module:X")
-    )
+    own = STRATEGIES["custom"] | {"implementation": "no_such_module:X"}
+    file = saved(small_recipe({"mine": own, "finetune": STRATEGIES["finetune"]}), tmp_path)
     assert show(file).startswith("# A run imports no_such_module:X: that executes its module.\n")
     assert show(file).endswith(file.read_text())
 
@@ -66,7 +62,7 @@ def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path):
 
 
 def test_every_kind_of_strategy_has_a_line():
-    lines = CliRunner().invoke(app, ["strategies"]).stdout.splitlines()
+    lines = covon("strategies").stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == list(KINDS)
     stores = {line.partition(":")[0] for line in lines if "Stores examples." in line}
     assert stores == {"replay", "icarl", "gem", "agem", "der", "er-ace", "td-vcl"}
@@ -79,5 +75,5 @@ def test_the_shell_completes_recipes(tmp_path, monkeypatch):
     for command in ("show", "run", "search"):
         words = {"COMP_WORDS": f"covon {command} pacs", "COMP_CWORD": "2"}
         environment = {"_COVON_COMPLETE": "complete_bash", **words}
-        done = CliRunner().invoke(app, [], env=environment, prog_name="covon")
+        done = covon(env=environment, prog_name="covon")
         assert done.stdout.split() == ["pacs", "pacs-vit", "pacs-mine.toml"]

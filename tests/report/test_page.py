@@ -11,17 +11,11 @@ from zipfile import ZipFile
 import matplotlib
 import pandas as pd
 import pytest
-from made_up_results import made_up, made_up_comparison
+from made_up_results import compared, made_up, made_up_comparison
 
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.run_folder import run_hash, settings_of
-from covon_avalanche.report import (
-    comparisons,
-    load_results,
-    results_frame,
-    write_archive,
-    write_report,
-)
+from covon_avalanche.report import load_results, results_frame, write_archive, write_report
 from covon_avalanche.report.page import class_table, headline, recipe, settings_table
 from covon_avalanche.report.tables import MISSING
 
@@ -58,11 +52,6 @@ class Page(HTMLParser):
 
 def written(results, folder, **options):
     return Page(write_report(results_frame(results), folder, **options).parent)
-
-
-def compared(*results):
-    (comparison,) = comparisons(results_frame(results))
-    return comparison
 
 
 def run_of(name, strategy="covon", changes=(), seed=0):
@@ -177,7 +166,7 @@ class TestSettings:
         rows = [[0.9, 0.2], [0.8, 0.9]]
         names = ("a", 0), ("a", 1), ("b", 0)
         runs = [made_up(*n, rows, class_accuracy=c) for n, c in zip(names, found, strict=True)]
-        table = class_table(*comparisons(results_frame(runs)))
+        table = class_table(compared(*runs))
         assert table.to_dict() == {"a": {"dog": 75.0, "cat": 25.0}}
         for shown, known in ((runs, True), (runs[2:], False)):
             written(shown, tmp_path)

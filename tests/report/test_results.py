@@ -3,18 +3,11 @@
 import math
 
 import pytest
-from made_up_results import made_up
+from made_up_results import made_up, stored
 
 from covon_avalanche import accuracy_matrix, load_results
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.report.results import read_results
-
-
-def stored(folder, *runs):
-    """A file with one run per line."""
-    file = folder / "stored.jsonl"
-    file.write_text("".join(run.model_dump_json() + "\n" for run in runs), encoding="utf-8")
-    return file
 
 
 def test_folders_files_and_lines_each_run_once(tmp_path):
@@ -110,16 +103,3 @@ def test_results_of_the_first_schema_can_be_read(tmp_path):
     old = new.model_copy(update={"schema_version": 1}).model_dump_json(exclude=later)
     (tmp_path / "r.json").write_text(old)
     assert Result.load(tmp_path / "r.json").average_accuracy == new.average_accuracy
-
-
-def test_a_result_has_each_metric_under_its_own_name_and_stores_none_of_them_twice(tmp_path):
-    rows = [[0.5, 0, 0], [0.9, 0.8, 0], [0.7, 0.6, 0.5]]
-    made_up("covon", 0, rows, counts=[10, 30, 40]).save(tmp_path / "r.json")
-    run = Result.load(tmp_path / "r.json")
-    assert run.average_accuracy == pytest.approx(0.6)
-    assert run.weighted_accuracy == pytest.approx(45 / 80)
-    assert run.matrix.incremental_accuracy() == pytest.approx((0.5 + 0.85 + 0.6) / 3)
-    assert run.bwt == pytest.approx(0)
-    assert run.matrix.forgetting() == pytest.approx(0)
-    assert run.matrix.max_forgetting() == pytest.approx(0.2)
-    assert not {"incremental_accuracy", "max_forgetting"} & run.model_dump().keys()

@@ -5,13 +5,13 @@ import re
 
 import pandas as pd
 import pytest
-from made_up_results import made_up, made_up_comparison
+from made_up_results import compared, made_up, made_up_comparison
 
 from covon_avalanche.experiment.result import ResultError
 from covon_avalanche.report import comparisons, results_frame, strategy_summary
 
 
-def compared(*results):
+def split(*results):
     return comparisons(results_frame(results))
 
 
@@ -30,7 +30,7 @@ def test_means_and_deviations_by_hand():
 
 
 def test_the_highest_comes_first_and_offline_training_is_never_the_best():
-    (comparison,) = compared(*made_up_comparison())
+    comparison = compared(*made_up_comparison())
     summary = comparison.summary
     assert list(summary.index) == ["joint", "covon", "buffer", "naive"]
     assert list(summary["offline"]) == [True, False, False, False]
@@ -92,7 +92,7 @@ class TestComparisons:
             comparisons(pd.DataFrame())
         twice = [made_up("covon", 7, [[0.9]]), made_up("covon", 7, [[0.8]])]
         with pytest.raises(ResultError, match="got two of 'covon' in recipe 'r' with seed 7"):
-            compared(*twice)
+            split(*twice)
 
     @pytest.mark.parametrize("other", ["covon", "vcl"])
     def test_runs_with_other_numbers_of_domains_are_an_error(self, other):
@@ -102,12 +102,12 @@ class TestComparisons:
         with pytest.raises(
             ResultError, match="must have the same domains, got 2 and 1 in recipe 'r'"
         ):
-            compared(*runs)
+            split(*runs)
 
     def test_a_strategy_has_a_row_for_each_of_its_settings(self):
         own = {"lr": 0.1}, {"lr": 0.2}, {"lr": 0.2, "gamma": 0.9}
         runs = [made_up("covon", seed, [[0.9]], own=o) for o in own for seed in (0, 1)]
-        (comparison,) = compared(*runs, made_up("vcl", 0, [[0.8]], own={"lr": 0.3}))
+        comparison = compared(*runs, made_up("vcl", 0, [[0.8]], own={"lr": 0.3}))
         seeds = comparison.summary["seeds"].to_dict()
         assert seeds.pop("vcl") == 1
         assert list(seeds.values()) == [2, 2, 2]
@@ -117,7 +117,7 @@ class TestComparisons:
         runs = [made_up("covon", 0, [[0.9]]), made_up("vcl", 0, [[0.9]])]
         runs[1].settings["epochs"] = 1
         runs.append(runs[0].model_copy(update={"stream": "valid"}))
-        found = compared(*runs)
+        found = split(*runs)
         assert [list(c.summary.index) for c in found] == [["covon"], ["vcl"], ["covon"]]
         assert len({c.title for c in found}) == len({c.name for c in found}) == 3
         assert all(re.fullmatch(r"title of r \([0-9a-f]{6}\)", c.title) for c in found)
@@ -126,20 +126,20 @@ class TestComparisons:
         stream = {"name": "Made", "n_experiences": 1}
         runs = [made_up("covon", 0, [[0.9]], stream=stream)]
         runs += [made_up("vcl", 0, [[0.9]], stream=stream | {"limit": n}) for n in (None, 3)]
-        found = compared(*runs)
+        found = split(*runs)
         assert [list(c.summary.index) for c in found] == [["covon", "vcl"], ["vcl"]]
 
     def test_different_seeds_are_noticed_but_not_those_of_offline_training(self):
         runs = [made_up("a", seed, [[0.8]]) for seed in range(3)]
         same = [made_up("b", seed, [[0.7]]) for seed in range(3)]
-        assert compared(*runs, *same)[0].same_seeds
-        assert not compared(*runs, made_up("b", 7, [[0.9]]))[0].same_seeds
-        assert compared(*runs, made_up("all", 7, [[0.9]], kind="joint"))[0].same_seeds
+        assert compared(*runs, *same).same_seeds
+        assert not compared(*runs, made_up("b", 7, [[0.9]])).same_seeds
+        assert compared(*runs, made_up("all", 7, [[0.9]], kind="joint")).same_seeds
 
     def test_held_out_domains_do_not_take_the_names_of_the_learned_ones(self):
         stream = {"name": "CORe50", "domains": ["s1", "s2"]}
         rows = [[0.5, 0.5], [0.6, 0.6]]
         for held_out, names in ((True, ["1", "2"]), (False, ["s1", "s2"])):
-            (comparison,) = compared(made_up("covon", 0, rows, held_out=held_out, stream=stream))
+            comparison = compared(made_up("covon", 0, rows, held_out=held_out, stream=stream))
             assert comparison.tested_domains == names
             assert comparison.domains == ["s1", "s2"]

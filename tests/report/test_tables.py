@@ -5,9 +5,8 @@ import math
 import re
 
 import pandas as pd
-from made_up_results import made_up, made_up_comparison
+from made_up_results import compared, made_up, made_up_comparison
 
-from covon_avalanche.report import comparisons, results_frame
 from covon_avalanche.report.tables import (
     MISSING,
     SHORT,
@@ -30,15 +29,14 @@ def test_a_strategy_that_was_not_searched_is_marked_beside_others_that_were():
         runs = [made_up(name, 0, [[0.9]]) for name in ("tuned", "mine")]
         for run in runs:
             run.settings.update(about)
-        (comparison,) = comparisons(results_frame(runs))
-        return list(summary_table(comparison)["strategy"])
+        return list(summary_table(compared(*runs))["strategy"])
 
     assert names(["tuned"]) == ["tuned", "mine (untuned)"]
     assert names([]) == ["tuned", "mine"]
 
 
 def test_markdown():
-    lines = markdown(comparisons(results_frame(made_up_comparison()))).splitlines()
+    lines = markdown([compared(*made_up_comparison())]).splitlines()
     heads = ["strategy", "A_T %", "p", "A_T pooled %", "mean A_t %"]
     heads += ["BWT %", "max forgetting %"]
     assert cells(lines[0])[:7] == heads
@@ -54,7 +52,7 @@ def test_markdown():
 def test_pooled_accuracy_is_shown_where_it_is_another_one():
     def headings(counts):
         run = made_up("covon", 0, [[0.9, 0.1], [0.8, 0.7]], counts=counts)
-        return list(summary_table(*comparisons(results_frame([run]))))
+        return list(summary_table(compared(run)))
 
     assert "A_T pooled %" in headings([30, 10])
     assert "A_T pooled %" not in headings([20, 20])
@@ -67,7 +65,7 @@ def test_the_short_table():
         made_up("covon", 1, [[0.9, 0.1], [0.9, 0.9]], seconds=3.0),
         made_up("joint", 0, [None, [0.95, 0.95]], kind="joint"),
     ]
-    (comparison,) = comparisons(results_frame(runs))
+    comparison = compared(*runs)
     lines = markdown_table(comparison, SHORT).splitlines()
     assert cells(lines[0]) == ["strategy", *SHORT]
     assert cells(lines[3]) == ["**covon**", "**85.00 ± 7.07**", "-5.00 ± 7.07", "5.0", "5.0", "2"]
@@ -80,7 +78,7 @@ def test_the_short_table():
 
 def test_latex():
     runs = [*made_up_comparison(), made_up("a_b & c%\\", 0, [[0.5, 0.5]] * 2)]
-    text = latex(comparisons(results_frame(runs)))
+    text = latex([compared(*runs)])
     columns = len(re.search(r"\\begin\{tabular\}\{(lr*)\}", text).group(1))
     rows = [line for line in text.splitlines() if line.endswith(r" \\")]
     assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {columns}
@@ -93,7 +91,7 @@ def test_latex():
 
 
 def test_csv():
-    found = comparisons(results_frame(made_up_comparison()))
+    found = [compared(*made_up_comparison())]
     table = pd.read_csv(io.StringIO(summary_csv(found)), index_col="strategy")
     pd.testing.assert_frame_equal(table, found[0].summary, check_dtype=False, check_names=False)
     names = ("average_accuracy", "weighted_accuracy", "incremental_accuracy", "max_forgetting")
@@ -115,7 +113,7 @@ def test_csv():
 def test_a_run_that_diverged_is_shown_and_sorted_last():
     nan = math.nan
     runs = [made_up("astray", 0, [[0.9, 0.1], [nan, nan]]), *made_up_comparison()[:3]]
-    lines = markdown(comparisons(results_frame(runs))).splitlines()
+    lines = markdown([compared(*runs)]).splitlines()
     assert [cells(line)[0] for line in lines[2:6]] == [
         "**covon**", "buffer (replay)", "naive", "astray",
     ]  # fmt: skip
