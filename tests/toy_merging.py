@@ -54,7 +54,7 @@ def images(seed, n=40):
 
 def task_of(model, x, before=None, batch_size=10_000):
     """A task with these inputs."""
-    return Task(model, before or {}, lambda: [(part, None) for part in x.split(batch_size)])
+    return Task(model, before or {}, lambda: [(part, part) for part in x.split(batch_size)])
 
 
 def end_task(model, rule, values, batches=None) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from covon_avalanche.merging.rule import MergeRule, Task
+from covon_avalanche.merging.rule import Batch, MergeRule, Task
 from covon_avalanche.merging.second_moments import (
     Reduction,
     input_second_moments,
@@ -60,6 +60,7 @@ class RegMean(MergeRule):
         alpha: float = 1.0,
         layerwise: bool = False,
         passes: Literal[1, 2] = 2,
+        share: float = 1.0,
     ) -> None:
         """
         :param reduction: of ``A`` over a task's examples (and tokens or positions): with ``"sum"``
@@ -71,15 +72,20 @@ class RegMean(MergeRule):
             RegMean++ (Nguyen et al., 2025) with the new task's examples only.
         :param passes: 1 adds the ``A`` that was measured for the merge to ``A0``, as the original,
             instead of measuring it again at the merged weights: half the time.
+        :param share: of a task's examples that ``A`` is measured on, evenly spaced, in (0, 1]; the
+            time of the passes is proportional to it. ``A`` is scaled to all examples.
         """
         check_choice("reduction", reduction, ("sum", "mean"))
         check_choice("passes", passes, (1, 2))
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must be in [0, 1], got {alpha}")
+        if not 0 < share <= 1:
+            raise ValueError(f"share must be in (0, 1], got {share}")
         self.reduction: Reduction = reduction
         self.alpha = alpha
         self.layerwise = layerwise
         self.passes = passes
+        self.share = share
         self.moments: dict[str, Tensor] = {}
         """``A0`` by layer name, as from :func:`input_second_moments`, summed over tasks."""
         self.outputs: dict[str, int] = {}
@@ -120,9 +126,12 @@ class RegMean(MergeRule):
         weights: Mapping[str, Tensor] = MappingProxyType({}),
         only: str | None = None,
     ) -> dict[str, Tensor]:
-        return input_second_moments(
-            task.model, task.batches(), reduction=self.reduction, weights=weights, only=only
+        some = EvenlySpaced(task.batches(), self.share)
+        found = input_second_moments(
+            task.model, some, reduction=self.reduction, weights=weights, only=only
         )
+        scale = some.given / some.kept if some.kept and self.reduction == "sum" else 1.0
+        return {name: a * scale for name, a in found.items()} if scale != 1 else found
 
     def _merged_layer(self, task: Task, layer_name: str, a: Tensor) -> dict[str, Tensor]:
         """Merged weights of a layer that earlier tasks have used, by parameter name."""
@@ -163,6 +172,25 @@ class RegMean(MergeRule):
         """With smaller entries off the diagonal."""
         diagonal = torch.diag_embed(moments.diagonal(dim1=-2, dim2=-1))
         return self.alpha * moments + (1 - self.alpha) * diagonal
+
+
+class EvenlySpaced:
+    """Evenly spaced examples of each batch.
+
+    :param share: of the examples; at least one of each batch is kept.
+    """
+
+    def __init__(self, batches: Iterable[Batch], share: float) -> None:
+        self.batches, self.share = batches, share
+        self.given = self.kept = 0
+        """Examples so far."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            given = len(batch[0])
+            rows = torch.arange(0, given, 1 / self.share).long()
+            self.given, self.kept = self.given + given, self.kept + len(rows)
+            yield batch if len(rows) == given else [column[rows] for column in batch]
 
 
 def _by_output(layer: nn.Module, parameter: Tensor) -> Tensor:

@@ -443,3 +443,16 @@ def test_a_layer_with_two_names_stays_itself_when_measured_layer_by_layer():
     assert set(merged) == set(before)
     assert model.first.weight is weight
     assert same(weights(model), after)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_a_share_of_the_examples_counts_for_all(reduction):
+    model, x = Net(), images(0, 42)
+    rule = RegMean(share=0.5, reduction=reduction)
+    rule.observe(task_of(model, x, batch_size=9))  # of which five are kept, or three of six
+    kept = torch.cat([part[::2] for part in x.split(9)])
+    expected = RegMean(reduction=reduction)
+    expected.observe(task_of(model, kept, batch_size=9))
+    scale = len(x) / len(kept) if reduction == "sum" else 1
+    for name, a in expected.moments.items():
+        torch.testing.assert_close(rule.moments[name], a * scale)

@@ -100,6 +100,7 @@ def test_only_ties_needs_memory_for_each_task(name):
         (lambda: TaskArithmetic(start="merged"), "one of 'pretrained', 'last', got 'merged'"),
         (lambda: RegMean(reduction="max"), "reduction must be one of 'sum', 'mean', got 'max'"),
         (lambda: RegMean(alpha=1.5), r"alpha must be in \[0, 1\], got 1.5"),
+        (lambda: RegMean(share=0.0), r"share must be in \(0, 1\], got 0.0"),
         (lambda: RegMean(passes=3), "passes must be one of 1, 2, got 3"),
         (lambda: InputAnchor(-1.0), "strength must be >= 0"),
         (lambda: InputAnchor(1.0, RegMean(reduction="mean")), r"needs RegMean\(reduction='sum'\)"),
