@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -21,26 +22,35 @@ def _complete_recipe(incomplete: str) -> list[str]:
     return [name for name in known if name.startswith(incomplete)]
 
 
+def between(low: int, high: int) -> Callable[[float | None], float | None]:
+    """A callback for numbers; unlike ``min`` and ``max`` it leaves the help at 80 columns alone."""
+
+    def check(value: float | None) -> float | None:
+        if value is not None and not low <= value <= high:
+            raise typer.BadParameter(f"must be from {low} to {high}, got {value}")
+        return value
+
+    return check
+
+
 RecipeName = Annotated[
     str,
     typer.Argument(
-        help="A shipped recipe (see `covon recipes`) or a .toml file.",
+        help="Name (see `covon recipes`) or .toml file.",
         autocompletion=_complete_recipe,
     ),
 ]
 Strategies = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAMES", help="Some of the recipe's strategies: covon,ewc-star."),
+    typer.Option(metavar="NAMES", help="Only these: covon,ewc-star."),
 ]
 Epochs = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, max=10**6, help="Epochs per domain, not the recipe's."),
+    typer.Option(metavar="N", callback=between(1, 10**6), help="Epochs per domain."),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(
-        metavar="N", min=1, max=1024, help="Parallel runs. \\[default: 1 per core; 1 on a GPU]"
-    ),
+    typer.Option(metavar="N", callback=between(1, 1024), help="Parallel runs. \\[default: cores]"),
 ]
 
 
@@ -62,7 +72,7 @@ def joined(values: list[str] | None) -> str | None:
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Repeatable: strategies.covon.lr=0.02."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Such as strategies.covon.lr=0.02."),
 ]
 
 

@@ -14,10 +14,12 @@ def predict(
     bundle: Annotated[Path, typer.Argument(help="Folder written by `covon run --bundle`.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     samples: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Posterior samples; 0 predicts with the mean.")
+        int, typer.Option(metavar="N", min=0, help="Posterior samples; 0: the mean.")
     ] = 0,
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images at once.")] = 64,
-    csv: Annotated[bool, typer.Option("--csv", help="Print CSV with all probabilities.")] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", metavar="", help="Print CSV with all probabilities.")
+    ] = False,
 ) -> None:
     """Classify images with a trained model.
 

@@ -17,7 +17,7 @@ def report(
     ] = Path("report"),
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
     archive: Annotated[
-        bool, typer.Option("--zip", help="Also write FOLDER.zip with all results.")
+        bool, typer.Option("--zip", metavar="", help="Also write FOLDER.zip with all results.")
     ] = False,
 ) -> None:
     """Generate an HTML report with tables (Markdown, LaTeX, CSV) and figures."""

@@ -24,6 +24,7 @@ from covon_avalanche.cli.options import (
     RecipeName,
     Settings,
     Strategies,
+    between,
     fail,
     joined,
     missing_sentence,
@@ -51,48 +52,45 @@ def run(
     strategies: Strategies = None,
     seeds: Annotated[
         list[str] | None,
-        typer.Option(metavar="LIST", help="Seeds, not the recipe's: 0-4 or 0,3,7."),
+        typer.Option(metavar="LIST", help="Only these: 0-4 or 0,3,7."),
     ] = None,
     epochs: Epochs = None,
     settings: Settings = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of the results. \\[default: runs/RECIPE]"),
+        typer.Option(metavar="FOLDER", help="Results. \\[default: runs/RECIPE]"),
     ] = None,
     jobs: Jobs = None,
     gpus: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=1024, help="GPUs that train each run together."),
+        typer.Option(metavar="N", callback=between(1, 1024), help="GPUs per run."),
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=1024, help="CPU processes that train each run."),
+        typer.Option(metavar="N", callback=between(1, 1024), help="CPU processes per run."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would run, and for how long.")
+        bool, typer.Option("--dry-run", metavar="", help="Print what would run.")
     ] = False,
     dataset_root: DatasetRoot = None,
     checkpoint_minutes: Annotated[
-        float, typer.Option(metavar="MINUTES", min=0, help="Between checkpoints in an epoch.")
+        float,
+        typer.Option(metavar="MINUTES", callback=between(0, 10**6), help="Between checkpoints."),
     ] = 5.0,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Log for TensorBoard in the runs' folders.")
+        bool, typer.Option("--tensorboard", metavar="", help="Log in the runs' folders.")
     ] = False,
     bundle: Annotated[
-        bool, typer.Option("--bundle", help="Save the models of new runs, for `covon predict`.")
+        bool, typer.Option("--bundle", metavar="", help="Save models for `covon predict`.")
     ] = False,
-    wandb: Annotated[
-        str | None, typer.Option(metavar="PROJECT", help="Log to this project of W&B.")
-    ] = None,
-    mlflow: Annotated[
-        str | None, typer.Option(metavar="EXPERIMENT", help="Log to this experiment of MLflow.")
-    ] = None,
-    launcher: Annotated[Launcher, typer.Option(help="Processes, or a cluster's jobs.")] = (
+    wandb: Annotated[str | None, typer.Option(metavar="PROJECT", help="Log to W&B.")] = None,
+    mlflow: Annotated[str | None, typer.Option(metavar="EXPERIMENT", help="Log to MLflow.")] = None,
+    launcher: Annotated[Launcher, typer.Option(metavar="WHERE", help="local or slurm.")] = (
         Launcher.local
     ),
     slurm: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Repeatable: slurm_partition=gpu."),
+        typer.Option(metavar="KEY=VALUE", help="Such as slurm_partition=gpu."),
     ] = None,
 ) -> None:
     """Compare continual-learning strategies: train each with each seed, then print a table.

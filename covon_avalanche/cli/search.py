@@ -38,17 +38,15 @@ def search(
     recipe: RecipeName,
     strategies: Strategies = None,
     trials: Annotated[int, typer.Option(metavar="N", min=1, help="Trials per strategy.")] = 20,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Seed that you will not report.")
-    ] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Not one to report.")] = 1000,
     validation_size: Annotated[
         float | None,
-        typer.Option(metavar="SIZE", min=0, help="Validation images, or a fraction below 1."),
+        typer.Option(metavar="SIZE", min=0, help="Images, or a fraction below 1."),
     ] = None,
     epochs: Epochs = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Trials and best.toml. \\[default: searches/RECIPE]"),
+        typer.Option(metavar="FOLDER", help="Trials. \\[default: searches/RECIPE]"),
     ] = None,
     jobs: Jobs = None,
     dataset_root: DatasetRoot = None,

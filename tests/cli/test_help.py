@@ -12,7 +12,7 @@ from covon_avalanche import __version__
 from covon_avalanche.cli import app
 from covon_avalanche.cli.examples import EXAMPLES
 
-WIDTH = 100
+WIDTH = 80
 
 
 def command_of(name):
