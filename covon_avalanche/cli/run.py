@@ -134,7 +134,7 @@ def run(
     parallel = min(parallel, max(1, len(new)))
     if dry_run:
         done = f"{len(specs) - len(new)} finished, {len(new)} to run, {parallel} in parallel"
-        typer.echo(f"{chosen.title}: {len(specs)} runs, {done}")
+        typer.echo(f"{chosen.title}: {_runs(specs)}, {done}")
         typer.echo(missing or "The data are there.")
         if new and not missing:
             _print_times(chosen, new, finished_runs(whole, folder), options, parallel)
@@ -177,6 +177,8 @@ def _print_times(
     from covon_avalanche.experiment.run import estimated_seconds
 
     total = 0.0
+    if {spec.strategy for spec in new} - {run.strategy for run in stored}:
+        typer.echo("Timing batches of strategies without stored results ...")
     for strategy in dict.fromkeys(spec.strategy for spec in new):
         times = [sum(run.train_seconds) for run in stored if run.strategy == strategy]
         source = "stored results" if times else "timed batches of one process"
@@ -193,6 +195,10 @@ def _print_times(
     typer.echo(f"In total about {timedelta(seconds=round(total / processes))} and evaluations")
 
 
+def _runs(specs: list[RunSpec]) -> str:
+    return f"{len(specs)} run{'' if len(specs) == 1 else 's'}"
+
+
 def _run_and_summarise(
     recipe: Recipe, whole: Recipe, folder: Path, options: RunOptions, processes: int
 ) -> int:
@@ -203,9 +209,8 @@ def _run_and_summarise(
     console = Console()
     start = time.perf_counter()
     specs = specs_of(recipe)
-    runs = "run" if len(specs) == 1 else "runs"
     console.print(
-        f"{recipe.title}: {len(specs)} {runs}, {processes} in parallel",
+        f"{recipe.title}: {_runs(specs)}, {processes} in parallel",
         markup=False,
         soft_wrap=True,
     )
