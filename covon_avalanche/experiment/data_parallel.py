@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.registry import UNTESTED_IN_PROCESSES
 from covon_avalanche.experiment.run_folder import RunFolder, error_sentence
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import worker_pool
@@ -32,7 +31,7 @@ def check_data_parallel(recipe: Recipe, strategies: Iterable[str], processes: in
         )
     for name in strategies:
         own = recipe.strategies[name]
-        if type(own) in UNTESTED_IN_PROCESSES:
+        if not own.tested_in_processes:
             raise ValueError(
                 f'strategy {name} (kind = "{own.kind}") is not tested with several processes: '
                 "train it with one, and choose the others by --strategies"
