@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,46 +76,39 @@ def run_grid(
             results[outcome.spec] = outcome.result
         on_end(outcome)
 
-    waiting: deque[RunSpec] = deque()
+    unfinished: list[RunSpec] = []
     for spec in specs:
         if (result := RunFolder(runs, recipe, *spec).result()) is None:
-            waiting.append(spec)
+            unfinished.append(spec)
         else:
             end(Outcome(spec, result, cached=True))
-    running: dict[Future[Outcome], RunSpec] = {}
+    workers = max(1, min(processes, len(unfinished)))
     try:
-        with (
-            _interrupted() as interrupted,
-            worker_pool(max(1, min(processes, len(waiting)))) as pool,
-        ):
-            while waiting or running:
+        with _interrupted() as interrupted, worker_pool(workers) as pool:
+            pending = {pool.submit(_run, recipe, spec, runs, options): spec for spec in unfinished}
+            while pending:
                 if interrupted():
                     raise KeyboardInterrupt
-                while waiting and len(running) < processes:
-                    spec = waiting.popleft()
-                    running[pool.submit(_run, recipe, spec, runs, options)] = spec
-                done = wait(running, _POLL_SECONDS, FIRST_COMPLETED).done
-                poll(list(running.values()))
+                done = wait(pending, _POLL_SECONDS, FIRST_COMPLETED).done
+                poll([spec for future, spec in pending.items() if future.running()])
                 for future in done:
-                    spec = running.pop(future)
+                    spec = pending.pop(future)
                     killed = isinstance(future.exception(), BrokenProcessPool)
-                    end(
-                        _killed(RunFolder(runs, recipe, *spec), spec) if killed else future.result()
-                    )
+                    end(_killed(recipe, spec, runs) if killed else future.result())
     except KeyboardInterrupt:
-        for spec in running.values():
+        for spec in unfinished:
             RunFolder(runs, recipe, *spec).remove_partial_files()
         raise
     return [results[spec] for spec in specs if spec in results]
 
 
-def _killed(folder: RunFolder, spec: RunSpec) -> Outcome:
+def _killed(recipe: Recipe, spec: RunSpec, runs: Path) -> Outcome:
     """The outcome of a run whose process was killed."""
     error = (
         "its process was killed, perhaps for lack of memory; the same command resumes it, with "
         "--jobs 1 one run at a time"
     )
-    folder.write_failure(error)
+    RunFolder(runs, recipe, *spec).write_failure(error)
     return Outcome(spec, error=error)
 
 

@@ -224,9 +224,9 @@ def changed(file):
 
 
 def forged(state):
-    schedule = node_of(state, lambda node: str(node.name).endswith(":LambdaLR"))
+    plugin = node_of(state, lambda node: str(node.name).endswith(":CosinePlugin"))
     name = "covon_avalanche.datasets.download:shutil.rmtree"
-    schedule.content["lr_lambdas"].content = [Node("function", name)]
+    plugin.content["final"] = Node("function", name)
 
 
 def of_another_model(state):

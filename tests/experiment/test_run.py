@@ -11,6 +11,7 @@ import pytest
 import torch
 from miniature import pacs
 from small_recipes import CLOSED_FORM, FEW, STRATEGIES, small_recipe
+from toys import columns
 
 from covon_avalanche.experiment import run
 from covon_avalanche.experiment.build import build_benchmark, build_model
@@ -150,9 +151,7 @@ def test_the_first_epoch_by_hand():
     benchmark = build_benchmark(recipe, seed=0)
     torch.manual_seed(0)
     model = build_model(recipe.model, benchmark)
-    dataset = benchmark.train_stream[0].dataset
-    rows = [dataset[i] for i in range(len(dataset))]
-    x, y = torch.stack([row[0] for row in rows]), torch.tensor([row[1] for row in rows])
+    x, y = columns(benchmark.train_stream[0])
     output = model(x)
     loss = torch.nn.functional.cross_entropy(output, y)
     assert result.epochs[0].loss == pytest.approx(loss.item(), rel=1e-5)
