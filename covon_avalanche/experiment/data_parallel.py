@@ -22,8 +22,8 @@ _GRACE_SECONDS = 2.0  # after a failure, for the other processes to say why
 
 
 def check_data_parallel(recipe: Recipe, strategies: Iterable[str], processes: int) -> None:
-    """Raise a ``ValueError`` for a batch size or a strategy that several processes cannot train
-    to the result of one."""
+    """Raise a ``ValueError`` for a batch size or a strategy with which several processes may give
+    another result than one."""
     if processes > recipe.train_mb_size:
         raise ValueError(
             f"train_mb_size = {recipe.train_mb_size} cannot be shared by {processes} processes: "
@@ -59,16 +59,15 @@ def run_in_processes(
             for rank in as_completed(ranks):
                 if rank.exception() is None:
                     continue
-                wait(
-                    ranks, _GRACE_SECONDS
-                )  # the main process writes its log; a killed one stops others
+                # The main process writes its log; a killed one stops the others.
+                wait(ranks, _GRACE_SECONDS)
                 errors = [r.exception() for r in ranks if r.done()]
                 killed = [e for e in errors if isinstance(e, BrokenProcessPool)]
                 raise next(e for e in (*killed, *errors) if e is not None)
         result: Result | None = ranks[0].result()
     except Exception as error:
         folder.remove_partial_files()
-        folder.write_failure(error_sentence(error)[0])
+        folder.write_failure(error_sentence(error))
         raise
     assert result is not None
     return result

@@ -345,7 +345,7 @@ class _Restore:
         if isinstance(there, _FUNCTIONS) and _importable(there) == name:
             return there
         if name not in _KNOWN_FUNCTIONS:
-            raise StateError(f"{path}: a {name} is not made from a file")
+            raise StateError(f"{path}: {name} must not be created from a file")
         return _KNOWN_FUNCTIONS[name]
 
     def _class(self, name: str, there: Any, path: str, kind: type = object) -> Any:
@@ -354,12 +354,12 @@ class _Restore:
         if there is _MISSING or _importable(found) != name:
             module, _, qualname = name.partition(":")
             if not f"{module}.".startswith(_TRUSTED):
-                raise StateError(f"{path}: a {name} is not made from a file")
+                raise StateError(f"{path}: {name} must not be created from a file")
             found = sys.modules.get(module)
             for part in qualname.split("."):
                 found = getattr(found, part, None)
         if not (isinstance(found, type) and issubclass(found, kind) and _importable(found) == name):
-            raise StateError(f"{path}: a {name} is not made from a file")
+            raise StateError(f"{path}: {name} must not be created from a file")
         return found
 
     def _items(self, content: list[Any], before: Iterable[Any], path: str) -> Iterator[Any]:
@@ -406,7 +406,7 @@ class _Restore:
             alike = [m for m in self._made.values() if isinstance(m, nn.Module)]
             alike = [m for m in alike if _importable(type(m)) == node.name]
             if not alike:
-                raise StateError(f"{path}: a {node.name} cannot be made again")
+                raise StateError(f"{path}: {node.name} cannot be created again")
             there = copy.deepcopy(alike[0])  # a method's copy of the model
         tensors, stored = _tensors(there), node.content["tensors"]
         if tensors.keys() != stored.keys():

@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_result(strategy):
     assert first.accuracy != other.accuracy
 
 
-def test_results_are_plain_json_with_all_that_decides_them(tmp_path):
+def test_results_are_plain_json_with_everything_that_determines_them(tmp_path):
     recipe = recipe_of()
     result = run_in_folder(recipe, "covon", 1, tmp_path)
     folder = RunFolder(tmp_path, recipe, "covon", 1)
@@ -181,7 +181,7 @@ def test_cached_images_lie_below_the_data(tmp_path):
     assert result.counts == [14]
 
 
-def test_a_device_that_this_machine_lacks_is_said_before_the_data_are_read(monkeypatch):
+def test_a_device_that_this_machine_lacks_is_an_error_before_the_data_are_read(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(run, "build_benchmark", None)
     with pytest.raises(ValueError, match='device = "cuda": this machine has 0 cuda devices'):
