@@ -43,7 +43,7 @@ class _Commands(TyperGroup):
         except Exception as error:
             with NamedTemporaryFile("w", prefix="covon-", suffix=".log", delete=False) as log:
                 traceback.print_exc(file=log)
-            typer.echo(f"covon: {error_sentence(error)[0][:1000]}; see {log.name}", err=True)
+            typer.echo(f"covon: {error_sentence(error)[:1000]}; see {log.name}", err=True)
             sys.exit(1)
 
 

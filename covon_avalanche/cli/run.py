@@ -187,7 +187,7 @@ def _print_times(
                 warnings.simplefilter("ignore")
                 times = times or [estimated_seconds(recipe, strategy, options)]
         except (ValueError, OSError) as error:
-            fail(f"{strategy}: {error_sentence(error)[0]}")
+            fail(f"{strategy}: {error_sentence(error)}")
         number, mean = sum(spec.strategy == strategy for spec in new), sum(times) / len(times)
         total += number * mean
         time_ = timedelta(seconds=round(mean))

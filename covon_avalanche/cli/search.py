@@ -29,7 +29,7 @@ from covon_avalanche.cli.options import (
     missing_sentence,
 )
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe, recipe_text
-from covon_avalanche.experiment.run_folder import error_sentence
+from covon_avalanche.experiment.run_folder import error_sentence, is_bad_input
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
 
@@ -141,7 +141,7 @@ def _work(
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)  # and takes no other strategy
     except (Exception, SystemExit) as error:
-        return error_sentence(error)
+        return error_sentence(error), is_bad_input(error)
     return None
 
 

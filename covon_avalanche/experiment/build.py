@@ -13,11 +13,10 @@ from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 from avalanche.distributed import DistributedHelper
 from avalanche.models import SimpleMLP
-from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.lr_scheduler import LambdaLR
 
 from covon_avalanche import streams
 from covon_avalanche.backbones import create_backbone, normalisation
@@ -121,24 +120,32 @@ def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:
     return Path(default_dataset_location("") if dataset_root is None else dataset_root) / path
 
 
-class Cosine:
-    """Factor of the learning rate in an epoch, from 1 down to ``final`` along a cosine."""
+class CosinePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
+    """Lowers all learning rates along a cosine over the epochs of each domain.
 
-    def __init__(self, epochs: int, final: float) -> None:
-        self.epochs, self.final = epochs, final
+    :param final: factor of the learning rates in the last epoch, relative to the first.
+    """
 
-    def __call__(self, epoch: int) -> float:
-        progress = min(epoch / max(1, self.epochs - 1), 1.0)
-        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
+    def __init__(self, final: float) -> None:
+        super().__init__()
+        self.final = final
+        self._rates: list[float] = []
 
-
-class CosinePlugin(LRSchedulerPlugin, supports_distributed=True):  # type: ignore[call-arg]
-    """Lowers the learning rate within each domain, over its epochs."""
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        self._rates = [group["lr"] for group in strategy.optimizer.param_groups]
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        # a schedule may have changed the number of epochs for this domain
-        for cosine in self.scheduler.lr_lambdas:
-            cosine.epochs = strategy.train_epochs
+        last = max(1, strategy.train_epochs - 1)
+        progress = min(strategy.clock.train_exp_epochs / last, 1.0)
+        factor = self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
+        self._set([factor * rate for rate in self._rates], strategy)
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        self._set(self._rates, strategy)
+
+    def _set(self, rates: list[float], strategy: Any) -> None:
+        for group, rate in zip(strategy.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def build_strategy(
@@ -162,7 +169,7 @@ def build_strategy(
     model.to(recipe.device)
     optimizer = settings.make_optimizer(model)
     method = settings.build()
-    cosine = CosinePlugin(_cosine_schedule(optimizer, recipe))
+    cosine = CosinePlugin(recipe.final_lr_factor)
     base = method.strategy
     precision = used_precision(recipe.precision, recipe.device)
     mixins: list[type] = [Resumable] if precision == "float32" else [Resumable, Autocast]
@@ -170,7 +177,7 @@ def build_strategy(
     mixins += [] if issubclass(base, TensorBatches) else [TensorBatches]
     cls = type(base.__name__, (*mixins, base), {"__module__": base.__module__})
     try:
-        strategy = cls(
+        return cls(
             model=model,
             optimizer=optimizer,
             criterion=nn.CrossEntropyLoss(),
@@ -184,10 +191,3 @@ def build_strategy(
         )
     except TypeError as error:
         raise ValueError(f"{base.__name__} cannot be created: {error}") from error
-    if strategy.optimizer is not optimizer:  # a user-defined class may create its own
-        cosine.scheduler = _cosine_schedule(strategy.optimizer, recipe)
-    return strategy
-
-
-def _cosine_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe) -> LambdaLR:
-    return LambdaLR(optimizer, Cosine(recipe.epochs, recipe.final_lr_factor))

@@ -28,7 +28,7 @@ _INFO, _WEIGHTS, _POSTERIOR = "bundle.json", "model.safetensors", "posterior.saf
 
 
 class BundleInfo(BaseModel):
-    """What the weights belong to: ``bundle.json``."""
+    """Description of the model: ``bundle.json``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,7 +40,7 @@ class BundleInfo(BaseModel):
     model: Model | None = None
     """``None`` for a network of the user's own."""
     strategy: Strategy | None = None
-    """What a recipe's strategy makes of the network; ``None`` leaves it as it is."""
+    """The recipe's strategy, which may wrap the network."""
     num_domains: PositiveInt = 1
     eval_temperature: PositiveFloat = 1.0
     """Factor of the posterior's variance in predictions with samples."""

@@ -1,4 +1,4 @@
-"""Checkpoints on disk, read by torch's loader of weights: loading them executes nothing."""
+"""Checkpoint files, read with ``torch.load(weights_only=True)``, which runs no code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VERSIONED = ("covon_avalanche", "torch", "avalanche-lib")
 
 
 class Point(NamedTuple):
-    """Where a run resumes: what comes next, all counted from 0."""
+    """Where a run resumes: the next experience, epoch and batch, counted from 0."""
 
     experience: int
     epoch: int = 0
@@ -42,7 +42,7 @@ def save_checkpoint(folder: Path, point: Point, state: Any, run: str) -> None:
     :param state: of :func:`~covon_avalanche.experiment.state.capture`.
     :param run: identity of the run; the checkpoint is of no use to another one.
     :raises StateError: if torch cannot store it.
-    :raises OSError: if there is no room or no permission; older checkpoints stay as they are.
+    :raises OSError: if the file cannot be written; older checkpoints remain unchanged.
     """
     content = io.BytesIO()
     about = {"format": FORMAT, "run": run, "versions": _versions()}

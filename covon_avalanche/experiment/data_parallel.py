@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.registry import UNTESTED_IN_PROCESSES
 from covon_avalanche.experiment.run_folder import RunFolder, error_sentence
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import worker_pool
@@ -23,8 +22,8 @@ _GRACE_SECONDS = 2.0  # after a failure, for the other processes to say why
 
 
 def check_data_parallel(recipe: Recipe, strategies: Iterable[str], processes: int) -> None:
-    """Raise a ``ValueError`` for a batch size or a strategy that several processes cannot train
-    to the result of one."""
+    """Raise a ``ValueError`` for a batch size or a strategy with which several processes may give
+    another result than one."""
     if processes > recipe.train_mb_size:
         raise ValueError(
             f"train_mb_size = {recipe.train_mb_size} cannot be shared by {processes} processes: "
@@ -32,7 +31,7 @@ def check_data_parallel(recipe: Recipe, strategies: Iterable[str], processes: in
         )
     for name in strategies:
         own = recipe.strategies[name]
-        if type(own) in UNTESTED_IN_PROCESSES:
+        if not own.tested_in_processes:
             raise ValueError(
                 f'strategy {name} (kind = "{own.kind}") is not tested with several processes: '
                 "train it with one, and choose the others by --strategies"
@@ -60,16 +59,15 @@ def run_in_processes(
             for rank in as_completed(ranks):
                 if rank.exception() is None:
                     continue
-                wait(
-                    ranks, _GRACE_SECONDS
-                )  # the main process writes its log; a killed one stops others
+                # The main process writes its log; a killed one stops the others.
+                wait(ranks, _GRACE_SECONDS)
                 errors = [r.exception() for r in ranks if r.done()]
                 killed = [e for e in errors if isinstance(e, BrokenProcessPool)]
                 raise next(e for e in (*killed, *errors) if e is not None)
         result: Result | None = ranks[0].result()
     except Exception as error:
         folder.remove_partial_files()
-        folder.write_failure(error_sentence(error)[0])
+        folder.write_failure(error_sentence(error))
         raise
     assert result is not None
     return result

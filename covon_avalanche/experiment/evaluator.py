@@ -19,11 +19,10 @@ from covon_avalanche.experiment.run_options import RunOptions
 
 
 class Evaluator(EvaluationPlugin):
-    """Skips callbacks that no metric implements, where there are no loggers.
+    """Without loggers, skips callbacks that no metric implements.
 
-    Avalanche's plugin has all callbacks, eight in each iteration, and copies the experience in
-    each before it looks whether a metric has that one: a twentieth of the time of a small
-    network.
+    Avalanche's plugin copies the experience in each of its eight callbacks per iteration, even if
+    no metric implements the callback: 5 % of a training step of a small network.
     """
 
     def _update_metrics_and_loggers(self, strategy: Any, callback: str) -> Any:

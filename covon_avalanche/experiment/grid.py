@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
-from covon_avalanche.experiment.run_folder import RunFolder, error_sentence
+from covon_avalanche.experiment.run_folder import RunFolder, error_sentence, is_bad_input
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import worker_pool
 
@@ -44,7 +43,7 @@ class Outcome:
     """Whether the run had been finished before."""
     error: str | None = None
     bad_input: bool = False
-    """Whether the user's input caused the error: data, settings, folders."""
+    """Whether the user's input caused the error."""
     log: Path | None = None
     """The file with the traceback, if the run has a folder."""
 
@@ -77,53 +76,49 @@ def run_grid(
             results[outcome.spec] = outcome.result
         on_end(outcome)
 
-    waiting: deque[RunSpec] = deque()
+    unfinished: list[RunSpec] = []
     for spec in specs:
         if (result := RunFolder(runs, recipe, *spec).result()) is None:
-            waiting.append(spec)
+            unfinished.append(spec)
         else:
             end(Outcome(spec, result, cached=True))
-    running: dict[Future[Outcome], RunSpec] = {}
+    workers = max(1, min(processes, len(unfinished)))
+    pending: dict[Future[Outcome], RunSpec] = {}
     try:
-        with (
-            _interrupted() as interrupted,
-            worker_pool(max(1, min(processes, len(waiting)))) as pool,
-        ):
-            while waiting or running:
+        with _interrupted() as interrupted, worker_pool(workers) as pool:
+            for spec in unfinished:
+                pending[pool.submit(_run, recipe, spec, runs, options)] = spec
+            while pending:
                 if interrupted():
                     raise KeyboardInterrupt
-                while waiting and len(running) < processes:
-                    spec = waiting.popleft()
-                    running[pool.submit(_run, recipe, spec, runs, options)] = spec
-                done = wait(running, _POLL_SECONDS, FIRST_COMPLETED).done
-                poll(list(running.values()))
+                done = wait(pending, _POLL_SECONDS, FIRST_COMPLETED).done
+                poll([spec for future, spec in pending.items() if future.running()])
                 for future in done:
-                    spec = running.pop(future)
+                    spec = pending.pop(future)
                     killed = isinstance(future.exception(), BrokenProcessPool)
-                    end(
-                        _killed(RunFolder(runs, recipe, *spec), spec) if killed else future.result()
-                    )
+                    end(_killed(recipe, spec, runs) if killed else future.result())
     except KeyboardInterrupt:
-        for spec in running.values():
-            RunFolder(runs, recipe, *spec).remove_partial_files()
+        for future, spec in pending.items():
+            if not future.cancelled():  # it had been started
+                RunFolder(runs, recipe, *spec).remove_partial_files()
         raise
     return [results[spec] for spec in specs if spec in results]
 
 
-def _killed(folder: RunFolder, spec: RunSpec) -> Outcome:
+def _killed(recipe: Recipe, spec: RunSpec, runs: Path) -> Outcome:
     """The outcome of a run whose process was killed."""
     error = (
         "its process was killed, perhaps for lack of memory; the same command resumes it, with "
         "--jobs 1 one run at a time"
     )
-    folder.write_failure(error)
+    RunFolder(runs, recipe, *spec).write_failure(error)
     return Outcome(spec, error=error)
 
 
 @contextmanager
 def _interrupted() -> Iterator[Callable[[], bool]]:
-    """Tells whether Ctrl-C was pressed; to be called where stopping is safe, because a
-    KeyboardInterrupt that Python raises in a callback or destructor would be lost."""
+    """A function that says whether Ctrl-C was pressed, for a loop that stops where it is safe:
+    Python would lose a KeyboardInterrupt that it raises in a callback or destructor."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may handle signals
         return
@@ -144,6 +139,10 @@ def _run(recipe: Recipe, spec: RunSpec, runs: Path, options: RunOptions) -> Outc
     except BrokenProcessPool:  # one of the run's own processes
         raise
     except (Exception, SystemExit) as error:
-        text, bad_input = error_sentence(error)
         log = RunFolder(runs, recipe, *spec).log_file
-        return Outcome(spec, error=text, bad_input=bad_input, log=log if log.exists() else None)
+        return Outcome(
+            spec,
+            error=error_sentence(error),
+            bad_input=is_bad_input(error),
+            log=log if log.exists() else None,
+        )

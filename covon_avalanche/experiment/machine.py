@@ -30,17 +30,13 @@ def machine(device: str = "cuda") -> dict[str, Any]:
     """
     found = {
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": cpuinfo("model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
     if _in_use(device):
         found["accelerator"] = torch.cuda.get_device_name(device)
     return found
-
-
-def _processor() -> str:
-    return cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def _in_use(device: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which devices compute in bfloat16. Nothing here imports torch for a processor."""
+"""Which devices compute in bfloat16. For CPUs, nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def used_precision(precision: str, device: str) -> str:
 
 
 def is_slow(precision: str, device: str) -> bool:
-    """Whether a recipe asks a processor for bfloat16 that it has to emulate."""
+    """Whether a recipe asks for bfloat16 on a CPU that has to emulate it."""
     return precision == "bfloat16" and device == "cpu" and not has_bfloat16(device)
 
 
 def has_bfloat16(device: str) -> bool:
-    """Whether the device has instructions for bfloat16. Of processors, only Linux tells."""
+    """Whether the device has instructions for bfloat16; for CPUs known on Linux only."""
     if device.startswith("cuda"):
         import torch
 

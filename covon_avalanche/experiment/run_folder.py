@@ -61,7 +61,7 @@ def run_hash(recipe: Recipe, strategy: str, seed: int) -> str:
 
 
 class Status(BaseModel):
-    """How far an unfinished run is, or why it failed: ``status.json``."""
+    """Progress of an unfinished run, or why it failed: ``status.json``."""
 
     domains: int = 0
     """Learned so far."""
@@ -107,11 +107,15 @@ class Status(BaseModel):
         )
 
 
-def error_sentence(error: BaseException) -> tuple[str, bool]:
-    """The message of an error, and whether the user's input caused it."""
-    bad_input = isinstance(error, ValueError | OSError)
-    name = "" if bad_input else f"{type(error).__name__}: "
-    return name + (printable(str(error)) or "no reason given"), bad_input
+def is_bad_input(error: BaseException) -> bool:
+    """Whether the user's input caused an error: data, settings, folders."""
+    return isinstance(error, ValueError | OSError)
+
+
+def error_sentence(error: BaseException) -> str:
+    """The message of an error, with its class unless the user's input caused it."""
+    name = "" if is_bad_input(error) else f"{type(error).__name__}: "
+    return name + (printable(str(error)) or "no reason given")
 
 
 def is_locked(file: Path) -> bool:
@@ -126,7 +130,7 @@ def is_locked(file: Path) -> bool:
 
 
 class StoredRun:
-    """The files of a run, to read them."""
+    """Read access to the files of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -135,7 +139,7 @@ class StoredRun:
         self.status_file = path / "status.json"
 
     def status(self) -> Status | None:
-        """How far an unfinished run is; ``None`` before its first epoch and after its end."""
+        """Progress of an unfinished run; ``None`` before its first epoch and after its end."""
         try:
             return Status.model_validate_json(self.status_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -180,7 +184,7 @@ class RunFolder(StoredRun):
             with self.logged():
                 yield
         except (Exception, SystemExit) as error:
-            self.write_failure(error_sentence(error)[0])
+            self.write_failure(error_sentence(error))
             raise
         finally:
             lock.release()

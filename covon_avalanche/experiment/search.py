@@ -232,7 +232,7 @@ class Search:
         except (FloatingPointError, MemoryError, RuntimeError) as error:
             if not _due_to_settings(error):
                 raise
-            trial.set_user_attr("error", f"failed: {error_sentence(error)[0]}")
+            trial.set_user_attr("error", f"failed: {error_sentence(error)}")
             return 0.0
         return result.average_accuracy
 

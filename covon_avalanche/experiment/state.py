@@ -41,6 +41,7 @@ _PLAIN = (type(None), bool, int, float, str, torch.device, torch.dtype, torch.Si
 _CONTAINERS: dict[str, Any] = {
     cls.__name__: cls for cls in (dict, OrderedDict, defaultdict, list, deque)
 }
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 # Not stored: those of the newly built run stay.
 _NOT_STORED_TYPES = (
@@ -107,9 +108,8 @@ def _importable(value: Any) -> str:
     return f"{value.__module__}:{value.__qualname__}"
 
 
-_OF_TORCH = (torch.zeros, torch.ones, torch.empty, torch.zeros_like, torch.ones_like)
 # All functions that a file may name where the new run does not have the same one.
-_KNOWN_FUNCTIONS = {_importable(f): f for f in (*_OF_TORCH, transform_groups.identity)}
+_KNOWN_FUNCTIONS = {_importable(f): f for f in (torch.zeros, transform_groups.identity)}
 
 
 def _skipped(value: Any) -> frozenset[str]:
@@ -181,10 +181,8 @@ class _Capture:
                 return Node("array", content=torch.from_numpy(value))
             case np.generic():
                 return Node("number", content=torch.from_numpy(np.array(value)))
-            case torch.Generator():
-                return Node("generator", content=value.get_state())
-            case np.random.Generator() | np.random.RandomState() | random.Random():
-                return Node("other generator")
+            case _ if isinstance(value, _GENERATORS):
+                return Node("generator")
             case Enum():
                 return Node("enum", _importable(type(value)), value.name)
             case range():
@@ -213,7 +211,7 @@ class _Capture:
                 for k, v in value.items():
                     key = self.encode(k, f"{path} key")
                     node.content[key] = self.encode(v, f"{path}[{k!r}]")
-            case "other generator":
+            case "generator":
                 node.content = self.encode(_generator_state(value), f"{path}.state")
             case "list" | "deque" | "tuple" | "set" | "frozenset":
                 node.content = [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
@@ -246,11 +244,23 @@ class _Capture:
 
 
 def _generator_state(generator: Any) -> Any:
-    """Of NumPy's or Python's."""
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    legacy = isinstance(generator, np.random.RandomState)
-    return generator.get_state() if legacy else generator.getstate()
+    """Of torch's, NumPy's or Python's."""
+    match generator:
+        case np.random.Generator():
+            return generator.bit_generator.state
+        case random.Random():
+            return generator.getstate()
+    return generator.get_state()
+
+
+def _set_generator_state(generator: Any, state: Any) -> None:
+    match generator:
+        case np.random.Generator():
+            generator.bit_generator.state = state
+        case random.Random():
+            generator.setstate(state)
+        case _:
+            generator.set_state(state)
 
 
 def restore(state: Any, root: Any, data: Mapping[str, Any]) -> None:
@@ -308,10 +318,10 @@ class _Restore:
             case "range":
                 return range(*content)
             case "generator":
-                generator = there if isinstance(there, torch.Generator) else torch.Generator()
-                return generator.set_state(content)
-            case "other generator":
-                return self._generator(self.decode(content, _MISSING, path), there, path)
+                if not isinstance(there, _GENERATORS):
+                    raise StateError(f"{path}: the new run has no such generator")
+                _set_generator_state(there, self.decode(content, _MISSING, path))
+                return there
             case "enum":
                 return self._class(node.name, there, path, Enum)[content]
             case "set" | "frozenset":
@@ -331,23 +341,11 @@ class _Restore:
                 return self._container(node, there, path)
         raise StateError(f"{path}: unknown kind of value {node.kind!r}")
 
-    def _generator(self, state: Any, there: Any, path: str) -> Any:
-        """The new run's generator of NumPy or Python, in the stored state."""
-        if isinstance(there, np.random.Generator):
-            there.bit_generator.state = state
-        elif isinstance(there, np.random.RandomState):
-            there.set_state(state)
-        elif isinstance(there, random.Random):
-            there.setstate(state)
-        else:
-            raise StateError(f"{path}: the new run has no such generator")
-        return there
-
     def _function(self, name: str, there: Any, path: str) -> Any:
         if isinstance(there, _FUNCTIONS) and _importable(there) == name:
             return there
         if name not in _KNOWN_FUNCTIONS:
-            raise StateError(f"{path}: a {name} is not made from a file")
+            raise StateError(f"{path}: {name} must not be created from a file")
         return _KNOWN_FUNCTIONS[name]
 
     def _class(self, name: str, there: Any, path: str, kind: type = object) -> Any:
@@ -356,12 +354,12 @@ class _Restore:
         if there is _MISSING or _importable(found) != name:
             module, _, qualname = name.partition(":")
             if not f"{module}.".startswith(_TRUSTED):
-                raise StateError(f"{path}: a {name} is not made from a file")
+                raise StateError(f"{path}: {name} must not be created from a file")
             found = sys.modules.get(module)
             for part in qualname.split("."):
                 found = getattr(found, part, None)
         if not (isinstance(found, type) and issubclass(found, kind) and _importable(found) == name):
-            raise StateError(f"{path}: a {name} is not made from a file")
+            raise StateError(f"{path}: {name} must not be created from a file")
         return found
 
     def _items(self, content: list[Any], before: Iterable[Any], path: str) -> Iterator[Any]:
@@ -408,7 +406,7 @@ class _Restore:
             alike = [m for m in self._made.values() if isinstance(m, nn.Module)]
             alike = [m for m in alike if _importable(type(m)) == node.name]
             if not alike:
-                raise StateError(f"{path}: a {node.name} cannot be made again")
+                raise StateError(f"{path}: {node.name} cannot be created again")
             there = copy.deepcopy(alike[0])  # a method's copy of the model
         tensors, stored = _tensors(there), node.content["tensors"]
         if tensors.keys() != stored.keys():

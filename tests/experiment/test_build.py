@@ -195,7 +195,7 @@ def test_the_authors_settings_come_domain_by_domain(name):
     assert strategy.optimizer.param_groups[0]["gamma_precision"] == settings.gamma_precision
 
 
-def test_weights_are_looked_for_below_the_folder_of_the_data(tmp_path):
+def test_relative_paths_of_weights_are_below_the_data_folder(tmp_path):
     pacs(tmp_path / "PACS")
     model = {"backbone": "squeezenet", "weights": "weights/mine.safetensors"}
     recipe = image_recipe("pacs", stream={"name": "PACS", "domains": ["photo"]}, model=model)
@@ -203,7 +203,7 @@ def test_weights_are_looked_for_below_the_folder_of_the_data(tmp_path):
         run_strategy(recipe, "finetune", 0, RunOptions(tmp_path))
 
 
-def test_networks_and_normalisation_are_those_of_the_image_size_and_the_backbone(tmp_path):
+def test_networks_fit_the_image_size_and_images_are_normalised_for_the_backbone(tmp_path):
     pytest.importorskip("timm", reason="timm comes with the extra 'vision'")
     pacs(tmp_path / "PACS")
     pixels = {}
@@ -220,22 +220,27 @@ def test_networks_and_normalisation_are_those_of_the_image_size_and_the_backbone
     torch.testing.assert_close(pixels["vit-b16-in1k"], (bare - 0.5) / 0.5)
 
 
+def built(recipe, name):
+    """Benchmark and strategy, as a run builds them."""
+    benchmark, settings = build_benchmark(recipe, seed=0), recipe.strategies[name]
+    network = build_model(recipe.model, benchmark)
+    model = settings.wrap_model(
+        network, benchmark.n_classes, recipe.stream.n_experiences, torch.zeros(1, 64)
+    )
+    return benchmark, build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
+
+
 def rates_of(name, settings, group=0, **changes):
     """Learning rates of a group, epoch by epoch, of a strategy of a recipe."""
     stream = {"name": "PermutedDigits", "n_experiences": 3}
     recipe = small_recipe({name: settings}, stream=stream, final_lr_factor=0.2, **changes)
-    benchmark = build_benchmark(recipe, seed=0)
-    network = build_model(recipe.model, benchmark)
-    model = recipe.strategies[name].wrap_model(network, 10, 3, torch.zeros(1, 64))
+    benchmark, strategy = built(recipe, name)
     rates = []
 
     class Rates(SupervisedPlugin):
         def before_training_epoch(self, strategy, **kwargs):
             rates.append(round(strategy.optimizer.param_groups[group]["lr"], 6))
 
-    strategy = build_strategy(
-        recipe.strategies[name], recipe, model, EvaluationPlugin(), EpochLog()
-    )
     strategy.plugins.append(Rates())
     for experience in benchmark.train_stream:
         strategy.train(experience)
@@ -255,7 +260,7 @@ class OwnOptimizer(Naive):
         super().__init__(model=model, optimizer=SGD(model.parameters(), lr=0.5), **kwargs)
 
 
-def test_a_recipes_cosine_is_that_of_a_strategys_own_optimizer():
+def test_the_cosine_applies_to_the_optimizer_that_a_strategy_makes_itself():
     own = {"kind": "custom", "lr": 1.0, "implementation": f"{__name__}:OwnOptimizer"}
     assert rates_of("own", own, epochs=3) == [0.5, 0.3, 0.1] * 3
 
@@ -274,11 +279,9 @@ def test_avalanche_leaves_the_groups_of_head_and_backbone_as_they_are(kind):
     own = STRATEGIES[kind] | {"lr": 0.1, "backbone_lr_factor": 1e-30}
     own |= {"merge": "none"} if kind == "covon" else {"optimizer": "sgd"}
     recipe = small_recipe({kind: own}, epochs=1)
-    benchmark, settings = build_benchmark(recipe, seed=0), recipe.strategies[kind]
-    network = build_model(recipe.model, benchmark)
-    model = settings.wrap_model(network, 10, 2, torch.zeros(1, 64))
-    head = {id(p) for p in settings.head(model).parameters()}
-    strategy = build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
+    benchmark, strategy = built(recipe, kind)
+    model = strategy.model
+    head = {id(p) for p in recipe.strategies[kind].head(model).parameters()}
     before = [(p, p.detach().clone()) for p in model.parameters()]
     for experience in benchmark.train_stream:
         strategy.train(experience)

@@ -30,7 +30,7 @@ def on_a_full_disk(folder, size):
 
 
 @pytest.mark.parametrize("size", [50, 50_000])
-def test_where_no_more_can_be_written_the_older_checkpoint_stays(tmp_path, size):
+def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, size):
     save_checkpoint(tmp_path, Point(1), {"a": torch.ones(3)}, "run")
     process = multiprocessing.get_context("fork").Process(
         target=on_a_full_disk, args=(tmp_path, size)
@@ -51,7 +51,7 @@ def test_two_points_between_and_two_inside_domains_are_kept(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_what_torch_cannot_store_is_said_and_leaves_no_file(tmp_path):
+def test_a_state_that_torch_cannot_store_is_an_error_and_leaves_no_file(tmp_path):
     tensor = torch.ones(3)
     state = {"a": tensor, "b": tensor.view(torch.int32)}
     with pytest.raises(StateError, match=r"the state cannot be stored: .*different types"):

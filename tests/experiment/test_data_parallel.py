@@ -1,6 +1,5 @@
 """Several processes train a run to the result of one; only the main process writes."""
 
-import contextlib
 from itertools import chain
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from avalanche.benchmarks.utils import as_classification_dataset
 from data_parallel_processes import CLIP, KINDS, VIT, recipe, recipes, remove_randomness, work
+from killed_runs import run_until_killed
 from miniature import pacs
 from small_recipes import OFTEN, STRATEGIES, small_recipe
 from torch.utils.data import TensorDataset
@@ -18,31 +18,16 @@ from covon_avalanche.data_loading import ShareLoader, TensorLoader, data_paralle
 from covon_avalanche.experiment import build
 from covon_avalanche.experiment.data_parallel import check_data_parallel
 from covon_avalanche.experiment.registry import KINDS as ALL_KINDS
-from covon_avalanche.experiment.registry import UNTESTED_IN_PROCESSES
-from covon_avalanche.experiment.resumable import Checkpointer
-from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
-
-
-class Killed(BaseException):
-    """In place of a signal."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The runs of two processes; they resume one that a single process began."""
-    path, left, store = tmp_path_factory.mktemp("runs"), iter(range(5)), Checkpointer._store
-
-    def counted(self):
-        stored = store(self)
-        if next(left, None) is None:
-            raise Killed
-        return stored
-
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(Checkpointer, "_store", counted)
-        run_in_folder(recipe(), "resumed", 0, path, OFTEN)
+    path = tmp_path_factory.mktemp("runs")
+    assert run_until_killed(5, recipe(), "resumed", 0, path, OFTEN)
     pacs(path / "PACS")
     mp.spawn(work, args=(str(path),), nprocs=2)
     return path
@@ -82,7 +67,8 @@ def test_two_processes_have_the_result_of_one(name, folder, monkeypatch):
 def test_all_tested_kinds_are_here():
     digits = [recipe().strategies[name] for name in KINDS]
     prompts = {ALL_KINDS[settings["kind"]] for settings in (*VIT.values(), *CLIP.values())}
-    assert {*map(type, digits), *prompts} == set(ALL_KINDS.values()) - set(UNTESTED_IN_PROCESSES)
+    tested = {own for own in ALL_KINDS.values() if own.tested_in_processes}
+    assert {*map(type, digits), *prompts} == tested
 
 
 def test_loader_options_that_would_change_batches_are_refused():

@@ -43,7 +43,7 @@ def test_auto_is_bfloat16_where_the_processor_has_it(processor, flags, used):
     assert row["settings.precision"] == used  # so that it is compared with its like
 
 
-def test_bfloat16_on_a_processor_without_it_is_slow_and_says_so(processor, recwarn):
+def test_bfloat16_on_a_processor_without_it_warns(processor, recwarn):
     processor("avx512f")
     with pytest.warns(UserWarning, match=r'this processor has no instructions .*; "auto" decides'):
         assert run("bfloat16").machine["precision"] == "bfloat16"

@@ -148,7 +148,7 @@ def test_a_choice_of_strategies_has_only_their_spaces(tmp_path):
     assert validate(recipe.model_dump(), "chosen") == recipe
 
 
-def test_unknown_names_list_the_known_ones_and_missing_files_are_said():
+def test_errors_list_the_known_names_and_name_missing_files():
     with pytest.raises(RecipeError, match=r"no recipe 'permuted'; known are .*permuted-digits"):
         load_recipe("permuted")
     with pytest.raises(RecipeError, match="cannot be read: No such file"):

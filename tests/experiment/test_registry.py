@@ -44,6 +44,18 @@ HASHES = {
 """Of seed 0 and the last CoVON of each shipped recipe: changed ones would be run again."""
 FINETUNE_HASH = "4b6fa2db69"
 """Of fine-tuning in the small recipe, before merging and alignment had further settings."""
+MERGEABLE = ["finetune", "ewc", "lwf", "ada-reg", "covon"]
+RULES = {
+    "regmean": RegMean,
+    "kfac": KFACMerge,
+    "average": Average,
+    "ema": EMA,
+    "fisher": FisherMerge,
+    "cofima": CoFiMA,
+    "task-arithmetic": TaskArithmetic,
+    "magmax": MagMax,
+    "ties": TIES,
+}
 
 
 def covon(**changes):
@@ -94,88 +106,77 @@ def test_keys_and_values_of_earlier_versions_are_translated(old, new):
     assert new.items() <= current.items()
 
 
-@pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf", "ada-reg", "covon"])
+def rule_of(kind, **changes):
+    """The rule by which the method merges, if any."""
+    method = settings(kind, **changes).build()
+    merges = [plugin.rule for plugin in method.plugins if isinstance(plugin, MergePlugin)]
+    assert len(merges) <= 1
+    return method.arguments.get("merge") if kind == "covon" else merges[0] if merges else None
+
+
+@pytest.mark.parametrize("kind", MERGEABLE)
 def test_each_rule_merges_after_every_domain(kind):
-    rules = {"regmean": RegMean, "average": Average, "ema": EMA, "fisher": FisherMerge}
-    rules |= {"kfac": KFACMerge, "cofima": CoFiMA, "task-arithmetic": TaskArithmetic}
-    rules |= {"magmax": MagMax, "ties": TIES}
-    for name, rule in rules.items():
-        if kind == "covon":
-            found = covon(merge=name, gamma=0.3).build().arguments["merge"]
-        else:
-            own = {"merge_gamma": 0.3} if name in WITH_COEFFICIENT else {}
-            plugin = settings(kind, merge=name, **own).build().plugins[0]
-            assert isinstance(plugin, MergePlugin)
-            found = plugin.rule
+    for name, rule in RULES.items():
+        own = {"merge_gamma": 0.3} if name in WITH_COEFFICIENT else {}
+        found = rule_of(kind, merge=name, **own)
         assert type(found) is rule
-        assert name not in ("ema", "cofima") or found.gamma == 0.3
-        assert name not in ("task-arithmetic", "magmax", "ties") or found.coefficient == 0.3
+        coefficient = "gamma" if name in ("ema", "cofima") else "coefficient"
+        assert not own or getattr(found, coefficient) == 0.3
+    assert rule_of(kind, merge="none") is None
+
+
+def test_covons_gamma_is_the_coefficient_of_its_rule():
+    assert rule_of("covon", merge="ema", gamma=0.3).gamma == 0.3
+    assert rule_of("covon", merge="ema", gamma=0.3, merge_gamma=0.4).gamma == 0.4
+    assert rule_of("covon", merge="eq8") is None  # which the optimizer does itself
 
 
 @pytest.mark.parametrize("kind", ["finetune", "ada-reg", "covon"])
 def test_options_of_rules_reach_them(kind):
     """And do not change the folder of runs without them."""
-
-    def rule(**changes):
-        built = settings(kind, **changes).build()
-        return built.arguments["merge"] if kind == "covon" else built.plugins[0].rule
-
     chosen = {"reduction": "mean", "alpha": 0.9, "layerwise": True, "passes": 1}
-    found = rule(merge="regmean", **{f"regmean_{key}": value for key, value in chosen.items()})
+    own = {f"regmean_{key}": value for key, value in chosen.items()}
+    found = rule_of(kind, merge="regmean", **own)
     assert chosen.items() <= vars(found).items()
-    assert RegMean().__dict__ == rule(merge="regmean").__dict__
-    found = rule(merge="magmax", merge_start="pretrained", merge_gamma=0.7)
+    assert RegMean().__dict__ == rule_of(kind, merge="regmean").__dict__
+    found = rule_of(kind, merge="magmax", merge_start="pretrained", merge_gamma=0.7)
     assert (found.start, found.coefficient) == ("pretrained", 0.7)
-    assert not settings("ada-reg").build().plugins
     plain = small_recipe({"own": STRATEGIES[kind]})
     unset = small_recipe({"own": STRATEGIES[kind] | {"regmean_alpha": None, "merge_start": None}})
     assert settings_of(plain, "own") == settings_of(unset, "own")
     assert not any(key.startswith("regmean") for key in settings_of(plain, "own")["strategy"])
 
 
-@pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf", "ada-reg", "covon"])
-def test_an_input_anchor_follows_the_merge_and_uses_its_moments(kind):
-    own = {"align_classifier": True} if kind == "finetune" else {}
-    for merge in ("none", "average", "regmean"):
-        built = settings(kind, merge=merge, input_anchor=0.5, **own).build()
-        found = [p for p in built.plugins if isinstance(p, InputAnchorPlugin)]
-        assert [plugin.anchor.strength for plugin in found] == [0.5]
-        merges = [p for p in built.plugins if isinstance(p, MergePlugin)]
-        rule = built.arguments.get("merge") if kind == "covon" else merges and merges[0].rule
-        assert found[0].anchor.rule is (rule if merge == "regmean" else None)
-        after = built.plugins[built.plugins.index(found[0]) :]
-        assert not any(isinstance(p, MergePlugin) for p in after)
-        assert len(after) == 1 + len(own)
-    free = settings(kind, merge="regmean", input_anchor=0.0).build()
-    assert not any(isinstance(p, InputAnchorPlugin) for p in free.plugins)
+@pytest.mark.parametrize("merge", ["none", "average", "regmean"])
+@pytest.mark.parametrize("kind", MERGEABLE)
+def test_the_merge_comes_first_then_the_method_the_anchor_and_the_alignment(kind, merge):
+    method = settings(kind, merge=merge, input_anchor=0.5, align_classifier=True).build()
+    *first, anchor, alignment = method.plugins
+    assert isinstance(alignment, ClassifierAlignmentPlugin)
+    assert isinstance(anchor, InputAnchorPlugin)
+    assert anchor.anchor.strength == 0.5
+    merged = merge != "none" and kind != "covon"  # whose own plugin merges
+    assert any(isinstance(p, MergePlugin) for p in first[:1]) == merged
+    assert len(first) == merged + (kind in ("ewc", "lwf"))
+    rule = first[0].rule if merged else method.arguments.get("merge")
+    assert anchor.anchor.rule is (rule if merge == "regmean" else None)
+    without = settings(kind, merge=merge, input_anchor=0.0, align_classifier=False).build()
+    assert [*map(type, without.plugins)] == [*map(type, first)]
 
 
-@pytest.mark.parametrize("kind", ["finetune", "covon"])
-def test_options_of_another_rule_are_errors(kind):
-    with pytest.raises(ValueError, match="regmean_alpha needs merge = regmean, got ema"):
-        settings(kind, merge="ema", regmean_alpha=0.9)
-    with pytest.raises(ValueError, match="merge_start needs merge = task-arithmetic or magmax"):
-        settings(kind, merge="regmean", merge_start="last")
-
-
-@pytest.mark.parametrize(("kind", "merge"), [("covon", "eq8"), ("ada-reg", None)])
-def test_a_coefficient_that_nothing_would_use_is_an_error(kind, merge):
-    with pytest.raises(ValueError, match=f"merge_gamma needs merge = ema or .*, got {merge}"):
-        settings(kind, merge=merge, merge_gamma=0.3)
-
-
-def test_alignment_comes_after_covons_own_merge():
-    method = settings("covon", merge="ema", merge_gamma=0.4, align_classifier=True).build()
-    assert [type(plugin) for plugin in method.plugins] == [ClassifierAlignmentPlugin]
-    assert not settings("covon", align_classifier=False).build().plugins
-
-
-@pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf"])
-def test_the_merge_comes_first_and_alignment_last(kind):
-    plugins = settings(kind, merge="cofima", align_classifier=True).build().plugins
-    assert [type(plugins[i]) for i in (0, -1)] == [MergePlugin, ClassifierAlignmentPlugin]
-    assert len(plugins) == 2 + (kind != "finetune")
-    assert not settings("finetune", align_classifier=False).build().plugins
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("finetune", {"merge": "ema", "regmean_alpha": 0.9}, "alpha needs .* regmean, got ema"),
+        ("covon", {"merge": "ema", "regmean_passes": 1}, "passes needs .* regmean, got ema"),
+        ("finetune", {"merge": "regmean", "merge_start": "last"}, "needs .* or ties, got regmean"),
+        ("covon", {"merge": "eq8", "merge_gamma": 0.3}, "merge_gamma needs .* ema or .*, got eq8"),
+        ("ada-reg", {"merge_gamma": 0.3}, "merge_gamma needs merge = ema or .*, got None"),
+    ],
+)
+def test_options_that_no_rule_would_use_are_errors(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        settings(kind, **options)
 
 
 def test_settings_that_are_not_used_do_not_change_the_folder():
@@ -186,18 +187,15 @@ def test_settings_that_are_not_used_do_not_change_the_folder():
 
 def test_head_and_backbone_have_their_own_learning_rates():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    for optimizer in ("sgd", "adamw"):
-        own = settings("finetune", optimizer=optimizer, lr=0.2, backbone_lr_factor=0.01)
-        head, backbone = own.make_optimizer(model).param_groups
-        assert [id(p) for p in head["params"]] == [id(p) for p in model[1].parameters()]
-        assert [id(p) for p in backbone["params"]] == [id(p) for p in model[0].parameters()]
+    sgd = settings("finetune", optimizer="sgd", lr=0.2, backbone_lr_factor=0.01)
+    kinds = ("finetune", "covon", "vcl", "upgd", "ada-reg")
+    for own in (sgd, *(settings(kind, lr=0.2, backbone_lr_factor=0.01) for kind in kinds)):
+        optimizer = own.make_optimizer(model)
+        head, backbone = optimizer.param_groups
+        assert [*map(id, head["params"])] == [*map(id, model[1].parameters())]
+        assert [*map(id, backbone["params"])] == [*map(id, model[0].parameters())]
         assert (head["lr"], backbone["lr"]) == (0.2, pytest.approx(0.002))
-    for kind in ("covon", "vcl", "upgd", "ada-reg"):
-        own = settings(kind, lr=0.2, backbone_lr_factor=0.01)
-        head, backbone = own.make_optimizer(model).param_groups
-        assert (head["lr"], backbone["lr"]) == (0.2, pytest.approx(0.002))
-        assert [p.shape for p in backbone["params"]] == [(4, 3), (4,)]
-        if kind in ("covon", "vcl"):
+        if isinstance(optimizer, Optimizer | BayesByBackprop):
             assert head["param_names"] == ["1.weight", "1.bias"]
             assert backbone["param_names"] == ["0.weight", "0.bias"]
     with pytest.raises(ValueError, match="cannot set lr together with backbone_lr_factor"):

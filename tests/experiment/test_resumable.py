@@ -1,6 +1,5 @@
 """Interrupted runs resume bit-exactly."""
 
-import contextlib
 import itertools
 import logging
 import time
@@ -10,6 +9,7 @@ from functools import cache
 import pytest
 import torch
 from avalanche.training.supervised import Naive
+from killed_runs import run_until_killed
 from miniature import pacs
 from small_recipes import CLOSED_FORM, FEW, OFTEN, STRATEGIES, small_recipe
 from torch import Tensor, nn
@@ -69,29 +69,14 @@ STOPS = {"replay": 2, "der": 1, "er-ace": 1, "agem": 0, "own-epoch": 1}
 STOPS |= dict.fromkeys(CLOSED_FORM, 0)  # checkpoints lie between domains
 
 
-class Killed(BaseException):
-    """In place of a signal."""
-
-
 @pytest.fixture
-def resumed(tmp_path, monkeypatch):
+def resumed(tmp_path):
     """The result of a run that is stopped after these numbers of checkpoints, then finished."""
-    store = Checkpointer._store
 
     def run(recipe, *limits, options=OFTEN, finish=True):
         (name,) = recipe.strategies
         for limit in limits:
-            left = iter(range(limit))
-
-            def counted(self, left=left):
-                stored = store(self)
-                if next(left, None) is None:
-                    raise Killed
-                return stored
-
-            with monkeypatch.context() as patch, contextlib.suppress(Killed):
-                patch.setattr(Checkpointer, "_store", counted)
-                run_in_folder(recipe, name, 0, tmp_path, options)
+            run_until_killed(limit, recipe, name, 0, tmp_path, options)
         return run_in_folder(recipe, name, 0, tmp_path, options) if finish else None
 
     return run
@@ -120,7 +105,7 @@ def test_a_run_stopped_at_many_points_has_the_result_of_a_whole_one(name, resume
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_replay_resumes_alike_with_dropout(resumed, monkeypatch):
+def test_replay_with_dropout_resumes_bit_exactly(resumed, monkeypatch):
     """The memory is reshuffled within an epoch, with a seed from where dropout draws, too."""
     build = running.build_model
     monkeypatch.setattr(
@@ -136,7 +121,7 @@ def test_replay_resumes_alike_with_dropout(resumed, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "workers"), [("covon", 0), ("ewc-star", 1)])
-def test_augmented_images_and_channels_last_weights_resume_alike(name, workers, tmp_path, resumed):
+def test_augmented_images_and_channels_last_resume_bit_exactly(name, workers, tmp_path, resumed):
     pacs(tmp_path / "PACS")
     recipe = recipe_of(
         name,
@@ -224,9 +209,9 @@ def changed(file):
 
 
 def forged(state):
-    schedule = node_of(state, lambda node: str(node.name).endswith(":LambdaLR"))
+    plugin = node_of(state, lambda node: str(node.name).endswith(":CosinePlugin"))
     name = "covon_avalanche.datasets.download:shutil.rmtree"
-    schedule.content["lr_lambdas"].content = [Node("function", name)]
+    plugin.content["final"] = Node("function", name)
 
 
 def of_another_model(state):
@@ -252,7 +237,7 @@ def node_of(node, fits):
         (changed, "is damaged"),
         ("another", "belongs to another run"),
         ("_versions", "was made by other versions: torch 99.0"),
-        (forged, "rmtree is not made from a file"),
+        (forged, "rmtree must not be created from a file"),
         (of_another_model, "this is another model"),
     ],
 )

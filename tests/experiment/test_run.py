@@ -11,6 +11,7 @@ import pytest
 import torch
 from miniature import pacs
 from small_recipes import CLOSED_FORM, FEW, STRATEGIES, small_recipe
+from toys import columns
 
 from covon_avalanche.experiment import run
 from covon_avalanche.experiment.build import build_benchmark, build_model
@@ -64,7 +65,7 @@ def test_the_same_seed_gives_the_same_result(strategy):
     assert first.accuracy != other.accuracy
 
 
-def test_results_are_plain_json_with_all_that_decides_them(tmp_path):
+def test_results_are_plain_json_with_everything_that_determines_them(tmp_path):
     recipe = recipe_of()
     result = run_in_folder(recipe, "covon", 1, tmp_path)
     folder = RunFolder(tmp_path, recipe, "covon", 1)
@@ -150,9 +151,7 @@ def test_the_first_epoch_by_hand():
     benchmark = build_benchmark(recipe, seed=0)
     torch.manual_seed(0)
     model = build_model(recipe.model, benchmark)
-    dataset = benchmark.train_stream[0].dataset
-    rows = [dataset[i] for i in range(len(dataset))]
-    x, y = torch.stack([row[0] for row in rows]), torch.tensor([row[1] for row in rows])
+    x, y = columns(benchmark.train_stream[0])
     output = model(x)
     loss = torch.nn.functional.cross_entropy(output, y)
     assert result.epochs[0].loss == pytest.approx(loss.item(), rel=1e-5)
@@ -182,7 +181,7 @@ def test_cached_images_lie_below_the_data(tmp_path):
     assert result.counts == [14]
 
 
-def test_a_device_that_this_machine_lacks_is_said_before_the_data_are_read(monkeypatch):
+def test_a_device_that_this_machine_lacks_is_an_error_before_the_data_are_read(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(run, "build_benchmark", None)
     with pytest.raises(ValueError, match='device = "cuda": this machine has 0 cuda devices'):

@@ -59,8 +59,6 @@ KINDS: dict[str, type[StrategySettings]] = {
     kind: cls for cls in get_args(_Any) for kind in get_args(cls.model_fields["kind"].annotation)
 }
 """The class of each kind."""
-UNTESTED_IN_PROCESSES = (Replay, FromAvalanche, Custom)
-"""Strategies not tested to give the result of one process with several."""
 
 
 def stored_strategy(settings: Mapping[str, Any]) -> StrategySettings:
@@ -70,7 +68,6 @@ def stored_strategy(settings: Mapping[str, Any]) -> StrategySettings:
 
 __all__ = [
     "KINDS",
-    "UNTESTED_IN_PROCESSES",
     "CoVON",
     "Finetune",
     "Strategy",

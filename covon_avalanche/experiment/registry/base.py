@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -98,6 +98,8 @@ class StrategySettings(Table):
     """Whether it needs the text tower of a CLIP, and the names of the classes."""
     not_searched: ClassVar[frozenset[str]] = frozenset()
     """Settings with a natural scale, which are not searched over two decades by default."""
+    tested_in_processes: ClassVar[bool] = True
+    """Whether several processes are tested to give the result of one."""
 
     @property
     def stores_examples(self) -> bool:
@@ -219,16 +221,34 @@ RuleName = Literal[
     "regmean", "kfac", "average", "ema", "fisher", "cofima", "task-arithmetic", "magmax", "ties"
 ]
 """The rules of :mod:`covon_avalanche.merging` that work with any optimizer."""
+_RULE_CLASSES: dict[str, str] = {
+    "regmean": "RegMean",
+    "kfac": "KFACMerge",
+    "average": "Average",
+    "ema": "EMA",
+    "fisher": "FisherMerge",
+    "cofima": "CoFiMA",
+    "task-arithmetic": "TaskArithmetic",
+    "magmax": "MagMax",
+    "ties": "TIES",
+}
+_WITH_START = ("task-arithmetic", "magmax", "ties")
+WITH_COEFFICIENT = ("ema", "cofima", *_WITH_START)
+"""The rules that have a coefficient."""
 
 
-WITH_COEFFICIENT = ("ema", "cofima", "task-arithmetic", "magmax", "ties")
-"""Those of them that have a coefficient."""
+class Mergeable(Tunable):
+    """A method whose weights may be merged with the earlier ones after each domain, and whose
+    classifier may be retrained then.
 
+    ``None`` is the rule's default. Such settings do not change a run's folder.
+    """
 
-class MergeOptions(Table):
-    """Further settings of ``merge``; ``None``: the rule's default, which :meth:`merge_rule` takes.
-    Unset ones do not change a run's folder."""
-
+    merge: Literal[RuleName, "none"] | None = "none"
+    """A rule of :mod:`covon_avalanche.merging`."""
+    merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = 0.5
+    """Weight of the new domain, of ``merge = "ema"`` and ``"cofima"``; coefficient of
+    ``"task-arithmetic"``, ``"magmax"`` and ``"ties"``."""
     merge_start: Literal["pretrained", "last"] | None = None
     """Weights that training starts from, of ``merge = "task-arithmetic"``, ``"magmax"`` and
     ``"ties"``."""
@@ -244,69 +264,6 @@ class MergeOptions(Table):
     input_anchor: NonNegativeFloat | None = None
     """Strength of a pull toward the last weights along the inputs of earlier domains, with or
     without a merge."""
-
-    @model_validator(mode="after")
-    def _used_options(self) -> MergeOptions:
-        merge = getattr(self, "merge", None)
-        for name in set(MergeOptions.model_fields) - {"input_anchor"}:
-            rules = (
-                ("regmean",)
-                if name.startswith("regmean_")
-                else ("task-arithmetic", "magmax", "ties")
-            )
-            if getattr(self, name) is not None and merge not in rules:
-                raise ValueError(f"{name} needs merge = {' or '.join(rules)}, got {merge}")
-        gamma = type(self).model_fields.get("merge_gamma")
-        given = gamma and gamma.default is None and getattr(self, "merge_gamma", None) is not None
-        if given and merge not in WITH_COEFFICIENT:
-            known = " or ".join(WITH_COEFFICIENT)
-            raise ValueError(f"merge_gamma needs merge = {known}, got {merge}")
-        return self
-
-    def merge_rule(self, name: str, gamma: float) -> MergeRule:
-        """The rule of this name.
-
-        :param gamma: the coefficient of the rules that have one.
-        """
-        from covon_avalanche import merging
-
-        chosen = self.model_dump(exclude_none=True)
-        of_regmean = {
-            name.removeprefix("regmean_"): value
-            for name, value in chosen.items()
-            if name.startswith("regmean_")
-        }
-        start = {"start": self.merge_start} if self.merge_start else {}
-        rules: dict[str, Callable[[], MergeRule]] = {
-            "regmean": lambda: merging.RegMean(**of_regmean),
-            "kfac": merging.KFACMerge,
-            "average": merging.Average,
-            "ema": lambda: merging.EMA(gamma),
-            "fisher": merging.FisherMerge,
-            "cofima": lambda: merging.CoFiMA(gamma),
-            "task-arithmetic": lambda: merging.TaskArithmetic(gamma, **start),
-            "magmax": lambda: merging.MagMax(gamma, **start),
-            "ties": lambda: merging.TIES(gamma, **start),
-        }
-        return rules[name]()
-
-    def anchored(self, method: Method, rule: MergeRule | None) -> Method:
-        """The method with the input anchor as the last plugin, so that it sees merged weights.
-
-        :param rule: the method's merge rule, which may measure the anchor's second moments.
-        """
-        if not self.input_anchor:
-            return method
-        from covon_avalanche.merging import RegMean
-        from covon_avalanche.plugins import InputAnchorPlugin
-
-        plugin = InputAnchorPlugin(self.input_anchor, rule if isinstance(rule, RegMean) else None)
-        return replace(method, plugins=(*method.plugins, plugin))
-
-
-class Alignable(Tunable):
-    """A method with one classifier for all domains, which may be retrained after each."""
-
     align_classifier: bool | None = None
     """Retrain the last layer after each domain on Gaussians of all domains' features."""
 
@@ -315,30 +272,57 @@ class Alignable(Tunable):
     def _unset(cls, align: bool | None) -> bool | None:
         return align or None  # so that runs of before this setting keep their folders
 
-    def aligned(self, method: Method) -> Method:
-        """The method with alignment as the last plugin, because its layer is for predictions."""
-        if not self.align_classifier:
-            return method
-        from covon_avalanche.plugins import ClassifierAlignmentPlugin
+    @model_validator(mode="after")
+    def _used_options(self) -> Mergeable:
+        needed: dict[str, tuple[str, ...]] = {"merge_start": _WITH_START}
+        needed |= {n: ("regmean",) for n in Mergeable.model_fields if n.startswith("regmean_")}
+        if type(self).model_fields["merge_gamma"].default is None:  # otherwise it is always set
+            needed["merge_gamma"] = WITH_COEFFICIENT
+        for name, rules in needed.items():
+            if getattr(self, name) is not None and self.merge not in rules:
+                raise ValueError(f"{name} needs merge = {' or '.join(rules)}, got {self.merge}")
+        return self
 
-        return replace(method, plugins=(*method.plugins, ClassifierAlignmentPlugin()))
+    def merge_rule(self, gamma: float = 0.5) -> MergeRule | None:
+        """The rule of ``merge``; ``None`` for no merge, and for those of the optimizer.
 
+        :param gamma: the coefficient, if ``merge_gamma`` is not given.
+        """
+        if self.merge not in _RULE_CLASSES:
+            return None
+        from covon_avalanche import merging
 
-class Mergeable(MergeOptions, Alignable):
-    """A method whose weights may be merged with the earlier ones after each domain."""
-
-    merge: Literal[RuleName, "none"] | None = "none"
-    """A rule of :mod:`covon_avalanche.merging`."""
-    merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = 0.5
-    """Weight of the new domain, of ``merge = "ema"`` and ``"cofima"``; coefficient of
-    ``"task-arithmetic"``, ``"magmax"`` and ``"ties"``."""
+        arguments = (self.merge_gamma or gamma,) if self.merge in WITH_COEFFICIENT else ()
+        options = {
+            name.removeprefix("merge_").removeprefix("regmean_"): value
+            for name, value in self.model_dump(exclude_none=True).items()
+            if name == "merge_start" or name.startswith("regmean_")
+        }
+        rule: MergeRule = getattr(merging, _RULE_CLASSES[self.merge])(*arguments, **options)
+        return rule
 
     def build(self) -> Method:
         """The method after the merge, so that it sees the merged weights."""
-        method, rule = super().build(), None
-        if self.merge not in (None, "none"):
+        method, rule = super().build(), self.merge_rule()
+        if rule is not None:
             from covon_avalanche.plugins import MergePlugin
 
-            rule = self.merge_rule(self.merge, self.merge_gamma or 0.5)
             method = replace(method, plugins=(MergePlugin(rule), *method.plugins))
-        return self.aligned(self.anchored(method, rule))
+        return self.after_merging(method, rule)
+
+    def after_merging(self, method: Method, rule: MergeRule | None) -> Method:
+        """The method with the plugins that need merged weights: the input anchor, then the
+        alignment, whose layer is for predictions.
+
+        :param rule: the method's merge rule, which may measure the anchor's second moments.
+        """
+        from covon_avalanche.merging import RegMean
+        from covon_avalanche.plugins import ClassifierAlignmentPlugin, InputAnchorPlugin
+
+        plugins = [*method.plugins]
+        if self.input_anchor:
+            moments = rule if isinstance(rule, RegMean) else None
+            plugins.append(InputAnchorPlugin(self.input_anchor, moments))
+        if self.align_classifier:
+            plugins.append(ClassifierAlignmentPlugin())
+        return replace(method, plugins=tuple(plugins))

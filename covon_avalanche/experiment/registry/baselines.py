@@ -106,6 +106,7 @@ class Replay(WithOptimizer):
     class_path = f"{_PLUGINS}:ReplayPlugin"
     class_arguments = ("mem_size",)
     stores_examples: ClassVar[bool] = True
+    tested_in_processes = False
 
 
 class ICaRL(Replay):
@@ -114,6 +115,7 @@ class ICaRL(Replay):
     kind: Literal["icarl"]  # type: ignore[assignment]
     class_path = "covon_avalanche.plugins:ICaRLPlugin"
     has_probabilities = False
+    tested_in_processes = True
 
 
 class FromAvalanche(WithOptimizer):
@@ -124,6 +126,7 @@ class FromAvalanche(WithOptimizer):
 
     kind: Literal["rwalk", "gem", "agem", "der", "er-ace"]
     not_searched = frozenset({"ewc_alpha"})  # at most 1
+    tested_in_processes = False
 
     @property
     def stores_examples(self) -> bool:
@@ -138,6 +141,7 @@ class MAS(FromAvalanche):
 
     kind: Literal["mas"]  # type: ignore[assignment]
     not_searched = frozenset({"alpha"})  # at most 1
+    tested_in_processes = True
 
 
 _FROM_AVALANCHE = {
@@ -170,6 +174,8 @@ class Custom(WithOptimizer):
     source: Annotated[str | None, Field(validate_default=True)] = None
     """Hash of the module's file, filled in when the recipe is read, so that a changed class is
     another run. Other modules that it imports do not count."""
+
+    tested_in_processes = False
 
     @field_validator("source")
     @classmethod

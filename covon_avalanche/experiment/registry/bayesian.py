@@ -17,10 +17,8 @@ from pydantic import (
 
 from covon_avalanche.experiment.registry.base import (
     WITH_COEFFICIENT,
-    Alignable,
     Count,
     Mergeable,
-    MergeOptions,
     Method,
     RuleName,
     Table,
@@ -46,7 +44,7 @@ class TaskSettings(Table):
     epochs: Count | None = None
 
 
-class CoVON(MergeOptions, Alignable):
+class CoVON(Mergeable):
     """CoVON; ``gamma = 1`` is CoVON-NoM, ``merge = "none"`` plain IVON."""
 
     kind: Literal["covon"]
@@ -67,7 +65,7 @@ class CoVON(MergeOptions, Alignable):
     prior_mean: Literal["zero", "init"] = "zero"
     """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
     hess_approx: Literal["gradsq", "reparam"] = "gradsq"
-    merge: Literal["eq8", RuleName, "replace", "none"] = "eq8"
+    merge: Literal["eq8", RuleName, "replace", "none"] = "eq8"  # type: ignore[assignment]
     """The slow step: Eq. 8, another rule for the mean (the precision is Eq. 8's), no slow state
     (``replace``), or none. The coefficient of another rule is ``gamma``, unless ``merge_gamma`` is
     given."""
@@ -154,10 +152,11 @@ class CoVON(MergeOptions, Alignable):
         if self.schedule:
             schedule = [task.model_dump(exclude_none=True) for task in self.schedule]
         arguments: dict[str, Any] = {"schedule": schedule, **self.only("ess_per_example")}
-        if self.merge not in ("eq8", "replace", "none"):  # which the optimizer does itself
-            arguments["merge"] = self.merge_rule(self.merge, self.merge_gamma or self.gamma)
+        rule = self.merge_rule(self.gamma)
+        if rule is not None:
+            arguments["merge"] = rule
         method = Method.of("covon_avalanche.strategies:CoVONStrategy", arguments)
-        return self.aligned(self.anchored(method, arguments.get("merge")))
+        return self.after_merging(method, rule)
 
 
 class Variational(Tunable):
