@@ -90,6 +90,7 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
     lines = covon(*command).stdout.splitlines()
     assert lines[0].endswith("4 runs, 1 finished, 3 to run, 1 in parallel")
     assert lines[2:] == [
+        "Timing batches of strategies without stored results ...",
         "covon: 2 x 0:00:10 of training, from timed batches of one process",
         "finetune: 1 x 0:01:40 of training, from stored results",
         "In total about 0:02:00 and evaluations",

@@ -87,7 +87,7 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
         (["run", "a" * 300], "cannot read or write aaa"),
         (["run", "--set", f"name={'a' * 300}"], "name = 'aaa"),
         (["search", "permuted-digits", "--validation-size", "inf"], "validation_size"),
-        (["run", "--epochs", "0"], "equal to 1"),
+        (["run", "--epochs", "0"], "must be from 1 to 1000000, got 0"),
         (["run", "--set", "epoch=3"], "epoch: unknown key"),
         (["run", "--launcher", "slurm", "--slurm", "gpu"], "a setting must look like KEY=VALUE"),
         (["run", "--slurm", "partition=gpu"], "--slurm partition=gpu is for --launcher slurm only"),
