@@ -76,6 +76,7 @@ VARIANTS = {
     "... alpha = 0.9": Variant("covon-regmean", {"regmean_alpha": 0.9}),
     "... alpha = 0.5": Variant("covon-regmean", {"regmean_alpha": 0.5}),
     "... layer by layer": Variant("covon-regmean", {"regmean_layerwise": True}),
+    "... moments of half of the images": Variant("covon-regmean", {"regmean_share": 0.5}),
     "... one pass": Variant("covon-regmean", {"regmean_passes": 1}),
     "... 10 epochs": Variant("covon-regmean", epochs=10),
     "... a tenth of the learning rate": Variant("covon-regmean", {"lr": 0.1}, ridge=True),

@@ -265,6 +265,7 @@ def merge(model: str, examples: int) -> Cases:
         "training epoch": training_epoch,
         "RegMean": merging(RegMean()),
         "RegMean, one pass": merging(RegMean(passes=1)),
+        "RegMean, half of the images": merging(RegMean(share=0.5)),
     }
 
 

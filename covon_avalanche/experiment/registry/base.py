@@ -261,6 +261,8 @@ class Mergeable(Tunable):
     """Measure each layer's moments behind the merged earlier layers."""
     regmean_passes: Literal[1, 2] | None = None
     """1: do not measure the moments again at the merged weights."""
+    regmean_share: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Of the images, evenly spaced, that the moments are measured on."""
     input_anchor: NonNegativeFloat | None = None
     """Strength of a pull toward the last weights along the inputs of earlier domains, with or
     without a merge."""
