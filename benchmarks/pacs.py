@@ -32,7 +32,7 @@ from comparison import (
 
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.report import figures
-from covon_avalanche.report.tables import SHORT, aligned, markdown_table
+from covon_avalanche.report.tables import FULL, aligned, markdown_table
 
 NAME = "benchmarks/pacs.py"
 PAGE = ROOT / "docs/pacs.md"
@@ -80,7 +80,7 @@ def write_report(order: str) -> None:
     matrices = pd.DataFrame({name: [f"![](pacs-{order}-{name}.png)"] for name in shown})
     parts = [
         f"![Average accuracy over the domains learned](pacs-{order}.png)",
-        markdown_table(comparison, SHORT).strip(),
+        markdown_table(comparison, FULL).strip(),
         origin(comparison.runs),
     ]
     if order in TUNED:
