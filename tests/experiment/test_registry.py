@@ -37,7 +37,7 @@ HASHES = {
     "domainnet-clip": "f31144135f",
     "domainnet-vit": "785f4883c9",
     "pacs": "24bfa4e30e",
-    "pacs-vit": "6b15b1b0bd",
+    "pacs-vit": "800f53f781",
     "permuted-digits": "31547c46cb",
     "permuted-mnist-hard": "c92439273a",
 }
@@ -72,7 +72,8 @@ def test_runs_of_shipped_recipes_keep_their_folders():
     for name in shipped_recipes():
         recipe = load_recipe(name)
         *_, last = (key for key, own in recipe.strategies.items() if own.kind == "covon")
-        found[name] = run_hash(recipe, last, 0)
+        chosen = "covon-adapter" if "covon-adapter" in recipe.strategies else last
+        found[name] = run_hash(recipe, chosen, 0)
     assert found == HASHES
 
 
