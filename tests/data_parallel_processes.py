@@ -32,7 +32,8 @@ VIT = {
     "soyo": {"kind": "soyo", "lr": 0.01},
     "covon-adapter": {**STRATEGIES["covon"], "tuning": "adapter"},
     "finetune-prompt": {**STRATEGIES["finetune"], "tuning": "prompt"},
-    "ranpac-adapter": {"kind": "ranpac", "projection": 8, "adapter": 4},  # fewer than images
+    # Standardised features have larger ridges, which do not amplify rounding.
+    "ranpac-adapter": {"kind": "ranpac", "projection": 50, "adapter": 4, "standardize": True},
 }
 CLIP = {kind: {"kind": kind, "lr": 0.01} for kind in ("s-liprompts", "s-liprompts-mixture", "hedp")}
 
