@@ -15,6 +15,8 @@ BATCHES = list(zip(torch.randn(6, 8, 4), torch.randint(3, (6, 8)), strict=True))
 
 @pytest.fixture(autouse=True)
 def fresh_state():
+    """Every test begins without the process-wide state that a Trainer of another test leaves."""
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     yield
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
