@@ -147,6 +147,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true")
     short = parser.parse_args().short
     kills, epochs = (3, 4) if short else (50, 30)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     with tempfile.TemporaryDirectory() as folder:
         found = measure(kills, epochs, Path(folder), random.Random(0))
     print(found)

@@ -122,10 +122,10 @@ def _interrupted() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may handle signals
         return
-    pressed = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
+    signals: list[int] = []  # a second one within Event.set() would wait for its lock for ever
+    before = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     try:
-        yield pressed.is_set
+        yield lambda: bool(signals)
     finally:
         signal.signal(signal.SIGINT, before)
 

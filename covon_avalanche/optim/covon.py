@@ -140,7 +140,9 @@ class CoVON(PosteriorOptimizer):
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
         ``s0 = ess * weight_decay``. New parameters of later tasks start with it too. 0, as in
         timm's groups without weight decay, is an improper flat prior: only ``hess`` bounds the
-        variance then, so keep ``hess_init`` positive.
+        variance then, so keep ``hess_init`` positive, or give ``min_weight_decay``.
+    :param min_weight_decay: least ``weight_decay`` of any group, such as timm's for biases and
+        norms.
     :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1, for the precision too, is CoVON-NoM,
         plain VCL. Above 1, an over-relaxation, is allowed with a warning.
     :param gamma_precision: the coefficient for the precision that a task adds to the prior.
@@ -199,6 +201,7 @@ class CoVON(PosteriorOptimizer):
         hess_init: float = 0.03,
         betas: tuple[float, float | None] = (0.9, None),
         weight_decay: float = 1e-4,
+        min_weight_decay: float = 0.0,
         gamma: float = 0.9,
         gamma_precision: float | Literal["auto"] | None = "auto",
         clip_radius: float = 0.1,
@@ -222,6 +225,7 @@ class CoVON(PosteriorOptimizer):
             hess_init=hess_init,
             betas=betas,
             weight_decay=weight_decay,
+            min_weight_decay=min_weight_decay,
             gamma=gamma,
             gamma_precision=gamma_precision,
             clip_radius=clip_radius,

@@ -524,6 +524,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
+            for name in ("weight_decay", "min_weight_decay"):
+                check_positive(name, group[name], zero=True)
+            group["weight_decay"] = max(group["weight_decay"], group["min_weight_decay"])
             self.check_group(group)
             seen: set[Tensor] = set()
             for name, p, owner, _ in self._named_params():

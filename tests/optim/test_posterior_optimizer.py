@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from toy_optimizers import (
     make_covon,
+    make_vcl,
     nll,
     record_sample,
     same,
@@ -569,3 +570,17 @@ def test_groups_of_timm_have_priors_of_their_own():
         model(torch.randn(8, 4)).square().sum().backward()
     optimizer.step()
     optimizer.consolidate()
+
+
+@pytest.mark.parametrize("make", [make_covon, make_vcl])
+def test_the_least_weight_decay_gives_groups_of_timm_a_proper_prior(make):
+    optim = pytest.importorskip("timm.optim", reason="needs the extra vision")
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    groups = optim.param_groups_weight_decay(model, 0.5)
+    optimizer = make(groups, ess=10.0, min_weight_decay=0.2)
+    assert sorted(group["weight_decay"] for group in optimizer.param_groups) == [0.2, 0.5]
+    train_task(optimizer, model, (torch.randn(8, 4), torch.randint(4, (8,))))
+    precision = optimizer.prior(model.named_parameters()).precision
+    assert min(entry.min() for entry in precision.values()) >= 2.0
+    with pytest.raises(ValueError, match="min_weight_decay must be"):
+        make(model.parameters(), ess=10.0, min_weight_decay=-1)
