@@ -6,14 +6,32 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from avalanche.distributed import DistributedHelper
+from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
 from torch.optim import SGD, AdamW
 from toy_optimizers import make_covon, make_vcl
+from toy_vits import toy_image_benchmark, toy_vit
 from toys import make_naive, make_strategy, toy_benchmark, toy_model
 
 from covon_avalanche import EVCLPlugin, MergePlugin, SIPlugin
+from covon_avalanche.closed_form import (
+    ClosedFormModel,
+    FeatureExtractor,
+    NearestClassMean,
+    RidgeClassifier,
+)
+from covon_avalanche.data_loading import DataParallel
 from covon_avalanche.evaluation import DomainMetrics
-from covon_avalanche.merging import FisherMerge, RegMean
+from covon_avalanche.merging import DUCT, FisherMerge, RegMean
+from covon_avalanche.plugins import (
+    ClassifierAlignmentPlugin,
+    ClosedFormPlugin,
+    DUCTPlugin,
+    ICaRLPlugin,
+    InputAnchorPlugin,
+    PromptPlugin,
+)
+from covon_avalanche.prompting import L2P, CODAPrompt, SPrompts
 
 IMAGES = 50  # odd halves: the evaluation of one process repeats an image
 
@@ -59,17 +77,51 @@ KINDS = {
 }
 
 
+def closed_form(head):
+    return ClosedFormModel(FeatureExtractor(toy_model()), head)
+
+
+MIXED = {
+    "ncm": (lambda: closed_form(NearestClassMean(10, 4)), ClosedFormPlugin),
+    "ridge": (lambda: closed_form(RidgeClassifier(10, 4)), ClosedFormPlugin),
+    "ranpac": (lambda: closed_form(RidgeClassifier(10, 4, projection=20)), ClosedFormPlugin),
+    "alignment": (toy_model, lambda: ClassifierAlignmentPlugin(samples=8)),
+    "input anchor": (toy_model, lambda: InputAnchorPlugin(1.0)),
+    "duct": (lambda: DUCT(toy_model(), 4, 3), DUCTPlugin),
+    "icarl": (toy_model, lambda: ICaRLPlugin(8)),
+    "s-prompts": (lambda: SPrompts(toy_vit(), 3), PromptPlugin),
+    "l2p": (lambda: L2P(toy_vit(), 3), PromptPlugin),
+    "coda-p": (lambda: CODAPrompt(toy_vit(), 3, pool=9, layers=(0, 1)), PromptPlugin),
+}
+"""Their models cannot be wrapped once and for all: what is trained changes, or nothing is."""
+
+
+class ParallelNaive(DataParallel, Naive):
+    """Fine-tuning, whose batches are those of all processes."""
+
+
 def train(kind: str, world: int = 1) -> dict:
     """Weights and metrics after three domains; a step is by the whole domain."""
-    benchmark = toy_benchmark(n=IMAGES)
-    model, metrics = DistributedHelper.wrap_model(toy_model()), DomainMetrics()
-    strategy = KINDS[kind](
-        model,
-        train_mb_size=IMAGES // world,
-        train_epochs=4,
-        evaluator=EvaluationPlugin(metrics, loggers=[]),
-    )
+    metrics = DomainMetrics()
+    options = {"train_epochs": 4, "evaluator": EvaluationPlugin(metrics, loggers=[])}
+    if kind in KINDS:
+        model = DistributedHelper.wrap_model(toy_model())
+        strategy = KINDS[kind](model, train_mb_size=IMAGES // world, **options)
+    else:
+        make, plugin = MIXED[kind]
+        model = make()
+        strategy = make_naive(
+            model,
+            SGD(model.parameters(), lr=0.05),
+            plugin(),
+            cls=ParallelNaive if world > 1 else Naive,
+            train_mb_size=IMAGES,
+            **options,
+        )
+    images = "prompt" in kind or kind in ("l2p", "coda-p")
+    benchmark = toy_image_benchmark(n=IMAGES) if images else toy_benchmark(n=IMAGES)
     for experience in benchmark.train_stream:
+        torch.manual_seed(1)
         strategy.train(experience)
         strategy.eval(benchmark.test_stream)
     weights = {n.removeprefix("module."): p.detach() for n, p in model.named_parameters()}
@@ -78,8 +130,10 @@ def train(kind: str, world: int = 1) -> dict:
     return found | {"nll": [part.nll for part in metrics.calibration[-1]]}
 
 
-def work(rank: int, folder: str, kind: str) -> None:
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    torch.save(train(kind, 2), Path(folder) / str(rank))
+    for kind in (*KINDS, *MIXED):
+        torch.save(train(kind, 2), Path(folder) / f"{kind} {rank}")
     dist.destroy_process_group()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too
@@ -42,3 +44,27 @@ def linear() -> nn.Linear:
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     return torch.randn(16, 4, generator=generator), torch.randint(3, (16,), generator=generator)
+
+
+class InThisProcess:
+    """A pool that runs what is submitted at once."""
+
+    def submit(self, function, *arguments):
+        future = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Run grids and searches in the process of the test, where the boundary is not tested."""
+
+    @contextmanager
+    def worker_pool(*_, **__):
+        yield InThisProcess()
+
+    monkeypatch.setattr("covon_avalanche.experiment.grid.worker_pool", worker_pool)
+    monkeypatch.setattr("covon_avalanche.cli.search.worker_pool", worker_pool)

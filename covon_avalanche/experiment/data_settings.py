@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import (
     Discriminator,
     Field,
-    NonNegativeInt,
+    PlainValidator,
     Tag,
     model_validator,
 )
@@ -22,6 +22,15 @@ from covon_avalanche.safe_text import PrintableName
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
+def _images(value: Any) -> int | float:
+    """A number of images, or a fraction of them."""
+    if isinstance(value, float) and 0 <= value < 1:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ValueError("must be a fraction in [0, 1), or a whole number of images")
+
+
 class PermutedStream(Table):
     """Permuted pixels: ``PermutedDigits`` or ``PermutedMNIST``."""
 
@@ -31,7 +40,7 @@ class PermutedStream(Table):
     """Pixel orders, which recur in turn; by default as many as experiences."""
     permute_first: bool = False
     """Whether the first domain is permuted, too, instead of natural."""
-    validation_size: NonNegativeInt | Fraction = 0
+    validation_size: Annotated[int | float, PlainValidator(_images)] = 0
     """Training images, or their fraction, always held out, to choose hyperparameters with."""
 
 

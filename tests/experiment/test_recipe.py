@@ -97,6 +97,8 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("seeds=[0, 0]", r"seeds = \[0, 0\]: .*distinct"),
         ("strategy.mine=1", "strategy: unknown key"),
         ("stream.name=Digits", r"stream: .*'Digits'.*'PermutedDigits'"),
+        ("stream.validation_size=1e400", r"validation_size = inf: must be a fraction in \[0, 1\)"),
+        ("stream.validation_size=1.5", r"validation_size = 1\.5: must be a fraction in \[0, 1\)"),
         ("stream.n_domains=2", r"stream\.n_domains: unknown key; known are .*permute_first"),
         ("stream={}", r"stream\.name: is missing; known are PermutedDigits, "),
         ("model={ hidden_layers = 1 }", r"model\.hidden_size: is missing"),

@@ -4,17 +4,28 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from avalanche_processes import IMAGES, KINDS, train, work
+from avalanche_processes import IMAGES, KINDS, MIXED, train, work
+
+pytestmark = pytest.mark.skipif(
+    not dist.is_available(), reason="this torch has no torch.distributed"
+)
 
 
-@pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What each of two processes finds."""
+    pytest.importorskip("timm", reason="needs the extra vision")
+    path = tmp_path_factory.mktemp("processes")
+    mp.spawn(work, args=(str(path),), nprocs=2)
+    return path
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_equal_one(kind, tmp_path):
-    mp.spawn(work, args=(str(tmp_path), kind), nprocs=2)
+@pytest.mark.parametrize("kind", [*KINDS, *MIXED])
+def test_two_processes_equal_one(kind, folder):
     alone = train(kind)
     for rank in range(2):
-        found = torch.load(tmp_path / str(rank))
+        found = torch.load(folder / f"{kind} {rank}")
         torch.testing.assert_close(found["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
         assert found["rows"] == alone["rows"]
         assert found["classes"] == pytest.approx(alone["classes"])

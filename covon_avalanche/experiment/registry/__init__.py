@@ -11,17 +11,22 @@ from pydantic import Field
 
 from covon_avalanche.experiment.registry.base import StrategySettings, Table
 from covon_avalanche.experiment.registry.baselines import (
+    AGEM,
+    DER,
+    ERACE,
     EWC,
+    GEM,
     MAS,
     SI,
     UPGD,
+    Cumulative,
     Custom,
     Finetune,
-    FromAvalanche,
     ICaRL,
+    Joint,
     LwF,
-    Offline,
     Replay,
+    RWalk,
 )
 from covon_avalanche.experiment.registry.bayesian import (
     EVCL,
@@ -46,14 +51,13 @@ from covon_avalanche.experiment.registry.prompting import (
     SPrompts,
 )
 
-_Baselines = (
-    Finetune | Offline | Replay | EWC | LwF | SI | UPGD | ICaRL | FromAvalanche | MAS | Custom
-)
+_Baselines = Finetune | Joint | Cumulative | EWC | LwF | SI | MAS | RWalk | UPGD | Custom
+_Replay = Replay | ICaRL | GEM | AGEM | DER | ERACE
 _Bayesian = CoVON | VCL | EVCL | TDVCL | AdaReg | EWCStar
 _ClosedForm = NCM | Ridge | RanPAC | LayUP
 _PromptPools = L2P | DualPrompt | CODAPrompt
 _DomainPrompts = SPrompts | PINA | SOYO | SLiPrompts | SLiPromptsMixture | HEDP
-_Any = _Baselines | _Bayesian | _ClosedForm | _PromptPools | _DomainPrompts | DUCT
+_Any = _Baselines | _Replay | _Bayesian | _ClosedForm | _PromptPools | _DomainPrompts | DUCT
 Strategy = Annotated[_Any, Field(discriminator="kind")]
 KINDS: dict[str, type[StrategySettings]] = {
     kind: cls for cls in get_args(_Any) for kind in get_args(cls.model_fields["kind"].annotation)

@@ -41,15 +41,19 @@ class Finetune(Mergeable, WithOptimizer):
     kind: Literal["finetune"]
 
 
-class Offline(WithOptimizer):
-    """Joint training on all domains, or on each together with all earlier ones."""
+class Joint(WithOptimizer):
+    """Joint training on all domains at once."""
 
-    kind: Literal["joint", "cumulative"]
+    kind: Literal["joint"]
     offline = True
+    class_path = f"{_STRATEGIES}:JointTraining"
 
-    def build(self) -> Method:
-        name = "JointTraining" if self.kind == "joint" else "Cumulative"
-        return Method.of(f"{_STRATEGIES}:{name}", {})
+
+class Cumulative(Joint):
+    """Training on each domain together with all earlier ones."""
+
+    kind: Literal["cumulative"]  # type: ignore[assignment]
+    class_path = f"{_STRATEGIES}:Cumulative"
 
 
 class EWC(Mergeable, WithOptimizer):
@@ -124,34 +128,58 @@ class FromAvalanche(WithOptimizer):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, NonNegativeInt | NonNegativeFloat]
 
-    kind: Literal["rwalk", "gem", "agem", "der", "er-ace"]
-    not_searched = frozenset({"ewc_alpha"})  # at most 1
+    stores_examples: ClassVar[bool] = True
     tested_in_processes = False
 
-    @property
-    def stores_examples(self) -> bool:
-        return self.kind not in ("mas", "rwalk")
-
     def build(self) -> Method:
-        return Method.of(_FROM_AVALANCHE[self.kind], self.model_extra or {})
+        return Method.of(self.class_path, self.model_extra or {})
 
 
 class MAS(FromAvalanche):
     """Avalanche's Memory Aware Synapses."""
 
-    kind: Literal["mas"]  # type: ignore[assignment]
+    kind: Literal["mas"]
+    class_path = f"{_STRATEGIES}:MAS"
     not_searched = frozenset({"alpha"})  # at most 1
+    stores_examples = False
     tested_in_processes = True
 
 
-_FROM_AVALANCHE = {
-    "mas": f"{_STRATEGIES}:MAS",
-    "rwalk": f"{_PLUGINS}:RWalkPlugin",
-    "gem": f"{_STRATEGIES}:GEM",
-    "agem": f"{_STRATEGIES}:AGEM",
-    "der": f"{_STRATEGIES}:DER",
-    "er-ace": f"{_STRATEGIES}:ER_ACE",
-}
+class RWalk(FromAvalanche):
+    """Avalanche's Riemannian Walk."""
+
+    kind: Literal["rwalk"]
+    class_path = f"{_PLUGINS}:RWalkPlugin"
+    not_searched = frozenset({"ewc_alpha"})  # at most 1
+    stores_examples = False
+
+
+class GEM(FromAvalanche):
+    """Avalanche's Gradient Episodic Memory."""
+
+    kind: Literal["gem"]
+    class_path = f"{_STRATEGIES}:GEM"
+
+
+class AGEM(FromAvalanche):
+    """Avalanche's A-GEM, whose constraint is the average gradient of the memory."""
+
+    kind: Literal["agem"]
+    class_path = f"{_STRATEGIES}:AGEM"
+
+
+class DER(FromAvalanche):
+    """Avalanche's Dark Experience Replay."""
+
+    kind: Literal["der"]
+    class_path = f"{_STRATEGIES}:DER"
+
+
+class ERACE(FromAvalanche):
+    """Avalanche's ER-ACE: replay with an asymmetric cross-entropy."""
+
+    kind: Literal["er-ace"]
+    class_path = f"{_STRATEGIES}:ER_ACE"
 
 
 _imported: dict[str, str] = {}  # source hashes, because Python imports a module only once
