@@ -14,6 +14,8 @@ Prefix = tuple[Tensor, Tensor]
 Adapter = Callable[[Tensor], Tensor]
 """Maps tokens of shape (batch, tokens, width) to what is added to them."""
 
+_MOST_QUERIES = 2**15
+
 
 class PromptedViT(nn.Module):
     """A frozen vision transformer that takes prompts, prefixes and adapters.
@@ -45,16 +47,47 @@ class PromptedViT(nn.Module):
         """Of a token."""
         self.feature_width: int = self._tower.feature_width
         """Of the returned features; CLIP projects them."""
+        self._queries: dict[tuple[Any, ...], Tensor] = {}  # the oldest first
 
     def train(self, mode: bool = True) -> PromptedViT:
         """Stay in evaluation mode."""
         return super().train(False)
 
-    @torch.no_grad()
     def query(self, x: Tensor) -> Tensor:
-        """Features without prompts, in float32, by which domains and prompts are selected."""
-        features: Tensor = self(x)
-        return features.float()
+        """Features without prompts, in float32, by which domains and prompts are selected.
+
+        Without gradients, features of the last 32,768 images are kept by batch, because repeated
+        evaluations and posterior samples see the same batches again. Training batches are
+        shuffled, and rounding depends on the batch: with kept features a resumed run would differ.
+        """
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self(x).float()
+        key = self._query_key(x)
+        features = self._queries.pop(key, None)
+        if features is None:
+            features = self(x).float()
+        self._queries[key] = features
+        while len(self._queries) * len(x) > _MOST_QUERIES:
+            del self._queries[next(iter(self._queries))]
+        return features
+
+    def _query_key(self, x: Tensor) -> tuple[Any, ...]:
+        """A 64-bit hash of each image, and what else features depend on."""
+        bits = x.float().flatten(1).contiguous().view(torch.int32).long()
+        factors = torch.randint(2**62, bits.shape[1:], generator=torch.Generator().manual_seed(0))
+        p = next(self.network.parameters())
+        changes = sum(p._version for p in self.network.parameters())
+        autocast = torch.is_autocast_enabled(x.device.type)
+        return (
+            x.shape,
+            x.dtype,
+            p.dtype,
+            p.device,
+            changes,
+            autocast,
+            *((bits * factors.to(x.device)).sum(1).tolist()),
+        )
 
     def forward(
         self,
