@@ -7,9 +7,11 @@ On PACS as in ``benchmarks/merging.py``, with the settings searched there, one o
 a time. Everything is evaluated on validation images of seeds that no report of test accuracies
 uses. Besides the network's own classifier there is a ridge regression on standardised features of
 all eight Fire modules, mean-pooled: with sums taken after each domain, as a learner without stored
-examples can, and with sums taken again at the end from all training images, which no such learner
-can: the difference is what drifting features cost. Each run is a line of
-``benchmarks/results/merging/variants.jsonl``; the tables go to ``docs/merging.md``.
+examples can; with the sums of earlier domains corrected for the drift of the features, see
+:func:`drift_map`; with features averaged over posterior samples; and with sums taken again at the
+end from all training images, which no such learner can: the difference is what drifting features
+cost. Each run is a line of ``benchmarks/results/merging/variants.jsonl``; the tables go to
+``docs/merging.md``.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ FILE = FOLDER / "variants.jsonl"
 SEEDS = (1000, 1001)
 VALIDATION = 0.2
 SAMPLES = 8
+FEATURE_SAMPLES = 4
 BLOCKS = 8
 
 
@@ -103,6 +106,13 @@ VARIANTS = {
     "AdamW, RegMean, anchor of strength 0.01": Variant("adamw-regmean", {"input_anchor": 0.01}),
 }
 """By the name in the table; ``lr`` is relative to the cell's."""
+RIDGES = {
+    "ridge": "ridge",
+    "ridge_corrected": "sums corrected for drift",
+    "ridge_averaged": "features averaged over samples",
+    "ridge_again": "sums taken again",
+}
+"""Titles of the columns."""
 FROZEN = "pretrained network"
 
 
@@ -118,6 +128,94 @@ def learn(ridge: ClosedFormModel, network: nn.Module, batches: Any) -> None:
     """Add a domain, with features of the network as it is now."""
     ridge.features.network.load_state_dict(network.state_dict())
     ridge.learn(batches)
+
+
+def drift_map(old: Tensor, new: Tensor) -> Tensor:
+    """The linear map ``W = I + D`` from old to new features of the same images, with the least
+    ``|old D - (new - old)|² + ridge |D|²``; every fifth image chooses the ridge.
+
+    :param old: of shape (images, width), with a constant 1 at the end, as ``new``.
+    """
+    old, change = old.double(), (new - old).double()
+    held_out = torch.arange(len(old)) % 5 == 4
+    kernel = old @ old.T
+    scale = kernel.diagonal().mean()
+
+    def dual(rows: Tensor, ridge: float) -> Tensor:
+        regularised = kernel[rows][:, rows].clone()
+        regularised.diagonal().add_(ridge * scale)
+        return torch.linalg.solve(regularised, change[rows])
+
+    def error(ridge: float) -> float:
+        found = kernel[held_out][:, ~held_out] @ dual(~held_out, ridge)
+        return float((found - change[held_out]).square().sum())
+
+    best = min((10.0**k for k in range(-6, 3)), key=error)
+    eye = torch.eye(old.shape[1], dtype=old.dtype)
+    return eye + old.T @ dual(torch.ones_like(held_out), best)
+
+
+@torch.no_grad()
+def follow(ridge: ClosedFormModel, network: nn.Module, batches: list[Any]) -> None:
+    """Correct the sums of earlier domains, then add one.
+
+    The sums ``HᵀH`` and ``HᵀY`` become those of ``H W``, with the map of the new domain's images.
+    """
+    head = ridge.head
+    assert isinstance(head, RidgeClassifier)
+    if int(ridge.domains):
+        old = torch.cat([ridge.features(x) for x, *_ in batches])
+        ridge.features.network.load_state_dict(network.state_dict())
+        new = torch.cat([ridge.features(x) for x, *_ in batches])
+        w = drift_map(*(torch.cat([f, torch.ones(len(f), 1)], 1) for f in (old, new)))
+        head.gram.copy_(w.T @ head.gram @ w)
+        head.targets.copy_(w.T @ head.targets)
+    learn(ridge, network, batches)
+
+
+class AveragedFeatures(nn.Module):
+    """The mean of the features of several networks, samples of a posterior."""
+
+    def __init__(self, extractors: list[FeatureExtractor]) -> None:
+        super().__init__()
+        self.extractors = nn.ModuleList(extractors)
+        self.network = self.extractors
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([extractor(x) for extractor in self.extractors]).mean(0)
+
+
+def average(ridge: ClosedFormModel, model: nn.Module, optimizer: CoVON) -> None:
+    """Let the features be means over samples of the posterior."""
+    drawn = []
+    for _ in range(FEATURE_SAMPLES):
+        with optimizer.sampled_params(train=False):
+            drawn.append(FeatureExtractor(copy.deepcopy(model), BLOCKS))
+    ridge.features = AveragedFeatures(drawn)  # type: ignore[assignment]
+
+
+@torch.no_grad()
+def calibrated_nll(model: nn.Module, domains: list[Any]) -> float:
+    """NLL of every second image at the temperature with the lowest NLL of the others, a mean over
+    domains."""
+    model.eval()
+    parts = [
+        (
+            torch.cat([model(x) for x, *_ in batches]).double(),
+            torch.cat([y for _, y, *_ in batches]),
+        )
+        for batches in domains
+    ]
+
+    def nll(temperature: float, start: int) -> float:
+        losses = [
+            nn.functional.cross_entropy(scores[start::2] / temperature, y[start::2])
+            for scores, y in parts
+        ]
+        return float(torch.stack(losses).mean())
+
+    best = min((10.0 ** (k / 10) for k in range(-25, 11)), key=lambda value: nll(value, 0))
+    return nll(best, 1)
 
 
 @torch.no_grad()
@@ -170,25 +268,34 @@ def measure(case: Case, root: Path) -> Case:
 
     domains = [list(batches(experience)) for experience in data.valid_stream]
     example = domains[0][0][0][:2]
-    followed = again = None
+    ridges = {}
+    moves = not frozen and variant.domains is None
     if variant.ridge:
-        followed = ridge_on(model, example, data.n_classes, seed)
-        again = ridge_on(model, example, data.n_classes, seed)
+        kinds = ["ridge", "ridge_again"] + ["ridge_corrected"] * moves
+        kinds += ["ridge_averaged"] * (moves and isinstance(strategy.optimizer, CoVON))
+        ridges = {kind: ridge_on(model, example, data.n_classes, seed) for kind in kinds}
     for number, experience in enumerate(data.train_stream):
         if not frozen and (variant.domains is None or number < variant.domains):
             strategy.train(experience)
-        if followed is not None:
-            learn(followed, model, batches(experience))
+        if ridges:
+            learn(ridges["ridge"], model, batches(experience))
+        if "ridge_corrected" in ridges:
+            follow(ridges["ridge_corrected"], model, list(batches(experience)))
+        if "ridge_averaged" in ridges:
+            average(ridges["ridge_averaged"], model, strategy.optimizer)
+            ridges["ridge_averaged"].learn(batches(experience))
     found: Case = {}
-    if not frozen and variant.domains is None:
+    if moves:
         found["mean"] = quality(model, domains)
         if isinstance(strategy.optimizer, CoVON) and not variant.settings.get("align_classifier"):
             found["samples"] = quality(model, domains, strategy.optimizer)
-    if followed is not None and again is not None:
-        for experience in data.train_stream if not frozen else ():
-            learn(again, model, batches(experience))
-        found["ridge"] = quality(followed, domains)["accuracy"]
-        found["ridge_again"] = found["ridge"] if frozen else quality(again, domains)["accuracy"]
+    for experience in data.train_stream if ridges and not frozen else ():
+        learn(ridges["ridge_again"], model, batches(experience))
+    if frozen and ridges:
+        ridges["ridge_again"] = ridges["ridge"]
+    for kind, ridge in ridges.items():
+        found[kind] = quality(ridge, domains)["accuracy"]
+        found[f"{kind}_nll"] = calibrated_nll(ridge, domains)
     return found
 
 
@@ -199,14 +306,12 @@ def write_report() -> None:
         print("there are no results yet")
         return
     runs = pd.json_normalize(cases)
-    for key in ("mean.accuracy", "ridge", "ridge_again"):
+    for key in ("mean.accuracy", *RIDGES):
         runs[key] = 100 * runs[key].map(np.mean, na_action="ignore")
-    titles = {
-        "mean.accuracy": "own classifier",
-        "ridge": "ridge",
-        "ridge_again": "ridge, sums taken again",
-    }
-    accuracy = by_order(runs, titles, mean_and_std)
+    accuracy = by_order(runs, {"mean.accuracy": "own classifier"}, mean_and_std)
+    ridge = by_order(runs, RIDGES, mean_and_std)
+    titles = {f"{key}_nll": title for key, title in RIDGES.items()}
+    ridge_nll = by_order(runs, titles, lambda values: f"{values.mean():.3f}")
     titles = {
         f"{weights}.{measure}": f"{weights} {measure.upper()}"
         for measure in ("nll", "ece")
@@ -224,6 +329,10 @@ def write_report() -> None:
     parts = [
         "A_T on validation images, in percent:",
         accuracy,
+        "A_T of ridge regressions on the features of these networks:",
+        ridge,
+        "Their NLL on every second image, at the temperature with the lowest NLL of the others:",
+        ridge_nll,
         f"Calibration on the same images, by the mean weights and by {SAMPLES} samples:",
         calibration,
         how,
@@ -241,7 +350,7 @@ def by_order(runs: pd.DataFrame, titles: dict[str, str], form: Callable[[pd.Seri
     for (key, title), order in product(titles.items(), TUNED):
         known = runs[runs["order"] == order].dropna(subset=[key])
         columns[f"{title}, {order}"] = known.groupby("variant")[key].agg(form)
-    table = pd.DataFrame(columns)
+    table = pd.DataFrame(columns)  # of the variants with one of the measures
     table = table.reindex([name for name in (FROZEN, *VARIANTS) if name in table.index])
     return aligned(table.fillna("").rename_axis("training and merge").reset_index())
 
