@@ -29,6 +29,8 @@ def arguments(tmp_path):
     return ["run", saved(recipe, tmp_path), "--jobs", "1", "--out", tmp_path / "out"]
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("in_this_process")
 def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments, tmp_path):
     done = covon(*arguments)
     out = tmp_path / "out"
@@ -70,6 +72,8 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     assert {(r.recipe, r.settings["title"]) for r in results} == {("mine", "A [/b] of [pilot]")}
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("in_this_process")
 def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, monkeypatch):
     repeated = ["--strategies", "covon", "--strategies", "finetune", "--seeds", "0", "--seeds", "1"]
     command = [*arguments, *repeated, "--dry-run"]
@@ -97,6 +101,8 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
     ]
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("in_this_process")
 def test_only_missing_runs_are_submitted_to_a_cluster(arguments, monkeypatch):
     submitted = []
 
