@@ -191,12 +191,10 @@ def write_report() -> None:
             value = part[key].mean()
             line[title] = "" if np.isnan(value) else form(value)
         lines.append(line | {"seeds": len(part)})
-    about = cases[0]
-    versions = about["versions"]
-    origin = (
-        f"Means over the seeds; torch {versions['torch']}, avalanche-lib "
-        f"{versions['avalanche-lib']}, {machine_name(about['machine'])}."
+    origins = dict.fromkeys(
+        f"torch {case['versions']['torch']} on {machine_name(case['machine'])}" for case in cases
     )
+    origin = f"Means over the seeds; {' and '.join(origins)}."
     replace_part(PAGE, NAME, f"{aligned(pd.DataFrame(lines))}\n\n{origin}")
 
 
