@@ -10,8 +10,8 @@ all eight Fire modules, mean-pooled: with sums taken after each domain, as a lea
 examples can; with the sums of earlier domains corrected for the drift of the features, see
 :func:`drift_map`; with features averaged over posterior samples; and with sums taken again at the
 end from all training images, which no such learner can: the difference is what drifting features
-cost. Each run is a line of ``benchmarks/results/merging/variants.jsonl``; the tables go to
-``docs/merging.md``.
+cost. Each run is a line of ``variants.jsonl`` or, with ridge regressions, ``ridge.jsonl`` in
+``benchmarks/results/merging``; the tables go to ``docs/merging.md``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from covon_avalanche.plugins.task_loader import dataset_loader
 from covon_avalanche.report.tables import aligned
 
 NAME = "benchmarks/merging_variants.py"
-FILE = FOLDER / "variants.jsonl"
+FILE, RIDGE_FILE = FOLDER / "variants.jsonl", FOLDER / "ridge.jsonl"
 SEEDS = (1000, 1001)
 VALIDATION = 0.2
 SAMPLES = 8
@@ -66,7 +66,7 @@ class Variant(NamedTuple):
     settings: Mapping[str, Any] = MappingProxyType({})
     epochs: int | None = None
     ridge: bool = False
-    """Fit the ridge regression, too."""
+    """Fit ridge regressions, too, in a run of their own."""
     domains: int | None = None
     """Train the network on that many domains only, as RanPAC does; the ridge learns all."""
 
@@ -243,8 +243,8 @@ def quality(model: nn.Module, domains: list[Any], optimizer: CoVON | None = None
     }
 
 
-def measure(case: Case, root: Path) -> Case:
-    """Train on the stream, then evaluate."""
+def measure(case: Case, root: Path, with_ridge: bool) -> Case:
+    """Train on the stream, then evaluate the network, or ridge regressions on its features."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     seed, name = case["seed"], case["variant"]
@@ -270,7 +270,7 @@ def measure(case: Case, root: Path) -> Case:
     example = domains[0][0][0][:2]
     ridges = {}
     moves = not frozen and variant.domains is None
-    if variant.ridge:
+    if with_ridge:
         kinds = ["ridge", "ridge_again"] + ["ridge_corrected"] * moves
         kinds += ["ridge_averaged"] * (moves and isinstance(strategy.optimizer, CoVON))
         ridges = {kind: ridge_on(model, example, data.n_classes, seed) for kind in kinds}
@@ -285,7 +285,7 @@ def measure(case: Case, root: Path) -> Case:
             average(ridges["ridge_averaged"], model, strategy.optimizer)
             ridges["ridge_averaged"].learn(batches(experience))
     found: Case = {}
-    if moves:
+    if not with_ridge:
         found["mean"] = quality(model, domains)
         if isinstance(strategy.optimizer, CoVON) and not variant.settings.get("align_classifier"):
             found["samples"] = quality(model, domains, strategy.optimizer)
@@ -301,17 +301,18 @@ def measure(case: Case, root: Path) -> Case:
 
 def write_report() -> None:
     """A table of A_T by variant and order, and one of the calibration."""
-    cases = read_cases(FILE)
-    if not cases:
+    cases, ridge_cases = read_cases(FILE), read_cases(RIDGE_FILE)
+    if not cases or not ridge_cases:
         print("there are no results yet")
         return
-    runs = pd.json_normalize(cases)
-    for key in ("mean.accuracy", *RIDGES):
-        runs[key] = 100 * runs[key].map(np.mean, na_action="ignore")
+    runs, ridge_runs = pd.json_normalize(cases), pd.json_normalize(ridge_cases)
+    runs["mean.accuracy"] = 100 * runs["mean.accuracy"].map(np.mean)
+    for key in RIDGES:
+        ridge_runs[key] = 100 * ridge_runs[key].map(np.mean, na_action="ignore")
     accuracy = by_order(runs, {"mean.accuracy": "own classifier"}, mean_and_std)
-    ridge = by_order(runs, RIDGES, mean_and_std)
+    ridge = by_order(ridge_runs, RIDGES, mean_and_std)
     titles = {f"{key}_nll": title for key, title in RIDGES.items()}
-    ridge_nll = by_order(runs, titles, lambda values: f"{values.mean():.3f}")
+    ridge_nll = by_order(ridge_runs, titles, lambda values: f"{values.mean():.3f}")
     titles = {
         f"{weights}.{measure}": f"{weights} {measure.upper()}"
         for measure in ("nll", "ece")
@@ -319,25 +320,30 @@ def write_report() -> None:
     }
     sampled = runs.dropna(subset=["samples.nll"])
     calibration = by_order(sampled, titles, lambda values: f"{values.mean():.3f}")
-    seeds = runs.groupby(["variant", "order"]).size()
-    number = " to ".join(map(str, sorted({seeds.min(), seeds.max()})))
-    over = "One seed" if number == "1" else f"Mean ± standard deviation over {number} seeds"
-    how = (
-        f"{over}; torch {cases[0]['versions']['torch']}, one thread per run, "
-        f"{machine_name(cases[0]['machine'])}."
-    )
     parts = [
         "A_T on validation images, in percent:",
         accuracy,
-        "A_T of ridge regressions on the features of these networks:",
+        f"Calibration on the same images, by the mean weights and by {SAMPLES} samples:",
+        calibration,
+        origin(cases),
+        "A_T of ridge regressions on the features of the networks, in runs of their own:",
         ridge,
         "Their NLL on every second image, at the temperature with the lowest NLL of the others:",
         ridge_nll,
-        f"Calibration on the same images, by the mean weights and by {SAMPLES} samples:",
-        calibration,
-        how,
+        origin(ridge_cases),
     ]
     replace_part(PAGE, NAME, "\n\n".join(parts))
+
+
+def origin(cases: list[Case]) -> str:
+    """How many seeds, and where."""
+    seeds = pd.DataFrame(cases).groupby(["variant", "order"]).size()
+    number = " to ".join(map(str, sorted({seeds.min(), seeds.max()})))
+    over = "One seed" if number == "1" else f"Mean ± standard deviation over {number} seeds"
+    where = dict.fromkeys(
+        f"torch {case['versions']['torch']} on {machine_name(case['machine'])}" for case in cases
+    )
+    return f"{over}; one thread per run, {' and '.join(where)}."
 
 
 def by_order(runs: pd.DataFrame, titles: dict[str, str], form: Callable[[pd.Series], str]) -> str:
@@ -359,13 +365,16 @@ def main() -> None:
     """Run and report."""
     given = arguments(__doc__)
     if not given.report:
-        cases = [
-            {"order": order, "variant": name, "seed": seed}
-            for seed in SEEDS
-            for name in (FROZEN, *VARIANTS)
-            for order in TUNED
-        ]
-        run_cases(cases, measure, FILE, given.dataset_root, processes=given.jobs)
+        for file, with_ridge in ((FILE, False), (RIDGE_FILE, True)):
+            wanted = [n for n, own in VARIANTS.items() if own.ridge or not with_ridge]
+            wanted = [n for n in wanted if with_ridge or VARIANTS[n].domains is None]
+            cases = [
+                {"order": order, "variant": name, "seed": seed}
+                for seed in SEEDS
+                for name in [FROZEN] * with_ridge + wanted
+                for order in TUNED
+            ]
+            run_cases(cases, measure, file, given.dataset_root, with_ridge, processes=given.jobs)
     write_report()
 
 
