@@ -31,7 +31,9 @@ def strategies() -> None:
         summary = " ".join((cls.__doc__ or "").partition("\n\n")[0].replace("`", "").split())
         stores = cls.model_construct(kind=kind, n_steps=2).stores_examples
         mark = " Stores examples." if stores else ""
-        typer.echo(f"{kind}: {summary}{mark} Needs {', '.join(needed[1:]) or 'no keys'}.")
+        others = "; other keys are its arguments" if cls.model_config["extra"] == "allow" else ""
+        keys = ", ".join(needed[1:]) or "no keys"
+        typer.echo(f"{kind}: {summary}{mark} Needs {keys}{others}.")
 
 
 def show(recipe: RecipeName) -> None:
