@@ -149,7 +149,8 @@ def save_figure(by_stream: dict[str, pd.DataFrame], path: Path) -> None:
     """A_T of each cell: a panel per stream, a row per merge, a marker per training."""
     with new_figure(path, 3.1 * len(by_stream) + 1.4, 3.2) as figure:
         panels = figure.subplots(1, len(by_stream), sharey=True, squeeze=False)[0]
-        rows = list(MERGES)[::-1]
+        shown = set().union(*(found["merge"] for found in by_stream.values()))
+        rows = [merge for merge in reversed(MERGES) if merge in shown]
         for axes, (stream, found) in zip(panels, by_stream.items(), strict=True):
             for (key, label), marker in zip(TRAININGS.items(), "osD^", strict=True):
                 values = found[found["training"] == key].groupby("merge")["A_T"]
