@@ -222,11 +222,13 @@ def origin(runs: pd.DataFrame) -> str:
     names = runs.groupby(machines)["strategy"].unique()
     most, *others = names.map(len).sort_values(ascending=False, kind="stable").index
     rest = "".join(f"; {', '.join(names[machine])}: {machine}" for machine in others)
-    found = runs["versions"].iloc[0]
+    versions = [
+        f"{package} " + " or ".join(sorted({found[package] for found in runs["versions"]}))
+        for package in ("torch", "avalanche-lib")
+    ]
     return (
         "Mean ± standard deviation over the seeds of each row, at most "
-        f"{runs['seed'].nunique()}; torch {found['torch']}, "
-        f"avalanche-lib {found['avalanche-lib']}, one thread per run, {most}{rest}."
+        f"{runs['seed'].nunique()}; {', '.join(versions)}, one thread per run, {most}{rest}."
     )
 
 
