@@ -13,14 +13,8 @@ import numpy as np
 import pandas as pd
 
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.report.summary import (
-    Comparison,
-    forgetting_by_domain,
-    learning_curve,
-    mean_matrix,
-    pooled_reliability,
-    training_losses,
-)
+from covon_avalanche.report.results import accuracy_matrix
+from covon_avalanche.report.summary import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,10 +30,6 @@ and from black and white in CIELAB as these six are."""
 _MARKERS = "osD^vPX*<>"
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 _CALIBRATION = {"nll": "NLL (nats)", "brier": "Brier score", "ece": "ECE"}
-_COSTS = {
-    "time": ("train_seconds_mean", "training time, seconds"),
-    "memory": ("memory_ratio", "memory, in units of the weights"),
-}
 _MAX_NUMBERED = 10  # columns of a heat map with numbers
 
 
@@ -61,43 +51,46 @@ def style() -> Any:
 def save(comparison: Comparison, name: str, path: Path) -> None:
     """Write one of :func:`figures_of` as a PNG file, unless there are no data for it."""
     with style():
-        if (figure := _figure(comparison, name)) is not None:
+        for figure in figures_of(comparison, name).values():
             write_atomically(path, rendered(figure, "png"))
 
 
-def figures_of(comparison: Comparison) -> dict[str, Figure]:
-    """All figures for which data exist, by name; ``matrix-LABEL`` is that of a strategy."""
-    names = [*_FIGURES, *(f"matrix-{label}" for label in comparison.summary.index)]
-    found = {name: _figure(comparison, name) for name in names}
-    return {name: figure for name, figure in found.items() if figure is not None}
-
-
-def _figure(comparison: Comparison, name: str) -> Figure | None:
-    kind, _, label = name.partition("-")
-    return _matrix(comparison, label) if kind == "matrix" else _FIGURES[name](comparison)
+def figures_of(comparison: Comparison, *names: str) -> dict[str, Figure]:
+    """Figures for which data exist, by name: all, or those named; ``matrix-LABEL`` is that of a
+    strategy."""
+    labels = comparison.summary.index
+    drawings = _FIGURES | {f"matrix-{label}": partial(_matrix, label=label) for label in labels}
+    found = {name: drawings[name](comparison) for name in names or drawings}
+    return {name: figure for name, figure in found.items() if figure and figure.axes[0].has_data()}
 
 
 def _curves(comparison: Comparison) -> Figure:
-    curves = comparison.by_strategy(lambda runs: 100 * learning_curve(runs))
-    lines = {label: curve["mean"] for label, curve in curves.items()}
-    labels = {"xlabel": "domains learned", "ylabel": "average accuracy (%)"}
-    figure = _line_chart(comparison, lines, **labels)
-    for label, curve in curves.items():
-        low, high = curve["mean"] - curve["std"], curve["mean"] + curve["std"]
-        colour = line_styles(comparison)[label]["color"]
-        figure.axes[0].fill_between(curve.index, low, high, color=colour, alpha=0.12, lw=0)
-        if curve["std"].notna().any():
+    def curves(runs: pd.DataFrame) -> pd.DataFrame:
+        """By seed and domain; joint training, which is evaluated once, is a horizontal line."""
+        rows = pd.DataFrame([accuracy_matrix(run).curve() for _, run in runs.iterrows()])
+        return rows.astype(float).rename(columns=lambda t: t + 1).bfill(axis=1)
+
+    found = comparison.by_strategy(curves)
+    means = {label: 100 * rows.mean(skipna=False) for label, rows in found.items()}
+    figure = _line_chart(comparison, means, xlabel="domains learned", ylabel="average accuracy (%)")
+    for label, mean in means.items():
+        std, colour = 100 * found[label].std(skipna=False), line_styles(comparison)[label]["color"]
+        band = {"y1": mean - std, "y2": mean + std}
+        figure.axes[0].fill_between(mean.index, **band, color=colour, alpha=0.12, lw=0)
+        if std.notna().any():
             figure.axes[0].set_xlabel("domains learned (band: ± one standard deviation)")
-    figure.axes[0].locator_params(axis="x", integer=True)
     return figure
 
 
 def _forgetting(comparison: Comparison) -> Figure | None:
-    drops = 100 * pd.DataFrame(comparison.by_strategy(forgetting_by_domain)).T.dropna(how="all")
-    if drops.empty:
+    """Accuracy when a domain was learned minus accuracy at the end, of all domains but the last."""
+    known = comparison.summary["bwt_mean"].dropna().index
+    if known.empty:
         return None
+    matrices = [_mean_matrix(comparison.runs_of(label)) for label in known]
+    lost = [100 * (np.diagonal(matrix) - matrix[-1])[:-1] for matrix in matrices]
+    drops = pd.DataFrame(lost, known, comparison.domains[:-1])
     figure, axes = _new_figure(1.2 + 0.26 * max(4, len(drops)))
-    drops = drops.set_axis(comparison.domains[:-1], axis=1)
     most = np.nanmax([*drops.abs().to_numpy().ravel(), 10])
     _heat_map(axes, drops, (-most, most), cmap="PuOr_r", label="points lost")
     figure.axes[1].set_ylim(min(0, drops.min(axis=None)), max(1, drops.max(axis=None)))
@@ -105,11 +98,8 @@ def _forgetting(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _cost(comparison: Comparison, name: str) -> Figure | None:
-    column, unit = _COSTS[name]
+def _cost(comparison: Comparison, column: str, unit: str) -> Figure:
     summary = comparison.summary.dropna(subset="average_accuracy_mean")
-    if summary.empty:
-        return None
     figure, axes = _new_figure(3.1)
     for label, row in summary.iterrows():
         point = {**line_styles(comparison)[label], "linestyle": "", "ms": 6.5}
@@ -138,22 +128,40 @@ def _calibration(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _reliability(comparison: Comparison) -> Figure | None:
-    bins = comparison.by_strategy(pooled_reliability)
-    if all(accuracy.empty for accuracy in bins.values()):
-        return None
-    limits = {"xlim": (0, 1), "ylim": (0, 1)}
+def _reliability(comparison: Comparison) -> Figure:
+    def pooled(runs: pd.DataFrame) -> pd.Series:
+        """Accuracy by confidence in bins, the images of all runs together; without empty bins."""
+        bins = np.array([run for run in runs["reliability"] if run])  # runs, bins, columns
+        if not len(bins):
+            return pd.Series(dtype=float)
+        images, sums = bins[..., 0].sum(0), (bins[..., :1] * bins[..., 1:]).sum(0)
+        confidence, accuracy = (sums[images > 0] / images[images > 0, None]).T
+        return pd.Series(accuracy, index=confidence)
+
+    limits: dict[str, Any] = {"xlim": (0, 1), "ylim": (0, 1)}
+    bins = comparison.by_strategy(pooled)
     figure = _line_chart(comparison, bins, xlabel="confidence", ylabel="accuracy", **limits)
-    figure.axes[0].axline((0, 0), slope=1, color="#d5dae1", lw=1, zorder=0.5)
+    if figure.axes[0].has_data():
+        figure.axes[0].axline((0, 0), slope=1, color="#d5dae1", lw=1, zorder=0.5)
     return figure
 
 
-def _training(comparison: Comparison) -> Figure | None:
-    losses = comparison.by_strategy(training_losses)
-    if all(loss.empty for loss in losses.values()):
-        return None
+def _training(comparison: Comparison) -> Figure:
+    def losses(runs: pd.DataFrame) -> pd.Series:
+        """Mean by epoch, all domains in order; empty if runs differ in their epochs."""
+        by_run = [[epoch["loss"] for epoch in epochs] for epochs in runs["epochs"]]
+        means = np.mean(by_run, axis=0) if len({*map(len, by_run)}) == 1 else []
+        return pd.Series(means, index=range(1, len(means) + 1), dtype=float)
+
+    found = comparison.by_strategy(losses)
     xlabel = "epochs, all domains one after the other"
-    return _line_chart(comparison, losses, xlabel=xlabel, ylabel="training loss", yscale="log")
+    return _line_chart(comparison, found, xlabel=xlabel, ylabel="training loss", yscale="log")
+
+
+def _mean_matrix(runs: pd.DataFrame) -> np.ndarray:
+    """Accuracy matrix, mean over seeds; NaN in rows that were not measured."""
+    unknown = [math.nan] * len(runs["counts"].iloc[0])
+    return np.mean([[row or unknown for row in rows] for rows in runs["accuracy"]], axis=0)
 
 
 def _matrix(comparison: Comparison, label: str) -> Figure:
@@ -161,7 +169,7 @@ def _matrix(comparison: Comparison, label: str) -> Figure:
     step line were not learned yet."""
     learned, tested = comparison.domains, comparison.tested_domains
     runs = comparison.runs_of(label)
-    cells = pd.DataFrame(100 * mean_matrix(runs), learned, tested)
+    cells = pd.DataFrame(100 * _mean_matrix(runs), learned, tested)
     cells = cells[[row is not None for row in runs["accuracy"].iloc[0]]]  # joint: the last one
     measured = [row for run in comparison.runs["accuracy"] for row in run if row is not None]
     low = min(90, 10 * math.floor(10 * np.nanmin([*np.ravel(measured), 1.0])))
@@ -178,7 +186,8 @@ def _matrix(comparison: Comparison, label: str) -> Figure:
 _FIGURES: dict[str, Callable[[Comparison], Figure | None]] = {
     "curves": _curves,
     "forgetting": _forgetting,
-    **{name: partial(_cost, name=name) for name in _COSTS},
+    "time": partial(_cost, column="train_seconds_mean", unit="training time, seconds"),
+    "memory": partial(_cost, column="memory_ratio", unit="memory, in units of the weights"),
     "calibration": _calibration,
     "reliability": _reliability,
     "training": _training,
@@ -208,9 +217,9 @@ def _line_chart(comparison: Comparison, lines: Mapping[str, pd.Series], **about:
     figure, axes = _new_figure(3.1)
     for label, line in lines.items():
         if len(line):
-            every = max(1, len(line) // 10)
-            look = line_styles(comparison)[label]
+            look, every = line_styles(comparison)[label], max(1, len(line) // 10)
             axes.plot(line, **look, label=_short(label), ms=4.5, markevery=every)
+            axes.locator_params(axis="x", integer=line.index.dtype == int)
     axes.set(**about)
     axes.grid(axis="y")
     _add_legend(figure, axes)
@@ -223,11 +232,10 @@ def _heat_map(
     """Cells, with numbers where there is room, names at the edges and a labelled colour bar."""
     image = axes.imshow(cells, cmap=cmap, clim=limits, interpolation="none", aspect="auto")
     axes.figure.colorbar(image, ax=axes, pad=0.02, label=label)
-    long = max(map(len, cells.columns)) > 3
     for axis, names in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
         every = 1 if max(map(len, names)) > 3 else math.ceil(len(names) / _MAX_NUMBERED)
         axis.set_ticks(range(0, len(names), every), map(_short, names[::every]))
-    axes.tick_params(axis="x", length=0, rotation=90 if long else 0)
+    axes.tick_params(axis="x", length=0, rotation=90 if max(map(len, cells.columns)) > 3 else 0)
     axes.tick_params(axis="y", length=0)
     axes.spines[:].set_visible(False)
     for (t, i), cell in np.ndenumerate(cells):
@@ -253,8 +261,7 @@ def _add_legend(figure: Figure, axes: Any) -> None:
 
 
 def _short(name: str, length: int = 16) -> str:
-    """A name in a figure: on one line, without its middle if it is long, never as a formula."""
-    name = " ".join(name.split())
+    """A name in a figure: without its middle if it is long, never as a formula."""
     if len(name) > length:
         name = f"{name[: length // 2]}…{name[length // 2 + 1 - length :]}"
     return name.replace("$", r"\$")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 from zipfile import ZIP_DEFLATED, ZipFile
 
@@ -18,10 +18,6 @@ from covon_avalanche.experiment.result import Result
 from covon_avalanche.report import figures, tables
 from covon_avalanche.report.results import flatten, results_frame
 from covon_avalanche.report.summary import MIN_SEEDS, TEST, Comparison, comparisons
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _FILES = ("index.html", "table.md", "table.tex", "table.csv", "results.csv")
 _SUFFIXES = (".png", ".svg")
@@ -40,20 +36,39 @@ def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) 
     :raises ResultError: if two results are of the same run.
     """
     found = comparisons(runs)
-    parts = []
-    for comparison in found:
-        with figures.style():
-            images = {
-                name: _saved(figure, folder / "figures" / _stem(name, comparison, found))
-                for name, figure in figures.figures_of(comparison).items()
-            }
-        parts.append((comparison, images))
+    images = {}
+    with figures.style():
+        for comparison, name, figure, stem in _figures(found):
+            for suffix in _SUFFIXES:
+                data = figures.rendered(figure, suffix[1:])
+                write_atomically(folder / "figures" / f"{stem}{suffix}", data)
+            uri = f"data:image/svg+xml;base64,{base64.b64encode(data).decode()}"
+            images[comparison.name, name] = uri
     write_atomically(folder / "table.md", tables.markdown(found))
     write_atomically(folder / "table.tex", tables.latex(found))
     write_atomically(folder / "table.csv", tables.summary_csv(found))
     write_atomically(folder / "results.csv", tables.results_csv(found))
-    title = title or "; ".join(dict.fromkeys(comparison.title for comparison in found))
-    write_atomically(folder / "index.html", _render(parts, title))
+    loader = PackageLoader("covon_avalanche.report", ".")
+    environment = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("page.html.j2").render(
+        title=title or "; ".join(dict.fromkeys(comparison.title for comparison in found)),
+        comparisons=found,
+        images=images,
+        tables=tables,
+        settings_table=settings_table,
+        class_table=class_table,
+        recipe=recipe,
+        merged=_merged,
+        test=TEST,
+        min_seeds=MIN_SEEDS,
+    )
+    write_atomically(folder / "index.html", page)
     return folder / "index.html"
 
 
@@ -66,12 +81,8 @@ def write_archive(results: Sequence[Result], folder: Path) -> Path:
     """
     file = folder.resolve().with_name(f"{folder.resolve().name}.zip")
     found = comparisons(results_frame(results))
-    images = sorted(
-        folder / "figures" / f"{_stem(name, comparison, found)}{suffix}"
-        for comparison in found
-        for name in figures.figures_of(comparison)
-        for suffix in _SUFFIXES
-    )
+    stems = [stem for *_, stem in _figures(found)]
+    images = sorted(folder / "figures" / f"{stem}{end}" for stem in stems for end in _SUFFIXES)
     with atomic_replace(file) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
         for path in [*(folder / name for name in _FILES), *images]:
             archive.write(path, path.relative_to(folder))
@@ -82,38 +93,12 @@ def write_archive(results: Sequence[Result], folder: Path) -> Path:
     return file
 
 
-def _stem(name: str, comparison: Comparison, found: Sequence[Comparison]) -> str:
-    """The file name of a figure, without its suffix."""
-    prefix = f"{comparison.name}-" if len(found) > 1 else ""
-    return quote(prefix + name, safe="")
-
-
-def _saved(figure: Figure, file: Path) -> str:
-    """Write a figure as SVG and PNG; returns the SVG as a data URI."""
-    for suffix in _SUFFIXES:
-        data = figures.rendered(figure, suffix[1:])
-        write_atomically(file.with_name(file.name + suffix), data)
-    return f"data:image/svg+xml;base64,{base64.b64encode(data).decode()}"
-
-
-def headline(comparison: Comparison) -> str:
-    """The result of the comparison in words."""
-    summary, accuracy = comparison.summary, tables.METRICS[0].text
-    ranked = summary[summary["average_accuracy_mean"].notna()]
-    learners, offline = ranked[~ranked["offline"]], ranked[ranked["offline"]]
-    if learners.empty:
-        return "No continual learner has an accuracy: there is no best strategy."
-    best = learners.iloc[0]
-    text = f"{best.name} has the highest accuracy of the continual learners: {accuracy(best)} %."
-    if best["replay"] and not learners["replay"].all():
-        other = learners[~learners["replay"]].iloc[0]
-        text += f" It uses replay; the best without replay, {other.name}, has {accuracy(other)} %."
-    for _, row in offline.iterrows():
-        text += f" Offline training, {row.name}, reaches {accuracy(row)} %."
-    similar = ", ".join(summary.index[summary["p_value"] >= 0.05])
-    if similar:
-        text += f" Not significantly different from the best (p ≥ 0.05): {similar}."
-    return text
+def _figures(found: Sequence[Comparison]) -> Iterator[tuple[Comparison, str, Any, str]]:
+    """Each figure with its comparison, its name, and the name of its files without suffix."""
+    for comparison in found:
+        prefix = f"{comparison.name}-" if len(found) > 1 else ""
+        for name, figure in figures.figures_of(comparison).items():
+            yield comparison, name, figure, quote(prefix + name, safe="")
 
 
 def settings_table(comparison: Comparison) -> pd.DataFrame:
@@ -148,26 +133,3 @@ def _merged(dictionaries: pd.Series) -> str:
     table = pd.DataFrame(dictionaries.tolist(), dtype=object)
     texts = {name: map(str, values.dropna().unique()) for name, values in table.items()}
     return ", ".join(f"{name} {' / '.join(values)}" for name, values in texts.items())
-
-
-def _render(parts: Sequence[tuple[Comparison, dict[str, str]]], title: str) -> str:
-    """The page, with everything from results escaped."""
-    environment = Environment(
-        loader=PackageLoader("covon_avalanche.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(
-        title=title,
-        parts=parts,
-        tables=tables,
-        headline=headline,
-        settings_table=settings_table,
-        class_table=class_table,
-        recipe=recipe,
-        merged=_merged,
-        test=TEST,
-        min_seeds=MIN_SEEDS,
-    )

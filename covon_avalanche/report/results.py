@@ -18,16 +18,10 @@ from covon_avalanche.experiment.run_folder import result_settings, upgrade_setti
 from covon_avalanche.safe_text import printable
 
 _CALIBRATION = ("nll", "brier", "ece")
-_OF_MATRIX = (
-    "incremental_accuracy",
-    "forgetting",
-    "max_forgetting",
-    "plasticity",
-    "forward_transfer",
-)
-_SAMPLED = ("sampled_average_accuracy", "sampled_nll", "sampled_brier", "sampled_ece")
+_SAMPLED = tuple(f"sampled_{name}" for name in ("average_accuracy", *_CALIBRATION))
+_MATRIX = ("incremental_accuracy", "forgetting", "max_forgetting", "plasticity", "forward_transfer")
 MEASURES = (
-    *("average_accuracy", "weighted_accuracy", "bwt", *_OF_MATRIX),
+    *("average_accuracy", "weighted_accuracy", "bwt", *_MATRIX),
     *(*_CALIBRATION, *_SAMPLED, "train_seconds", "flops_per_image"),
 )
 """Columns of measured numbers."""
@@ -58,17 +52,12 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     ``sampled_*``            average_accuracy, nll, brier and ece with posterior samples
     ``train_seconds``        wall-clock training time of all domains, seconds
     ``flops_per_image``      operations of training per image, mean over domains
-    ``class_accuracy``       accuracy by class after the last domain, a dictionary
-    ``memory_ratio``         tensors kept between steps, in units of the weights
-    ``peak_memory``          largest memory of the process or accelerator, bytes
-    ``accuracy``             ``accuracy[t][i]``, see :func:`accuracy_matrix`
-    ``reliability``          bins of (images, confidence, accuracy)
-    ``settings``             resolved settings of the run, a nested dictionary
     ``settings.*``           the settings by dotted name: ``settings.strategy.lr``
     ======================== ==========================================================
 
     The other columns are the fields of the same name of a
-    :class:`~covon_avalanche.experiment.result.Result`.
+    :class:`~covon_avalanche.experiment.result.Result`, such as ``settings`` (resolved, nested) and
+    ``accuracy`` (see :func:`accuracy_matrix`).
 
     :param paths: folders of runs, ``result.json`` files, or ``.jsonl`` files with one result per
         line. A run found twice is loaded once.
@@ -94,12 +83,12 @@ def _row(result: Result) -> dict[str, Any]:
     if "precision" in result.machine:  # in use, where the recipe says "auto"
         settings["precision"] = result.machine["precision"]
     strategy = stored_strategy(settings["strategy"])
+    if not strategy.has_probabilities:
+        result = result.model_copy(update={"calibration": {}, "reliability": []})
     measured = {f"sampled_{name}": value for name, value in result.sampled.items()}
-    if strategy.has_probabilities:
-        measured |= result.calibration
-    renamed = {"schema_version", "calibration", "sampled"}
+    measured |= result.calibration
     return {
-        **result.model_dump(exclude=renamed),
+        **result.model_dump(exclude={"schema_version", "calibration", "sampled"}),
         "title": printable(str(settings.get("title", result.recipe))),
         "kind": strategy.kind,
         "stream": str(settings.get("stream", {}).get("name", "unknown stream")),
@@ -107,11 +96,10 @@ def _row(result: Result) -> dict[str, Any]:
         "offline": strategy.offline,
         "replay": strategy.stores_examples,
         "untuned": result.strategy not in (settings.get("searched") or [result.strategy]),
-        **{name: getattr(result.matrix, name)() for name in _OF_MATRIX},
+        **{name: getattr(result.matrix, name)() for name in _MATRIX},
         **{name: measured.get(name, math.nan) for name in (*_CALIBRATION, *_SAMPLED)},
         "train_seconds": sum(result.train_seconds),
         "flops_per_image": fmean(result.flops_per_image) if result.flops_per_image else math.nan,
-        "reliability": result.reliability if strategy.has_probabilities else [],
         "settings": settings,
         **{f"settings.{key}": value for key, value in flatten(settings).items()},
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ import pandas as pd
 
 from covon_avalanche.experiment.result import ResultError
 from covon_avalanche.experiment.run_folder import result_settings
-from covon_avalanche.report.results import MEASURES, accuracy_matrix, flatten
+from covon_avalanche.report.results import MEASURES, flatten
 
 MIN_SEEDS = 3
 """Paired tests need at least so many common seeds."""
@@ -138,11 +137,11 @@ def comparisons(runs: pd.DataFrame) -> list[Comparison]:
                 "a strategy must have one result per seed and settings, got two of "
                 f"{run['strategy']!r} in recipe {run['recipe']!r} with seed {run['seed']}"
             )
-        domains = group["counts"].map(len)
-        for i in domains.index[domains != domains[first]]:
+        domains = group["counts"].map(len).unique()
+        if len(domains) > 1:
             raise ResultError(
-                f"runs with the same settings must have the same domains, got {domains[first]} "
-                f"and {domains[i]} in recipe {runs['recipe'][first]!r}"
+                f"runs with the same settings must have the same domains, got {domains[0]} and "
+                f"{domains[1]} in recipe {runs['recipe'][first]!r}"
             )
         summary = strategy_summary(labelled, "label")
         found.append(Comparison(names[first], titles[first], labelled, summary))
@@ -164,44 +163,3 @@ def _unambiguous(names: pd.Series, suffixes: pd.Series) -> pd.Series:
     """The names, with a suffix where one name has several."""
     several = suffixes.groupby(names).transform("nunique") > 1
     return names + suffixes.where(several, "")
-
-
-def mean_matrix(runs: pd.DataFrame) -> np.ndarray:
-    """Accuracy matrix, mean over seeds; NaN in rows that were not measured."""
-    unknown = [math.nan] * len(runs["counts"].iloc[0])
-    return np.mean([[row or unknown for row in rows] for rows in runs["accuracy"]], axis=0)
-
-
-def learning_curve(runs: pd.DataFrame) -> pd.DataFrame:
-    """``mean`` and ``std`` over seeds of the average accuracy after each domain, which are the
-    index from 1; for joint training, which is evaluated once, those after the last domain."""
-    curves = pd.DataFrame([accuracy_matrix(run).curve() for _, run in runs.iterrows()], dtype=float)
-    curves = curves.rename(columns=lambda t: t + 1).bfill(axis=1)
-    return pd.DataFrame({"mean": curves.mean(skipna=False), "std": curves.std(skipna=False)})
-
-
-def forgetting_by_domain(runs: pd.DataFrame) -> pd.Series:
-    """For each domain but the last, accuracy when it was learned minus accuracy at the end; empty
-    where that is not defined."""
-    if runs["bwt"].isna().any():
-        return pd.Series(dtype=float)
-    matrix = mean_matrix(runs)
-    return pd.Series(np.diagonal(matrix) - matrix[-1])[:-1]
-
-
-def pooled_reliability(runs: pd.DataFrame) -> pd.Series:
-    """Accuracy by confidence in bins, the images of all runs together; without empty bins."""
-    bins = np.array([run for run in runs["reliability"] if run], dtype=float)  # runs, bins, columns
-    if not len(bins):
-        return pd.Series(dtype=float)
-    images, sums = bins[..., 0].sum(0), (bins[..., :1] * bins[..., 1:]).sum(0)
-    confidence, accuracy = (sums[images > 0] / images[images > 0, None]).T
-    return pd.Series(accuracy, index=confidence)
-
-
-def training_losses(runs: pd.DataFrame) -> pd.Series:
-    """Mean training loss by epoch from 1, all domains in order; empty if it was not recorded or
-    if runs differ in their epochs (early stopping)."""
-    losses = [[epoch["loss"] for epoch in epochs] for epochs in runs["epochs"]]
-    means = np.mean(losses, axis=0) if len({len(run) for run in losses}) == 1 else []
-    return pd.Series(means, index=range(1, len(means) + 1), dtype=float)

@@ -16,18 +16,12 @@ MISSING = "\N{EN DASH}"
 
 
 class Metric(NamedTuple):
-    """A column of the summary table.
-
-    :param column: of :func:`strategy_summary`; ``*_mean`` with two or more digits is shown with its
-        ``*_std``.
-    :param digits: after the decimal point.
-    :param meaning: one sentence for the legend.
-    """
+    """A column of the summary table."""
 
     heading: str
-    column: str
-    digits: int
-    meaning: str
+    column: str  # of strategy_summary
+    digits: int  # after the decimal point; from two on, the standard deviation is shown, too
+    meaning: str  # one sentence for the legend
 
     def text(self, row: pd.Series) -> str:
         """The cell of a strategy, a row of the summary."""
@@ -89,11 +83,11 @@ def metrics_of(comparison: Comparison, headings: Sequence[str] = ()) -> list[Met
     :param headings: of some of them only.
     """
     summary = comparison.summary
-    known = [metric for metric in METRICS if summary[metric.column].notna().any()]
     means, pooled = (summary[f"{name}_accuracy_mean"] for name in ("average", "weighted"))
-    if np.allclose(means, pooled, equal_nan=True):
-        known = [metric for metric in known if metric.column != pooled.name]
-    return [metric for metric in known if not headings or metric.heading in headings]
+    hidden = pooled.name if np.allclose(means, pooled, equal_nan=True) else ""
+    known = [metric for metric in METRICS if summary[metric.column].notna().any()]
+    wanted = [metric for metric in known if not headings or metric.heading in headings]
+    return [metric for metric in wanted if metric.column != hidden]
 
 
 def summary_table(comparison: Comparison, headings: Sequence[str] = ()) -> pd.DataFrame:
@@ -102,8 +96,7 @@ def summary_table(comparison: Comparison, headings: Sequence[str] = ()) -> pd.Da
     :param headings: of the columns; all by default.
     """
     rows = [row for _, row in comparison.summary.iterrows()]
-    marks = [[f"({mark})" for mark in MARKS if row[mark]] for row in rows]
-    names = [" ".join([row.name, *own]) for row, own in zip(rows, marks, strict=True)]
+    names = [" ".join([row.name, *(f"({mark})" for mark in MARKS if row[mark])]) for row in rows]
     metrics = metrics_of(comparison, headings)
     cells = {metric.heading: [metric.text(row) for row in rows] for metric in metrics}
     return pd.DataFrame({"strategy": names, **cells})
@@ -117,11 +110,10 @@ def markdown_table(
     :param headings: of the columns; all by default.
     :param extra: more columns of text, by label, which come after the first of these.
     """
-    table = summary_table(comparison, headings).map(_markdown)
+    table, best = summary_table(comparison, headings).map(_markdown), [*comparison.summary["best"]]
     for heading, cells in () if extra is None else extra.items():
         table.insert(2, heading, list(cells))
-    best = list(comparison.summary["best"])
-    for column in table.columns.intersection(["strategy", METRICS[0].heading]):
+    for column in _bold_columns(table):
         table.loc[best, column] = "**" + table.loc[best, column] + "**"
     return aligned(table) + "\n"
 
@@ -154,13 +146,12 @@ def latex(found: Sequence[Comparison]) -> str:
     parts = ["% needs \\usepackage{booktabs}\n"]
     for comparison in found:
         table = summary_table(comparison)
-        best = (list(comparison.summary["best"]), ["strategy", METRICS[0].heading])
+        best = [*comparison.summary["best"]], _bold_columns(table)
         style = table.style.hide(axis="index").format(escape="latex")
         style = style.format_index(axis=1, escape="latex")
         style = style.map(lambda _: "textbf:--rwrap", subset=best)
         alignment = "l" + "r" * (len(table.columns) - 1)
-        title = " ".join(comparison.title.split())
-        parts += [f"% {title}\n", style.to_latex(hrules=True, column_format=alignment)]
+        parts += [f"% {comparison.title}\n", style.to_latex(hrules=True, column_format=alignment)]
     text = "".join(parts).replace(r"A\_T", "$A_T$").replace(r"A\_t", "$A_t$").replace("±", r"$\pm$")
     return re.sub(r"& ([<-])(?=\d)", r"& $\1$", text)
 
@@ -189,5 +180,10 @@ def results_csv(found: Sequence[Comparison]) -> str:
 
 
 def _markdown(text: str) -> str:
-    """On one line, with nothing that Markdown interprets."""
-    return re.sub(r"([\\`*_{}\[\]#|~&$])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")
+    """With nothing that Markdown interprets."""
+    return re.sub(r"([\\`*_{}\[\]#|~&$])", r"\\\1", text).replace("<", "&lt;")
+
+
+def _bold_columns(table: pd.DataFrame) -> pd.Index:
+    """Of the best strategy; A_T is missing where every run has diverged."""
+    return table.columns.intersection(["strategy", METRICS[0].heading])
