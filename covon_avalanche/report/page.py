@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.report import figures, tables
-from covon_avalanche.report.results import flatten, results_frame
+from covon_avalanche.report.results import results_frame
 from covon_avalanche.report.summary import MIN_SEEDS, TEST, Comparison, comparisons
 
 _FILES = ("index.html", "table.md", "table.tex", "table.csv", "results.csv")
@@ -42,29 +42,20 @@ def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) 
             for suffix in _SUFFIXES:
                 data = figures.rendered(figure, suffix[1:])
                 write_atomically(folder / "figures" / f"{stem}{suffix}", data)
-            uri = f"data:image/svg+xml;base64,{base64.b64encode(data).decode()}"
-            images[comparison.name, name] = uri
+            images[comparison.name, name] = f"data:image/svg+xml;base64,{b64encode(data).decode()}"
     write_atomically(folder / "table.md", tables.markdown(found))
     write_atomically(folder / "table.tex", tables.latex(found))
     write_atomically(folder / "table.csv", tables.summary_csv(found))
     write_atomically(folder / "results.csv", tables.results_csv(found))
     loader = PackageLoader("covon_avalanche.report", ".")
-    environment = Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     page = environment.get_template("page.html.j2").render(
         title=title or "; ".join(dict.fromkeys(comparison.title for comparison in found)),
         comparisons=found,
         images=images,
         tables=tables,
-        settings_table=settings_table,
-        class_table=class_table,
         recipe=recipe,
-        merged=_merged,
         test=TEST,
         min_seeds=MIN_SEEDS,
     )
@@ -101,35 +92,8 @@ def _figures(found: Sequence[Comparison]) -> Iterator[tuple[Comparison, str, Any
             yield comparison, name, figure, quote(prefix + name, safe="")
 
 
-def settings_table(comparison: Comparison) -> pd.DataFrame:
-    """Settings in which the strategies differ, as text, by strategy and name."""
-    settings = {label: flatten(own) for label, own in _strategies(comparison).items()}
-    table = pd.DataFrame.from_dict(settings, orient="index", dtype=object)
-    texts = table.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
-    texts = texts.where(table.notna(), tables.MISSING)
-    return texts.loc[:, texts.nunique() > 1]
-
-
-def class_table(comparison: Comparison) -> pd.DataFrame:
-    """Accuracy in percent by class and strategy after the last domain, mean over seeds."""
-    columns = comparison.by_strategy(lambda runs: pd.DataFrame([*runs["class_accuracy"]]).mean())
-    return 100 * pd.DataFrame(columns).dropna(axis=1, how="all")
-
-
 def recipe(comparison: Comparison) -> str:
     """A recipe that repeats all runs of a comparison, as TOML."""
     common = {k: v for k, v in comparison.first["settings"].items() if k != "strategy"}
     seeds = sorted(set(comparison.runs["seed"].tolist()))
-    return tomli_w.dumps({**common, "seeds": seeds, "strategies": _strategies(comparison)})
-
-
-def _strategies(comparison: Comparison) -> dict[str, dict[str, Any]]:
-    """The settings of each strategy, in the order of the table."""
-    return comparison.by_strategy(lambda runs: runs["settings"].iloc[0]["strategy"])
-
-
-def _merged(dictionaries: pd.Series) -> str:
-    """``name value, name value``, with slashes where runs differ."""
-    table = pd.DataFrame(dictionaries.tolist(), dtype=object)
-    texts = {name: map(str, values.dropna().unique()) for name, values in table.items()}
-    return ", ".join(f"{name} {' / '.join(values)}" for name, values in texts.items())
+    return tomli_w.dumps({**common, "seeds": seeds, "strategies": comparison.strategies()})

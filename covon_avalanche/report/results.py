@@ -20,11 +20,10 @@ from covon_avalanche.safe_text import printable
 _CALIBRATION = ("nll", "brier", "ece")
 _SAMPLED = tuple(f"sampled_{name}" for name in ("average_accuracy", *_CALIBRATION))
 _MATRIX = ("incremental_accuracy", "forgetting", "max_forgetting", "plasticity", "forward_transfer")
-MEASURES = (
+MEASURES = (  # columns of measured numbers
     *("average_accuracy", "weighted_accuracy", "bwt", *_MATRIX),
     *(*_CALIBRATION, *_SAMPLED, "train_seconds", "flops_per_image"),
 )
-"""Columns of measured numbers."""
 
 
 def load_results(*paths: str | Path) -> pd.DataFrame:
@@ -85,8 +84,7 @@ def _row(result: Result) -> dict[str, Any]:
     strategy = stored_strategy(settings["strategy"])
     if not strategy.has_probabilities:
         result = result.model_copy(update={"calibration": {}, "reliability": []})
-    measured = {f"sampled_{name}": value for name, value in result.sampled.items()}
-    measured |= result.calibration
+    measured = result.calibration | {f"sampled_{k}": v for k, v in result.sampled.items()}
     return {
         **result.model_dump(exclude={"schema_version", "calibration", "sampled"}),
         "title": printable(str(settings.get("title", result.recipe))),
@@ -111,8 +109,7 @@ def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings by dotted name; lists stay whole."""
-    (flat,) = pd.json_normalize(dict(settings)).to_dict("records")
-    return flat
+    return pd.json_normalize(dict(settings)).to_dict("records")[0]
 
 
 def read_results(paths: Sequence[Path]) -> list[Result]:

@@ -15,8 +15,7 @@ from covon_avalanche.experiment.result import ResultError
 from covon_avalanche.experiment.run_folder import result_settings
 from covon_avalanche.report.results import MEASURES, flatten
 
-MIN_SEEDS = 3
-"""Paired tests need at least so many common seeds."""
+MIN_SEEDS = 3  # in common, which a paired test needs
 TEST = (
     "two-sided paired t test of A_T over the seeds that a strategy has in common with the best "
     "one, with Holm's (1979) correction for the number of strategies"
@@ -69,8 +68,7 @@ class Comparison:
     """The recipe's, followed by a hash of its settings if the report has several."""
     title: str
     runs: pd.DataFrame
-    """Of :func:`~covon_avalanche.load_results`, with a column ``label``: the strategy, followed by
-    a hash of its settings if it was run with several."""
+    """With a column ``label``: the strategy, and a hash of its settings if it has several."""
     summary: pd.DataFrame
     """:func:`strategy_summary`, by label."""
 
@@ -81,6 +79,10 @@ class Comparison:
     def by_strategy(self, function: Callable[[pd.DataFrame], Any]) -> dict[str, Any]:
         """A function of the runs of each strategy, in the order of the summary."""
         return {label: function(self.runs_of(label)) for label in self.summary.index}
+
+    def strategies(self) -> dict[str, dict[str, Any]]:
+        """The settings of each strategy, in the order of the summary."""
+        return self.by_strategy(lambda runs: runs["settings"].iloc[0]["strategy"])
 
     @property
     def first(self) -> pd.Series:

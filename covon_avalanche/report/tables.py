@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from covon_avalanche.report.results import flatten
 from covon_avalanche.report.summary import TEST, Comparison
 from covon_avalanche.safe_text import csv_text
 
@@ -78,23 +79,17 @@ FULL = ("A_T %", "A_T pooled %", "mean A_t %", "BWT %", "max forgetting %", *SHO
 
 
 def metrics_of(comparison: Comparison, headings: Sequence[str] = ()) -> list[Metric]:
-    """The metrics that at least one strategy has, without the pooled A_T if it is A_T.
-
-    :param headings: of some of them only.
-    """
+    """The metrics that at least one strategy has, without the pooled A_T if it is A_T; or those of
+    them with some headings."""
     summary = comparison.summary
     means, pooled = (summary[f"{name}_accuracy_mean"] for name in ("average", "weighted"))
     hidden = pooled.name if np.allclose(means, pooled, equal_nan=True) else ""
-    known = [metric for metric in METRICS if summary[metric.column].notna().any()]
-    wanted = [metric for metric in known if not headings or metric.heading in headings]
-    return [metric for metric in wanted if metric.column != hidden]
+    known = [m for m in METRICS if summary[m.column].notna().any() and m.column != hidden]
+    return [metric for metric in known if not headings or metric.heading in headings]
 
 
 def summary_table(comparison: Comparison, headings: Sequence[str] = ()) -> pd.DataFrame:
-    """The summary as text: mean ± standard deviation, by strategy, highest A_T first.
-
-    :param headings: of the columns; all by default.
-    """
+    """Mean ± standard deviation as text, by strategy, highest A_T first: of all or some metrics."""
     rows = [row for _, row in comparison.summary.iterrows()]
     names = [" ".join([row.name, *(f"({mark})" for mark in MARKS if row[mark])]) for row in rows]
     metrics = metrics_of(comparison, headings)
@@ -105,28 +100,23 @@ def summary_table(comparison: Comparison, headings: Sequence[str] = ()) -> pd.Da
 def markdown_table(
     comparison: Comparison, headings: Sequence[str] = (), extra: pd.DataFrame | None = None
 ) -> str:
-    """The summary in Markdown, the best strategy in bold.
+    """:func:`summary_table` in Markdown, the best strategy in bold.
 
-    :param headings: of the columns; all by default.
     :param extra: more columns of text, by label, which come after the first of these.
     """
-    table, best = summary_table(comparison, headings).map(_markdown), [*comparison.summary["best"]]
+    table = summary_table(comparison, headings).map(_markdown)
     for heading, cells in () if extra is None else extra.items():
         table.insert(2, heading, list(cells))
-    for column in _bold_columns(table):
-        table.loc[best, column] = "**" + table.loc[best, column] + "**"
+    best = _best_cells(comparison, table)
+    table.loc[best] = "**" + table.loc[best] + "**"
     return aligned(table) + "\n"
 
 
 def aligned(table: pd.DataFrame, left: int = 1, form: str = "pipe") -> str:
-    """A table of text without its index, in Markdown or another format of tabulate.
-
-    :param left: number of columns aligned to the left; the others are aligned to the right.
-    """
-    alignment = ["left"] * left + ["right"] * (len(table.columns) - left)
-    return str(
-        table.to_markdown(tablefmt=form, index=False, disable_numparse=True, colalign=alignment)
-    )
+    """A table of text without its index, in Markdown or another format of tabulate; all but the
+    first ``left`` columns are aligned to the right."""
+    sides = ["left"] * left + ["right"] * (len(table.columns) - left)
+    return str(table.to_markdown(index=False, tablefmt=form, disable_numparse=True, colalign=sides))
 
 
 def markdown(found: Sequence[Comparison]) -> str:
@@ -146,10 +136,9 @@ def latex(found: Sequence[Comparison]) -> str:
     parts = ["% needs \\usepackage{booktabs}\n"]
     for comparison in found:
         table = summary_table(comparison)
-        best = [*comparison.summary["best"]], _bold_columns(table)
         style = table.style.hide(axis="index").format(escape="latex")
         style = style.format_index(axis=1, escape="latex")
-        style = style.map(lambda _: "textbf:--rwrap", subset=best)
+        style = style.map(lambda _: "textbf:--rwrap", subset=_best_cells(comparison, table))
         alignment = "l" + "r" * (len(table.columns) - 1)
         parts += [f"% {comparison.title}\n", style.to_latex(hrules=True, column_format=alignment)]
     text = "".join(parts).replace(r"A\_T", "$A_T$").replace(r"A\_t", "$A_t$").replace("±", r"$\pm$")
@@ -179,11 +168,34 @@ def results_csv(found: Sequence[Comparison]) -> str:
     return csv_text(table)
 
 
+def settings_table(comparison: Comparison) -> pd.DataFrame:
+    """Settings in which the strategies differ, as text, by strategy and name."""
+    settings = {label: flatten(own) for label, own in comparison.strategies().items()}
+    table = pd.DataFrame.from_dict(settings, orient="index", dtype=object)
+    texts = table.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
+    texts = texts.where(table.notna(), MISSING)
+    return texts.loc[:, texts.nunique() > 1]
+
+
+def class_table(comparison: Comparison) -> pd.DataFrame:
+    """Accuracy in percent by class and strategy after the last domain, mean over seeds."""
+    columns = comparison.by_strategy(lambda runs: pd.DataFrame([*runs["class_accuracy"]]).mean())
+    return 100 * pd.DataFrame(columns).dropna(axis=1, how="all")
+
+
+def merged(dictionaries: pd.Series) -> str:
+    """``name value, name value``, with slashes where runs differ."""
+    table = pd.DataFrame(dictionaries.tolist(), dtype=object)
+    texts = {name: map(str, values.dropna().unique()) for name, values in table.items()}
+    return ", ".join(f"{name} {' / '.join(values)}" for name, values in texts.items())
+
+
 def _markdown(text: str) -> str:
     """With nothing that Markdown interprets."""
     return re.sub(r"([\\`*_{}\[\]#|~&$])", r"\\\1", text).replace("<", "&lt;")
 
 
-def _bold_columns(table: pd.DataFrame) -> pd.Index:
-    """Of the best strategy; A_T is missing where every run has diverged."""
-    return table.columns.intersection(["strategy", METRICS[0].heading])
+def _best_cells(comparison: Comparison, table: pd.DataFrame) -> tuple[list[bool], pd.Index]:
+    """Name and A_T of the best strategy; there is no A_T where every run has diverged."""
+    columns = table.columns.intersection(["strategy", METRICS[0].heading])
+    return [*comparison.summary["best"]], columns

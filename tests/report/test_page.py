@@ -16,8 +16,8 @@ from made_up_results import compared, made_up, made_up_comparison
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.run_folder import run_hash, settings_of
 from covon_avalanche.report import load_results, results_frame, write_archive, write_report
-from covon_avalanche.report.page import class_table, recipe, settings_table
-from covon_avalanche.report.tables import MISSING
+from covon_avalanche.report.page import recipe
+from covon_avalanche.report.tables import MISSING, class_table, settings_table
 
 NASTY = '<script>alert("1")</script> $x^2$ & 100% _|`\\'
 VOID = {"meta", "link", "br", "hr", "img", "input"}
