@@ -1,10 +1,13 @@
 """Tutorials run in short form, are notebooks, and their stored outputs are of the same code."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from terminal import covon
 
 TUTORIALS = Path(__file__).parents[1] / "tutorials"
 
@@ -17,6 +20,23 @@ def record(monkeypatch):
     return record
 
 
+@pytest.fixture
+def no_processes(in_this_process, monkeypatch):
+    """Commands run in the process of the test."""
+
+    start = subprocess.run
+
+    def run(command, cwd=None, **options):
+        if "covon_avalanche" not in command:
+            return start(command, cwd=cwd, **options)
+        monkeypatch.chdir(cwd)
+        done = covon(*command[command.index("covon_avalanche") + 1 :])
+        return SimpleNamespace(stdout=done.stdout, stderr=done.stderr, returncode=done.exit_code)
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+@pytest.mark.usefixtures("no_processes")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "printed", "figures"),

@@ -17,6 +17,7 @@ from covon_avalanche.cli import run, search
 from covon_avalanche.experiment import cluster
 from covon_avalanche.experiment import run as experiment_run
 from covon_avalanche.experiment.recipe import parse_seeds
+from covon_avalanche.experiment.registry import baselines
 from covon_avalanche.experiment.result import Result
 
 
@@ -133,10 +134,13 @@ class Scaled(SupervisedPlugin):
 """
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("in_this_process")
 def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_table(
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     own = STRATEGIES["custom"] | {"implementation": "scaled_plugin:Scaled", "optimizer": "sgd"}
     strategies = {"finetune": STRATEGIES["finetune"], "mine": own}
     saved(small_recipe(strategies, epochs=1, stream=FEW, seeds=[0]), tmp_path)
@@ -152,7 +156,9 @@ def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_tab
     assert again.stdout.count("1 of 1") == 2  # both rows are there, and come from the disk
     assert (tmp_path / "out/table.md").read_text(encoding="utf-8") == table
 
-    (tmp_path / "scaled_plugin.py").write_text(OWN_PLUGIN.replace("1.0", "9.0"), encoding="utf-8")
+    (tmp_path / "scaled_plugin.py").write_text(OWN_PLUGIN.replace("1.0", "9.00"), encoding="utf-8")
+    del sys.modules["scaled_plugin"]  # another process would import it anew
+    monkeypatch.setattr(baselines, "_imported", {})
     changed = covon(*command, "--strategies", "mine")
     assert changed.exit_code == 0, changed.output
     rows = {line.split()[0]: line for line in changed.stdout.splitlines() if " ± " not in line}
@@ -180,7 +186,7 @@ def group_members(group: int) -> list[str]:
 
 def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
     command = [sys.executable, "-m", "covon_avalanche", "run", "--out", str(tmp_path)]
-    command += ["--jobs", "2", "--strategies", "finetune,covon", "--seeds", "0-9"]
+    command += ["--jobs", "1", "--strategies", "finetune,covon", "--seeds", "0-9"]
     command += ["--set", "stream.n_experiences=2"]
     with in_a_terminal(command) as process:
         wait_until(lambda: list(tmp_path.rglob("result.json")))

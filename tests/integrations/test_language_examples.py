@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import runpy
 import subprocess
 import sys
@@ -179,26 +178,26 @@ def test_a_corpus_without_text_to_train_on_is_one_sentence(model, monkeypatch, t
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
-def test_pretraining_by_two_processes_equals_that_by_one(model, tmp_path):
+def test_pretraining_by_two_processes_equals_that_by_one(model, monkeypatch, tmp_path):
     write(tmp_path / "en.jsonl", [{"text": f"one and {i} is more. " * 20} for i in range(12)])
-    found = {}
-    for processes in (1, 2):  # one accumulates two micro-batches, each of two has one of them
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-            processes, EXAMPLES / "pretrain.py", "--corpus", "en=en.jsonl", "--small",
-            "--tokenizer", model, "--output", tmp_path / str(processes), "--steps", 3,
-            "--warmup", 1, "--context", 32, "--valid", 3, "--accumulate", 2, "--batch-size", 2,
-        ]  # fmt: skip
-        done = subprocess.run(
-            [str(part) for part in command], env={**os.environ, "OMP_NUM_THREADS": "1"},
-            timeout=500, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert done.stdout.count("after en: perplexity") == 1  # by the main process
-        found[processes] = DiagGaussian.load(tmp_path / str(processes) / "en.safetensors")
-    assert not any(name.endswith(".bias") for name in found[1].mean)
-    for name, mean in found[1].mean.items():
-        assert mean.allclose(found[2].mean[name], rtol=1e-3, atol=1e-5), name
+    arguments = [
+        "--corpus", "en=en.jsonl", "--small", "--tokenizer", model, "--steps", 3, "--warmup", 1,
+        "--context", 32, "--valid", 3, "--batch-size", 2, "--accumulate", 2, "--output",
+    ]  # fmt: skip
+    run("pretrain.py", monkeypatch, *arguments, "one")  # accumulates two micro-batches
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    command = [sys.executable, *launch, EXAMPLES / "pretrain.py", *arguments, "two"]
+    done = subprocess.run(
+        [*map(str, command)], timeout=500, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("after en: perplexity") == 1  # by the main process
+    one, two = (
+        DiagGaussian.load(tmp_path / name / "en.safetensors").mean for name in ("one", "two")
+    )
+    assert not any(name.endswith(".bias") for name in one)
+    for name, mean in one.items():
+        assert mean.allclose(two[name], rtol=1e-3, atol=1e-5), name
 
 
 def test_finetune_scores_with_the_harness(model, monkeypatch, tmp_path, capsys):
