@@ -1,15 +1,21 @@
-"""Commands, in the process of a test or as a terminal starts them."""
+"""Commands, in the process of a test or as a terminal starts them; scripts in two processes."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -48,3 +54,31 @@ def in_a_terminal(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
+
+
+def in_two_processes(work: Callable[..., None], *arguments: object) -> None:
+    """Call ``work(rank, *arguments)`` in two processes. They are forked from one that imports
+    Avalanche, once for all tests."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["avalanche.training", "covon_avalanche.experiment.run"])
+    mp.start_processes(work, args=arguments, nprocs=2, start_method="forkserver")
+
+
+def torchrun(script: Path, *arguments: object) -> str:
+    """What a script prints in two processes on the CPU, which find each other as those of torchrun
+    do; it may write to the working directory."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    about = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    environment = {**os.environ, **about, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    words = [str(script), *map(str, arguments)]
+    in_two_processes(_run_script, words, environment, str(Path.cwd()))
+    return "".join(Path(f"printed-{rank}.txt").read_text("utf-8") for rank in range(2))
+
+
+def _run_script(rank: int, words: list[str], environment: dict[str, str], folder: str) -> None:
+    os.environ |= {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.chdir(folder)
+    sys.argv = words
+    printed = Path(f"printed-{rank}.txt")
+    with printed.open("w", encoding="utf-8") as file, redirect_stdout(file):
+        runpy.run_path(words[0], run_name="__main__")

@@ -3,13 +3,13 @@
 import json
 import math
 import runpy
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from terminal import torchrun
 
 transformers = pytest.importorskip("transformers", reason="needs the extra language")
 for extra in ("accelerate", "datasets", "peft"):
@@ -185,13 +185,8 @@ def test_pretraining_by_two_processes_equals_that_by_one(model, monkeypatch, tmp
         "--context", 32, "--valid", 3, "--batch-size", 2, "--accumulate", 2, "--output",
     ]  # fmt: skip
     run("pretrain.py", monkeypatch, *arguments, "one")  # accumulates two micro-batches
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    command = [sys.executable, *launch, EXAMPLES / "pretrain.py", *arguments, "two"]
-    done = subprocess.run(
-        [*map(str, command)], timeout=500, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("after en: perplexity") == 1  # by the main process
+    printed = torchrun(EXAMPLES / "pretrain.py", *arguments, "two")
+    assert printed.count("after en: perplexity") == 1  # by the main process
     one, two = (
         DiagGaussian.load(tmp_path / name / "en.safetensors").mean for name in ("one", "two")
     )
