@@ -132,16 +132,6 @@ def check_command(words: list[str], whole: bool) -> None:
         assert given in PLACEHOLDERS | {None, *shipped_recipes()}, f"there is no recipe {given}"
 
 
-def test_a_renamed_option_is_found():
-    check_command(["run", "pacs", "--seeds", "0-4"], whole=True)
-    with pytest.raises(AssertionError, match="covon run has no --seed"):
-        check_command(["run", "--seed", "3"], whole=True)
-    with pytest.raises(AssertionError, match="there is no recipe no-such-recipe"):
-        check_command(["run", "no-such-recipe"], whole=True)
-    with pytest.raises(KeyError):
-        check_command(["runs"], whole=True)
-
-
 def test_versions_agree():
     version = covon_avalanche.__version__
     for file, pattern in (

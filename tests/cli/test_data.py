@@ -10,17 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from data_server import serve
 from miniature import paint
-from typer.testing import CliRunner
+from terminal import covon
 
-from covon_avalanche import cli
 from covon_avalanche.cli import data as cli_data
 from covon_avalanche.datasets.catalogue import DataSet, RemoteFile
 from covon_avalanche.datasets.download import download
 from covon_avalanche.domain_orders import TRACKS
-
-
-def covon(*arguments):
-    return CliRunner().invoke(cli.app, [str(a) for a in arguments])
 
 
 @pytest.fixture

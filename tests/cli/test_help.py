@@ -41,23 +41,16 @@ def test_every_command_has_examples():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_option_has_one_line(name):
-    box = help_of(name).partition(" Options ")[2].partition("╰")[0]
+def test_every_option_has_one_line_paragraphs_fill_theirs_and_examples_parse(name):
+    text = help_of(name)
+    box = text.partition(" Options ")[2].partition("╰")[0]
     lines = [line.strip("│ ") for line in box.splitlines()[1:]]
     assert [line for line in lines if line and not re.match(r"(\* +)?--", line)] == []
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_paragraphs_fill_their_lines(name):
-    lines = [line.strip() for line in help_of(name).partition("╭")[0].splitlines()]
-    for line, after in pairwise(lines):
+    paragraphs = [line.strip() for line in text.partition("╭")[0].splitlines()]
+    for line, after in pairwise(paragraphs):
         if line and after:  # the next word did not fit
             assert len(line) + len(after.split()[0]) + 1 > WIDTH - 2
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_are_printed_and_parse(name):
-    shown = help_of(name).rpartition("Examples:")[2]
+    shown = text.rpartition("Examples:")[2]
     for example in EXAMPLES[name]:
         assert f"$ {example}" in shown
         program, *words = shlex.split(example.partition(" > ")[0])

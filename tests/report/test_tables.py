@@ -49,15 +49,6 @@ def test_markdown():
     assert len({len(cells(line)) for line in lines[:6]}) == 1
 
 
-def test_pooled_accuracy_is_shown_where_it_is_another_one():
-    def headings(counts):
-        run = made_up("covon", 0, [[0.9, 0.1], [0.8, 0.7]], counts=counts)
-        return list(summary_table(compared(run)))
-
-    assert "A_T pooled %" in headings([30, 10])
-    assert "A_T pooled %" not in headings([20, 20])
-
-
 def test_the_short_table():
     runs = [
         made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]]),
