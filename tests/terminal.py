@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,16 @@ def in_a_terminal(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
             raise
 
 
-def in_two_processes(work: Callable[..., None], *arguments: object) -> None:
-    """Call ``work(rank, *arguments)`` in two processes. They are forked from one that imports
-    Avalanche, once for all tests."""
+def forks() -> BaseContext:
+    """Processes that are forked from one that imports Avalanche, once for all tests."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["avalanche.training", "covon_avalanche.experiment.run"])
+    return context
+
+
+def in_two_processes(work: Callable[..., None], *arguments: object) -> None:
+    """Call ``work(rank, *arguments)`` in two processes."""
+    forks()
     mp.start_processes(work, args=arguments, nprocs=2, start_method="forkserver")
 
 

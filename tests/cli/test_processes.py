@@ -4,13 +4,16 @@ import os
 import signal
 import sys
 import time
-from subprocess import PIPE, Popen
+from contextlib import contextmanager
+from threading import Thread
 
 import psutil
 import pytest
 import torch
 from small_recipes import FEW, STRATEGIES, saved, small_recipe
-from terminal import covon, in_a_terminal, wait_until
+from terminal import covon, forks, in_a_terminal, wait_until
+
+from covon_avalanche.experiment import data_parallel, worker_pool
 
 
 @pytest.fixture
@@ -22,36 +25,47 @@ def command(tmp_path):
     return ["run", str(saved(recipe, tmp_path)), "--out", str(tmp_path / "out"), "--processes", "2"]
 
 
-def alive(processes):
-    """Those that still run, after up to ten seconds."""
-    return psutil.wait_procs(processes, timeout=10)[1]
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("in_this_process")
+def test_failures_and_ctrl_c_leave_nothing_running_and_the_run_resumes(
+    command, tmp_path, monkeypatch
+):
+    context, pools = forks(), []
+    monkeypatch.setattr(worker_pool.multiprocessing, "get_context", lambda _: context)
 
+    @contextmanager
+    def recorded(processes):
+        with worker_pool.worker_pool(processes) as pool:
+            pools.append(pool)
+            yield pool
 
-def test_failures_and_ctrl_c_leave_nothing_running_and_the_run_resumes(command, tmp_path):
-    command = [sys.executable, "-m", "covon_avalanche", *command, "--checkpoint-minutes", "0"]
-    command += ["--epochs", "100", "--jobs", "1", "--strategies"]
+    monkeypatch.setattr(data_parallel, "worker_pool", recorded)
+    command += ["--checkpoint-minutes", "0", "--epochs", "100", "--jobs", "1", "--strategies"]
 
     def wait_for_checkpoint():
         begun, checkpoints = time.time(), (tmp_path / "out/covon").rglob
         assert wait_until(lambda: any(p.stat().st_mtime > begun for p in checkpoints("0*.pt")))
 
-    with Popen([*command, "bad,covon"], stdout=PIPE, stderr=PIPE, text=True) as process:
+    def kill():
         wait_for_checkpoint()
-        children = psutil.Process(process.pid).children(recursive=True)
-        ranks = [p for p in children if len(p.parents()) == max(len(c.parents()) for c in children)]
-        assert len(ranks) >= 2
-        ranks[-1].kill()
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    failed, killed = errors.splitlines()
+        pools[1].workers[1][0].kill()
+
+    killer = Thread(target=kill)
+    killer.start()
+    done = covon(*command, "bad,covon")
+    killer.join()
+    assert done.exit_code == 1, done.output
+    failed, killed = done.stderr.splitlines()
     (log,) = (tmp_path / "out/bad").rglob("log.txt")
     assert failed.startswith("covon: bad, seed 0: FloatingPointError: the loss is")
     assert failed.endswith(f"; see {log}")
     assert "Traceback" in log.read_text(encoding="utf-8")
     assert killed.startswith("covon: covon, seed 0: its process was killed")
-    assert not alive(children)
+    assert [len(pool.workers) for pool in pools] == [2, 2]
+    assert not any(worker.is_alive() for pool in pools for worker, _ in pool.workers)
 
-    with in_a_terminal([*command, "covon"]) as process:
+    command = [sys.executable, "-m", "covon_avalanche", *command, "covon"]
+    with in_a_terminal(command) as process:
         wait_for_checkpoint()
         children = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)
@@ -59,7 +73,7 @@ def test_failures_and_ctrl_c_leave_nothing_running_and_the_run_resumes(command, 
     assert process.returncode == 130, errors
     assert "Interrupted; the same command resumes from here." in output
     assert "Traceback" not in errors
-    assert not alive(children)
+    assert not psutil.wait_procs(children, timeout=10)[1]
     (log,) = (tmp_path / "out/covon").rglob("log.txt")
     assert "resumed at domain" in log.read_text(encoding="utf-8")
 
