@@ -15,15 +15,6 @@ from covon_avalanche.data_loading import rows_of, unwrapping
 from covon_avalanche.streams.permuted import PermutedImages
 
 
-def test_several_tasks_are_balanced_by_avalanche():
-    two = tensors().concat(
-        _make_taskaware_tensor_classification_dataset(
-            torch.randn(9, 6), torch.randint(3, (9,)), task_labels=1
-        )
-    )
-    assert rows_of(two) is None
-
-
 class OneLabelFlipped:
     """Of an example that is not compared."""
 
@@ -62,6 +53,16 @@ def now_and_then(x, seen=[0]):  # noqa: B006
     return x + 100 if seen[0] % 40 == 0 else x
 
 
+def two_tasks():
+    """Avalanche balances them."""
+    other = torch.randn(9, 6), torch.randint(3, (9,))
+    return tensors().concat(_make_taskaware_tensor_classification_dataset(*other, task_labels=1))
+
+
+def reversed_columns(examples):
+    return default_collate(examples)[::-1]
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -69,10 +70,12 @@ def now_and_then(x, seen=[0]):  # noqa: B006
         lambda: tensors(transform=now_and_then).freeze_transforms(),
         lambda: tensors(transform=now_and_then).subset([3, 1, 2]).concat(tensors()),
         lambda: wrapped(Pictures()).eval(),
+        two_tasks,
+        lambda: AvalancheDataset([TensorDataset(*TENSORS)], collate_fn=reversed_columns),
     ],
-    ids=["transform", "frozen transform", "transform of a part", "no tensors"],
+    ids=["transform", "frozen", "transform of a part", "no tensors", "tasks", "collate_fn"],
 )
-def test_data_that_may_be_random_is_left_to_avalanche(make):
+def test_data_that_may_be_random_or_composed_otherwise_are_left_to_avalanche(make):
     data = make()
     for _ in range(10):
         assert rows_of(data) is None
@@ -92,12 +95,6 @@ def test_tensors_may_lie_on_another_device():
         batch = unwrapping._columns([far, near], torch.tensor([3, 1]))
     assert [tuple(column.shape) for column in batch] == [(2, 2), (2,)]
     assert batch[1].tolist() == [3, 1]
-
-
-def test_data_with_its_own_collate_fn_is_left_to_avalanche():
-    data = TensorDataset(torch.ones(50, 6), torch.zeros(50).long())
-    own = AvalancheDataset([data], collate_fn=lambda examples: default_collate(examples)[::-1])
-    assert rows_of(own) is None
 
 
 @pytest.mark.parametrize("name", ["logits", "targets_task_labels"])
