@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from itertools import islice
 from typing import Any
 
@@ -50,7 +50,7 @@ class PosteriorCallback(TrainerCallback):
         :param consolidate: end the task when training ends: the posterior becomes the next prior.
         """
         self.consolidate = consolidate
-        self._sample: AbstractContextManager[None] | None = None
+        self._sample = ExitStack()
         self._hooks: list[Any] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -72,28 +72,24 @@ class PosteriorCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, before the first micro-batch of a step."""
-        self._sample = _posterior_optimizer(kwargs["optimizer"]).sampled_params()
-        self._sample.__enter__()
+        optimizer = _posterior_optimizer(kwargs["optimizer"])
+        self._sample.enter_context(optimizer.sampled_params())
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore the mean, after the last micro-batch."""
-        if self._sample is not None:
-            sample, self._sample = self._sample, None
-            sample.__exit__(None, None, None)
+        self._sample.close()
 
     def _remove_hooks(self) -> None:
         while self._hooks:
             self._hooks.pop().remove()
 
     def _before_forward(self, model: nn.Module, inputs: Any) -> None:
-        if not model.training and self._sample is not None:
+        if not model.training:
             self._discard_sample()
 
     def _discard_sample(self, *_: Any) -> None:
         """Restore the mean if an exception has left a sample in place."""
-        if self._sample is not None:
-            sample, self._sample = self._sample, None
-            sample.__exit__(RuntimeError, RuntimeError("the step was interrupted"), None)
+        self._sample.__exit__(RuntimeError, RuntimeError("the step was interrupted"), None)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Merge."""
@@ -117,7 +113,7 @@ class _AnchorCallback(TrainerCallback, ABC):
         """
         self._options: dict[str, Any] = {"ess": ess, "strength": strength}
         self._anchor = QuadraticAnchor([], **self._options)
-        self._pulling: AbstractContextManager[None] | None = None
+        self._pulling = ExitStack()
         self.gaussian = gaussian
         """The weights after the last task, and the precision of the pull toward them."""
 
@@ -139,20 +135,14 @@ class _AnchorCallback(TrainerCallback, ABC):
             )
         named = kwargs["model"].named_parameters()
         self._anchor = QuadraticAnchor(named, **self._options, gaussian=self.gaussian)
-        self._stop()
-        self._pulling = self._anchor.pulling(optimizer)
-        self._pulling.__enter__()
+        self._pulling.close()
+        self._pulling.enter_context(self._anchor.pulling(optimizer))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the task: the weights become the anchor."""
-        self._stop()
+        self._pulling.close()
         self._anchor.add(self._importance(args, kwargs))
         self.gaussian = self._anchor.gaussian
-
-    def _stop(self) -> None:
-        if self._pulling is not None:
-            pulling, self._pulling = self._pulling, None
-            pulling.__exit__(None, None, None)
 
 
 class AdaRegCallback(_AnchorCallback):
