@@ -15,13 +15,7 @@ from pathlib import Path
 from avalanche.benchmarks import CLScenario
 from typing_extensions import Unpack
 
-from covon_avalanche.domain_orders import DOMAINNET
-from covon_avalanche.streams.image_benchmark import (
-    ImageOptions,
-    choose_domains,
-    data_root,
-    split_benchmark,
-)
+from covon_avalanche.streams.image_benchmark import ImageOptions, data_root, published_benchmark
 from covon_avalanche.streams.image_files import (
     TrainAndTest,
     class_folders,
@@ -60,12 +54,10 @@ def DomainNet(
     See :func:`image_benchmark` for the other parameters.
     """
     root = data_root(dataset_root, "domainnet")
-    names = choose_domains(domains, DOMAINNET, "DomainNet")
-    parts = {name: _train_and_test(root, name) for name in names}
-    return split_benchmark("DomainNet", parts, COUNTS, CLASSES, **options)
+    return published_benchmark("DomainNet", root, domains, _split, COUNTS, CLASSES, **options)
 
 
-def _train_and_test(root: Path, name: str) -> TrainAndTest:
+def _split(root: Path, name: str) -> TrainAndTest:
     if listed := listed_split(root, [f"{name}_train.txt", f"{name}_test.txt"], CLASSES):
         return listed
     train, test = (class_folders(root / name / part, CLASSES) for part in ("train", "test"))

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms import Compose, ToPILImage
 from typing_extensions import Unpack
 
-from covon_avalanche.streams.image_files import ImageFiles
+from covon_avalanche.streams.image_files import ImageFiles, TrainAndTest
 from covon_avalanche.streams.pixel_cache import cached
 from covon_avalanche.streams.transforms import Transform, image_transforms
 
@@ -133,18 +133,22 @@ def image_benchmark(
     return benchmark
 
 
-def split_benchmark(
+def published_benchmark(
     stream: str,
-    parts: Mapping[str, Sequence[ImageFiles]],
+    root: Path,
+    domains: Sequence[str] | None,
+    split: Callable[[Path, str], TrainAndTest],
     counts: Mapping[str, int | tuple[int, int]],
     classes: Sequence[str],
     **options: Unpack[ImageOptions],
 ) -> CLScenario:
-    """:func:`image_benchmark` of the training and test images of each domain.
+    """:func:`image_benchmark` of a data set whose domains and numbers of images are known.
 
+    :param split: finds the training and test images of a domain below the root.
     :param counts: the published numbers of images by domain, for training and testing or together;
         other numbers raise a warning.
     """
+    parts = {name: split(root, name) for name in choose_domains(domains, [*counts], stream)}
     for name, (train, test) in parts.items():
         expected, found = counts[name], (len(train), len(test))
         check_counts(

@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
 from typing_extensions import Unpack
 
-from covon_avalanche.domain_orders import IMAGENET_R
-from covon_avalanche.streams.image_benchmark import (
-    ImageOptions,
-    choose_domains,
-    data_root,
-    split_benchmark,
-)
+from covon_avalanche.streams.image_benchmark import ImageOptions, data_root, published_benchmark
 from covon_avalanche.streams.image_files import (
     ImageFiles,
     TrainAndTest,
@@ -78,13 +73,11 @@ def ImageNetR(
     See :func:`image_benchmark` for the other parameters.
     """
     root = data_root(dataset_root, "imagenet-r")
-    names = choose_domains(domains, IMAGENET_R, "ImageNetR")
-    everything = class_folders(root, CLASSES)
-    parts = {name: _train_and_test(root, name, everything, split_seed) for name in names}
-    return split_benchmark("ImageNetR", parts, COUNTS, CLASSES, **options)
+    split = partial(_split, everything=class_folders(root, CLASSES), seed=split_seed)
+    return published_benchmark("ImageNetR", root, domains, split, COUNTS, CLASSES, **options)
 
 
-def _train_and_test(root: Path, name: str, everything: ImageFiles, seed: int) -> TrainAndTest:
+def _split(root: Path, name: str, everything: ImageFiles, seed: int) -> TrainAndTest:
     lists = [f"{name}_train.txt", f"{name}_test.txt"]
     if listed := listed_split(root, lists, CLASSES, first_id=None):
         for file, images in zip(lists, listed, strict=True):

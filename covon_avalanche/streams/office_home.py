@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
 from typing_extensions import Unpack
 
-from covon_avalanche import domain_orders
-from covon_avalanche.streams.image_benchmark import (
-    ImageOptions,
-    choose_domains,
-    data_root,
-    split_benchmark,
-)
+from covon_avalanche.streams.image_benchmark import ImageOptions, data_root, published_benchmark
 from covon_avalanche.streams.image_files import (
     TrainAndTest,
     class_folders,
@@ -58,12 +53,11 @@ def OfficeHome(
     See :func:`image_benchmark` for the other parameters.
     """
     root = data_root(dataset_root, "OfficeHome")
-    names = choose_domains(domains, domain_orders.OFFICE_HOME, "OfficeHome")
-    parts = {name: _train_and_test(root, name, split_seed) for name in names}
-    return split_benchmark("OfficeHome", parts, COUNTS, CLASSES, **options)
+    split = partial(_split, seed=split_seed)
+    return published_benchmark("OfficeHome", root, domains, split, COUNTS, CLASSES, **options)
 
 
-def _train_and_test(root: Path, name: str, seed: int) -> TrainAndTest:
+def _split(root: Path, name: str, seed: int) -> TrainAndTest:
     spellings = (name, name.replace(" ", "_"))
     for spelling in spellings:
         lists = [f"{spelling}_train.txt", f"{spelling}_test.txt"]

@@ -12,13 +12,7 @@ from pathlib import Path
 from avalanche.benchmarks import CLScenario
 from typing_extensions import Unpack
 
-from covon_avalanche import domain_orders
-from covon_avalanche.streams.image_benchmark import (
-    ImageOptions,
-    choose_domains,
-    data_root,
-    split_benchmark,
-)
+from covon_avalanche.streams.image_benchmark import ImageOptions, data_root, published_benchmark
 from covon_avalanche.streams.image_files import (
     TrainAndTest,
     class_folders,
@@ -52,12 +46,10 @@ def PACS(
     See :func:`image_benchmark` for the other parameters.
     """
     root = data_root(dataset_root, "PACS")
-    names = choose_domains(domains, domain_orders.PACS, "PACS")
-    parts = {name: _train_and_test(root, name) for name in names}
-    return split_benchmark("PACS", parts, COUNTS, CLASSES, **options)
+    return published_benchmark("PACS", root, domains, _split, COUNTS, CLASSES, **options)
 
 
-def _train_and_test(root: Path, name: str) -> TrainAndTest:
+def _split(root: Path, name: str) -> TrainAndTest:
     for folder in ("", "splits/"):
         lists = [f"{folder}{name}_{part}_kfold.txt" for part in ("train", "crossval")]
         if listed := listed_split(root, lists, CLASSES, first_id=1):

@@ -160,9 +160,3 @@ def test_features_of_a_convolutional_head_are_averaged_over_positions():
     assert torch.allclose(features[0], body(x).mean((2, 3)), atol=1e-6)
     model(x)
     assert len(features) == 1  # only inside
-
-
-def test_a_model_without_a_last_layer_is_named():
-    match = "Flatten has no linear or convolutional layer"
-    with pytest.raises(ValueError, match=match), penultimate_features(nn.Flatten()):
-        pass

@@ -2,20 +2,18 @@
 
 import pytest
 import torch
-from avalanche.training import Naive
 from torch import nn
 from toys import (
     ToDouble,
     columns,
     make_naive,
     make_strategy,
-    same,
     toy_benchmark,
     toy_model,
     weights,
 )
 
-from covon_avalanche import AdaRegPlugin, AdaRegStrategy, EWCStarStrategy
+from covon_avalanche import AdaRegPlugin
 from covon_avalanche.plugins.task_loader import task_loader
 from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_example_gradients
 
@@ -77,14 +75,14 @@ def assert_agrees(kind, expected, precision, **options):
 
 
 # With the larger strength many rates pass 1, and the implicit form takes over there.
-@pytest.mark.parametrize("strength", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize("strength", [0.0, 1e3, 1e6])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 def test_ada_reg_is_algorithm_2(strength, weight_decay):
     expected = algorithm(strength, weight_decay, lambda model, data, h: h, restart_adam=True)
     assert_agrees("ada-reg", *expected, strength=strength, weight_decay=weight_decay)
 
 
-@pytest.mark.parametrize("strength", [1.0, 1e2, 1e6])
+@pytest.mark.parametrize("strength", [0.0, 1e2, 1e6])
 @pytest.mark.parametrize("fisher", ["exact", "batch"])
 def test_ewc_star_is_algorithm_3(strength, fisher, monkeypatch):
     function = squared_example_gradients if fisher == "exact" else squared_batch_gradients
@@ -99,31 +97,6 @@ def test_ewc_star_is_algorithm_3(strength, fisher, monkeypatch):
     )
     options = dict(strength=strength, weight_decay=0.1, fisher=fisher, fisher_mb_size=16)
     assert_agrees("ewc-star", *expected, **options)
-
-
-@pytest.mark.parametrize("cls", [AdaRegStrategy, EWCStarStrategy])
-def test_strength_zero_is_plain_adamw_and_a_huge_one_holds_what_was_important(cls):
-    first, second = toy_benchmark(2).train_stream
-
-    def run(strategy_class, **options):
-        model = toy_model()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-        strategy = make_naive(model, optimizer, cls=strategy_class, **options)
-        strategy.train(first, shuffle=False)
-        start, anchor = weights(model), getattr(strategy.plugins[0], "anchor", None)
-        optimizer.state.clear()
-        strategy.train(second, shuffle=False)
-        return start, weights(model), anchor
-
-    _, plain, _ = run(Naive)
-    _, free, _ = run(cls, strength=0.0)
-    assert same(plain, free)
-    start, end, anchor = run(cls, strength=1e12)
-    for name, precision in anchor.precision.items():
-        important = precision > 1e9
-        assert important.any()
-        assert (end[name] - start[name])[important].abs().max() < 1e-4
-        assert (plain[name] - start[name])[important].abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("family", [torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam])

@@ -6,7 +6,9 @@ import pytest
 import torch
 from miniature import open_stream, paint, seen
 
+from covon_avalanche import domain_orders
 from covon_avalanche.streams import PACS
+from covon_avalanche.streams.pacs import COUNTS
 
 
 def test_real_pacs_is_split_by_name(real_data):
@@ -37,6 +39,7 @@ def test_official_lists_of_pacs_count(tmp_path):
     benchmark = open_stream(PACS, tmp_path, domains=["photo"])
     assert seen(benchmark.train_stream[0]) == [(2, 2, 0), (2, 2, 2)]
     assert seen(benchmark.test_stream[0]) == [(2, 2, 1)]
+    assert tuple(COUNTS) == domain_orders.PACS
 
 
 @pytest.mark.parametrize(
