@@ -221,13 +221,11 @@ def _unknown_names(posterior: DiagGaussian, model: nn.Module) -> list[str]:
 def _read_info(folder: Path) -> BundleInfo:
     file = folder / _INFO
     try:
-        return BundleInfo.model_validate_json(file.read_text(encoding="utf-8"))
+        return BundleInfo.model_validate_json(file.read_bytes())
     except OSError as error:
         raise ValueError(
             f"{folder} is not a bundle: {_INFO} cannot be read: {error.strerror}"
         ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not a bundle's: it is not text") from error
     except ValidationError as error:
         raise ValueError(f"{file} is not a bundle's: {first_error(error)}") from error
 

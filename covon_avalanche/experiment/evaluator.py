@@ -50,23 +50,19 @@ def training_loggers(
     if options.mlflow is not None:
         loggers.append(_MLflow(options.mlflow, folder, title, settings))
     metrics = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
+    failed = True
     try:
         yield loggers, metrics if loggers else []
-    except BaseException:
-        _finish(options, exit_code=1)
-        raise
-    _finish(options)
+        failed = False
+    finally:
+        if options.wandb is not None:
+            import wandb
 
+            wandb.finish(exit_code=int(failed))
+        if options.mlflow is not None:
+            import mlflow
 
-def _finish(options: RunOptions, exit_code: int = 0) -> None:
-    if options.wandb is not None:
-        import wandb
-
-        wandb.finish(exit_code=exit_code)
-    if options.mlflow is not None:
-        import mlflow
-
-        mlflow.end_run("FAILED" if exit_code else "FINISHED")
+            mlflow.end_run("FAILED" if failed else "FINISHED")
 
 
 class _MLflow(BaseLogger):

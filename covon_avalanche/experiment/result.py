@@ -151,15 +151,12 @@ class Result(BaseModel):
         :raises ResultError: naming the file and what is wrong with it.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            return cls.parse(path.read_bytes(), str(path))
         except OSError as error:
             raise ResultError(f"{path} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ResultError(f"{path} is not a result: it is not text") from error
-        return cls.parse(text, str(path))
 
     @classmethod
-    def parse(cls, text: str, name: str) -> Result:
+    def parse(cls, text: str | bytes, name: str) -> Result:
         """A result from JSON.
 
         :param name: its source, for the error.

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from avalanche.benchmarks.utils import as_classification_dataset
 from data_parallel_processes import CLIP, KINDS, VIT, recipe, recipes, remove_randomness, work
-from killed_runs import run_until_killed
+from interrupted_runs import run_until_killed
 from miniature import pacs
 from small_recipes import OFTEN, STRATEGIES, small_recipe
 from torch.utils.data import TensorDataset

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 from avalanche.training.supervised import Naive
-from killed_runs import run_until_killed
+from interrupted_runs import run_until_killed
 from miniature import pacs
 from small_recipes import CLOSED_FORM, FEW, OFTEN, STRATEGIES, small_recipe
 from torch import Tensor, nn
