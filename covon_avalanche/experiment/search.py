@@ -131,12 +131,9 @@ class Search:
     def study(self) -> optuna.Study:
         """The Optuna study in the journal; it is created if there is none."""
         domains = self.recipe.stream.n_experiences
-        self.journal.parent.mkdir(parents=True, exist_ok=True)
-        # Optuna's lock is a symbolic link to the file: a relative one would never be broken.
-        backend = JournalFileBackend(str(self.journal.resolve()))
         return optuna.create_study(
             study_name=self._name,
-            storage=JournalStorage(backend),
+            storage=self._storage(),
             direction="maximize",
             load_if_exists=True,
             pruner=MedianPruner(
@@ -151,6 +148,11 @@ class Search:
         run = run_hash(self.recipe, self.strategy, self.seed)
         identity = json.dumps([run, space], sort_keys=True)
         return f"{self.strategy}/{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
+
+    def _storage(self) -> JournalStorage:
+        self.journal.parent.mkdir(parents=True, exist_ok=True)
+        # Optuna's lock is a symbolic link to the file: a relative one would never be broken.
+        return JournalStorage(JournalFileBackend(str(self.journal.resolve())))
 
     def run(
         self,
@@ -247,7 +249,11 @@ class Search:
         :param trials: only the first so many count.
         :raises RecipeError: if none was completed, or all diverged.
         """
-        counted = self.study().get_trials(states=_DONE)[:trials]
+        try:
+            stored = optuna.load_study(study_name=self._name, storage=self._storage())
+            counted = stored.get_trials(states=_DONE)[:trials]
+        except KeyError:  # the strategy was never searched
+            counted = []
         complete = [trial for trial in counted if trial.state is TrialState.COMPLETE]
         if not complete:
             raise RecipeError(f"no trial of {self.strategy} was completed, see {self.journal}")
