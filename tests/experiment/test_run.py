@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from miniature import pacs
 from small_recipes import CLOSED_FORM, FEW, STRATEGIES, small_recipe
 from toys import columns
 
@@ -19,7 +18,6 @@ from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.registry.prompting import Prompting
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder
-from covon_avalanche.experiment.run_options import RunOptions
 
 
 def recipe_of(name="covon", **changes):
@@ -55,14 +53,6 @@ def test_every_strategy_learns_and_its_result_is_complete(name):
     assert result.calibration.keys() == {"nll", "brier", "ece"}
     assert all(0 <= d["hess_at_start"] <= 1 for d in result.diagnostics)
     assert len(result.diagnostics) == 2 * (recipe.strategies[name].kind == "covon")
-
-
-@pytest.mark.parametrize("strategy", ["covon", "vcl"])
-def test_the_same_seed_gives_the_same_result(strategy):
-    recipe = recipe_of(strategy)
-    first, again, other = (run_strategy(recipe, strategy, seed) for seed in (1, 1, 0))
-    assert first.outcome() == again.outcome()
-    assert first.accuracy != other.accuracy
 
 
 def test_results_are_plain_json_with_everything_that_determines_them(tmp_path):
@@ -126,19 +116,7 @@ def test_bfloat16_is_autocast_with_float32_weights():
     with torch.nn.modules.module.register_module_forward_hook(look):
         rounded = run_strategy(recipe_of(precision="bfloat16"), "covon", 0)
     assert dtypes == {(torch.bfloat16, torch.float32)}
-    assert exact.outcome() != rounded.outcome()
     assert rounded.epochs[0].loss == pytest.approx(exact.epochs[0].loss, rel=0.05)
-
-
-def test_posterior_samples_are_an_evaluation_beside_that_of_the_mean():
-    plain = run_strategy(recipe_of(), "covon", 0)
-    sampled = run_strategy(recipe_of(posterior_samples=8), "covon", 0)
-    assert plain.sampled == {}
-    assert sampled.sampled.keys() == {"average_accuracy", "nll", "brier", "ece"}
-    assert sampled.sampled["nll"] != sampled.calibration["nll"]
-    settled = ("accuracy", "calibration", "epochs", "diagnostics")
-    assert all(plain.outcome()[key] == sampled.outcome()[key] for key in settled)
-    assert run_strategy(recipe_of("ewc-star", posterior_samples=8), "ewc-star", 0).sampled == {}
 
 
 def test_the_first_epoch_by_hand():
@@ -169,16 +147,6 @@ def test_operations_per_image_by_hand(name):
     forward, both = sum(layers), 3 * sum(layers) - layers[0]
     second = {"lwf": both + forward, "replay": 2 * both}.get(name, both)
     assert run_strategy(recipe, name, 0).flops_per_image == [both, second]
-
-
-def test_cached_images_lie_below_the_data(tmp_path):
-    pacs(tmp_path / "PACS")
-    stream = {"name": "PACS", "domains": ["photo"], "image_size": 32, "cache_size": 36}
-    model = {"backbone": "squeezenet", "weights": ""}
-    recipe = recipe_of("finetune", stream=stream, model=model, epochs=1, train_mb_size=8)
-    result = run_strategy(recipe, "finetune", 0, RunOptions(dataset_root=tmp_path))
-    assert list((tmp_path / "cache").iterdir())
-    assert result.counts == [14]
 
 
 def test_a_device_that_this_machine_lacks_is_an_error_before_the_data_are_read(monkeypatch):
