@@ -71,6 +71,7 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
 
     # Results are those of single runs, and on disk.
     assert [(r.strategy, r.seed) for r in found] == [("covon", 0), ("covon", 1)]
+    assert found[0].accuracy != found[1].accuracy
     for result in found:
         spec = RunSpec("covon", result.seed)
         assert run_strategy(recipe, *spec).outcome() == result.outcome()
