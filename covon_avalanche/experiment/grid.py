@@ -57,7 +57,7 @@ def run_grid(
     processes: int = 1,
     on_end: Callable[[Outcome], None] = lambda outcome: None,
     poll: Callable[[list[RunSpec]], None] = lambda running: None,
-) -> list[Result]:
+) -> None:
     """Run all specs; every finished run has written its result file.
 
     Finished runs are not repeated, interrupted ones are resumed. A run that fails, or whose
@@ -67,21 +67,13 @@ def run_grid(
     :param processes: number of parallel runs.
     :param on_end: called in this process when a run has ended.
     :param poll: called in this process several times a second with the runs in progress.
-    :return: the results of the runs that did not fail, in the order of the specs.
     """
-    results: dict[RunSpec, Result] = {}
-
-    def end(outcome: Outcome) -> None:
-        if outcome.result is not None:
-            results[outcome.spec] = outcome.result
-        on_end(outcome)
-
     unfinished: list[RunSpec] = []
     for spec in specs:
         if (result := RunFolder(runs, recipe, *spec).result()) is None:
             unfinished.append(spec)
         else:
-            end(Outcome(spec, result, cached=True))
+            on_end(Outcome(spec, result, cached=True))
     workers = max(1, min(processes, len(unfinished)))
     pending: dict[Future[Outcome], RunSpec] = {}
     try:
@@ -96,13 +88,12 @@ def run_grid(
                 for future in done:
                     spec = pending.pop(future)
                     killed = isinstance(future.exception(), BrokenProcessPool)
-                    end(_killed(recipe, spec, runs) if killed else future.result())
+                    on_end(_killed(recipe, spec, runs) if killed else future.result())
     except KeyboardInterrupt:
         for future, spec in pending.items():
             if not future.cancelled():  # it had been started
                 RunFolder(runs, recipe, *spec).remove_partial_files()
         raise
-    return [results[spec] for spec in specs if spec in results]
 
 
 def _killed(recipe: Recipe, spec: RunSpec, runs: Path) -> Outcome:

@@ -167,19 +167,6 @@ def test_a_table_whose_domains_to_train_and_to_test_differ_is_refused(tmp_path):
         run_strategy(image_recipe(stream=stream), "covon-paper", 0, RunOptions(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["domainnet", "core50"])
-def test_the_authors_settings_come_domain_by_domain(name):
-    recipe = load_recipe(name)
-    settings = recipe.strategies["covon-authors"]
-    model = torch.nn.Linear(2, 2)
-    strategy = build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
-    schedule = strategy.plugins[0].schedule
-    assert len(schedule) == (6 if name == "domainnet" else 2)
-    assert schedule[1]["lr"] < 1e-3
-    assert all(None not in task.values() for task in schedule)
-    assert strategy.optimizer.param_groups[0]["gamma_precision"] == settings.gamma_precision
-
-
 def test_relative_paths_of_weights_are_below_the_data_folder(tmp_path):
     pacs(tmp_path / "PACS")
     model = {"backbone": "squeezenet", "weights": "weights/mine.safetensors"}

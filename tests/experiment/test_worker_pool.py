@@ -15,18 +15,6 @@ from covon_avalanche.experiment.worker_pool import worker_pool
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 
 
-def test_workers_are_terminated_at_once_after_an_exception():
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), worker_pool(1) as pool:
-        pool.submit(time.sleep, 600)
-        while not pool.workers:
-            time.sleep(0.05)
-        ((worker, _),) = pool.workers
-        raise KeyboardInterrupt
-    assert not worker.is_alive()
-    assert time.monotonic() - start < 60
-
-
 def test_a_killed_process_fails_its_own_task():
     with worker_pool(2) as pool:
         (first, second) = (pool.submit(time.sleep, 3) for _ in range(2))
