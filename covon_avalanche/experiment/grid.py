@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -77,11 +76,11 @@ def run_grid(
     workers = max(1, min(processes, len(unfinished)))
     pending: dict[Future[Outcome], RunSpec] = {}
     try:
-        with _interrupted() as interrupted, worker_pool(workers) as pool:
+        with _interrupts() as interrupts, worker_pool(workers) as pool:
             for spec in unfinished:
                 pending[pool.submit(_run, recipe, spec, runs, options)] = spec
             while pending:
-                if interrupted():
+                if interrupts:
                     raise KeyboardInterrupt
                 done = wait(pending, _POLL_SECONDS, FIRST_COMPLETED).done
                 poll([spec for future, spec in pending.items() if future.running()])
@@ -107,16 +106,13 @@ def _killed(recipe: Recipe, spec: RunSpec, runs: Path) -> Outcome:
 
 
 @contextmanager
-def _interrupted() -> Iterator[Callable[[], bool]]:
-    """A function that says whether Ctrl-C was pressed, for a loop that stops where it is safe:
-    Python would lose a KeyboardInterrupt that it raises in a callback or destructor."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # only the main thread may handle signals
-        return
+def _interrupts() -> Iterator[list[int]]:
+    """Grows with each Ctrl-C, for a loop that stops where it is safe: Python would lose a
+    KeyboardInterrupt that it raises in a callback or destructor."""
     signals: list[int] = []  # a second one within Event.set() would wait for its lock for ever
     before = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     try:
-        yield lambda: bool(signals)
+        yield signals
     finally:
         signal.signal(signal.SIGINT, before)
 
