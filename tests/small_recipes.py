@@ -93,6 +93,12 @@ def small_recipe(strategies: dict[str, dict[str, Any]], **changes: Any) -> Recip
     return Recipe.model_validate(data)
 
 
+def short_recipe(name: str, **changes: Any) -> Recipe:
+    """One strategy, two epochs of four batches in each domain."""
+    changes = {"epochs": 2, "train_mb_size": 64, "stream": FEW} | changes
+    return small_recipe({name: STRATEGIES[name]}, **changes)
+
+
 def saved(recipe: Recipe, folder: Path) -> Path:
     """The recipe as a file."""
     file = folder / "tiny.toml"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from miniature import pacs
 from safetensors.torch import load_file
-from small_recipes import FEW, STRATEGIES, small_recipe
+from small_recipes import FEW, short_recipe, small_recipe
 from toys import columns
 
 from covon_avalanche import DiagGaussian, load_bundle, save_bundle
@@ -19,9 +19,7 @@ SAVED = RunOptions(bundle=True)
 
 
 def trained(folder, name, **changes):
-    changes = {"epochs": 1, "stream": FEW, **changes}
-    recipe = small_recipe({name: STRATEGIES[name]}, **changes)
-    result = run_in_folder(recipe, name, 0, folder, SAVED)
+    result = run_in_folder(short_recipe(name, **changes), name, 0, folder, SAVED)
     (path,) = folder.glob("*/*/bundle")
     return result, path
 
@@ -34,7 +32,7 @@ def test_the_bundle_of_a_run_predicts_what_the_run_measured(name, tmp_path):
     assert bundle.has_probabilities == (name != "ranpac")
     assert bundle.class_names == [str(digit) for digit in range(10)]
     assert bundle.info.run["average_accuracy"] == result.average_accuracy
-    benchmark = build_benchmark(small_recipe({name: STRATEGIES[name]}, stream=FEW), seed=0)
+    benchmark = build_benchmark(short_recipe(name), seed=0)
     for domain, experience in enumerate(benchmark.test_stream):
         x, y = columns(experience)
         p = bundle.predict(x).probabilities

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_recipes import FEW, STRATEGIES, small_recipe
+from small_recipes import short_recipe
 
 from covon_avalanche.experiment import precision
 from covon_avalanche.experiment.run import run_strategy
@@ -21,10 +21,7 @@ def processor(monkeypatch):
 
 
 def run(name):
-    recipe = small_recipe(
-        {"finetune": STRATEGIES["finetune"]}, precision=name, stream=FEW, epochs=1
-    )
-    return run_strategy(recipe, "finetune", 0)
+    return run_strategy(short_recipe("finetune", precision=name), "finetune", 0)
 
 
 def test_auto_is_bfloat16_where_the_processor_has_it(processor):

@@ -183,13 +183,6 @@ def test_head_and_backbone_have_their_own_learning_rates():
             assert backbone["param_names"] == ["0.weight", "0.bias"]
     with pytest.raises(ValueError, match="cannot set lr together with backbone_lr_factor"):
         settings("covon", later_hess_init=None, backbone_lr_factor=0.1, schedule=[{"lr": 0.1}])
-    own = settings("duct")
-    duct = own.wrap_model(model, 2, 3, torch.zeros(1, 3))
-    assert isinstance(duct, merging.DUCT)
-    head, backbone = own.make_optimizer(duct).param_groups
-    assert len(head["params"]) == 3 + 1
-    assert len(backbone["params"]) == 2
-    assert (head["lr"], backbone["lr"]) == (0.1, pytest.approx(0.001))
 
 
 def test_the_preset_of_the_paper():
