@@ -22,12 +22,7 @@ from covon_avalanche import streams
 from covon_avalanche.backbones import create_backbone, normalisation
 from covon_avalanche.data_loading import DataParallel, TensorBatches
 from covon_avalanche.evaluation.memory import MemoryFootprint
-from covon_avalanche.experiment.data_settings import (
-    Backbone,
-    Model,
-    Perceptron,
-    PermutedStream,
-)
+from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron, PermutedStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.precision import used_precision
 from covon_avalanche.experiment.recipe import Recipe
