@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from covon_avalanche.experiment.checkpoint import (
-    Point,
-    remove_outdated,
-    save_checkpoint,
-    stored_points,
-)
+from covon_avalanche.experiment.checkpoint import Point, save_checkpoint, stored_points
 from covon_avalanche.experiment.state import StateError
 
 
@@ -16,7 +11,6 @@ def test_two_points_between_and_two_inside_domains_are_kept(tmp_path):
     points = [Point(0, 1), Point(1), Point(2), Point(2, 1), Point(3), Point(3, 1), Point(3, 1, 7)]
     for point in [*points, Point(3, 2)]:
         save_checkpoint(tmp_path, point, {"a": torch.ones(3)}, "run")
-    remove_outdated(tmp_path)
     assert stored_points(tmp_path) == [Point(3, 2), Point(3, 1, 7), Point(3), Point(2)]
     assert len(list(tmp_path.iterdir())) == 4
 
