@@ -32,10 +32,7 @@ from covon_avalanche.loops import Autocast
 
 
 def build_benchmark(
-    recipe: Recipe,
-    *,
-    seed: int,
-    dataset_root: str | os.PathLike[str] | None = None,
+    recipe: Recipe, *, seed: int, dataset_root: str | os.PathLike[str] | None = None
 ) -> CLScenario:
     """The recipe's stream with the permutations of a seed; images as its backbone expects them.
 

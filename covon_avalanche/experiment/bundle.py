@@ -94,12 +94,7 @@ class Bundle:
 
     @torch.no_grad()
     def predict(
-        self,
-        x: Tensor,
-        *,
-        samples: int = 0,
-        temperature: float | None = None,
-        seed: int = 0,
+        self, x: Tensor, *, samples: int = 0, temperature: float | None = None, seed: int = 0
     ) -> Prediction:
         """Predict a batch. Without :attr:`has_probabilities` only the order of the classes counts.
 

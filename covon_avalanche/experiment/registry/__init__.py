@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args
 
 from pydantic import Field
 
-from covon_avalanche.experiment.registry import (
-    baselines,
-    bayesian,
-    closed_form,
-    merging,
-    prompting,
-)
+from covon_avalanche.experiment.registry import baselines, bayesian, closed_form, merging, prompting
 from covon_avalanche.experiment.registry.base import StrategySettings, Table
 from covon_avalanche.experiment.registry.baselines import Finetune
 from covon_avalanche.experiment.registry.bayesian import CoVON, TaskSettings
