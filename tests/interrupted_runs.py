@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from unittest import mock
+from typing import Any
 
 import pytest
 
@@ -19,20 +19,32 @@ class Killed(BaseException):
     """In place of a signal."""
 
 
+def run_until_killed(checkpoints: int, *arguments: Any) -> bool:
+    """``run_in_folder``, killed after one more checkpoint than ``checkpoints``.
+
+    :return: whether it was killed; it may finish before.
+    """
+    store, left = Checkpointer._store, iter(range(checkpoints))
+
+    def counted(self: Checkpointer) -> bool:
+        stored = store(self)
+        if next(left, None) is None:
+            raise Killed
+        return stored
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpointer, "_store", counted)
+        try:
+            run_in_folder(*arguments)
+        except Killed:
+            return True
+    return False
+
+
 def run_with_stops(
     recipe: Recipe, name: str, folder: Path, stops: Sequence[int], options: RunOptions
 ) -> Result:
     """The result of a run that is stopped once for each entry, after so many more checkpoints."""
-    store = Checkpointer._store
-    for limit in stops:
-        left = iter(range(limit))
-
-        def counted(self, left=left):
-            stored = store(self)
-            if next(left, None) is None:
-                raise Killed
-            return stored
-
-        with mock.patch.object(Checkpointer, "_store", counted), pytest.raises(Killed):
-            run_in_folder(recipe, name, 0, folder, options)
+    for checkpoints in stops:
+        assert run_until_killed(checkpoints, recipe, name, 0, folder, options)
     return run_in_folder(recipe, name, 0, folder, options)

@@ -38,11 +38,7 @@ STRATEGIES = {
     "gem": dict(kind="gem", lr=0.1, patterns_per_exp=20, optimizer="sgd", momentum=0.9),
     "agem": dict(kind="agem", lr=0.1, patterns_per_exp=20, optimizer="sgd"),
     "cumulative": dict(kind="cumulative", lr=0.01),
-    "custom": dict(
-        kind="custom",
-        lr=0.01,
-        implementation="avalanche.training.supervised:Naive",
-    ),
+    "custom": dict(kind="custom", lr=0.01, implementation="avalanche.training.supervised:Naive"),
     "si": dict(kind="si", lr=0.01, si_lambda=10.0),
     "upgd": dict(kind="upgd", lr=0.1, sigma=0.01),
     "vcl": dict(kind="vcl", **BAYES),
@@ -91,6 +87,12 @@ def small_recipe(strategies: dict[str, dict[str, Any]], **changes: Any) -> Recip
         **changes,
     }
     return Recipe.model_validate(data)
+
+
+def short_recipe(name: str, **changes: Any) -> Recipe:
+    """One strategy, two epochs of four batches in each domain."""
+    changes = {"epochs": 2, "train_mb_size": 64, "stream": FEW} | changes
+    return small_recipe({name: STRATEGIES[name]}, **changes)
 
 
 def saved(recipe: Recipe, folder: Path) -> Path:

@@ -22,12 +22,7 @@ from covon_avalanche import streams
 from covon_avalanche.backbones import create_backbone, normalisation
 from covon_avalanche.data_loading import DataParallel, TensorBatches
 from covon_avalanche.evaluation.memory import MemoryFootprint
-from covon_avalanche.experiment.data_settings import (
-    Backbone,
-    Model,
-    Perceptron,
-    PermutedStream,
-)
+from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron, PermutedStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.precision import used_precision
 from covon_avalanche.experiment.recipe import Recipe
@@ -37,10 +32,7 @@ from covon_avalanche.loops import Autocast
 
 
 def build_benchmark(
-    recipe: Recipe,
-    *,
-    seed: int,
-    dataset_root: str | os.PathLike[str] | None = None,
+    recipe: Recipe, *, seed: int, dataset_root: str | os.PathLike[str] | None = None
 ) -> CLScenario:
     """The recipe's stream with the permutations of a seed; images as its backbone expects them.
 

@@ -94,12 +94,7 @@ class Bundle:
 
     @torch.no_grad()
     def predict(
-        self,
-        x: Tensor,
-        *,
-        samples: int = 0,
-        temperature: float | None = None,
-        seed: int = 0,
+        self, x: Tensor, *, samples: int = 0, temperature: float | None = None, seed: int = 0
     ) -> Prediction:
         """Predict a batch. Without :attr:`has_probabilities` only the order of the classes counts.
 
@@ -199,7 +194,14 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
     :raises ValueError: naming the file that is missing or does not fit.
     """
     folder = Path(folder)
-    info = _read_info(folder)
+    try:
+        info = BundleInfo.model_validate_json((folder / _INFO).read_bytes())
+    except OSError as error:
+        raise ValueError(
+            f"{folder} is not a bundle: {_INFO} cannot be read: {error.strerror}"
+        ) from error
+    except ValidationError as error:
+        raise ValueError(f"{folder / _INFO} is not a bundle's: {first_error(error)}") from error
     if model is None:
         model = _build(folder, info)
     try:
@@ -216,20 +218,6 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
 
 def _unknown_names(posterior: DiagGaussian, model: nn.Module) -> list[str]:
     return sorted(set(posterior.mean) - dict(model.named_parameters()).keys())
-
-
-def _read_info(folder: Path) -> BundleInfo:
-    file = folder / _INFO
-    try:
-        return BundleInfo.model_validate_json(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(
-            f"{folder} is not a bundle: {_INFO} cannot be read: {error.strerror}"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not a bundle's: it is not text") from error
-    except ValidationError as error:
-        raise ValueError(f"{file} is not a bundle's: {first_error(error)}") from error
 
 
 def _build(folder: Path, info: BundleInfo) -> nn.Module:

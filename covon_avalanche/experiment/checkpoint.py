@@ -37,7 +37,8 @@ class Point(NamedTuple):
 
 
 def save_checkpoint(folder: Path, point: Point, state: Any, run: str) -> None:
-    """Write a file.
+    """Write a file. Of all, keep the latest two points between experiences, and the latest two
+    inside the last one.
 
     :param state: of :func:`~covon_avalanche.experiment.state.capture`.
     :param run: identity of the run; the checkpoint is of no use to another one.
@@ -51,6 +52,12 @@ def save_checkpoint(folder: Path, point: Point, state: Any, run: str) -> None:
     except Exception as error:  # such as two dtypes in one memory
         raise StateError(f"the state cannot be stored: {error}") from error
     write_atomically(point.file(folder), content.getvalue())
+    points = stored_points(folder)
+    between = [p for p in points if p.is_between][:2]
+    last = between[0].experience if between else 0
+    inside = [p for p in points if p > Point(last)][:2]
+    for outdated in set(points) - {*between, *inside}:
+        outdated.file(folder).unlink(missing_ok=True)
 
 
 def load_checkpoint(folder: Path, point: Point, run: str) -> Any:
@@ -84,16 +91,6 @@ def stored_points(folder: Path) -> list[Point]:
     pattern = re.compile(r"(\d{4,})-(\d{5,})-(\d{7,})\.pt")
     found = [pattern.fullmatch(path.name) for path in folder.glob("*.pt")]
     return sorted((Point(*map(int, m.groups())) for m in found if m), reverse=True)
-
-
-def remove_outdated(folder: Path) -> None:
-    """Keep the latest two points between experiences, and the latest two inside the last one."""
-    points = stored_points(folder)
-    between = [p for p in points if p.is_between][:2]
-    last = between[0].experience if between else 0
-    inside = [p for p in points if p > Point(last)][:2]
-    for point in set(points) - {*between, *inside}:
-        point.file(folder).unlink(missing_ok=True)
 
 
 def _versions() -> dict[str, str]:

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    Discriminator,
-    Field,
-    PlainValidator,
-    Tag,
-    model_validator,
-)
+from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 
 from covon_avalanche import domain_orders
 from covon_avalanche.experiment.registry.base import Count, Seed, Table

@@ -46,27 +46,23 @@ def training_loggers(
     if options.tensorboard:
         loggers.append(TensorboardLogger(folder / "tensorboard"))
     if options.wandb is not None:
-        loggers.append(_wandb_logger(options.wandb, folder, title, settings))
+        loggers.append(_Wandb(options.wandb, folder, title, settings))
     if options.mlflow is not None:
         loggers.append(_MLflow(options.mlflow, folder, title, settings))
     metrics = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
+    failed = True
     try:
         yield loggers, metrics if loggers else []
-    except BaseException:
-        _finish(options, exit_code=1)
-        raise
-    _finish(options)
+        failed = False
+    finally:
+        if options.wandb is not None:
+            import wandb
 
+            wandb.finish(exit_code=int(failed))
+        if options.mlflow is not None:
+            import mlflow
 
-def _finish(options: RunOptions, exit_code: int = 0) -> None:
-    if options.wandb is not None:
-        import wandb
-
-        wandb.finish(exit_code=exit_code)
-    if options.mlflow is not None:
-        import mlflow
-
-        mlflow.end_run("FAILED" if exit_code else "FINISHED")
+            mlflow.end_run("FAILED" if failed else "FINISHED")
 
 
 class _MLflow(BaseLogger):
@@ -97,22 +93,21 @@ class _MLflow(BaseLogger):
             mlflow.log_metric(name, value, step=x_plot)
 
 
-def _wandb_logger(project: str, folder: Path, title: str, settings: dict[str, Any]) -> BaseLogger:
-    id_file = folder / "wandb-id.txt"
-    if not id_file.exists():
-        write_atomically(id_file, f"{secrets.token_hex(8)}\n")
-    run_id = id_file.read_text(encoding="utf-8").strip()
-    params = {"dir": str(folder), "id": run_id, "resume": "allow"}
-    import wandb
-
-    try:
-        return _Wandb(project_name=project, run_name=title, config=settings, params=params)
-    except wandb.Error as error:
-        raise ValueError(f"W&B cannot log: {error}") from error
-
-
 class _Wandb(WandBLogger):
     """Avalanche's logger without its charts, which newer W&B no longer has."""
+
+    def __init__(self, project: str, folder: Path, title: str, settings: dict[str, Any]) -> None:
+        id_file = folder / "wandb-id.txt"
+        if not id_file.exists():
+            write_atomically(id_file, f"{secrets.token_hex(8)}\n")
+        run_id = id_file.read_text(encoding="utf-8").strip()
+        params = {"dir": str(folder), "id": run_id, "resume": "allow"}
+        import wandb
+
+        try:
+            super().__init__(project_name=project, run_name=title, config=settings, params=params)
+        except wandb.Error as error:
+            raise ValueError(f"W&B cannot log: {error}") from error
 
     def after_training_exp(self, strategy: Any, metric_values: Any, **kwargs: Any) -> None:
         self.exp_count = strategy.clock.train_exp_counter  # also of a resumed run

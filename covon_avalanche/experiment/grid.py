@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -57,7 +56,7 @@ def run_grid(
     processes: int = 1,
     on_end: Callable[[Outcome], None] = lambda outcome: None,
     poll: Callable[[list[RunSpec]], None] = lambda running: None,
-) -> list[Result]:
+) -> None:
     """Run all specs; every finished run has written its result file.
 
     Finished runs are not repeated, interrupted ones are resumed. A run that fails, or whose
@@ -67,42 +66,33 @@ def run_grid(
     :param processes: number of parallel runs.
     :param on_end: called in this process when a run has ended.
     :param poll: called in this process several times a second with the runs in progress.
-    :return: the results of the runs that did not fail, in the order of the specs.
     """
-    results: dict[RunSpec, Result] = {}
-
-    def end(outcome: Outcome) -> None:
-        if outcome.result is not None:
-            results[outcome.spec] = outcome.result
-        on_end(outcome)
-
     unfinished: list[RunSpec] = []
     for spec in specs:
         if (result := RunFolder(runs, recipe, *spec).result()) is None:
             unfinished.append(spec)
         else:
-            end(Outcome(spec, result, cached=True))
+            on_end(Outcome(spec, result, cached=True))
     workers = max(1, min(processes, len(unfinished)))
     pending: dict[Future[Outcome], RunSpec] = {}
     try:
-        with _interrupted() as interrupted, worker_pool(workers) as pool:
+        with _interrupts() as interrupts, worker_pool(workers) as pool:
             for spec in unfinished:
                 pending[pool.submit(_run, recipe, spec, runs, options)] = spec
             while pending:
-                if interrupted():
+                if interrupts:
                     raise KeyboardInterrupt
                 done = wait(pending, _POLL_SECONDS, FIRST_COMPLETED).done
                 poll([spec for future, spec in pending.items() if future.running()])
                 for future in done:
                     spec = pending.pop(future)
                     killed = isinstance(future.exception(), BrokenProcessPool)
-                    end(_killed(recipe, spec, runs) if killed else future.result())
+                    on_end(_killed(recipe, spec, runs) if killed else future.result())
     except KeyboardInterrupt:
         for future, spec in pending.items():
             if not future.cancelled():  # it had been started
                 RunFolder(runs, recipe, *spec).remove_partial_files()
         raise
-    return [results[spec] for spec in specs if spec in results]
 
 
 def _killed(recipe: Recipe, spec: RunSpec, runs: Path) -> Outcome:
@@ -116,16 +106,13 @@ def _killed(recipe: Recipe, spec: RunSpec, runs: Path) -> Outcome:
 
 
 @contextmanager
-def _interrupted() -> Iterator[Callable[[], bool]]:
-    """A function that says whether Ctrl-C was pressed, for a loop that stops where it is safe:
-    Python would lose a KeyboardInterrupt that it raises in a callback or destructor."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # only the main thread may handle signals
-        return
+def _interrupts() -> Iterator[list[int]]:
+    """Grows with each Ctrl-C, for a loop that stops where it is safe: Python would lose a
+    KeyboardInterrupt that it raises in a callback or destructor."""
     signals: list[int] = []  # a second one within Event.set() would wait for its lock for ever
     before = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     try:
-        yield lambda: bool(signals)
+        yield signals
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +28,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-
+_SHIPPED = Path(__file__).parent / "recipes"
 StrategyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+*-]{0,99}$")]
 """Also the name of a folder."""
 
@@ -117,7 +116,7 @@ class RecipeError(ValueError):
 
 def shipped_recipes() -> list[str]:
     """Names of the recipes that come with the package."""
-    return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.suffix == ".toml")
+    return sorted(path.stem for path in _SHIPPED.glob("*.toml"))
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -164,7 +163,7 @@ def recipe_file(name_or_path: str) -> Path:
             f"there is no recipe {name_or_path!r}; known are {', '.join(shipped_recipes())}, "
             "or give the path of a .toml file"
         )
-    return _folder() / f"{name_or_path}.toml"
+    return _SHIPPED / f"{name_or_path}.toml"
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -235,10 +234,6 @@ def _sentence(error: ValidationError) -> str:
         return f"{key}: is missing"
     what = key if isinstance(first["input"], dict) else f"{key} = {first['input']!r:.200}"
     return f"{what}: {first['msg'].removeprefix('Value error, ')}"
-
-
-def _folder() -> Path:
-    return Path(str(resources.files("covon_avalanche.experiment") / "recipes"))
 
 
 def choose(

@@ -6,14 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
@@ -151,15 +144,12 @@ class Result(BaseModel):
         :raises ResultError: naming the file and what is wrong with it.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            return cls.parse(path.read_bytes(), str(path))
         except OSError as error:
             raise ResultError(f"{path} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ResultError(f"{path} is not a result: it is not text") from error
-        return cls.parse(text, str(path))
 
     @classmethod
-    def parse(cls, text: str, name: str) -> Result:
+    def parse(cls, text: str | bytes, name: str) -> Result:
         """A result from JSON.
 
         :param name: its source, for the error.

@@ -18,7 +18,6 @@ from avalanche.training.templates.update_type import SGDUpdate
 from covon_avalanche.experiment.checkpoint import (
     Point,
     load_checkpoint,
-    remove_outdated,
     save_checkpoint,
     stored_points,
 )
@@ -197,7 +196,6 @@ class Checkpointer:
             where = "between" if self._point.is_between else "inside"
             _log.warning("no checkpoints %s experiences: %s", where, error)
             return False
-        remove_outdated(self.folder)
         self._stored_at = time.monotonic()
         self._cost = self._stored_at - start
         self.on_store(self._cost)

@@ -22,19 +22,13 @@ from avalanche.logging import BaseLogger
 from covon_avalanche.evaluation.calibration import TEMPERATURES, mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import MemoryFootprint
+from covon_avalanche.experiment import machine
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.bundle import BundleInfo, write_bundle
 from covon_avalanche.experiment.data_parallel import run_in_processes
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
-from covon_avalanche.experiment.machine import (
-    free_memory,
-    machine,
-    peak_memory,
-    reset_peak_memory,
-    versions,
-)
 from covon_avalanche.experiment.precision import SLOW, is_slow, used_precision
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, ReliabilityBin, Result
@@ -68,7 +62,7 @@ def run_in_folder(
         DistributedHelper.broadcast_object(stored is None)
         if stored is not None:
             return stored
-        about = {"versions": versions(), "machine": machine(recipe.device)}
+        about = {"versions": machine.versions(), "machine": machine.machine(recipe.device)}
         starts = folder.write_start({"seed": seed, **about})
         title = f"{recipe.name}, {strategy}, seed {seed}"
         with training_loggers(folder.path, options, title, folder.settings) as loggers:
@@ -159,7 +153,7 @@ class _Run:
         if is_slow(self.recipe.precision, self.recipe.device):
             warnings.warn(SLOW, stacklevel=3)
         while True:
-            free_memory()
+            machine.free_memory()
             self._build()
             try:
                 self._train()
@@ -196,7 +190,7 @@ class _Run:
 
     def _train(self) -> None:
         """Train on the remaining experiences, and evaluate after each."""
-        reset_peak_memory(self.recipe.device)
+        machine.reset_peak_memory(self.recipe.device)
         checkpointer = None if self.folder is None else self._checkpointer(self.folder)
         first = 0 if checkpointer is None else checkpointer.resume()
         stream, workers = self.benchmark.train_stream, {"num_workers": self.recipe.workers}
@@ -292,10 +286,10 @@ class _Run:
             flops_per_image=self.log.flops_per_image,
             parameters=sum(p.numel() for p in self.model.parameters()),
             memory_ratio=memory.ratio,
-            peak_memory=peak_memory(device),
+            peak_memory=machine.peak_memory(device),
             diagnostics=self.diagnostics,
-            versions=versions(),
-            machine={**machine(device), "precision": used_precision(precision, device)}
+            versions=machine.versions(),
+            machine={**machine.machine(device), "precision": used_precision(precision, device)}
             | ({"processes": DistributedHelper.world_size} if self.options.processes > 1 else {}),
         )
 

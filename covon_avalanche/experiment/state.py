@@ -70,7 +70,7 @@ class StateError(ValueError):
 class Node:
     """A value that is more than a number, a text or a tensor."""
 
-    kind: str
+    kind: str = ""
     name: Any = ""
     """Of a class, a function or an object of the benchmark."""
     content: Any = None
@@ -152,95 +152,81 @@ class _Capture:
             return value
         if id(value) not in self._known:
             try:
-                node = self._node(value, path)
-                self._known[id(value)] = value, node
-                if isinstance(node, Node):
-                    self._add_parts(node, value, path)
+                is_tensor = isinstance(value, Tensor) and id(value) not in self.names
+                stored = _without_attributes(value) if is_tensor else Node()
+                self._known[id(value)] = value, stored  # before its parts, which may contain it
+                if isinstance(stored, Node):
+                    stored.kind, stored.name, stored.content = self._describe(value, path)
             except StateError:
                 raise
             except Exception as error:  # a plugin may have anything, torch may refuse anything
                 raise StateError(f"{path} cannot be stored: {error}") from error
         return self._known[id(value)][1]
 
-    def _node(self, value: Any, path: str) -> Node | Tensor:
-        """What a value is."""
-        kind = type(value).__name__
+    def _describe(self, value: Any, path: str) -> tuple[str, Any, Any]:
+        """Kind, name and content of a node."""
+        cls, kind = _importable(type(value)), type(value).__name__
         match value:
             case _ if id(value) in self.names:
-                return Node("data", self.names[id(value)])
-            case nn.Parameter():  # without hooks and other attributes, as below
-                return nn.Parameter(value.detach(), value.requires_grad)
-            case Tensor():
-                plain = value.detach().as_subclass(Tensor)
-                return plain.requires_grad_(value.requires_grad)
+                return "data", self.names[id(value)], None
             case nn.Module():
-                return Node("module", _importable(type(value)))
-            case Optimizer():
-                return Node("optimizer", _importable(type(value)))
-            case np.ndarray():
-                return Node("array", content=torch.from_numpy(value))
-            case np.generic():
-                return Node("number", content=torch.from_numpy(np.array(value)))
-            case _ if isinstance(value, _GENERATORS):
-                return Node("generator")
-            case Enum():
-                return Node("enum", _importable(type(value)), value.name)
-            case range():
-                return Node("range", content=(value.start, value.stop, value.step))
-            case functools.partial():
-                return Node("partial")
-            case tuple():  # maybe a named one
-                return Node("tuple", "" if type(value) is tuple else _importable(type(value)))
-            case _ if type(value) in (set, frozenset) or type(value) is _CONTAINERS.get(kind):
-                return Node(kind)
-            case _ if isinstance(value, _FUNCTIONS):
-                return Node("function", _importable(value))
-            case _ if isinstance(value, _NOT_STORED_TYPES) or type(value) is object:
-                return Node("unchanged")
-            case _ if not _is_plain_object(value):
-                raise StateError(f"{path} is a {kind}, whose values are not all in its __dict__")
-        return Node("object", _importable(type(value)))
-
-    def _add_parts(self, node: Node, value: Any, path: str) -> None:
-        """Store the parts of a value, which may contain it."""
-        match node.kind:
-            case "dict" | "OrderedDict" | "defaultdict":
-                node.content = {}
-                if isinstance(value, defaultdict):
-                    node.name = self.encode(value.default_factory, f"{path}.default_factory")
-                for k, v in value.items():
-                    key = self.encode(k, f"{path} key")
-                    node.content[key] = self.encode(v, f"{path}[{k!r}]")
-            case "generator":
-                node.content = self.encode(_generator_state(value), f"{path}.state")
-            case "list" | "deque" | "tuple" | "set" | "frozenset":
-                node.content = [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
-                if isinstance(value, deque):
-                    node.name = value.maxlen
-            case "partial":
-                parts = value.func, list(value.args), dict(value.keywords)
-                node.content = [self.encode(part, path) for part in parts]
-            case "module":
-                tensors = {name: self.encode(t, path) for name, t in _tensors(value).items()}
-                node.content = {
-                    "tensors": tensors,
-                    "gradients": {
-                        name: self.encode(p.grad, path) for name, p in value.named_parameters()
-                    },
+                gradients = {name: p.grad for name, p in value.named_parameters()}
+                content = {
+                    "tensors": self._named(_tensors(value), path),
+                    "gradients": self._named(gradients, path),
                     "training": [part.training for part in value.modules()],
                 }
-            case "optimizer":
-                groups = [
-                    [self.encode(p, path) for p in group["params"]] for group in value.param_groups
-                ]
-                node.content = [groups, self.encode(value.state_dict(), path)]
-            case "object":
-                skipped = _skipped(value)
-                node.content = {
-                    name: self.encode(child, f"{path}.{name}")
-                    for name, child in vars(value).items()
-                    if name not in skipped
-                }
+                return "module", cls, content
+            case Optimizer():
+                groups = [self._items(group["params"], path) for group in value.param_groups]
+                return "optimizer", cls, [groups, self.encode(value.state_dict(), path)]
+            case np.ndarray():
+                return "array", "", torch.from_numpy(value)
+            case np.generic():
+                return "number", "", torch.from_numpy(np.array(value))
+            case _ if isinstance(value, _GENERATORS):
+                return "generator", "", self.encode(_generator_state(value), f"{path}.state")
+            case Enum():
+                return "enum", cls, value.name
+            case range():
+                return "range", "", (value.start, value.stop, value.step)
+            case functools.partial():
+                parts = value.func, list(value.args), dict(value.keywords)
+                return "partial", "", self._items(parts, path)
+            case tuple():  # maybe a named one
+                return "tuple", "" if type(value) is tuple else cls, self._items(value, path)
+            case deque() if type(value) is deque:
+                return kind, value.maxlen, self._items(value, path)
+            case list() | set() | frozenset() if type(value) in (list, set, frozenset):
+                return kind, "", self._items(value, path)
+            case dict() if type(value) is _CONTAINERS.get(kind):
+                factory = getattr(value, "default_factory", "")
+                name = self.encode(factory, f"{path}.default_factory")
+                keys = [self.encode(key, f"{path} key") for key in value]
+                values = [self.encode(v, f"{path}[{k!r}]") for k, v in value.items()]
+                return kind, name, dict(zip(keys, values, strict=True))
+            case _ if isinstance(value, _FUNCTIONS):
+                return "function", _importable(value), None
+            case _ if isinstance(value, _NOT_STORED_TYPES) or type(value) is object:
+                return "unchanged", "", None
+            case _ if not _is_plain_object(value):
+                raise StateError(f"{path} is a {kind}, whose values are not all in its __dict__")
+        skipped = _skipped(value)
+        kept = {name: child for name, child in vars(value).items() if name not in skipped}
+        return "object", cls, self._named(kept, path)
+
+    def _items(self, values: Iterable[Any], path: str) -> list[Any]:
+        return [self.encode(value, f"{path}[{i}]") for i, value in enumerate(values)]
+
+    def _named(self, values: Mapping[str, Any], path: str) -> dict[str, Any]:
+        return {name: self.encode(value, f"{path}.{name}") for name, value in values.items()}
+
+
+def _without_attributes(tensor: Tensor) -> Tensor:
+    """Nor hooks."""
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(tensor.detach(), tensor.requires_grad)
+    return tensor.detach().as_subclass(Tensor).requires_grad_(tensor.requires_grad)
 
 
 def _generator_state(generator: Any) -> Any:

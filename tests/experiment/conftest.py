@@ -3,7 +3,7 @@
 import gc
 
 import pytest
-from small_recipes import FEW, STRATEGIES, small_recipe
+from small_recipes import short_recipe
 
 from covon_avalanche.experiment.recipe import Recipe
 
@@ -20,5 +20,4 @@ def little_garbage():
 @pytest.fixture
 def recipe() -> Recipe:
     """Fine-tuning, one epoch of four batches."""
-    strategies = {"finetune": STRATEGIES["finetune"]}
-    return small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW)
+    return short_recipe("finetune", epochs=1)

@@ -6,13 +6,12 @@ import pytest
 import torch
 from miniature import pacs
 from safetensors.torch import load_file
-from small_recipes import FEW, STRATEGIES, small_recipe
+from small_recipes import FEW, short_recipe, small_recipe
 from toys import columns
 
 from covon_avalanche import DiagGaussian, load_bundle, save_bundle
 from covon_avalanche.backbones import create_backbone
 from covon_avalanche.experiment.build import build_benchmark
-from covon_avalanche.experiment.recipe import load_recipe, validate
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_options import RunOptions
 
@@ -20,8 +19,7 @@ SAVED = RunOptions(bundle=True)
 
 
 def trained(folder, name, **changes):
-    recipe = small_recipe({name: STRATEGIES[name]}, epochs=1, stream=FEW, **changes)
-    result = run_in_folder(recipe, name, 0, folder, SAVED)
+    result = run_in_folder(short_recipe(name, **changes), name, 0, folder, SAVED)
     (path,) = folder.glob("*/*/bundle")
     return result, path
 
@@ -34,7 +32,7 @@ def test_the_bundle_of_a_run_predicts_what_the_run_measured(name, tmp_path):
     assert bundle.has_probabilities == (name != "ranpac")
     assert bundle.class_names == [str(digit) for digit in range(10)]
     assert bundle.info.run["average_accuracy"] == result.average_accuracy
-    benchmark = build_benchmark(small_recipe({name: STRATEGIES[name]}, stream=FEW), seed=0)
+    benchmark = build_benchmark(short_recipe(name), seed=0)
     for domain, experience in enumerate(benchmark.test_stream):
         x, y = columns(experience)
         p = bundle.predict(x).probabilities
@@ -90,16 +88,13 @@ def test_a_network_by_name_needs_no_code_of_the_user(tmp_path):
 def test_prompt_models_are_rebuilt_with_their_prompts(tmp_path):
     pytest.importorskip("timm", reason="needs the extra vision")
     pacs(tmp_path / "PACS")
-    shipped = load_recipe("pacs-vit")
-    small = {"domains": ["photo", "sketch"], "image_size": 32, "limit": 1, "validation_size": 0.0}
-    changes = {
-        "stream": shipped.stream.model_dump() | small,
-        "model": {"backbone": "timm/test_vit", "weights": ""},
-        "strategies": {"soyo": shipped.strategies["soyo"].model_dump()},
-        "epochs": 1,
-        "train_mb_size": 2,
-    }
-    recipe = validate(shipped.model_dump() | changes, "here")
+    recipe = small_recipe(
+        {"soyo": {"kind": "soyo", "lr": 0.01}},
+        stream={"name": "PACS", "domains": ["photo", "sketch"], "image_size": 32, "limit": 1},
+        model={"backbone": "timm/test_vit", "weights": ""},
+        train_mb_size=2,
+        epochs=1,
+    )
     run_in_folder(recipe, "soyo", 0, tmp_path / "runs", RunOptions(tmp_path, bundle=True))
     (path,) = (tmp_path / "runs").glob("*/*/bundle")
     bundle = load_bundle(path)
@@ -109,21 +104,26 @@ def test_prompt_models_are_rebuilt_with_their_prompts(tmp_path):
     assert bundle.class_names[:2] == ["dog", "elephant"]
 
 
-def test_the_temperature_of_a_run_is_the_best_on_validation_images(tmp_path):
-    settings = dict(posterior_samples=2, posterior_temperature="validation")
-    result, path = trained(tmp_path / "a", "covon", **settings)
-    temperature = result.sampled["temperature"]
+def test_posterior_samples_are_another_evaluation_at_a_temperature(tmp_path):
+    """The best one on validation images, a fixed one, or 1."""
+
+    def run(name="covon", **settings):
+        return trained(tmp_path / f"{name} {settings}", name, posterior_samples=2, **settings)
+
+    (plain, _), (fixed, _) = run(), run(posterior_temperature=4.0)
+    best, path = run(posterior_temperature="validation")
+    temperature = best.sampled["temperature"]
     assert load_bundle(path).info.eval_temperature == temperature
     assert temperature in {10 ** (half / 2) for half in range(-2, 9)}
-    fixed, _ = trained(tmp_path / "b", "covon", posterior_samples=2, posterior_temperature=4.0)
     assert fixed.sampled["temperature"] == 4.0
-    plain, _ = trained(tmp_path / "c", "covon", posterior_samples=2)
-    assert plain.sampled["nll"] != fixed.sampled["nll"]
-    assert plain.outcome()["accuracy"] == result.outcome()["accuracy"]
-    everything = {"name": "PermutedDigits", "n_experiences": 2}
-    recipe = small_recipe({"covon": STRATEGIES["covon"]}, **settings | {"stream": everything})
+    assert plain.sampled.keys() == {"average_accuracy", "nll", "brier", "ece"}
+    assert len({plain.sampled["nll"], fixed.sampled["nll"], plain.calibration["nll"]}) == 3
+    unsampled = trained(tmp_path / "unsampled", "covon")[0].outcome()
+    for key in ("accuracy", "calibration", "epochs", "diagnostics"):
+        assert plain.outcome()[key] == best.outcome()[key] == unsampled[key]
+    assert unsampled["sampled"] == run("ewc-star")[0].sampled == {}
     with pytest.raises(ValueError, match='"validation" needs validation images'):
-        run_in_folder(recipe, "covon", 0, tmp_path / "d")
+        run(posterior_temperature="validation", stream={**FEW, "validation_size": 0})
 
 
 def test_a_posterior_of_unnamed_parameters_is_refused_before_it_is_too_late(tmp_path):

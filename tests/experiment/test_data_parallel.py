@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from avalanche.benchmarks.utils import as_classification_dataset
 from data_parallel_processes import CLIP, KINDS, VIT, recipe, recipes, remove_randomness, work
-from killed_runs import run_until_killed
+from interrupted_runs import run_until_killed
 from miniature import pacs
 from small_recipes import OFTEN, STRATEGIES, small_recipe
 from torch.utils.data import TensorDataset
@@ -125,13 +125,15 @@ def test_the_shares_of_all_processes_make_up_the_batches_of_one(transform, shuff
         assert found[1][1] == [sign * 7.0, sign * 10.0, sign * 13.0]  # by position in the epoch
 
 
-@pytest.mark.parametrize("name", ["replay", "der", "rwalk", "gem", "agem", "er-ace", "custom"])
-def test_untested_strategies_are_refused(name):
-    mixed = small_recipe({name: STRATEGIES[name], "covon": STRATEGIES["covon"]})
-    check_data_parallel(mixed, ["covon"], 2)
-    sentence = rf'strategy {name} \(kind = "{name}"\) is not tested with several processes'
-    with pytest.raises(ValueError, match=sentence):
-        check_data_parallel(mixed, ["covon", name], 2)
+def test_untested_strategies_and_batches_with_too_few_images_are_refused():
+    mixed = small_recipe(STRATEGIES, train_mb_size=3)
+    check_data_parallel(mixed, ["covon"], 3)
+    with pytest.raises(ValueError, match=r"train_mb_size = 3 cannot be shared by 4 processes"):
+        check_data_parallel(mixed, ["covon"], 4)
+    for name in ("replay", "der", "rwalk", "gem", "agem", "er-ace", "custom"):
+        sentence = rf'strategy {name} \(kind = "{name}"\) is not tested with several processes'
+        with pytest.raises(ValueError, match=sentence):
+            check_data_parallel(mixed, ["covon", name], 2)
 
 
 def test_batch_norm_is_refused(monkeypatch):
@@ -140,13 +142,6 @@ def test_batch_norm_is_refused(monkeypatch):
     monkeypatch.setattr(build, "DistributedHelper", SimpleNamespace(is_distributed=True))
     with pytest.raises(ValueError, match="batch norm would compute the statistics of each process"):
         build.build_strategy(own.strategies["finetune"], own, model, None, None)
-
-
-def test_each_process_needs_an_image():
-    small = small_recipe({"covon": STRATEGIES["covon"]}, train_mb_size=3)
-    check_data_parallel(small, ["covon"], 3)
-    with pytest.raises(ValueError, match=r"train_mb_size = 3 cannot be shared by 4 processes"):
-        check_data_parallel(small, ["covon"], 4)
 
 
 def test_dropout_differs_between_processes_and_steps_and_repeats_after_a_resume(monkeypatch):

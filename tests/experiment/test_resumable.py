@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 from avalanche.training.supervised import Naive
-from killed_runs import run_until_killed
+from interrupted_runs import run_until_killed
 from miniature import pacs
 from small_recipes import CLOSED_FORM, FEW, OFTEN, STRATEGIES, small_recipe
 from torch import Tensor, nn
@@ -54,10 +54,7 @@ class OwnEpoch(Naive):
 VARIANTS = {
     "sgd": dict(kind="finetune", lr=0.1, optimizer="sgd", momentum=0.9),
     "own-optimizer": dict(
-        kind="custom",
-        lr=1.0,
-        implementation=f"{__name__}:OwnOptimizer",
-        arguments={"lr": 0.05},
+        kind="custom", lr=1.0, implementation=f"{__name__}:OwnOptimizer", arguments={"lr": 0.05}
     ),
     "own-epoch": dict(kind="custom", lr=0.01, implementation=f"{__name__}:OwnEpoch"),
     "regmean": {**COVON, "merge": "regmean", "input_anchor": 0.1},

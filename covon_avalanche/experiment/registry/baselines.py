@@ -21,12 +21,7 @@ from pydantic import (
     field_validator,
 )
 
-from covon_avalanche.experiment.registry.base import (
-    Mergeable,
-    Method,
-    Tunable,
-    WithOptimizer,
-)
+from covon_avalanche.experiment.registry.base import Mergeable, Method, Tunable, WithOptimizer
 
 if TYPE_CHECKING:
     from torch import nn

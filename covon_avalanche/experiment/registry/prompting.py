@@ -47,22 +47,6 @@ class SPrompts(Prompting):
     """K-means centres per domain."""
 
 
-class PINA(Prompting):
-    """PINA with K-means centres."""
-
-    kind: Literal["pina"]
-    prompts: PositiveInt = 10
-    """Tokens per domain."""
-    adapter: Literal["shallow", "deep"] = "deep"
-    """On the final feature, or behind each block."""
-    bottleneck: PositiveInt = 16
-    """Of adapters."""
-    adapter_init: Literal["xavier", "zeros"] = "xavier"
-    """``"xavier"`` as published; ``"zeros"`` starts at the pretrained network."""
-    centres: PositiveInt = 5
-    """K-means centres per domain."""
-
-
 class SOYO(Prompting):
     """SOYO."""
 
@@ -75,16 +59,22 @@ class SOYO(Prompting):
     """``"xavier"`` as published; ``"zeros"`` starts at the pretrained network."""
 
 
-class SLiPrompts(Prompting):
-    """S-liPrompts, on a CLIP."""
+class PINA(SOYO):
+    """PINA with K-means centres."""
 
-    kind: Literal["s-liprompts"]
-    prompts: PositiveInt = 10
-    """Tokens per domain in the image tower."""
-    context: PositiveInt = 16
-    """Tokens per domain before class names."""
+    kind: Literal["pina"]  # type: ignore[assignment]
+    adapter: Literal["shallow", "deep"] = "deep"
+    """On the final feature, or behind each block."""
     centres: PositiveInt = 5
     """K-means centres per domain."""
+
+
+class SLiPrompts(SPrompts):
+    """S-liPrompts, on a CLIP."""
+
+    kind: Literal["s-liprompts"]  # type: ignore[assignment]
+    context: PositiveInt = 16
+    """Tokens per domain before class names."""
 
     needs_text = True
 
