@@ -47,7 +47,10 @@ def test_two_processes_have_the_result_of_one(name, folder, monkeypatch):
     assert found.counts == alone.counts
     for row, expected in zip(found.accuracy, alone.accuracy, strict=True):
         assert row == pytest.approx(expected, abs=1.1 / min(alone.counts))  # of one image
-    assert found.calibration == pytest.approx(alone.calibration, rel=1e-3)
+    for metric, value in (alone.calibration or {}).items():
+        # ECE jumps where the confidence of an image crosses the edge of a bin.
+        one_image = 2 / min(alone.counts) if metric == "ece" else 0.0
+        assert found.calibration[metric] == pytest.approx(value, rel=1e-3, abs=one_image)
     assert found.sampled == pytest.approx(alone.sampled, rel=1e-2)
     assert len(found.epochs) == len(alone.epochs)
     assert (len(found.epochs) == 0) == (name in ("ncm", "ridge", "ranpac", "layup"))
@@ -55,8 +58,8 @@ def test_two_processes_have_the_result_of_one(name, folder, monkeypatch):
         assert epoch.loss == pytest.approx(expected.loss, rel=1e-4)
         assert epoch.accuracy == pytest.approx(expected.accuracy, abs=1.1 / epoch.images)
         assert epoch.images == expected.images
-    # Each process computes all divergences and anchors, and the text features of all classes
-    if name not in ("td-vcl", "regmean", *CLIP):
+    # Each process computes all divergences, anchors and memories, and text features of all classes.
+    if name not in ("td-vcl", "regmean", "gem", *CLIP):
         assert found.flops_per_image == pytest.approx(alone.flops_per_image)
     assert found.memory_ratio == alone.memory_ratio
     assert found.resumed == (name == "resumed")
@@ -125,7 +128,7 @@ def test_the_shares_of_all_processes_make_up_the_batches_of_one(transform, shuff
         assert found[1][1] == [sign * 7.0, sign * 10.0, sign * 13.0]  # by position in the epoch
 
 
-@pytest.mark.parametrize("name", ["replay", "der", "rwalk", "gem", "agem", "er-ace", "custom"])
+@pytest.mark.parametrize("name", ["agem", "er-ace", "custom"])
 def test_untested_strategies_are_refused(name):
     mixed = small_recipe({name: STRATEGIES[name], "covon": STRATEGIES["covon"]})
     check_data_parallel(mixed, ["covon"], 2)
