@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from avalanche.distributed import DistributedHelper
 from avalanche.training import Naive
-from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins import EvaluationPlugin, GEMPlugin, ReplayPlugin
 from torch.optim import SGD, AdamW
 from toy_optimizers import make_covon, make_vcl
 from toy_vits import toy_image_benchmark, toy_vit
@@ -30,6 +30,7 @@ from covon_avalanche.plugins import (
     ICaRLPlugin,
     InputAnchorPlugin,
     PromptPlugin,
+    RWalkPlugin,
 )
 from covon_avalanche.prompting import L2P, CODAPrompt, SPrompts
 
@@ -89,6 +90,9 @@ MIXED = {
     "input anchor": (toy_model, lambda: InputAnchorPlugin(1.0)),
     "duct": (lambda: DUCT(toy_model(), 4, 3), DUCTPlugin),
     "icarl": (toy_model, lambda: ICaRLPlugin(8)),
+    "replay": (toy_model, lambda: ReplayPlugin(20)),
+    "gem": (toy_model, lambda: GEMPlugin(15, 0.5)),
+    "rwalk": (toy_model, lambda: RWalkPlugin(delta_t=2)),
     "s-prompts": (lambda: SPrompts(toy_vit(), 3), PromptPlugin),
     "l2p": (lambda: L2P(toy_vit(), 3), PromptPlugin),
     "coda-p": (lambda: CODAPrompt(toy_vit(), 3, pool=9, layers=(0, 1)), PromptPlugin),

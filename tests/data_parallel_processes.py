@@ -20,6 +20,7 @@ KINDS = {
     **{name: STRATEGIES[name] for name in ("ewc-star", "ada-reg", "si", "ewc", "lwf", "mas")},
     **{name: STRATEGIES[name] for name in ("upgd", "slca", "ncm", "ridge", "ranpac", "layup")},
     **{name: STRATEGIES[name] for name in ("td-vcl", "duct", "joint", "cumulative", "icarl")},
+    **{name: STRATEGIES[name] for name in ("replay", "der", "gem", "rwalk")},
     "two-samples": {**STRATEGIES["covon-gradsq"], "mc_samples": 2},
     "regmean": {**STRATEGIES["covon-gradsq"], "merge": "regmean", "input_anchor": 0.1},
     "kfac": {**STRATEGIES["finetune"], "merge": "kfac"},

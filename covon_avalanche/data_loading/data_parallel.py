@@ -21,8 +21,9 @@ class DataParallel:
 
     Gradients are averaged by ``DistributedDataParallel``, which only training's forward passes go
     through: ``strategy.model`` stays the plain model, so that checkpoints do not depend on the
-    number of processes. Strategies with a training loop or data loaders of their own
-    cannot be mixed with it.
+    number of processes. Loaders of plugins, such as those that mix in a memory, load each batch as
+    a whole in every process, which then takes its share. Strategies with a training loop of their
+    own must use ``forward`` and ``backward`` as Avalanche's templates do.
     """
 
     parallel_model: DistributedDataParallel | None = None
@@ -48,6 +49,9 @@ class DataParallel:
     def _before_training_exp(self, **kwargs: Any) -> None:
         self.parallel_model = None  # the model may have grown
         super()._before_training_exp(**kwargs)  # type: ignore[misc]
+        own: Any = self
+        if not isinstance(own.dataloader, ShareLoader):
+            own.dataloader = SharesOf(own.dataloader)
 
     def _before_training_epoch(self, **kwargs: Any) -> None:
         torch.set_rng_state(DistributedHelper.broadcast(torch.get_rng_state()))  # data order
@@ -57,6 +61,8 @@ class DataParallel:
     def batch_share(self) -> tuple[int, int]:
         """How many images of the current training batch are this process's and all processes'."""
         own: Any = self
+        if isinstance(own.dataloader, SharesOf):
+            return own.dataloader.batch_share
         start = own.clock.train_epoch_iterations * own.train_mb_size
         size = min(own.train_mb_size, len(own.adapted_dataset) - start)
         return len(_share(range(size), start)), size
@@ -138,3 +144,26 @@ class ShareLoader:
                 batch = next(batches)
                 state = torch.get_rng_state()
             yield batch
+
+
+class SharesOf:
+    """This process's share of the batches of a loader, which every process loads as a whole.
+
+    :param whole: draws the same batches in all processes.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+        whole.distributed_sampling = False  # of Avalanche's loaders
+        self.batch_share = 0, 0
+        """How many images of the last batch are this process's and all processes'."""
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.whole:
+            size = len(batch[0])
+            own = [_share(column, 0) for column in batch]
+            self.batch_share = len(own[0]), size
+            yield own if len(own[0]) else [column[:1] for column in batch]

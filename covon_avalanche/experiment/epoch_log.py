@@ -79,19 +79,24 @@ class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[cal
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         whole = len(strategy.mb_y), len(strategy.mb_y)
         images, size = getattr(strategy, "batch_share", whole)  # of this process, of all
+        # A memory's images may come before them, in every process the same.
+        memory = len(strategy.mb_y) - max(1, images)
         if self._counter is not None:
             flops = self._counter.get_total_flops()
             self.stop_counting()
-            self.flops_per_image.append(flops / strategy.train_mb_size * size / max(1, images))
-        loss = size * strategy.loss.detach()
-        hits = (strategy.mb_output.argmax(1) == strategy.mb_y)[:images].sum()
+            share = (memory + size) / (memory + max(1, images))
+            self.flops_per_image.append(flops / strategy.train_mb_size * share)
+        loss = (memory + size) * strategy.loss.detach()
+        correct = strategy.mb_output.argmax(1) == strategy.mb_y
+        hits = correct[: memory + images].sum()
         if DistributedHelper.is_distributed:  # so that the sums in a checkpoint are those of all
             sums = torch.stack([loss.squeeze() / DistributedHelper.world_size, hits])
             dist.all_reduce(sums)
-            loss, hits = sums[0].view_as(loss), sums[1].long()
+            twice = (DistributedHelper.world_size - 1) * correct[:memory].sum()
+            loss, hits = sums[0].view_as(loss), sums[1].long() - twice
         self._loss = self._loss.to(loss.device) + loss
         self._hits = self._hits.to(hits.device) + hits
-        self._images += size
+        self._images += memory + size
         self.on_batch()
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:

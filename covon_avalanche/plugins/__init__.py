@@ -12,6 +12,7 @@ from covon_avalanche.plugins.input_anchor import InputAnchorPlugin
 from covon_avalanche.plugins.merge import MergePlugin
 from covon_avalanche.plugins.posterior import VCLPlugin
 from covon_avalanche.plugins.prompting import PromptPlugin
+from covon_avalanche.plugins.rwalk import RWalkPlugin
 from covon_avalanche.plugins.si import SIPlugin
 from covon_avalanche.plugins.td_vcl import TDVCLPlugin
 
@@ -27,6 +28,7 @@ __all__ = [
     "InputAnchorPlugin",
     "MergePlugin",
     "PromptPlugin",
+    "RWalkPlugin",
     "SIPlugin",
     "TDVCLPlugin",
     "VCLPlugin",

@@ -7,6 +7,7 @@ import language
 import language_training as training
 import pytest
 import torch
+from language_memory import measure
 
 from covon_avalanche.atomic_write import write_atomically
 
@@ -170,3 +171,16 @@ def test_search_runs_and_report(tokens, recipe, monkeypatch, tmp_path):
     assert "| joint (offline)" in page.read_text()
     assert "| finetune" in page.read_text()
     assert (tmp_path / "docs/language.png").stat().st_size > 10_000
+
+
+def test_covon_keeps_five_tensors_of_the_trained_weights():
+    peft = pytest.importorskip("peft", reason="needs the extra language")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    size = dict(n_embd=128, n_layer=2, n_head=2, vocab_size=1000, n_positions=32)
+    ends = dict(bos_token_id=0, eos_token_id=0)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["c_attn"])
+    whole = GPT2LMHeadModel(GPT2Config(**size, **ends))
+    adapted = peft.get_peft_model(GPT2LMHeadModel(GPT2Config(**size, **ends)), lora)
+    for model in (whole, adapted):
+        assert 4.9 < measure(model)["tensors"] < 5.1

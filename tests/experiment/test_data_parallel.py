@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from avalanche.benchmarks.utils import as_classification_dataset
 from data_parallel_processes import CLIP, KINDS, VIT, recipe, recipes, remove_randomness, work
 from interrupted_runs import run_until_killed
 from miniature import pacs
 from small_recipes import OFTEN, STRATEGIES, small_recipe
+from terminal import in_two_processes
 from torch.utils.data import TensorDataset
 
 from covon_avalanche.data_loading import ShareLoader, TensorLoader, data_parallel, rows_of
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs")
     assert run_until_killed(5, recipe(), "resumed", 0, path, OFTEN)
     pacs(path / "PACS")
-    mp.spawn(work, args=(str(path),), nprocs=2)
+    in_two_processes(work, str(path))
     return path
 
 
@@ -47,7 +47,10 @@ def test_two_processes_have_the_result_of_one(name, folder, monkeypatch):
     assert found.counts == alone.counts
     for row, expected in zip(found.accuracy, alone.accuracy, strict=True):
         assert row == pytest.approx(expected, abs=1.1 / min(alone.counts))  # of one image
-    assert found.calibration == pytest.approx(alone.calibration, rel=1e-3)
+    for metric, value in (alone.calibration or {}).items():
+        # ECE jumps where the confidence of an image crosses the edge of a bin.
+        one_image = 2 / min(alone.counts) if metric == "ece" else 0.0
+        assert found.calibration[metric] == pytest.approx(value, rel=1e-3, abs=one_image)
     assert found.sampled == pytest.approx(alone.sampled, rel=1e-2)
     assert len(found.epochs) == len(alone.epochs)
     assert (len(found.epochs) == 0) == (name in ("ncm", "ridge", "ranpac", "layup"))
@@ -55,8 +58,8 @@ def test_two_processes_have_the_result_of_one(name, folder, monkeypatch):
         assert epoch.loss == pytest.approx(expected.loss, rel=1e-4)
         assert epoch.accuracy == pytest.approx(expected.accuracy, abs=1.1 / epoch.images)
         assert epoch.images == expected.images
-    # Each process computes all divergences and anchors, and the text features of all classes
-    if name not in ("td-vcl", "regmean", *CLIP):
+    # Each process computes all divergences, anchors and memories, and text features of all classes.
+    if name not in ("td-vcl", "regmean", "gem", *CLIP):
         assert found.flops_per_image == pytest.approx(alone.flops_per_image)
     assert found.memory_ratio == alone.memory_ratio
     assert found.resumed == (name == "resumed")
@@ -130,7 +133,7 @@ def test_untested_strategies_and_batches_with_too_few_images_are_refused():
     check_data_parallel(mixed, ["covon"], 3)
     with pytest.raises(ValueError, match=r"train_mb_size = 3 cannot be shared by 4 processes"):
         check_data_parallel(mixed, ["covon"], 4)
-    for name in ("replay", "der", "rwalk", "gem", "agem", "er-ace", "custom"):
+    for name in ("agem", "er-ace", "custom"):
         sentence = rf'strategy {name} \(kind = "{name}"\) is not tested with several processes'
         with pytest.raises(ValueError, match=sentence):
             check_data_parallel(mixed, ["covon", name], 2)

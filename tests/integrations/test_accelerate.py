@@ -88,3 +88,15 @@ def test_a_saved_state_resumes_bit_for_bit(make, linear, tmp_path):
     accelerator, *resumed = prepared()
     accelerator.load_state(tmp_path / "half")
     assert same(train(*resumed, BATCHES[3:]), expected)
+
+
+def test_a_compiled_model_equals_a_plain_one(linear):
+    expected = copy.deepcopy(linear)
+    optimizer = make_optimizer(make_covon, expected)
+    loop(expected, optimizer, schedule(optimizer))
+    plugin = accelerate.utils.TorchDynamoPlugin(backend="aot_eager")
+    accelerator = accelerate.Accelerator(cpu=True, dynamo_plugin=plugin)
+    net = copy.deepcopy(linear)
+    optimizer = make_optimizer(make_covon, net)
+    loop(net, optimizer, schedule(optimizer), accelerator)
+    torch.testing.assert_close(weights(net), weights(expected))

@@ -113,6 +113,13 @@ def test_a_resumed_fit_equals_one_that_nobody_stopped(linear, tmp_path):
     assert same(weights(second.net), weights(whole.net))
 
 
+def test_a_compiled_module_equals_a_plain_one(linear):
+    plain_module, module = Module(copy.deepcopy(linear), make_covon), Module(linear, make_covon)
+    fit(plain_module, callbacks=[PosteriorCallback()])
+    fit(torch.compile(module, backend="aot_eager"), callbacks=[PosteriorCallback()])
+    torch.testing.assert_close(weights(linear), weights(plain_module.net))
+
+
 @pytest.mark.parametrize("callbacks", [[], [PosteriorCallback()]])
 def test_bfloat16_is_autocast_with_float32_weights(callbacks, linear):
     dtypes = set()

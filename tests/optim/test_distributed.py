@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from terminal import in_two_processes
 from two_processes import OPTIMIZERS, WRAPPERS, train, work
 
 
@@ -14,7 +14,7 @@ from two_processes import OPTIMIZERS, WRAPPERS, train, work
 def test_two_processes_equal_one(tmp_path):
     """The Hessian is the one of the whole batch, not that divided by the number of ranks. A
     checkpoint of sharded parameters continues exactly."""
-    mp.spawn(work, args=(str(tmp_path),), nprocs=2)
+    in_two_processes(work, str(tmp_path))
     for kind in OPTIMIZERS:
         alone = train(kind)
         for how, rank in itertools.product(WRAPPERS, range(2)):

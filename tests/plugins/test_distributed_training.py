@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from avalanche_processes import IMAGES, KINDS, MIXED, train, work
+from terminal import in_two_processes
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available(), reason="this torch has no torch.distributed"
@@ -16,7 +16,7 @@ def folder(tmp_path_factory):
     """What each of two processes finds."""
     pytest.importorskip("timm", reason="needs the extra vision")
     path = tmp_path_factory.mktemp("processes")
-    mp.spawn(work, args=(str(path),), nprocs=2)
+    in_two_processes(work, str(path))
     return path
 
 

@@ -105,7 +105,6 @@ class Replay(WithOptimizer):
     class_path = f"{_PLUGINS}:ReplayPlugin"
     class_arguments = ("mem_size",)
     stores_examples: ClassVar[bool] = True
-    tested_in_processes = False
 
 
 class ICaRL(Replay):
@@ -114,7 +113,6 @@ class ICaRL(Replay):
     kind: Literal["icarl"]  # type: ignore[assignment]
     class_path = "covon_avalanche.plugins:ICaRLPlugin"
     has_probabilities = False
-    tested_in_processes = True
 
 
 class FromAvalanche(WithOptimizer):
@@ -124,7 +122,6 @@ class FromAvalanche(WithOptimizer):
     __pydantic_extra__: dict[str, NonNegativeInt | NonNegativeFloat]
 
     stores_examples: ClassVar[bool] = True
-    tested_in_processes = False
 
     def build(self) -> Method:
         return Method.of(self.class_path, self.model_extra or {})
@@ -137,14 +134,13 @@ class MAS(FromAvalanche):
     class_path = f"{_STRATEGIES}:MAS"
     not_searched = frozenset({"alpha"})  # at most 1
     stores_examples = False
-    tested_in_processes = True
 
 
 class RWalk(FromAvalanche):
     """Avalanche's Riemannian Walk."""
 
     kind: Literal["rwalk"]
-    class_path = f"{_PLUGINS}:RWalkPlugin"
+    class_path = "covon_avalanche.plugins:RWalkPlugin"
     not_searched = frozenset({"ewc_alpha"})  # at most 1
     stores_examples = False
 
@@ -161,6 +157,7 @@ class AGEM(FromAvalanche):
 
     kind: Literal["agem"]
     class_path = f"{_STRATEGIES}:AGEM"
+    tested_in_processes = False  # each process would draw other examples of the memory
 
 
 class DER(FromAvalanche):
@@ -175,6 +172,7 @@ class ERACE(FromAvalanche):
 
     kind: Literal["er-ace"]
     class_path = f"{_STRATEGIES}:ER_ACE"
+    tested_in_processes = False  # its loss depends on the classes of the whole batch
 
 
 _imported: dict[str, str] = {}  # source hashes, because Python imports a module only once

@@ -1,0 +1,29 @@
+"""Riemannian Walk that also works in several processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from avalanche.training.plugins import RWalkPlugin as AvalancheRWalk
+from avalanche.training.utils import copy_params_dict
+
+
+class RWalkPlugin(AvalancheRWalk, supports_distributed=True):  # type: ignore[call-arg]
+    """Avalanche's Riemannian Walk (Chaudhry et al., 2018).
+
+    Avalanche's plugin computes a gradient of its own before each step. With
+    :class:`covon_avalanche.data_loading.DataParallel` that is of one process's images only; here it
+    is of the whole batch.
+    """
+
+    def _update_grad(self, strategy: Any) -> None:
+        super()._update_grad(strategy)
+        share = getattr(strategy, "batch_share", None)
+        if share is None:
+            return
+        for p in strategy.model.parameters():
+            if p.grad is not None:
+                p.grad *= share[0] / share[1]
+                dist.all_reduce(p.grad)
+        self.iter_grad = copy_params_dict(strategy.model, copy_grad=True)
