@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,26 +43,29 @@ def training_loggers(
     :param title: of the run in W&B, where a resumed run is one run.
     """
     loggers: list[BaseLogger] = []
-    if options.tensorboard:
-        loggers.append(TensorboardLogger(folder / "tensorboard"))
-    if options.wandb is not None:
-        loggers.append(_Wandb(options.wandb, folder, title, settings))
-    if options.mlflow is not None:
-        loggers.append(_MLflow(options.mlflow, folder, title, settings))
-    metrics = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
-    failed = True
-    try:
-        yield loggers, metrics if loggers else []
-        failed = False
-    finally:
+    with ExitStack() as stack:
+        if options.tensorboard:
+            loggers.append(TensorboardLogger(folder / "tensorboard"))
         if options.wandb is not None:
-            import wandb
-
-            wandb.finish(exit_code=int(failed))
+            loggers.append(_Wandb(options.wandb, folder, title, settings))
+            stack.push(_finish_wandb)
         if options.mlflow is not None:
-            import mlflow
+            loggers.append(_MLflow(options.mlflow, folder, title, settings))
+            stack.push(_finish_mlflow)
+        metrics = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
+        yield loggers, metrics if loggers else []
 
-            mlflow.end_run("FAILED" if failed else "FINISHED")
+
+def _finish_wandb(error: type[BaseException] | None, *_: object) -> None:
+    import wandb
+
+    wandb.finish(exit_code=int(error is not None))
+
+
+def _finish_mlflow(error: type[BaseException] | None, *_: object) -> None:
+    import mlflow
+
+    mlflow.end_run("FINISHED" if error is None else "FAILED")
 
 
 class _MLflow(BaseLogger):

@@ -61,7 +61,7 @@ class EMA(Average):
 
     def __init__(self, gamma: float) -> None:
         """
-        :param gamma: weight of the new task, in (0, 1].
+        :param gamma: weight of the new task, in (0, 1]; above 1 with a warning.
         """
         super().__init__()
         check_gamma(gamma)

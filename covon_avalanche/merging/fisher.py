@@ -14,7 +14,6 @@ from covon_avalanche.posterior.fisher import (
     squared_batch_gradients,
     squared_example_gradients,
 )
-from covon_avalanche.posterior.gaussian import check_gamma
 
 _LEAST_FISHER = 1e-4  # CoFiMA's
 
@@ -106,7 +105,8 @@ class CoFiMA(FisherRule):
         :param criterion: the training loss, averaged over the batch.
         """
         super().__init__(criterion)
-        check_gamma(gamma)
+        if not 0 < gamma <= 1:
+            raise ValueError(f"gamma must be in (0, 1], got {gamma}")
         self.gamma = gamma
 
     def observe(self, task: Task) -> None:

@@ -95,7 +95,7 @@ def test_only_ties_needs_memory_for_each_task(name):
     ("make", "says"),
     [
         (lambda: EMA(0.0), r"gamma must be > 0 and finite, got 0\.0"),
-        (lambda: CoFiMA(0.0), r"gamma must be > 0 and finite, got 0\.0"),
+        (lambda: CoFiMA(1.5), r"gamma must be in \(0, 1\], got 1\.5"),
         (lambda: TIES(0.0), r"coefficient must be > 0 and finite, got 0\.0"),
         (lambda: TaskArithmetic(start="merged"), "one of 'pretrained', 'last', got 'merged'"),
         (lambda: RegMean(reduction="max"), "reduction must be one of 'sum', 'mean', got 'max'"),
