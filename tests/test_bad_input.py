@@ -15,7 +15,10 @@ from covon_avalanche.cli import run
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.run_folder import RunFolder
 
-pytestmark = [pytest.mark.usefixtures("in_this_process"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.usefixtures("in_this_process"),
+    pytest.mark.filterwarnings("ignore"),
+]
 DIGITS = {"name": "PermutedDigits", "n_experiences": 2}
 HELD_OUT = {**DIGITS, "validation_size": 0.2}
 PACS = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}
@@ -45,11 +48,15 @@ def refused(*arguments: object) -> str:
     [
         # Errors in the recipe itself: more of them in tests/experiment/test_recipe.py.
         ("finetune", "lr = 0.01", "lr = nan", "strategies.finetune.lr = nan: "),
+        ("finetune", 'title = "Tiny"', 'title = "Tiny', "is not valid TOML"),
         ("finetune", 'name = "tiny"', 'name = "../tiny"', "name = '../tiny': "),
         ("finetune", "epochs = 1", "epochs = true", "epochs = True: Input should be a valid int"),
+        ("finetune", "epochs = 1", 'epochs = "3"', "epochs = '3': Input should be a valid integer"),
+        ("finetune", "lr = 0.01", "lr = true", "strategies.finetune.lr = True: "),
         ("finetune", "epochs = 1", f"epochs = {'9' * 5000}", "is not valid TOML: "),
         ("finetune", "epochs = 1", f"x = {'[' * 9000}{']' * 9000}", "is not valid TOML: maxi"),
         ("finetune", "seeds = [", "seeds = [99999999999999999999, ", "seeds.0 = 9999999"),
+        ("finetune", "experiences = 2", "experiences = 1000000000", "n_experiences = 1000"),
         # Errors that only a run finds.
         ("finetune", "train_mb_size = 64", "train_mb_size = 5000", "than the 1437 training images"),
         ("finetune", "epochs = 1", 'epochs = 1\ndevice = "cuda:99"', "this machine has "),
@@ -73,15 +80,19 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
         (["run", "--strategies", "covon,ewcc"], "has no strategy 'ewcc'; known are finetune, "),
         (["run", "--seeds", "x"], "seeds must look like 0-4 or 0,3,7, got 'x'"),
         (["run", "--seeds", "5-2"], "the range of seeds '5-2' is empty"),
+        (["run", "--seeds", "9" * 5000], "seeds must look like 0-4 or 0,3,7, got '99"),
         (["run", "--seeds", "0-99999999999"], "'0-99999999999' is of more than 10000"),
         (["run", "--set", f"epochs={'9' * 5000}"], "epochs = '999"),
+        (["run", "--set", f"epochs={'[' * 9000}"], "epochs = '[[["),
         (["run", "a" * 300], "cannot read or write aaa"),
+        (["run", "--set", f"name={'a' * 300}"], "name = 'aaa"),
         (["search", "permuted-digits", "--validation-size", "inf"], "validation_size"),
         (["run", "--epochs", "0"], "must be from 1 to 1000000, got 0"),
         (["run", "--set", "epoch=3"], "epoch: unknown key"),
         (["run", "--launcher", "slurm", "--slurm", "gpu"], "a setting must look like KEY=VALUE"),
         (["run", "--slurm", "partition=gpu"], "--slurm partition=gpu is for --launcher slurm only"),
         (["run", "--launcher", "slurm", "--jobs", "2"], "--jobs 2 is for runs on this machine"),
+        (["show", "nothing"], "there is no recipe 'nothing'"),
         (["report", "nowhere"], "nowhere cannot be read: No such file"),
         (["report", "."], "there is no finished run in ."),
         (["compare", "nowhere", "nowhere"], "nowhere cannot be read: No such file"),
@@ -191,14 +202,17 @@ class TestResults:
         ("changes", "sentence"),
         [
             ({"settings": {}}, "settings.strategy.kind is missing"),
+            ({"settings": {"strategy": "covon"}}, "settings.strategy.kind is missing"),
             (
                 {"settings": {"strategy": {"kind": "covon"}, "stream": "PACS"}},
                 "settings.stream must be a table",
             ),
+            ({"accuracy": []}, "accuracy has no row after the last domain"),
             ({"accuracy": [[0.9, 0.1], None]}, "accuracy has no row after the last domain"),
             ({"accuracy": [[0.9], [0.8, 0.8]]}, "accuracy.0 has 1 domains, but counts has 2"),
             ({"accuracy": [[0.8, 0.8]]}, "accuracy has 1 rows for the 2 domains"),
             ({"counts": [10]}, "accuracy.0 has 2 domains, but counts has 1"),
+            ({"counts": []}, "counts must be at least 1 for each domain, got []"),
             ({"counts": [10, 0]}, "counts must be at least 1 for each domain, got [10, 0]"),
         ],
     )
@@ -228,7 +242,9 @@ def test_files_that_cannot_be_written(tmp_path):
     assert "Not a directory" in refused("report", tmp_path / "result.json", "--out", out)
 
 
-@pytest.mark.parametrize(("command", "name"), [("run", "table.md"), ("search", "best.toml")])
+@pytest.mark.parametrize(
+    ("command", "name"), [("run", "table.md"), ("run", "accuracy.png"), ("search", "best.toml")]
+)
 def test_what_cannot_be_written_at_the_end(tmp_path, command, name):
     (tmp_path / "out" / name / "in the way").mkdir(parents=True)
     recipe = write(tmp_path, stream=HELD_OUT if command == "search" else DIGITS)

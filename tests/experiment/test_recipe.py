@@ -75,6 +75,7 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("strategies.finetune.lr=inf", r"strategies\.finetune\.lr = inf: "),
         ("strategies.finetune.lr=fast", r"strategies\.finetune\.lr = 'fast': "),
         ("strategies.finetune.momentum=0.9", r"momentum = 0\.9: needs optimizer = \"sgd\""),
         ("strategies.finetune.merge=eq8", "merge = 'eq8': "),
@@ -85,12 +86,16 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("strategies.mine.schedule=[{}]", r"\.schedule = .*: replaces later_hess_init"),
         ("strategies.mine.schedule=[{}, { beta2 = 0.9 }]", r"\.1\.beta2: unknown key; .* lr, "),
         ("strategies.mine.preset=paper", r"mine: preset = \"paper\" sets beta2 = 0\.9999"),
+        ("strategies.mine.hess_approx=per_example", "'gradsq' or 'reparam'"),
         ("strategies.own.implementation=m.C", "= 'm.C': .*should match pattern"),
         ("strategies.own.arguments={ x = [1979-05-27] }", "not a valid JSON value"),
         ('strategies={ "../x" = {} }', r"'\.\./x' is not a strategy name"),
+        ("epochs=1.5", r"epochs = 1\.5: "),
+        ("device=tpu", "device = 'tpu': "),
         ("seeds=[-1]", r"seeds\.0 = -1: "),
         ("seeds=[]", r"seeds = \[\]: .*at least 1"),
         ("seeds=[0, 0]", r"seeds = \[0, 0\]: .*distinct"),
+        ("strategy.mine=1", "strategy: unknown key"),
         ("stream.name=Digits", r"stream: .*'Digits'.*'PermutedDigits'"),
         ("stream.validation_size=1e400", r"validation_size = inf: must be a fraction in \[0, 1\)"),
         ("stream.validation_size=1.5", r"validation_size = 1\.5: must be a fraction in \[0, 1\)"),
@@ -101,6 +106,7 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("search.mine.lr={ low = 0.2, high = 0.1 }", r"lr: low must be below high, got 0\.2 and"),
         ("search.mine.lr={ low = 0.1, hgih = 2 }", r"lr\.hgih: unknown key; known are low, high"),
         ("search.mine.lr={ low = 0.1 }", "lr: give low and high, or choices"),
+        ("name", "a setting must look like KEY=VALUE, got 'name'"),
         ("name.mine=1", "name.mine: name is a value, not a table"),
     ],
 )
@@ -142,3 +148,10 @@ def test_a_choice_of_strategies_has_only_their_spaces(tmp_path):
     recipe = choose(load_recipe(write(tmp_path, GOOD + spaces)), "mine")
     assert list(recipe.search) == ["mine"]
     assert validate(recipe.model_dump(), "chosen") == recipe
+
+
+def test_errors_list_the_known_names_and_name_missing_files():
+    with pytest.raises(RecipeError, match=r"no recipe 'permuted'; known are .*permuted-digits"):
+        load_recipe("permuted")
+    with pytest.raises(RecipeError, match="cannot be read: No such file"):
+        load_recipe("nowhere/recipe.toml")

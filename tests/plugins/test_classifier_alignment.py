@@ -14,8 +14,9 @@ from toys import (
     weights,
 )
 
+from covon_avalanche.merging import EMA
 from covon_avalanche.merging.alignment import align_classifier, fit_gaussians
-from covon_avalanche.plugins import ClassifierAlignmentPlugin
+from covon_avalanche.plugins import ClassifierAlignmentPlugin, MergePlugin
 from covon_avalanche.strategies import CoVONStrategy
 
 
@@ -58,6 +59,16 @@ def test_after_each_domain_the_head_is_retrained_on_gaussians_of_its_inputs():
             align_classifier(copied, plugin.gaussians[: t + 1], samples=8)
         assert same(aligned[t], weights(copied))
     assert not same(aligned[-1], fast[-1][0])
+
+
+def test_after_a_merge_the_merged_features_are_summarised():
+    model, plugin, seen = toy_model(), ClassifierAlignmentPlugin(samples=4), []
+    note = Watch(after_training_exp=lambda strategy: seen.append(weights(model)))
+    train(model, MergePlugin(EMA(0.4)), note, plugin, n_experiences=2)
+    x, y = columns(toy_benchmark(2).train_stream[1])
+    features = torch.relu(x @ seen[1]["0.weight"].T + seen[1]["0.bias"])
+    means = torch.stack([features[y == c].mean(0) for c in range(4)])
+    torch.testing.assert_close(plugin.gaussians[1].means, means)
 
 
 def test_covon_predicts_with_the_retrained_layer_and_learns_from_its_prior():

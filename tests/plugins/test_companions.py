@@ -12,6 +12,7 @@ from avalanche.training.plugins import (
     EarlyStoppingPlugin,
     EvaluationPlugin,
     EWCPlugin,
+    LRSchedulerPlugin,
     LwFPlugin,
     ReplayPlugin,
 )
@@ -76,6 +77,15 @@ def test_with_early_stopping(kind):
         strategy.train(experience, eval_streams=[benchmark.test_stream])
         assert strategy.clock.train_exp_epochs < 10
         assert settled(kind, strategy)
+
+
+@each
+def test_with_lr_schedulers(kind):
+    strategy = make_strategy(kind, toy_model())
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(strategy.optimizer, patience=0)
+    strategy.plugins.append(LRSchedulerPlugin(plateau, metric="train_loss"))
+    strategy.train(toy_benchmark(2).train_stream)
+    assert settled(kind, strategy)
 
 
 @each
