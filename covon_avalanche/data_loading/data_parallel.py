@@ -154,7 +154,10 @@ class SharesOf:
 
     def __init__(self, whole: Any) -> None:
         self.whole = whole
-        whole.distributed_sampling = False  # of Avalanche's loaders
+        if getattr(whole, "distributed_sampling", False):  # Avalanche's own shares
+            whole.distributed_sampling = False
+            main = whole.termination_dataset
+            whole.n_iterations = -(-len(whole.datasets[main]) // whole.batch_sizes[main])
         self.batch_share = 0, 0
         """How many images of the last batch are this process's and all processes'."""
 

@@ -79,7 +79,7 @@ class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[cal
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         whole = len(strategy.mb_y), len(strategy.mb_y)
         images, size = getattr(strategy, "batch_share", whole)  # of this process, of all
-        # A memory's images may come before them, in every process the same.
+        # The rows of DER's memory come before them, the same in every process.
         memory = len(strategy.mb_y) - max(1, images)
         if self._counter is not None:
             flops = self._counter.get_total_flops()

@@ -223,7 +223,7 @@ class _Capture:
 
 
 def _without_attributes(tensor: Tensor) -> Tensor:
-    """Nor hooks."""
+    """The same values in the same memory, without hooks and other attributes."""
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(tensor.detach(), tensor.requires_grad)
     return tensor.detach().as_subclass(Tensor).requires_grad_(tensor.requires_grad)

@@ -12,9 +12,9 @@ from avalanche.training.utils import copy_params_dict
 class RWalkPlugin(AvalancheRWalk, supports_distributed=True):  # type: ignore[call-arg]
     """Avalanche's Riemannian Walk (Chaudhry et al., 2018).
 
-    Avalanche's plugin computes a gradient of its own before each step. With
-    :class:`covon_avalanche.data_loading.DataParallel` that is of one process's images only; here it
-    is of the whole batch.
+    Avalanche's plugin computes a second gradient before each step. Under
+    :class:`covon_avalanche.data_loading.DataParallel` that would be the gradient of one process's
+    images; this plugin averages it over all images of the batch. Its arguments are Avalanche's.
     """
 
     def _update_grad(self, strategy: Any) -> None:

@@ -165,7 +165,7 @@ def _mean_matrix(runs: pd.DataFrame) -> np.ndarray:
 
 
 def _matrix(comparison: Comparison, label: str) -> Figure:
-    """Accuracy on each domain (across) after each (down); right of the line: not learned yet."""
+    """Accuracy on each domain (across) after each (down); those right of the line come later."""
     learned, tested = comparison.domains, comparison.tested_domains
     runs = comparison.runs_of(label)
     cells = pd.DataFrame(100 * _mean_matrix(runs), learned, tested)

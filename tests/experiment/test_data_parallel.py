@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from avalanche.benchmarks.utils import as_classification_dataset
+from avalanche.benchmarks.utils.data_loader import ReplayDataLoader
 from data_parallel_processes import CLIP, KINDS, VIT, recipe, recipes, remove_randomness, work
 from interrupted_runs import run_until_killed
 from miniature import pacs
@@ -77,6 +78,20 @@ def test_all_tested_kinds_are_here():
 def test_loader_options_that_would_change_batches_are_refused():
     with pytest.raises(ValueError, match="drop_last is not supported with several processes"):
         data_parallel.DataParallel().make_train_dataloader(drop_last=True)
+
+
+def test_the_loader_of_a_plugin_is_shared_instead_of_sampled(monkeypatch):
+    helper = SimpleNamespace(rank=1, world_size=2)
+    monkeypatch.setattr(data_parallel, "DistributedHelper", helper)
+    data = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10) % 2)
+    data.targets = data.tensors[1]
+    data = as_classification_dataset(data)
+    loader = ReplayDataLoader(data, data, batch_size=4, batch_size_mem=4, shuffle=False)
+    loader.distributed_sampling, loader.n_iterations = True, 2  # as where it is created
+    shares = data_parallel.SharesOf(loader)
+    found = [(x.flatten().tolist(), shares.batch_share) for x, *_ in shares]
+    assert len(found) == len(shares) == 3
+    assert found[0] == ([1.0, 3.0, 1.0, 3.0], (4, 8))  # of the images, then of the memory
 
 
 def noisy(x):

@@ -25,7 +25,7 @@ KINDS: dict[str, type[StrategySettings]] = {
 if TYPE_CHECKING:
     Strategy = StrategySettings
 else:
-    _any = Union[tuple(KINDS.values())]  # noqa: UP007 -- their names are not known here
+    _any = Union[tuple(KINDS.values())]  # noqa: UP007 -- built at run time
     Strategy = Annotated[_any, Field(discriminator="kind")]
 
 
