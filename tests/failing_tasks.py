@@ -1,7 +1,4 @@
-"""What worker processes of tests run; they import it by name."""
-
-import os
-import signal
+"""What worker processes of ``experiment/test_worker_pool.py`` run; they import it by name."""
 
 
 def fail(kind):
@@ -14,7 +11,3 @@ def fail(kind):
 
         raise LocalError("only here")
     raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no start byte")
-
-
-def kill_this_process(*_):
-    os.kill(os.getpid(), signal.SIGKILL)

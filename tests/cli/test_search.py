@@ -5,7 +5,6 @@ import signal
 import sys
 
 import pytest
-from failing_tasks import kill_this_process
 from optuna.trial import TrialState
 from small_recipes import STRATEGIES, saved, small_recipe
 from terminal import covon, in_a_terminal, wait_until
@@ -95,11 +94,14 @@ def test_ctrl_c_ends_a_search_and_marks_its_trials(tmp_path):
     assert states == [TrialState.FAIL]
 
 
-def test_a_killed_process_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "_work", kill_this_process)
-    file = saved(recipe_of("finetune"), tmp_path)
+def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dying.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    own = {"kind": "custom", "lr": 0.01, "implementation": "dying:Naive"}
+    file = saved(small_recipe({"own": own}, stream=STREAM), tmp_path)
     done = covon("search", file, "--out", tmp_path, "--jobs", 1)
     assert done.exit_code == 1, done.output
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("covon: ")]
     assert "a process was killed" in line
     assert "Traceback" not in done.output
+    assert (tmp_path / "trials.journal").is_file()

@@ -50,6 +50,14 @@ def test_every_strategy_learns_and_its_result_is_complete(name):
     assert len(result.diagnostics) == 2 * (recipe.strategies[name].kind == "covon")
 
 
+@pytest.mark.parametrize("strategy", ["covon", "vcl"])
+def test_the_same_seed_gives_the_same_result(strategy):
+    recipe = short_recipe(strategy)
+    first, again, other = (run_strategy(recipe, strategy, seed) for seed in (1, 1, 0))
+    assert first.outcome() == again.outcome()
+    assert first.accuracy != other.accuracy
+
+
 def test_results_are_plain_json_with_everything_that_determines_them(tmp_path):
     recipe = short_recipe("covon")
     result = run_in_folder(recipe, "covon", 1, tmp_path)

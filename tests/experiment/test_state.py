@@ -119,7 +119,7 @@ def test_everything_else_that_runs_are_made_of():
 
 NUMPY = [
     lambda seed, kind=kind: np.random.Generator(getattr(np.random, kind)(seed))
-    for kind in ("PCG64", "MT19937", "Philox")
+    for kind in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 ]
 
 
@@ -235,6 +235,8 @@ def test_data_of_the_benchmark_is_named_not_stored():
         (iter([1]), "is a list_iterator, whose values are not all in its __dict__"),
         ((i for i in range(3)), "cannot be stored: cannot pickle 'generator' object"),
         (np.array(["a", "b"]), "cannot be stored: can't convert"),
+        (type("Word", (str,), {})("a"), "is a Word, whose values"),
+        (1j, "is a complex, whose values"),
         (Counter(3), "is a Counter, whose values are not all in its __dict__"),
         (NamedCounter(3), "is a NamedCounter, whose values"),
         (Named("a"), "is a Named, whose values"),
@@ -263,6 +265,7 @@ def test_what_the_new_run_lacks_is_named():
     "node",
     [
         Node("function", "os:system"),
+        Node("function", "torch:load"),
         Node("function", "covon_avalanche.atomic_write:os.system"),
         Node("function", "covon_avalanche.atomic_write:write_atomically"),
         Node("partial", content=[Node("function", "os:system"), ["x"], {}]),
@@ -270,7 +273,9 @@ def test_what_the_new_run_lacks_is_named():
         Node("object", "subprocess:Popen", {}),
         Node("object", "covon_avalanche.experiment.cluster:ClusterRun", {}),
         Node("object", "covon_avalanche.posterior.gaussian:Tensor", {}),
+        Node("object", "covon_avalanche.posterior.gaussian:dataclass", {}),
         Node("tuple", "covon_avalanche.posterior.gaussian:DiagGaussian", []),
+        Node("enum", "os:environ", "PATH"),
         Node("enum", "covon_avalanche.posterior.gaussian:DiagGaussian", "a"),
     ],
 )

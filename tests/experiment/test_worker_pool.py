@@ -1,6 +1,8 @@
 """Worker processes: how many, and how they end."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +17,22 @@ from covon_avalanche.experiment.worker_pool import worker_pool
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 
 
-def test_a_killed_process_fails_its_own_task():
+def test_workers_are_terminated_at_once_after_an_exception():
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), worker_pool(1) as pool:
+        future = pool.submit(time.sleep, 600)
+        while not future.running():
+            time.sleep(0.05)
+        while not pool.workers:
+            time.sleep(0.05)
+        ((worker, _),) = pool.workers
+        raise KeyboardInterrupt
+    assert not worker.is_alive()
+    assert time.monotonic() - start < 60
+
+
+def test_a_killed_process_fails_its_own_task_and_leaves_no_files():
+    before = {path.name for path in Path("/dev/shm").glob("*")}
     with worker_pool(2) as pool:
         (first, second) = (pool.submit(time.sleep, 3) for _ in range(2))
         while len(pool.workers) < 2:
@@ -25,6 +42,8 @@ def test_a_killed_process_fails_its_own_task():
         assert sorted(failed) == [False, True]
         assert [f.result() for f in [pool.submit(abs, -n) for n in range(4)]] == [0, 1, 2, 3]
         (worker, _) = pool.workers[1]
+        new = {path.name for path in Path("/dev/shm").glob("*")} - before
+        assert not [name for name in new if f"-{os.getpid()}-" in name]
     assert not worker.is_alive()
 
 
@@ -46,8 +65,7 @@ assert sys.modules["wandb"] is not wandb and sys.modules["wandb"].init is wandb.
 
 
 def test_a_killed_grid_loses_nothing_and_ends_with_the_same_results():
-    """The short form of the script, which also exits with 1 when anything differs, and when
-    workers or semaphores are left after the command alone is killed."""
+    """The short form of the script, which also exits with 1 when anything differs."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(SCRIPT), "--short"],
         capture_output=True,
@@ -57,6 +75,28 @@ def test_a_killed_grid_loses_nothing_and_ends_with_the_same_results():
     assert done.returncode == 0, done.stdout + done.stderr
     assert "'kills': 3" in done.stdout
     assert "'lost': 0, 'differing': 0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "begun"), [("run", "metrics.jsonl"), ("search", "trials.journal")]
+)
+def test_workers_end_when_only_the_command_is_killed(command, begun, tmp_path):
+    arguments = [command, "permuted-digits", "--strategies", "finetune", "--epochs", "9999"]
+    covon = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "covon_avalanche", *arguments]
+        + ["--set", "stream.validation_size=200", "--jobs", "1", "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        while not list(tmp_path.rglob(begun)):
+            assert covon.poll() is None
+            time.sleep(0.1)
+        covon.kill()
+        covon.communicate(timeout=30)  # its output ends when the last that may write is gone
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(covon.pid, signal.SIGKILL)
 
 
 def test_errors_of_tasks_arrive_and_the_process_goes_on():
