@@ -61,6 +61,47 @@ def make_vcl(parameters, seed: int = 0, **changes) -> BayesByBackprop:
     return BayesByBackprop(parameters, **{**options, "generator": generator, **changes})
 
 
+SIZES = (1, 7, 1023, 1024, 1025, 16 * 1024 - 1, 16 * 1024, 2 * 16 * 1024 + 5)
+"""Around the CPU kernel's groups and tiles."""
+
+MIXED = ["tensors", *["numbers"] * 3, *["centre"] * 2, *["tensors"] * 2]
+
+
+def in_a_task(implementation, *dtypes, prior="tensors", sizes=SIZES, **options) -> CoVON:
+    """A CoVON with a parameter a size, in turn of these dtypes, and random state.
+
+    :param prior: ``"tensors"``, ``"numbers"``, ``"centre"`` (a tensor for the mean only) or
+        ``"mixed"``: neighbours that differ in any one of kind, number and settings.
+    """
+    generator = torch.Generator().manual_seed(0)
+    groups = []
+    for i, n in enumerate(sizes):
+        start = torch.randn(n, generator=generator).to(dtypes[i % len(dtypes)])
+        groups.append({"params": [nn.Parameter(start)]})
+        if prior == "mixed":
+            groups[i] |= own_settings(i // 2, weight_decay=i // 3 / 100)
+    settings = dict(ess=60.0, betas=(0.9, 0.99), clip_radius=0.5, batch_size=17, **options)
+    optimizer = make_covon(groups, implementation=implementation, **settings)
+    for group, kind in zip(
+        groups, MIXED if prior == "mixed" else [prior] * len(sizes), strict=True
+    ):
+        (p,) = group["params"]
+        entries = ["momentum", "hess", "prior_mean", "prior_precision"]
+        entries = entries[: {"numbers": 2, "centre": 3, "tensors": 4}[kind]]
+        random = {key: torch.randn(p.shape, generator=generator).to(p.dtype) for key in entries}
+        for key in random.keys() & {"hess", "prior_precision"}:
+            random[key] = random[key].abs() + 0.1
+        optimizer.state[p] = {"step": 4, **random}
+    return optimizer
+
+
+def own_settings(i: int, **others) -> dict:
+    """Of one group among several; one has no momentum and another no clipping."""
+    betas = (0.0 if i == 2 else 0.8 - i / 10, 0.99 - i / 100)
+    clip_radius = float("inf") if i == 3 else 0.5
+    return dict(ess=30.0 + i, lr=0.1 / (i + 1), betas=betas, clip_radius=clip_radius, **others)
+
+
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """A copy of the parameters."""
     return {n: p.detach().clone() for n, p in model.named_parameters()}

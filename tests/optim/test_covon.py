@@ -201,16 +201,19 @@ def test_hess_may_be_negative_but_hess_plus_prior_stays_positive():
 
 def test_squared_gradients_of_any_size_that_float32_can_hold(implementation):
     """Large ones are checked before anything is changed; too large ones are refused."""
-    options = dict(hess_approx="gradsq", batch_size=8, betas=(0.9, 0.75))
+    options = dict(implementation=implementation, hess_approx="gradsq", batch_size=8)
     for gradient in (1e3, 1e6, 1e8):
         p = nn.Parameter(torch.zeros(5))
-        optimizer = make_covon([p], implementation=implementation, **options)
+        optimizer = make_covon([p], betas=(0.9, 0.75), **options)
         step_on(optimizer, lambda: (gradient * p).sum())  # noqa: B023
         change = 0.25 * (8 * gradient**2 - 0.5)
         expected = 0.5 + change + 0.5 * change**2 / (0.5 + 0.01)
         torch.testing.assert_close(optimizer.state[p]["hess"], torch.full((5,), expected))
-    with unchanged(optimizer), pytest.raises(FloatingPointError, match="not finite"):
-        step_on(optimizer, lambda: (1e18 * p).sum())
+    for large in ([1e18], [-1e18], [1e18, -1e18]):  # whose average is zero
+        optimizer = make_covon([p], mc_samples=len(large), **options)
+        gradients = iter(large)
+        with unchanged(optimizer), pytest.raises(FloatingPointError, match="not finite"):
+            step_on(optimizer, lambda: (next(gradients) * p).sum())  # noqa: B023
 
 
 def test_gradsq_needs_a_batch_size_before_the_first_forward_pass(linear, batch):
@@ -292,23 +295,6 @@ class TestSlowStep:
         for m, o in ((linear, optimizer), (model, fresh)):
             train_task(o, m, batch)
         assert same(contents(optimizer), contents(fresh))
-
-
-@pytest.mark.parametrize("hess_approx", ["gradsq", "reparam"])
-def test_a_seed_gives_the_same_run_by_each_with_weights_of_two_dtypes(hess_approx):
-    runs = []
-    for implementation in ("reference", "foreach", "compiled"):
-        narrow, wide = torch.ones(5).requires_grad_(), torch.ones(5).double().requires_grad_()
-        options = dict(implementation=implementation, hess_approx=hess_approx, batch_size=4)
-        optimizer = make_covon([narrow, wide], hess_init=5.0, **options)
-        for _ in range(2):
-            for _ in range(10):
-                step_on(optimizer, lambda: ((narrow - 3) ** 2 + (wide - 3) ** 2).sum())  # noqa: B023
-            assert optimizer.state[wide]["hess"].dtype == torch.float64
-            optimizer.consolidate()
-        runs.append(contents(optimizer))
-    for run in runs[1:]:
-        torch.testing.assert_close(run, runs[0], rtol=1e-4, atol=1e-5)
 
 
 def test_unknown_or_impossible_implementations_are_refused(linear, batch):

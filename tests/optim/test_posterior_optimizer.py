@@ -361,14 +361,14 @@ class TestStepping:
 
     @pytest.mark.parametrize("mc_samples", [1, 3])
     def test_micro_batches_and_a_scaled_loss_give_the_step_of_the_whole_batch(
-        self, make, linear, batch, mc_samples
+        self, make_each, linear, batch, mc_samples
     ):
         """Micro-batches go inside one sample; GradScaler unscales between sample and step."""
         x, y = batch[0].double(), batch[1]
         runs = []
         for parts, scale in ((1, 1.0), (4, 1.0), (1, 1024.0)):
             model = copy.deepcopy(linear).double()
-            optimizer = make(model.parameters(), mc_samples=mc_samples)
+            optimizer = make_each(model.parameters(), mc_samples=mc_samples)
             for _ in range(4):
                 for _ in range(mc_samples):
                     with optimizer.sampled_params():
@@ -447,12 +447,13 @@ class TestGuards:
         with unchanged(optimizer), pytest.raises(FloatingPointError, match=says):
             optimizer.step()
 
+    @pytest.mark.parametrize("place", [0, -1])
     def test_a_precision_that_is_not_positive_is_named_before_sampling(
-        self, linear, batch, implementation
+        self, linear, batch, implementation, place
     ):
         optimizer = make_covon(linear.named_parameters(), implementation=implementation)
         train_step(optimizer, linear, batch)
-        optimizer.state[linear.bias]["hess"][0] = -1.0
+        optimizer.state[linear.bias]["hess"][place] = -1.0
         says = r"precision of 'bias' must be > 0, smallest is -99"
         with unchanged(optimizer), pytest.raises(ValueError, match=says):
             optimizer.sampled_params().__enter__()
