@@ -5,19 +5,33 @@ Paper: "Fast and Slow Variational Continual Learning", Algorithm 1. The fast ste
 Algorithm 1) with the previous tasks' posterior as its prior. Written from the papers;
 no code of the authors' repository or of ivon-opt was used. MIT licence.
 
-:func:`fast_step` is the algorithm; ``cpu_kernel`` and ``multi_tensor`` are faster versions of it.
-``PosteriorOptimizer.step`` checks settings and gradients and calls :meth:`CoVON._step`, which
-collects each parameter's tensors and rates in ``StepArgs`` and hands them to one of the two; with
-``implementation="reference"``, or where a gradient is suspect, ``PosteriorOptimizer._step`` calls
-:func:`fast_step` for each parameter and checks the results before it writes them.
+:func:`fast_step` is the algorithm for one parameter; ``cpu_kernel.step`` and
+``multi_tensor.step`` are the same for lists of parameters, faster. ``PosteriorOptimizer.step``
+checks settings and gradients and calls :meth:`CoVON._step`, which hands each group's tensors to
+one of these.
+
+Estimates of the Hessian's diagonal. With ``g`` the gradient of a mini-batch's mean loss over ``B``
+examples at the sample ``theta``, ``g_i`` an example's own gradient, and sigma² the posterior's
+variance:
+
+``gradsq``
+    ``B g²``. Its expectation over mini-batches is ``(B - 1) E[g_i]² + E[g_i²]``, so near a
+    minimum, where gradients average to zero, it is the empirical Fisher. Never negative; its
+    noise does not depend on ``ess`` (for Gaussian gradients it is sqrt(2) times its mean).
+``reparam``
+    ``g (theta - mean) / sigma²``, the paper's. By Stein's identity its expectation over theta is
+    the expected Hessian, exactly, of either sign (Shen et al., 2024, section 2). Its standard
+    deviation is about ``|g| / sigma = |g| sqrt(ess * hess + prior_precision)``, so it grows
+    with ``ess`` and hides a Hessian smaller than ``g² * ess``.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -30,26 +44,12 @@ from covon_avalanche.optim.checks import (
     check_positive,
     check_precisions,
 )
-from covon_avalanche.optim.diagnostics import (
-    MANY_STEPS,
-    Diagnostics,
-    diagnose,
-    warn_unless_learned,
-)
-from covon_avalanche.optim.hessian import HessApprox, beta2_at
-from covon_avalanche.optim.interrupts import defer_interrupt
-from covon_avalanche.optim.multi_tensor import (
-    LARGEST_ESTIMATE,
-    LARGEST_GRADIENT,
-    DeferredCheck,
-    Rates,
-    StepArgs,
-)
 from covon_avalanche.optim.posterior_optimizer import (
     Group,
     NamedParam,
     PosteriorOptimizer,
     State,
+    defer_interrupt,
 )
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
@@ -66,6 +66,10 @@ from covon_avalanche.posterior.gaussian import (
     merge_tensors,
 )
 
+if TYPE_CHECKING:
+    from covon_avalanche.optim.diagnostics import Diagnostics
+
+HessApprox = Literal["gradsq", "reparam"]
 Implementation = Literal["auto", "compiled", "foreach", "reference"]
 Consolidation = Literal["merge", "replace", "none"]
 
@@ -75,6 +79,24 @@ Algorithm 1 as printed has no ``clip_radius``, the paper's experiments have one;
 ``clip_radius=float("inf")``."""
 
 _GAMMA_PRECISION = 2.0  # for estimates that are never negative; chosen in docs/permuted-mnist.md
+_LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate may overflow float32
+_LARGEST_ESTIMATE = 1e15  # beyond it the square of a Hessian estimate may
+_MANY_STEPS = 100  # before them a precision is not expected to be learned
+
+
+def beta2_at(beta2: float | None, step: int) -> float:
+    """The averaging coefficient of the Hessian in a step.
+
+    The average should be short against the task, because what protects a task is the curvature
+    at its end, and long enough to average out the noise of the estimates. The length of a task is
+    not known, but the number of its steps so far is: with ``None`` the window is a fixed share of
+    them. After ``t`` steps an estimate made at step ``s`` has a weight about proportional to
+    ``(s / t)^9`` ("polynomial-decay averaging", Shamir and Zhang, ICML 2013, section 4).
+
+    :param beta2: the same in all steps (Algorithm 1), or ``None`` for the growing window.
+    :param step: number of the task's steps before this one.
+    """
+    return 1 - 1 / (50 + 0.1 * step) if beta2 is None else beta2
 
 
 def fast_step(
@@ -85,8 +107,8 @@ def fast_step(
     hess: Tensor,
     prior_mean: Tensor | float,
     prior_precision: Tensor | float,
-    i: int,
     *,
+    i: int,
     ess: float,
     lr: float,
     beta1: float,
@@ -120,6 +142,30 @@ def fast_step(
     return mean, momentum, hess
 
 
+class Bucket(NamedTuple):
+    """Parameters that one call of a fast version can take: of one group, device and dtype, at the
+    same step of the task, and with the same kind of prior."""
+
+    group: Group
+    means: list[Tensor]
+    numbers: list[int]
+    states: list[State]
+
+    @property
+    def i(self) -> int:
+        """The iteration of the task that comes next, from 1."""
+        return int(self.states[0]["step"]) + 1
+
+    def values(self, key: str, default: float = 0.0) -> Any:
+        """An entry of the states, or the number that stands for it in all of them."""
+        return [state[key] for state in self.states] if key in self.states[0] else default
+
+
+def first_precision(group: Group) -> float:
+    """Precision of the prior of a group's parameters in the first task (1/weight²)."""
+    return float(group["ess"]) * group["weight_decay"]
+
+
 class CoVON(PosteriorOptimizer):
     """Continual variational online Newton.
 
@@ -136,7 +182,7 @@ class CoVON(PosteriorOptimizer):
     :param hess_init: Hessian per example (loss/weight²) at the start of each task.
     :param betas: averaging coefficients of gradient and Hessian. ``None`` for the latter: an
         average whose window grows within the task, to ``50 + t / 10`` after ``t`` steps, see
-        ``optim/hessian.py``; a number gives the fixed coefficient of Algorithm 1.
+        :func:`beta2_at`; a number gives the fixed coefficient of Algorithm 1.
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
         ``s0 = ess * weight_decay``. New parameters of later tasks start with it too. 0, as in
         timm's groups without weight decay, is an improper flat prior: only ``hess`` bounds the
@@ -162,7 +208,7 @@ class CoVON(PosteriorOptimizer):
         continue from the prior, load its mean into the model. Move the model to its device first.
     :param hess_approx: the estimate of the Hessian's diagonal: ``"gradsq"``, the squared gradient
         times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. See
-        ``optim/hessian.py`` for derivations and noise. The same in all groups.
+        the head of ``optim/covon.py`` for derivations and noise. The same in all groups.
     :param batch_size: examples behind a step's gradient (over all processes), for
         ``"gradsq"``; with Avalanche :class:`CoVONPlugin` sets it in each step. Only the first
         group's value is used.
@@ -218,7 +264,7 @@ class CoVON(PosteriorOptimizer):
         check_choice("implementation", implementation, get_args(Implementation))
         check_gamma(gamma)  # which may warn
         self.implementation = implementation
-        self._deferred = DeferredCheck()
+        self._deferred = multi_tensor.DeferredCheck()
         defaults = dict(
             lr=lr,
             ess=ess,
@@ -291,7 +337,7 @@ class CoVON(PosteriorOptimizer):
 
     def _first_prior(self, p: Tensor, group: Group) -> State:
         init = group["prior_mean"] == "init"
-        precision = group["ess"] * group["weight_decay"]
+        precision = first_precision(group)
         return {
             "prior_mean": p.detach().clone() if init else torch.zeros_like(p, requires_grad=False),
             "prior_precision": torch.full_like(p, precision, requires_grad=False),
@@ -307,20 +353,24 @@ class CoVON(PosteriorOptimizer):
 
     def _prior_precision(self, state: State, group: Group) -> Tensor | float:
         """Precision of the current prior; a number until the first consolidation."""
-        return state.get("prior_precision", float(group["ess"]) * group["weight_decay"])
+        return state.get("prior_precision", first_precision(group))
 
-    def _hess(self, p: Tensor, group: Group, train: bool) -> Tensor | float | None:
-        """Hessian of the posterior to sample from; between tasks, that of the merged one."""
+    def _state_to_sample(self, p: Tensor, group: Group, train: bool) -> State | None:
+        """The state with ``hess``: that of the task or, to predict, of the merged posterior, which
+        has none of its own."""
         state = self.state.get(p, {})
-        if not train and "hess" not in state:
-            return 0.0 if "prior_precision" in state else None
-        return state.get("hess", float(group["hess_init"]))
+        if train:
+            return self._task_state(p, group)
+        if "prior_precision" in state and "hess" not in state:
+            return {**state, "hess": torch.zeros_like(p, requires_grad=False)}
+        return state or None
 
-    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float | None:
-        hess = self._hess(p, group, train)
-        if hess is None:
+    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | None:
+        state = self._state_to_sample(p, group, train)
+        if state is None:
             return None
-        return group["ess"] * hess + self._prior_precision(self.state.get(p, {}), group)
+        precision: Tensor = group["ess"] * state["hess"] + self._prior_precision(state, group)
+        return precision
 
     # Sampling and the fast step --------------------------------------------------------
 
@@ -332,69 +382,83 @@ class CoVON(PosteriorOptimizer):
             self._batch_size()  # raises where the step would, before the forward pass
         if self.implementation == "reference":
             return super()._draw(params, buffers, train, key)
-        drawn: dict[Tensor, SampleBuffer] = {}
-        args: list[StepArgs] = []
-        for named in params:
-            name, p, group, _ = named
-            hess = self._hess(p, group, train)
-            if hess is None:
-                continue
-            drawn[p] = self._buffer(buffers, p, name)  # which may replace the state's tensors
-            state = self.state.get(p, {})
-            if not isinstance(hess, Tensor):
-                state = {**state, "hess": torch.full_like(p, hess, requires_grad=False)}
-            args.append(self._step_args(named, state, 1, drawn[p].content))
+        params = [n for n in params if train or self.state.get(n.param)]
+        drawn = {n.param: self._buffer(buffers, n.param, n.name) for n in params}
+        draw = multi_tensor.draw
         if self._use_cpu_kernel(drawn.values()):
             from covon_avalanche.optim import cpu_kernel
 
-            good = cpu_kernel.draw_samples(args, key)
-        else:
-            good = multi_tensor.draw_samples(args, key)
-        if not good:
-            check_precisions(
-                [(a.name, (a.rates.ess * a.hess + a.prior_precision).min()) for a in args]
+            draw = cpu_kernel.draw
+        positive = True
+        for bucket in self._buckets(params, train):
+            positive &= draw(
+                bucket.means,
+                [drawn[p].content for p in bucket.means],
+                bucket.values("hess"),
+                bucket.values("prior_precision", first_precision(bucket.group)),
+                bucket.numbers,
+                ess=float(bucket.group["ess"]),
+                key=key,
             )
+        if not positive:
+            precisions = [(n.name, self._precision(n.param, n.group, train)) for n in params]
+            check_precisions([(name, low.min()) for name, low in precisions if low is not None])
         return drawn
 
     def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
         """Algorithm 1, lines 6 to 9."""
-        if self.implementation == "reference":
+        if self.implementation == "reference" or not params:
             super()._step(params, record)
             return
-        states = [self._task_state(named.param, named.group) for named in params]
-        args = []
-        for named, state in zip(params, states, strict=True):
-            name, p, *_ = named
+        averaged = record.mc_samples > 1
+        samples, grads = {}, {}
+        for name, p, *_ in params:
             if not self._buffers[p].fits(p):
                 raise RuntimeError(f"{name!r} was cast or moved between its sample and step()")
-            sample = record.theta(p) if record.mc_samples == 1 else record.statistic(p)
-            sample = match_layout(sample, p, name, "the sample")
             assert p.grad is not None
-            grad = match_layout(p.grad, p, name, "the gradient")
-            args.append(self._step_args(named, state, state["step"] + 1, sample, grad))
-        limit = LARGEST_GRADIENT
+            sample = record.statistic(p) if averaged else record.theta(p)
+            samples[p] = match_layout(sample, p, name, "the sample")
+            grads[p] = match_layout(p.grad, p, name, "the gradient")
+        limit = _LARGEST_GRADIENT
         if record.squared:
-            limit = min(limit, math.sqrt(LARGEST_ESTIMATE / self._batch_size()))
-        if record.mc_samples == 1 and self._use_cpu_kernel(self._buffers[p] for _, p, *_ in params):
+            limit = min(limit, math.sqrt(_LARGEST_ESTIMATE / self._batch_size()))
+        buckets = self._buckets(params)
+        step: Callable[..., None]
+        if not averaged and self._use_cpu_kernel(self._buffers[n.param] for n in params):
             from covon_avalanche.optim import cpu_kernel
 
-            done = cpu_kernel.step(args, record.squared, limit)
+            step, fit = cpu_kernel.step, cpu_kernel.fit(list(grads.values()), limit)
         else:
-            done = multi_tensor.step(
-                args,
-                limit,
-                squared=record.squared,
-                mc_samples=record.mc_samples,
+            bounds = [(list(grads.values()), limit)]
+            if averaged:
+                bounds.append((list(samples.values()), _LARGEST_ESTIMATE))
+            names = [named.name for named in params]
+            finite = self._deferred.check(names, list(grads), bounds, buckets[0].i)
+            fit = finite is not None
+            step = partial(
+                multi_tensor.step,
+                averaged=averaged,
                 compiled=self.implementation == "compiled",
-                deferred=self._deferred,
+                finite=finite or {},
             )
-        if not done:  # gradients that are not finite, which raise here, or large
+        if not fit:  # gradients that are not finite, which raise here, or large
             super()._step(params, record)
             return
+        for bucket in buckets:
+            step(
+                bucket.means,
+                [samples[p] for p in bucket.means],
+                [grads[p] for p in bucket.means],
+                bucket.values("momentum"),
+                bucket.values("hess"),
+                bucket.values("prior_mean", 0.0),
+                bucket.values("prior_precision", first_precision(bucket.group)),
+                **self._settings(bucket.group, bucket.i),
+            )
+            for p, state in zip(bucket.means, bucket.states, strict=True):
+                state["step"] += 1
+                self.state[p] = state
         bump_versions(named.param for named in params)
-        for named, state in zip(params, states, strict=True):
-            state["step"] += 1
-            self.state[named.param] = state
 
     def _use_cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> bool:
         """Whether numba makes a draw or a step; it does if it can for all parameters."""
@@ -404,44 +468,39 @@ class CoVON(PosteriorOptimizer):
             raise ValueError("implementation='compiled' needs a working numba on a CPU")
         return compiled_fill() is not None
 
-    def _step_args(
-        self,
-        named: NamedParam,
-        state: State,
-        i: int,
-        sample: Tensor,
-        grad: Tensor | None = None,
-    ) -> StepArgs:
-        """Arguments of iteration ``i`` of the task."""
-        group = named.group
+    def _buckets(self, params: list[NamedParam], train: bool = True) -> list[Bucket]:
+        """The parameters in as few lists as the fast versions allow."""
+        buckets: dict[tuple[object, ...], Bucket] = {}
+        for _, p, group, number in params:
+            state = self._state_to_sample(p, group, train)
+            assert state is not None
+            prior = "prior_mean" in state, "prior_precision" in state
+            kind = id(group), p.device, p.dtype, state.get("step"), *prior
+            bucket = buckets.setdefault(kind, Bucket(group, [], [], []))
+            bucket.means.append(p)
+            bucket.numbers.append(number)
+            bucket.states.append(state)
+        return list(buckets.values())
+
+    def _settings(self, group: Group, i: int) -> dict[str, Any]:
+        """Of iteration ``i`` of the task, for :func:`fast_step` and its faster versions."""
         beta1, beta2 = group["betas"]
-        rates = Rates(
+        return dict(
+            i=i,
             ess=float(group["ess"]),
             lr=float(group["lr"]),
             beta1=beta1,
-            one_minus_beta2=1 - beta2_at(beta2, i - 1),
-            bias_correction=1 - beta1**i if group["debias"] else 1.0,
+            beta2=beta2_at(beta2, i - 1),
+            debias=group["debias"],
             clip_radius=group["clip_radius"],
-            batch_size=float(self.param_groups[0]["batch_size"] or 1),
-        )
-        return StepArgs(
-            name=named.name,
-            number=named.number,
-            mean=named.param,
-            sample=sample,
-            hess=state["hess"],
-            prior_mean=state.get("prior_mean", 0.0),
-            prior_precision=self._prior_precision(state, group),
-            rates=rates,
-            grad=grad,
-            momentum=state.get("momentum"),
-            step=i,
+            hess_approx=self.hess_approx,
+            batch_size=self._batch_size(),
         )
 
     def _propose(
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
-        beta1, beta2 = group["betas"]
+        i = state["step"] + 1
         mean, momentum, hess = fast_step(
             p,
             statistic,
@@ -450,17 +509,9 @@ class CoVON(PosteriorOptimizer):
             state["hess"],
             state.get("prior_mean", 0.0),
             self._prior_precision(state, group),
-            state["step"] + 1,
-            ess=group["ess"],
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2_at(beta2, state["step"]),
-            debias=group["debias"],
-            clip_radius=group["clip_radius"],
-            hess_approx=self.hess_approx,
-            batch_size=self._batch_size(),
+            **self._settings(group, i),
         )
-        return mean, {"step": state["step"] + 1, "momentum": momentum, "hess": hess}
+        return mean, {"step": i, "momentum": momentum, "hess": hess}
 
     # The slow step ---------------------------------------------------------------------
 
@@ -498,7 +549,9 @@ class CoVON(PosteriorOptimizer):
             if "hess" in self.state.get(named.param, {}) and named.group["consolidation"] != "none"
         ]
         steps = max((self.state[named.param]["step"] for named in trained), default=0)
-        if steps >= MANY_STEPS:
+        if steps >= _MANY_STEPS:
+            from covon_avalanche.optim.diagnostics import warn_unless_learned
+
             warn_unless_learned(steps, self.diagnostics()["all"])
         with defer_interrupt(), torch.no_grad():
             for name, p, group, _ in trained:  # check all before anything is written
@@ -529,6 +582,8 @@ class CoVON(PosteriorOptimizer):
         """Whether the precision is being learned, by parameter name, and pooled over all under
         ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
         and the next ``zero_grad``; empty before the first step."""
+        from covon_avalanche.optim.diagnostics import diagnose
+
         trained = {
             name: (p, group, state, self._prior_precision(state, group))
             for name, p, group, _ in self._named_params()
@@ -569,4 +624,4 @@ class CoVON(PosteriorOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._deferred = DeferredCheck()
+        self._deferred = multi_tensor.DeferredCheck()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from covon_avalanche.optim.hessian import HessApprox, ema_weights
+from covon_avalanche.optim.covon import HessApprox, beta2_at
 from covon_avalanche.optim.sharding import local
-
-MANY_STEPS = 100
-"""Before them a precision is not expected to be learned."""
 
 _NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
 _SHARE_TO_WARN = 0.9  # of hess still near hess_init
@@ -25,7 +23,7 @@ class Diagnostics(NamedTuple):
 
     ``hess_signal_to_noise``: root mean square of what the estimates have added to ``hess``,
     without the remainder of ``hess_init``, relative to their noise in the average. About 1: the
-    estimate is dominated by noise. The noise follows the formulas in ``optim/hessian.py`` with
+    estimate is dominated by noise. The noise follows the formulas in ``optim/covon.py`` with
     the last step's gradient, so it varies from batch to batch; NaN if that gradient is gone.
 
     ``hess_at_start``: share of the entries of ``hess`` still within 10 % of ``hess_init``. Near
@@ -78,8 +76,23 @@ def diagnose(parameters: Sequence[Trained], hess_approx: HessApprox) -> Diagnost
     )
 
 
+@lru_cache(maxsize=256)
+def ema_weights(beta2: float | None, steps: int) -> tuple[float, float]:
+    """What an average consists of after some steps.
+
+    :return: the weight of its initial value, and the sum of the squared weights of the
+        estimates: its variance if theirs is 1 and they are independent.
+    """
+    initial, squares = 1.0, 0.0
+    for step in range(steps):
+        beta = beta2_at(beta2, step)
+        initial *= beta
+        squares = beta**2 * squares + (1 - beta) ** 2
+    return initial, squares
+
+
 def warn_unless_learned(steps: int, found: Diagnostics) -> None:
-    """Warn if a task of at least ``MANY_STEPS`` has left the precision as it began."""
+    """Warn if a task of many steps has left the precision as it began."""
     if found.hess_at_start > _SHARE_TO_WARN:
         warnings.warn(
             f"the posterior has not learned its precision: after {steps} steps "

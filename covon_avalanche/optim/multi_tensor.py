@@ -10,155 +10,111 @@ Scalars that change from step to step are numbers in eager mode and 0-d tensors 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from covon_avalanche.optim.samples import fill_normal_
-from covon_avalanche.optim.sharding import is_sharded, local
+from covon_avalanche.optim.sharding import local
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 Prior = Any  # Tensors, or the float that it still is in the first task
 Scalar = Any  # a float, or a 0-d tensor
 
-LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate may overflow float32
-LARGEST_ESTIMATE = 1e15  # beyond it the square of a Hessian estimate may
 _LARGEST_BUCKET = 2**26  # entries: multi-tensor operations make temporaries of this size
 _LARGEST_BUCKET_CPU = 2**20  # which then stay in its cache: a third less time
 
 
-class Rates(NamedTuple):
-    """Settings of a group in a step.
-
-    :param one_minus_beta2: which is accurate in float32, too.
-    :param bias_correction: ``1 - beta1**step``, or 1 without debiasing.
-    """
-
-    ess: float
-    lr: float
-    beta1: float
-    one_minus_beta2: float
-    bias_correction: float
-    clip_radius: float
-    batch_size: float
-
-
-class StepArgs(NamedTuple):
-    """One parameter in a draw or a step. Tensors have its shape and layout.
-
-    :param name: for errors.
-    :param number: of the parameter within the optimizer.
-    :param mean: the parameter; changed in place by a step.
-    :param sample: theta, written by a draw; the statistic of several samples in a step, see
-        :class:`SampleAccumulator`. Used up by a step.
-    :param hess: loss/weight²; changed in place by a step.
-    :param prior_mean: a tensor, or 0.
-    :param prior_precision: 1/weight²; a number in the first task.
-    :param rates: settings of the group, see :class:`CoVON`.
-    :param grad: loss/weight; for steps only, as what follows.
-    :param momentum: changed in place.
-    :param step: of the task, from 1.
-    """
-
-    name: str
-    number: int
-    mean: Tensor
-    sample: Tensor
-    hess: Tensor
-    prior_mean: Any
-    prior_precision: Any
-    rates: Rates
-    grad: Any = None
-    momentum: Any = None
-    step: int = 0
-
-    def local(self) -> StepArgs:
-        """With this process's parts of DTensors."""
-        return StepArgs(*map(local, self)) if is_sharded(self.mean) else self
-
-
-def draw_samples(args: Sequence[StepArgs], key: int) -> bool:
+def draw(
+    means: list[Tensor],
+    samples: list[Tensor],
+    hessians: list[Tensor],
+    prior_precisions: Prior,
+    numbers: list[int],
+    *,
+    ess: float,
+    key: int,
+) -> bool:
     """Write posterior samples (Algorithm 1, line 4).
 
+    :param numbers: of the parameters within the optimizer, for their noise.
     :param key: of the noise.
-    :return: whether all precisions on the CPU are positive; those on an accelerator are not
+    :return: whether all precisions on a CPU are positive; those on an accelerator are not
         looked at, to avoid synchronising with it.
     """
+    for sample, number in zip(samples, numbers, strict=True):
+        fill_normal_(sample, key, number)
     good = True
-    for a in args:
-        fill_normal_(a.sample, key, a.number)
-    for bucket in _buckets([a.local() for a in args]):
-        means, samples = [a.mean for a in bucket], [a.sample for a in bucket]
-        std = _precisions(
-            [a.hess for a in bucket], _column(bucket, "prior_precision"), bucket[0].rates.ess
-        )
+    for mean, sample, hess, prior_precision in _parts(means, samples, hessians, prior_precisions):
+        std = _precisions(hess, prior_precision, ess)
         torch._foreach_rsqrt_(std)
-        torch._foreach_mul_(samples, std)
-        torch._foreach_add_(samples, means)
+        torch._foreach_mul_(sample, std)
+        torch._foreach_add_(sample, mean)
         if means[0].device.type == "cpu":
             good = good and all(bool(torch.isfinite(s).all()) for s in std)
     return good
 
 
 def step(
-    args: Sequence[StepArgs],
-    limit: float,
+    means: list[Tensor],
+    samples: list[Tensor],
+    grads: list[Tensor],
+    momenta: list[Tensor],
+    hessians: list[Tensor],
+    prior_means: Prior,
+    prior_precisions: Prior,
     *,
-    squared: bool,
-    mc_samples: int,
+    i: int,
+    ess: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    debias: bool,
+    clip_radius: float,
+    hess_approx: str,
+    batch_size: float,
+    averaged: bool,
     compiled: bool,
-    deferred: DeferredCheck,
-) -> bool:
-    """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9).
+    finite: dict[torch.device, Tensor],
+) -> None:
+    """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9). See ``fast_step``.
 
-    :param limit: of the gradients' norms, loss/weight.
-    :param squared: whether the Hessian estimate is that of squared gradients.
-    :param mc_samples: posterior samples behind gradients and statistics.
+    :param samples: theta, which is used up; with ``averaged`` the statistic of ``fast_step``.
     :param compiled: by ``torch.compile``, on accelerators.
-    :param deferred: raises for earlier steps on accelerators, which skip a step beyond the limit.
-    :return: whether all gradients on the CPU are finite and below the limit; if not, nothing has
-        changed.
+    :param finite: what :meth:`DeferredCheck.check` returned.
     """
-    deferred.raise_if_bad(wait=False)
-    args = [a.local() for a in args]
-    finite: dict[torch.device, Tensor] = {}
-    for device in sorted({a.mean.device for a in args}, key=str):  # the CPU first
-        there = [a for a in args if a.mean.device == device]
-        fit = _fit(there, limit, mc_samples)
-        if device.type != "cpu":
-            finite[device] = deferred.add([a.name for a in there], there[0].step, fit)
-        elif not fit.all():
-            return False
-    for bucket in _buckets(args):
-        means, grads = [a.mean for a in bucket], [a.grad for a in bucket]
-        statistics = [a.sample for a in bucket]
-        if mc_samples == 1 and not squared:
-            torch._foreach_sub_(statistics, means)
-            torch._foreach_mul_(statistics, grads)
-        rates: dict[str, Any] = bucket[0].rates._asdict()
-        constant = {key: rates.pop(key) for key in ("beta1", "clip_radius")}
-        run: Callable[..., None] = update
-        device = means[0].device
-        if device.type != "cpu" and compiled:
-            run = compiled_update()
-            rates = {key: torch.full((), value, device=device) for key, value in rates.items()}
+    device, squared = means[0].device, hess_approx == "gradsq"
+    scalars: dict[str, Any] = dict(
+        ess=ess,
+        lr=lr,
+        one_minus_beta2=1 - beta2,
+        bias_correction=1 - beta1**i if debias else 1.0,
+        batch_size=batch_size,
+    )
+    run: Callable[..., None] = update
+    if compiled and device.type != "cpu":
+        run = compiled_update()
+        scalars = {key: torch.full((), value, device=device) for key, value in scalars.items()}
+    for mean, sample, grad, *others in _parts(
+        means, samples, grads, momenta, hessians, prior_means, prior_precisions
+    ):
+        if not averaged and not squared:
+            torch._foreach_sub_(sample, mean)
+            torch._foreach_mul_(sample, grad)
         run(
-            means,
-            grads,
-            None if mc_samples == 1 and squared else statistics,
-            [a.momentum for a in bucket],
-            [a.hess for a in bucket],
-            _column(bucket, "prior_mean"),
-            _column(bucket, "prior_precision"),
+            mean,
+            grad,
+            sample if averaged or not squared else None,
+            *others,
             squared=squared,
+            beta1=beta1,
+            clip_radius=clip_radius,
             finite=finite.get(device),
-            **constant,
-            **rates,
+            **scalars,
         )
-    return True
 
 
 def update(
@@ -257,35 +213,19 @@ def _addcmul_(xs: Tensors, ys: Tensors, zs: Tensors, scale: Scalar) -> None:
         torch._foreach_addcmul_(xs, ys, zs, value=scale)
 
 
-def _buckets(args: Sequence[StepArgs]) -> Iterator[list[StepArgs]]:
-    """Parameters of the same device, dtype, rates and kind of prior, up to a size."""
-    bucket: list[StepArgs] = []
-    entries, kind = 0, None
-    for a in args:
-        largest = _LARGEST_BUCKET_CPU if a.mean.device.type == "cpu" else _LARGEST_BUCKET
-        numbers = [None if isinstance(p, Tensor) else p for p in (a.prior_mean, a.prior_precision)]
-        other = (a.mean.device, a.mean.dtype, a.rates, numbers)
-        if bucket and (other != kind or entries + a.mean.numel() > largest):
-            yield bucket
-            bucket, entries = [], 0
-        bucket.append(a)
-        entries, kind = entries + a.mean.numel(), other
-    if bucket:
-        yield bucket
-
-
-def _column(bucket: list[StepArgs], field: str) -> list[Tensor] | float:
-    """A field of a bucket: tensors, or the number that all have."""
-    values = [getattr(a, field) for a in bucket]
-    return values if isinstance(values[0], Tensor) else values[0]
-
-
-def _fit(args: Sequence[StepArgs], limit: float, mc_samples: int) -> Tensor:
-    """For each parameter, whether its gradient is finite and small enough, as a tensor."""
-    fit = torch.stack(torch._foreach_norm([a.grad for a in args])) < limit  # which NaN is not
-    if mc_samples > 1:
-        fit &= torch.stack(torch._foreach_norm([a.sample for a in args])) < LARGEST_ESTIMATE
-    return fit
+def _parts(means: list[Tensor], *columns: Prior) -> Iterator[list[Any]]:
+    """The same parameters of all columns, up to a number of entries; of DTensors the parts of
+    this process."""
+    largest = _LARGEST_BUCKET_CPU if means[0].device.type == "cpu" else _LARGEST_BUCKET
+    begin = entries = 0
+    for end, mean in enumerate([*means, None]):
+        if end > begin and (mean is None or entries + mean.numel() > largest):
+            yield [
+                [local(t) for t in column[begin:end]] if isinstance(column, list) else column
+                for column in (means, *columns)
+            ]
+            begin, entries = end, 0
+        entries += 0 if mean is None else mean.numel()
 
 
 class DeferredCheck:
@@ -298,17 +238,42 @@ class DeferredCheck:
     def __init__(self) -> None:
         self._pending: list[tuple[list[str], int, Tensor, torch.Event]] = []
 
-    def add(self, names: list[str], step: int, fit: Tensor) -> Tensor:
-        """Look at the gradients of a step.
+    def check(
+        self,
+        names: list[str],
+        means: list[Tensor],
+        bounds: list[tuple[list[Tensor], float]],
+        step: int,
+    ) -> dict[torch.device, Tensor] | None:
+        """Look at the gradients of a step; raise for those of earlier steps.
 
-        :param fit: for each parameter on the device, whether its gradient is fit for a step.
-        :return: on the device, a scalar: whether all are.
+        :param names: of the parameters.
+        :param means: the parameters.
+        :param bounds: for each parameter a gradient or statistic, and what its norm must be below.
+        :param step: of the task, for the error.
+        :return: for each accelerator a scalar on it, whether all there are finite and below the
+            bounds; ``None`` if one on a CPU is not.
         """
-        event = torch.Event(fit.device)
-        answer = fit.to("cpu", non_blocking=True)
-        event.record()
-        self._pending.append((names, step, answer, event))
-        return fit.all()
+        self.raise_if_bad(wait=False)
+        finite: dict[torch.device, Tensor] = {}
+        devices = [mean.device for mean in means]
+        for device in sorted(set(devices), key=str):  # the CPU first
+            there = [i for i, other in enumerate(devices) if other == device]
+            fit = torch.stack(
+                [
+                    torch.stack(torch._foreach_norm([local(tensors[i]) for i in there])) < bound
+                    for tensors, bound in bounds  # NaN is not below
+                ]
+            ).all(0)
+            if device.type != "cpu":
+                event = torch.Event(device)
+                answer = fit.to("cpu", non_blocking=True)
+                event.record()
+                self._pending.append(([names[i] for i in there], step, answer, event))
+                finite[device] = fit.all()
+            elif not fit.all():
+                return None
+        return finite
 
     def raise_if_bad(self, *, wait: bool) -> None:
         """Raise for a step that was skipped.

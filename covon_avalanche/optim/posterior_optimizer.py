@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from _signal import SIGINT, getsignal, signal  # the signal module is slow: it converts to enums
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType, TracebackType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -21,7 +24,6 @@ from covon_avalanche.optim.checks import (
     check_whole,
     has_entries,
 )
-from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
     SampleBuffer,
@@ -35,6 +37,37 @@ from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, emb
 
 Group = dict[str, Any]
 State = dict[str, Any]
+
+
+class defer_interrupt:
+    """Context manager: Ctrl-C inside of it takes effect at the end.
+
+    Threads other than the main thread never receive signals. Handlers that are not Python
+    functions are left unchanged.
+    """
+
+    def __enter__(self) -> None:
+        self._pending: tuple[int, FrameType | None] | None = None
+        self._handler: Any = None
+        if threading.current_thread() is threading.main_thread():
+            handler = getsignal(SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal(SIGINT, self._defer)
+
+    def _defer(self, number: int, frame: FrameType | None) -> None:
+        self._pending = number, frame
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._handler is not None:
+            signal(SIGINT, self._handler)
+            if self._pending is not None:
+                self._handler(*self._pending)
 
 
 class NamedParam(NamedTuple):

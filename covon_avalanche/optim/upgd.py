@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from covon_avalanche.optim.checks import check_positive
+from covon_avalanche.optim.posterior_optimizer import defer_interrupt
 from covon_avalanche.optim.samples import fill_normal_, next_noise_key
 
 Group = dict[str, Any]
@@ -90,19 +91,20 @@ class UPGD(Optimizer):
         groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in self.param_groups]
         if any(grad.is_sparse for _, params in groups for grad in _grads(params)):
             raise ValueError("UPGD does not support sparse gradients, got one")
-        utilities = [self._update_utilities(params, group) for group, params in groups]
-        largest = [u.max() for of_group in utilities for u in of_group if u.numel()]
-        if not largest:
+        if not any(p.numel() for _, params in groups for p in params):
             return loss
-        # Positive, so that the signs of utilities are kept; with no synchronisation.
-        tiny = torch.finfo(largest[0].dtype).tiny
-        maximum = torch.stack([m.to(largest[0]) for m in largest]).max().clamp_min(tiny)
         key = next_noise_key(self.param_groups[0], self._generator)
         numbers = {p: i for i, p in enumerate(p for g in self.param_groups for p in g["params"])}
-        for (group, params), of_group in zip(groups, utilities, strict=True):
-            if params:
-                noise = [fill_normal_(torch.empty_like(p), key, numbers[p]) for p in params]
-                _descend(params, noise, of_group, maximum, group)
+        with defer_interrupt():
+            utilities = [self._update_utilities(params, group) for group, params in groups]
+            largest = [u.max() for of_group in utilities for u in of_group if u.numel()]
+            # Positive, so that the signs of utilities are kept; with no synchronisation.
+            tiny = torch.finfo(largest[0].dtype).tiny
+            maximum = torch.stack([m.to(largest[0]) for m in largest]).max().clamp_min(tiny)
+            for (group, params), of_group in zip(groups, utilities, strict=True):
+                if params:
+                    noise = [fill_normal_(torch.empty_like(p), key, numbers[p]) for p in params]
+                    _descend(params, noise, of_group, maximum, group)
         return loss
 
     def _update_utilities(self, params: list[Tensor], group: Group) -> list[Tensor]:

@@ -189,3 +189,14 @@ def test_sparse_gradients_are_refused_before_anything_changes():
     (table(torch.tensor([1])) * other).sum().backward()
     with unchanged(optimizer), pytest.raises(ValueError, match="sparse gradients"):
         optimizer.step()
+
+
+def test_a_missing_generator_is_an_error_before_anything_changes(monkeypatch):
+    """Processes would draw different noise."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    w = nn.Parameter(torch.ones(2))
+    optimizer = make([w], generator=None)
+    w.sum().backward()
+    with unchanged(optimizer), pytest.raises(ValueError, match="need identical noise"):
+        optimizer.step()
