@@ -277,11 +277,12 @@ def replace_part(page: Path, script: str, text: str) -> None:
 # Searches ----------------------------------------------------------------------------------
 
 
-def ship_recipe(searched: Path, name: str, **replaced: str) -> None:
+def ship_recipe(searched: Path, name: str, unsearched: str = "", **replaced: str) -> None:
     """Make the best settings of ``covon search`` a shipped recipe.
 
     :param searched: the folder with ``best.toml``.
-    :param replaced: lines to replace, by key: ``weights='"default"'``.
+    :param unsearched: tables of strategies with nothing to search.
+    :param replaced: new lines by the key of the old one.
     """
     lines = [
         f"# The best settings of covon search; all trials are in {searched.relative_to(ROOT)}.",
@@ -289,6 +290,7 @@ def ship_recipe(searched: Path, name: str, **replaced: str) -> None:
     ]
     for line in (searched / "best.toml").read_text(encoding="utf-8").splitlines():
         key = line.partition(" = ")[0]
-        lines.append(f"{key} = {replaced[key]}" if key in replaced else line)
+        lines.append(replaced.get(key, line))
     recipes = ROOT / "covon_avalanche/experiment/recipes"
-    write_atomically(recipes / f"{name}.toml", "\n".join(lines) + "\n")
+    text = "\n".join([*lines, *([f"\n{unsearched.strip()}"] if unsearched else [])])
+    write_atomically(recipes / f"{name}.toml", text + "\n")

@@ -97,7 +97,16 @@ def main() -> None:
     """Run and report."""
     given = arguments(__doc__, "closed-form", "trained")
     if given.write_recipe:
-        ship_recipe(SEARCHED.parent, "pacs", weights='"default"')
+        start = (ROOT / "benchmarks/pacs.toml").read_text(encoding="utf-8")
+        closed = start[start.index("# Closed forms") : start.index("[search.")]
+        ship_recipe(
+            SEARCHED.parent,
+            "pacs",
+            closed,
+            weights='weights = "default"',
+            precision='precision = "auto"',
+            consolidation='merge = "regmean"',  # its name today
+        )
         return
     for part in () if given.report else given.parts or ("closed-form", "trained"):
         for most in (1, 3, 5):  # one seed of everything first

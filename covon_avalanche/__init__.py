@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from covon_avalanche.plugins import EWCStarPlugin as EWCStarPlugin
     from covon_avalanche.plugins import ICaRLPlugin as ICaRLPlugin
     from covon_avalanche.plugins import MergePlugin as MergePlugin
+    from covon_avalanche.plugins import RWalkPlugin as RWalkPlugin
     from covon_avalanche.plugins import SIPlugin as SIPlugin
     from covon_avalanche.plugins import TDVCLPlugin as TDVCLPlugin
     from covon_avalanche.plugins import VCLPlugin as VCLPlugin
@@ -41,6 +42,7 @@ _HOME = {
     "EWCStarPlugin": "plugins",
     "ICaRLPlugin": "plugins",
     "MergePlugin": "plugins",
+    "RWalkPlugin": "plugins",
     "SIPlugin": "plugins",
     "TDVCLPlugin": "plugins",
     "VCLPlugin": "plugins",

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Compare your method
 #
-# A strategy or plugin of yours is trained under the same protocol as the others: same streams,
-# seeds, models and epochs, and a search with the same number of trials. All that it takes is a
-# Python class and a recipe.
+# Train your own strategy or plugin under the same protocol as the others: same streams, seeds,
+# models and epochs, and a search with the same number of trials. All you need is a Python class
+# and a recipe.
 
 # %%
 import os
@@ -109,12 +109,13 @@ if not short:
 # %%
 if not short:
     covon("search", "mine.toml", "--strategies", "mine", "--trials", "8", "--out", "searches/mine")
-    print((folder / "searches/mine/best.toml").read_text().partition("[strategies")[2])
+    best = (folder / "searches/mine/best.toml").read_text()
+    print(best[best.index("[strategies") :])
 
 # %% [markdown]
 # ## The comparison
 #
-# Best settings can be set on the command line. An interrupted run resumes with the same command,
+# Pass the best settings with `--set`. An interrupted run resumes with the same command,
 # and finished ones are skipped.
 
 # %%

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # What the posterior knows
 #
-# A posterior over the weights gives more than a prediction: how certain it is, and whether the
+# A posterior over the weights also tells how certain a prediction is, and whether the
 # uncertainty comes from the image or from the weights. Here a network learns the digits 0 to 7 in
 # two tasks, the second with permuted pixels, and never sees an 8 or a 9.
 

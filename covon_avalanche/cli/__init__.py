@@ -49,8 +49,7 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="Bayesian, exemplar-free continual learning: fair comparisons on domain-incremental "
-    "streams.",
+    help="Compare continual-learning strategies on domain-incremental streams.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def compare(
     first: Annotated[Path, typer.Argument(help="Folder of a run, or its result.json.")],
-    second: Annotated[Path, typer.Argument(help="Another one.")],
+    second: Annotated[Path, typer.Argument(help="The run to compare with.")],
 ) -> None:
     """Print what differs between two runs, in settings and in results."""
     a, b = _one_run(first), _one_run(second)

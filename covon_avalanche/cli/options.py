@@ -42,7 +42,7 @@ RecipeName = Annotated[
 ]
 Strategies = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAMES", help="Only these: covon,ewc-star."),
+    typer.Option(metavar="NAMES", help="Subset, e.g. covon,ewc-star."),
 ]
 Epochs = Annotated[
     int | None,
@@ -72,7 +72,7 @@ def joined(values: list[str] | None) -> str | None:
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Such as strategies.covon.lr=0.02."),
+    typer.Option("--set", metavar="KEY=VALUE", help="E.g. strategies.covon.lr=0.02."),
 ]
 
 

@@ -16,7 +16,7 @@ def predict(
     samples: Annotated[
         int, typer.Option(metavar="N", min=0, help="Posterior samples; 0: the mean.")
     ] = 0,
-    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images at once.")] = 64,
+    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images per batch.")] = 64,
     csv: Annotated[
         bool, typer.Option("--csv", metavar="", help="Print CSV with all probabilities.")
     ] = False,

@@ -52,7 +52,7 @@ def run(
     strategies: Strategies = None,
     seeds: Annotated[
         list[str] | None,
-        typer.Option(metavar="LIST", help="Only these: 0-4 or 0,3,7."),
+        typer.Option(metavar="LIST", help="Subset, e.g. 0-4 or 0,3,7."),
     ] = None,
     epochs: Epochs = None,
     settings: Settings = None,
@@ -75,10 +75,10 @@ def run(
     dataset_root: DatasetRoot = None,
     checkpoint_minutes: Annotated[
         float,
-        typer.Option(metavar="MINUTES", callback=between(0, 10**6), help="Between checkpoints."),
+        typer.Option(metavar="MINUTES", callback=between(0, 10**6), help="Checkpoint interval."),
     ] = 5.0,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", metavar="", help="Log in the runs' folders.")
+        bool, typer.Option("--tensorboard", metavar="", help="Write TensorBoard logs.")
     ] = False,
     bundle: Annotated[
         bool, typer.Option("--bundle", metavar="", help="Save models for `covon predict`.")
@@ -90,7 +90,7 @@ def run(
     ),
     slurm: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Such as slurm_partition=gpu."),
+        typer.Option(metavar="KEY=VALUE", help="E.g. slurm_partition=gpu."),
     ] = None,
 ) -> None:
     """Compare continual-learning strategies: train each with each seed, then print a table.

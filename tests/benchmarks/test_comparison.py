@@ -124,7 +124,9 @@ def test_a_searched_recipe_is_shipped_with_replaced_lines(tmp_path, monkeypatch)
     searched.mkdir()
     best = (comparison.RESULTS / "pacs/best.toml").read_text()
     (searched / "best.toml").write_text(best)
-    comparison.ship_recipe(searched, "shipped", weights='"default"')
+    closed = '[strategies.ridge]\nkind = "ridge"'
+    comparison.ship_recipe(searched, "shipped", closed, weights='weights = "default"')
     recipe = load_recipe(str(tmp_path / "covon_avalanche/experiment/recipes/shipped.toml"))
     assert recipe.model.weights == "default"
     assert recipe.strategies["covon-inputs"].merge == "regmean"
+    assert recipe.strategies["ridge"].kind == "ridge"
