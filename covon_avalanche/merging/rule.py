@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from covon_avalanche.merging.batch_norm import trained_batch_norms, update_batch_norm
 from covon_avalanche.optim import CoVON, PosteriorOptimizer
-from covon_avalanche.optim.posterior_optimizer import defer_interrupt
+from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.posterior.gaussian import embed
 
 Batch = Sequence[Tensor]

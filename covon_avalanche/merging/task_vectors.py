@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from covon_avalanche.merging.rule import MergeRule, Task, in_shape
 from covon_avalanche.optim.checks import check_choice
-from covon_avalanche.optim.posterior_optimizer import defer_interrupt
+from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.posterior.gaussian import check_gamma
 
 Start = Literal["pretrained", "last"]

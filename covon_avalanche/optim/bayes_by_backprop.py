@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.optim.checks import check_betas, check_choice, check_given, check_positive
+from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.posterior_optimizer import (
     Group,
     PosteriorOptimizer,
     State,
-    defer_interrupt,
 )
 from covon_avalanche.posterior.gaussian import DiagGaussian
 

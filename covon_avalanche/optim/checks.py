@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from covon_avalanche.optim.sharding import check_sharding, is_sharded, local
+from covon_avalanche.optim.sharding import check_sharding, everywhere, is_sharded, local
 
 _LARGEST = 3.4e38  # of float32, in which the weights are
 
@@ -146,8 +146,12 @@ def check_finite(tensors: list[tuple[str, str, Tensor]], *, step: int) -> None:
     :param step: of this task, for the message.
     :raises FloatingPointError: naming parameter, step and likely cause.
     """
-    finite = [torch.isfinite(local(tensor)).all() for *_, tensor in tensors]
-    if not tensors or torch.stack([f.to(finite[0].device) for f in finite]).all():
+    if not tensors:
+        return
+    each = [torch.isfinite(local(tensor)).all() for *_, tensor in tensors]
+    finite = torch.stack([flag.to(each[0].device) for flag in each])
+    finite = everywhere(finite, [tensor for *_, tensor in tensors])
+    if finite.all():
         return
     for (name, what, _), good in zip(tensors, finite, strict=True):
         if not good:

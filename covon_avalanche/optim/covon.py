@@ -8,21 +8,9 @@ no code of the authors' repository or of ivon-opt was used. MIT licence.
 :func:`fast_step` is the algorithm for one parameter; ``cpu_kernel.step`` and
 ``multi_tensor.step`` are the same for lists of parameters, faster. ``PosteriorOptimizer.step``
 checks settings and gradients and calls :meth:`CoVON._step`, which hands each group's tensors to
-one of these.
-
-Estimates of the Hessian's diagonal. With ``g`` the gradient of a mini-batch's mean loss over ``B``
-examples at the sample ``theta``, ``g_i`` an example's own gradient, and sigma² the posterior's
-variance:
-
-``gradsq``
-    ``B g²``. Its expectation over mini-batches is ``(B - 1) E[g_i]² + E[g_i²]``, so near a
-    minimum, where gradients average to zero, it is the empirical Fisher. Never negative; its
-    noise does not depend on ``ess`` (for Gaussian gradients it is sqrt(2) times its mean).
-``reparam``
-    ``g (theta - mean) / sigma²``, the paper's. By Stein's identity its expectation over theta is
-    the expected Hessian, exactly, of either sign (Shen et al., 2024, section 2). Its standard
-    deviation is about ``|g| / sigma = |g| sqrt(ess * hess + prior_precision)``, so it grows
-    with ``ess`` and hides a Hessian smaller than ``g² * ess``.
+one of these, or, with ``implementation="reference"`` and where a gradient is suspect, to
+``PosteriorOptimizer._step``, which calls :func:`fast_step` for each parameter and checks the
+results before it writes them.
 """
 
 from __future__ import annotations
@@ -31,7 +19,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -44,12 +32,14 @@ from covon_avalanche.optim.checks import (
     check_positive,
     check_precisions,
 )
+from covon_avalanche.optim.diagnostics import Diagnostics, diagnose, warn_unless_learned
+from covon_avalanche.optim.hessian import HessApprox, beta2_at
+from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.posterior_optimizer import (
     Group,
     NamedParam,
     PosteriorOptimizer,
     State,
-    defer_interrupt,
 )
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
@@ -59,6 +49,7 @@ from covon_avalanche.optim.samples import (
     compiled_fill,
     match_layout,
 )
+from covon_avalanche.optim.sharding import local
 from covon_avalanche.posterior.gaussian import (
     DiagGaussian,
     check_gamma,
@@ -66,10 +57,6 @@ from covon_avalanche.posterior.gaussian import (
     merge_tensors,
 )
 
-if TYPE_CHECKING:
-    from covon_avalanche.optim.diagnostics import Diagnostics
-
-HessApprox = Literal["gradsq", "reparam"]
 Implementation = Literal["auto", "compiled", "foreach", "reference"]
 Consolidation = Literal["merge", "replace", "none"]
 
@@ -82,21 +69,6 @@ _GAMMA_PRECISION = 2.0  # for estimates that are never negative; chosen in docs/
 _LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate may overflow float32
 _LARGEST_ESTIMATE = 1e15  # beyond it the square of a Hessian estimate may
 _MANY_STEPS = 100  # before them a precision is not expected to be learned
-
-
-def beta2_at(beta2: float | None, step: int) -> float:
-    """The averaging coefficient of the Hessian in a step.
-
-    The average should be short against the task, because what protects a task is the curvature
-    at its end, and long enough to average out the noise of the estimates. The length of a task is
-    not known, but the number of its steps so far is: with ``None`` the window is a fixed share of
-    them. After ``t`` steps an estimate made at step ``s`` has a weight about proportional to
-    ``(s / t)^9`` ("polynomial-decay averaging", Shamir and Zhang, ICML 2013, section 4).
-
-    :param beta2: the same in all steps (Algorithm 1), or ``None`` for the growing window.
-    :param step: number of the task's steps before this one.
-    """
-    return 1 - 1 / (50 + 0.1 * step) if beta2 is None else beta2
 
 
 def fast_step(
@@ -147,7 +119,7 @@ class Bucket(NamedTuple):
     same step of the task, and with the same kind of prior."""
 
     group: Group
-    means: list[Tensor]
+    params: list[Tensor]
     numbers: list[int]
     states: list[State]
 
@@ -156,14 +128,24 @@ class Bucket(NamedTuple):
         """The iteration of the task that comes next, from 1."""
         return int(self.states[0]["step"]) + 1
 
-    def values(self, key: str, default: float = 0.0) -> Any:
-        """An entry of the states, or the number that stands for it in all of them."""
-        return [state[key] for state in self.states] if key in self.states[0] else default
+    def entries(self, key: str) -> list[Tensor]:
+        """Those of the states."""
+        return [state[key] for state in self.states]
+
+    def prior(self) -> tuple[list[Tensor] | float, list[Tensor] | float]:
+        """Means and precisions, or the number that all have until they are tensors."""
+        known = self.states[0]
+        return (
+            self.entries("prior_mean") if "prior_mean" in known else 0.0,
+            self.entries("prior_precision")
+            if "prior_precision" in known
+            else first_precision(self.group),
+        )
 
 
 def first_precision(group: Group) -> float:
     """Precision of the prior of a group's parameters in the first task (1/weight²)."""
-    return float(group["ess"]) * group["weight_decay"]
+    return float(group["ess"]) * float(group["weight_decay"])
 
 
 class CoVON(PosteriorOptimizer):
@@ -208,7 +190,7 @@ class CoVON(PosteriorOptimizer):
         continue from the prior, load its mean into the model. Move the model to its device first.
     :param hess_approx: the estimate of the Hessian's diagonal: ``"gradsq"``, the squared gradient
         times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. See
-        the head of ``optim/covon.py`` for derivations and noise. The same in all groups.
+        ``optim/hessian.py`` for derivations and noise. The same in all groups.
     :param batch_size: examples behind a step's gradient (over all processes), for
         ``"gradsq"``; with Avalanche :class:`CoVONPlugin` sets it in each step. Only the first
         group's value is used.
@@ -355,20 +337,11 @@ class CoVON(PosteriorOptimizer):
         """Precision of the current prior; a number until the first consolidation."""
         return state.get("prior_precision", first_precision(group))
 
-    def _state_to_sample(self, p: Tensor, group: Group, train: bool) -> State | None:
-        """The state with ``hess``: that of the task or, to predict, of the merged posterior, which
-        has none of its own."""
-        state = self.state.get(p, {})
-        if train:
-            return self._task_state(p, group)
-        if "prior_precision" in state and "hess" not in state:
-            return {**state, "hess": torch.zeros_like(p, requires_grad=False)}
-        return state or None
-
     def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | None:
-        state = self._state_to_sample(p, group, train)
-        if state is None:
-            return None
+        state = self.state.get(p, {})
+        if not train and "hess" not in state:  # between tasks the posterior is the next prior
+            return state.get("prior_precision")
+        state = self._task_state(p, group)
         precision: Tensor = group["ess"] * state["hess"] + self._prior_precision(state, group)
         return precision
 
@@ -392,73 +365,75 @@ class CoVON(PosteriorOptimizer):
         positive = True
         for bucket in self._buckets(params, train):
             positive &= draw(
-                bucket.means,
-                [drawn[p].content for p in bucket.means],
-                bucket.values("hess"),
-                bucket.values("prior_precision", first_precision(bucket.group)),
+                bucket.params,
+                [drawn[p].content for p in bucket.params],
+                bucket.entries("hess"),
+                bucket.prior()[1],
                 bucket.numbers,
                 ess=float(bucket.group["ess"]),
                 key=key,
             )
         if not positive:
-            precisions = [(n.name, self._precision(n.param, n.group, train)) for n in params]
-            check_precisions([(name, low.min()) for name, low in precisions if low is not None])
+            precisions = [(n.name, local(self._precision(n.param, n.group, train))) for n in params]
+            check_precisions([(name, p.min()) for name, p in precisions if p.numel()])
         return drawn
 
     def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
-        """Algorithm 1, lines 6 to 9."""
-        if self.implementation == "reference" or not params:
+        """Algorithm 1, lines 6 to 9, by the kernel or by multi-tensor operations; otherwise
+        :func:`fast_step` for each parameter."""
+        step, samples, grads = self._fast_version(params, record)
+        if step is None:
             super()._step(params, record)
             return
-        averaged = record.mc_samples > 1
-        samples, grads = {}, {}
-        for name, p, *_ in params:
-            if not self._buffers[p].fits(p):
-                raise RuntimeError(f"{name!r} was cast or moved between its sample and step()")
-            assert p.grad is not None
-            sample = record.statistic(p) if averaged else record.theta(p)
-            samples[p] = match_layout(sample, p, name, "the sample")
-            grads[p] = match_layout(p.grad, p, name, "the gradient")
-        limit = _LARGEST_GRADIENT
-        if record.squared:
-            limit = min(limit, math.sqrt(_LARGEST_ESTIMATE / self._batch_size()))
-        buckets = self._buckets(params)
-        step: Callable[..., None]
-        if not averaged and self._use_cpu_kernel(self._buffers[n.param] for n in params):
-            from covon_avalanche.optim import cpu_kernel
-
-            step, fit = cpu_kernel.step, cpu_kernel.fit(list(grads.values()), limit)
-        else:
-            bounds = [(list(grads.values()), limit)]
-            if averaged:
-                bounds.append((list(samples.values()), _LARGEST_ESTIMATE))
-            names = [named.name for named in params]
-            finite = self._deferred.check(names, list(grads), bounds, buckets[0].i)
-            fit = finite is not None
-            step = partial(
-                multi_tensor.step,
-                averaged=averaged,
-                compiled=self.implementation == "compiled",
-                finite=finite or {},
-            )
-        if not fit:  # gradients that are not finite, which raise here, or large
-            super()._step(params, record)
-            return
-        for bucket in buckets:
+        for bucket in self._buckets(params, train=True):
             step(
-                bucket.means,
-                [samples[p] for p in bucket.means],
-                [grads[p] for p in bucket.means],
-                bucket.values("momentum"),
-                bucket.values("hess"),
-                bucket.values("prior_mean", 0.0),
-                bucket.values("prior_precision", first_precision(bucket.group)),
+                bucket.params,
+                [samples[p] for p in bucket.params],
+                [grads[p] for p in bucket.params],
+                bucket.entries("momentum"),
+                bucket.entries("hess"),
+                *bucket.prior(),
                 **self._settings(bucket.group, bucket.i),
             )
-            for p, state in zip(bucket.means, bucket.states, strict=True):
+            for p, state in zip(bucket.params, bucket.states, strict=True):
                 state["step"] += 1
                 self.state[p] = state
         bump_versions(named.param for named in params)
+
+    def _fast_version(
+        self, params: list[NamedParam], record: SampleAccumulator
+    ) -> tuple[Callable[..., None] | None, dict[Tensor, Tensor], dict[Tensor, Tensor]]:
+        """A function that makes a step, with the samples (of several, their statistics) and
+        gradients that it takes; ``None`` if :func:`fast_step` must make it, because it was asked
+        for or a gradient on a CPU is not finite, or too large."""
+        if self.implementation == "reference" or not params:
+            return None, {}, {}
+        averaged, samples, grads = record.mc_samples > 1, {}, {}
+        for name, p, *_ in params:
+            assert p.grad is not None
+            sample = record.statistic(p) if averaged else record.buffer(p).content
+            samples[p] = match_layout(sample, p, name, "the sample")
+            grads[p] = match_layout(p.grad, p, name, "the gradient")
+        # so that neither Hessian estimates nor their squares overflow float32
+        largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE
+        limit = min(_LARGEST_GRADIENT, largest**0.5) if record.squared else _LARGEST_GRADIENT
+        if not averaged and self._use_cpu_kernel(record.buffer(p) for p in samples):
+            from covon_avalanche.optim import cpu_kernel
+
+            fit = cpu_kernel.all_below(list(grads.values()), limit)
+            return cpu_kernel.step if fit else None, samples, grads
+        bounds = [(list(grads.values()), limit)]
+        if averaged:
+            bounds.append((list(samples.values()), largest))
+        names = [named.name for named in params]
+        allowed = self._deferred.check(names, list(samples), bounds, self._iteration())
+        step = partial(
+            multi_tensor.step,
+            averaged=averaged,
+            compiled=self.implementation == "compiled",
+            allowed=allowed or {},
+        )
+        return None if allowed is None else step, samples, grads
 
     def _use_cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> bool:
         """Whether numba makes a draw or a step; it does if it can for all parameters."""
@@ -468,16 +443,17 @@ class CoVON(PosteriorOptimizer):
             raise ValueError("implementation='compiled' needs a working numba on a CPU")
         return compiled_fill() is not None
 
-    def _buckets(self, params: list[NamedParam], train: bool = True) -> list[Bucket]:
+    def _buckets(self, params: list[NamedParam], train: bool) -> list[Bucket]:
         """The parameters in as few lists as the fast versions allow."""
         buckets: dict[tuple[object, ...], Bucket] = {}
         for _, p, group, number in params:
-            state = self._state_to_sample(p, group, train)
-            assert state is not None
+            state = self._task_state(p, group) if train else self.state[p]
+            if "hess" not in state:  # between tasks the posterior is the next prior
+                state = {**state, "hess": torch.zeros_like(p, requires_grad=False)}
             prior = "prior_mean" in state, "prior_precision" in state
             kind = id(group), p.device, p.dtype, state.get("step"), *prior
             bucket = buckets.setdefault(kind, Bucket(group, [], [], []))
-            bucket.means.append(p)
+            bucket.params.append(p)
             bucket.numbers.append(number)
             bucket.states.append(state)
         return list(buckets.values())
@@ -550,8 +526,6 @@ class CoVON(PosteriorOptimizer):
         ]
         steps = max((self.state[named.param]["step"] for named in trained), default=0)
         if steps >= _MANY_STEPS:
-            from covon_avalanche.optim.diagnostics import warn_unless_learned
-
             warn_unless_learned(steps, self.diagnostics()["all"])
         with defer_interrupt(), torch.no_grad():
             for name, p, group, _ in trained:  # check all before anything is written
@@ -570,7 +544,7 @@ class CoVON(PosteriorOptimizer):
         """Mean and precision after the task."""
         state, ess, gamma_precision = self.state[p], group["ess"], group["gamma_precision"]
         if group["consolidation"] == "replace":
-            return p.detach(), ess * state["hess"].clamp(min=0) + ess * group["weight_decay"]
+            return p.detach(), ess * state["hess"].clamp(min=0) + first_precision(group)
         if gamma_precision == "auto":
             gamma_precision = None if self.hess_approx == "reparam" else _GAMMA_PRECISION
         m0, s0 = state.get("prior_mean", 0.0), self._prior_precision(state, group)
@@ -582,8 +556,6 @@ class CoVON(PosteriorOptimizer):
         """Whether the precision is being learned, by parameter name, and pooled over all under
         ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
         and the next ``zero_grad``; empty before the first step."""
-        from covon_avalanche.optim.diagnostics import diagnose
-
         trained = {
             name: (p, group, state, self._prior_precision(state, group))
             for name, p, group, _ in self._named_params()

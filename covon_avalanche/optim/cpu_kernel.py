@@ -43,16 +43,16 @@ def draw(
     """
     table = _addresses(means, samples, hessians, prior_precisions)
     flags = np.zeros(len(means), np.bool_)
-    prior0 = prior_precisions if isinstance(prior_precisions, float) else 0.0
+    prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
     _run(_draw, table, np.array(numbers), f32(ess), f32(prior0), u64(key), flags)
     return not flags.any()
 
 
-def fit(grads: list[Tensor], limit: float) -> bool:
-    """Whether all gradients are finite and their entries below a limit, loss/weight."""
+def all_below(grads: list[Tensor], limit: float) -> bool:
+    """Whether all entries are finite and of a magnitude below the limit, loss/weight."""
     table = _addresses(grads)
     flags = np.zeros(len(grads), np.bool_)
-    _run(_fit, table, f32(limit), flags)
+    _run(_all_below, table, f32(limit), flags)
     return not flags.any()
 
 
@@ -80,7 +80,7 @@ def step(
     :param samples: theta.
     :param prior_means: tensors, or 0.
     """
-    prior0 = prior_precisions if isinstance(prior_precisions, float) else 0.0
+    prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
     debiasing = 1 / (1 - beta1**i) if debias else 1.0
     settings = (
         ess,
@@ -131,7 +131,7 @@ def _pool(threads: int, process: int) -> ThreadPoolExecutor:
 
 
 @njit(**OPTIONS)
-def _fit(table, limit, flags, first, stride):
+def _all_below(table, limit, flags, first, stride):
     for k in range(first, table.shape[1], stride):
         grad = array_at(table[1, k], table[0, k])
         largest = i32(0)  # the bits of a float32 without its sign; those of NaN are largest of all

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from covon_avalanche.optim.covon import HessApprox, beta2_at
+from covon_avalanche.optim.hessian import HessApprox, ema_weights
 from covon_avalanche.optim.sharding import local
 
 _NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
@@ -23,7 +22,7 @@ class Diagnostics(NamedTuple):
 
     ``hess_signal_to_noise``: root mean square of what the estimates have added to ``hess``,
     without the remainder of ``hess_init``, relative to their noise in the average. About 1: the
-    estimate is dominated by noise. The noise follows the formulas in ``optim/covon.py`` with
+    estimate is dominated by noise. The noise follows the formulas in ``optim/hessian.py`` with
     the last step's gradient, so it varies from batch to batch; NaN if that gradient is gone.
 
     ``hess_at_start``: share of the entries of ``hess`` still within 10 % of ``hess_init``. Near
@@ -70,25 +69,10 @@ def diagnose(parameters: Sequence[Trained], hess_approx: HessApprox) -> Diagnost
         weights += _squares(mean)
     return Diagnostics(
         hess_signal_to_noise=_ratio(learned, noise),
-        hess_at_start=at_start / entries,
+        hess_at_start=at_start / entries if entries else math.nan,  # a process may have none
         prior_pull=_ratio(prior, data),
         noise_to_weights=_ratio(variance, weights),
     )
-
-
-@lru_cache(maxsize=256)
-def ema_weights(beta2: float | None, steps: int) -> tuple[float, float]:
-    """What an average consists of after some steps.
-
-    :return: the weight of its initial value, and the sum of the squared weights of the
-        estimates: its variance if theirs is 1 and they are independent.
-    """
-    initial, squares = 1.0, 0.0
-    for step in range(steps):
-        beta = beta2_at(beta2, step)
-        initial *= beta
-        squares = beta**2 * squares + (1 - beta) ** 2
-    return initial, squares
 
 
 def warn_unless_learned(steps: int, found: Diagnostics) -> None:

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.optim.samples import fill_normal_
-from covon_avalanche.optim.sharding import local
+from covon_avalanche.optim.sharding import everywhere, local
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 Prior = Any  # Tensors, or the float that it still is in the first task
 Scalar = Any  # a float, or a 0-d tensor
 
-_LARGEST_BUCKET = 2**26  # entries: multi-tensor operations make temporaries of this size
-_LARGEST_BUCKET_CPU = 2**20  # which then stay in its cache: a third less time
+_LARGEST_PART = 2**26  # entries: multi-tensor operations make temporaries of this size
+_LARGEST_PART_CPU = 2**20  # which then stay in its cache: a third less time
 
 
 def draw(
@@ -78,13 +78,13 @@ def step(
     batch_size: float,
     averaged: bool,
     compiled: bool,
-    finite: dict[torch.device, Tensor],
+    allowed: dict[torch.device, Tensor],
 ) -> None:
     """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9). See ``fast_step``.
 
     :param samples: theta, which is used up; with ``averaged`` the statistic of ``fast_step``.
     :param compiled: by ``torch.compile``, on accelerators.
-    :param finite: what :meth:`DeferredCheck.check` returned.
+    :param allowed: what :meth:`DeferredCheck.check` returned.
     """
     device, squared = means[0].device, hess_approx == "gradsq"
     scalars: dict[str, Any] = dict(
@@ -97,7 +97,10 @@ def step(
     run: Callable[..., None] = update
     if compiled and device.type != "cpu":
         run = compiled_update()
-        scalars = {key: torch.full((), value, device=device) for key, value in scalars.items()}
+        scalars = {
+            key: torch.full((), value, dtype=means[0].dtype, device=device)
+            for key, value in scalars.items()
+        }
     for mean, sample, grad, *others in _parts(
         means, samples, grads, momenta, hessians, prior_means, prior_precisions
     ):
@@ -112,7 +115,7 @@ def step(
             squared=squared,
             beta1=beta1,
             clip_radius=clip_radius,
-            finite=finite.get(device),
+            allowed=allowed.get(device),
             **scalars,
         )
 
@@ -134,16 +137,16 @@ def update(
     bias_correction: Scalar,
     clip_radius: float,
     batch_size: Scalar,
-    finite: Tensor | None = None,
+    allowed: Tensor | None = None,
 ) -> None:
     """Algorithm 1, lines 6 to 9, on tensors of one device and dtype.
 
     :param statistics: ``grad * (theta - mean)``, or with ``squared`` the squared gradients,
         averaged over the samples; ``None`` with ``squared``: the squares of ``grads``.
-    :param finite: a scalar on the tensors' device; where it is false nothing changes.
+    :param allowed: a scalar on the tensors' device; if it is false nothing changes.
     """
     precisions = _precisions(hessians, prior_precisions, ess)
-    # line 6, by how much the average exceeds the new estimate
+    # excess = hess - hess_hat (line 6), which line 8 subtracts
     if statistics is None:
         excess = _addcmul(hessians, grads, grads, -batch_size)
     elif squared:
@@ -152,13 +155,14 @@ def update(
         excess = _addcmul(hessians, statistics, precisions, -1.0)
     ratio: Tensors = torch._foreach_div(excess, precisions)  # before the square, might overflow
     del precisions
-    if finite is not None:
-        excess = [torch.where(finite, x, 0.0) for x in excess]
-        ratio = [torch.where(finite, x, 0.0) for x in ratio]
-        grads = [torch.where(finite, g, m) for g, m in zip(grads, momenta, strict=True)]
+    if allowed is not None:
+        excess = [torch.where(allowed, x, 0.0) for x in excess]
+        ratio = [torch.where(allowed, x, 0.0) for x in ratio]
+        grads = [torch.where(allowed, g, m) for g, m in zip(grads, momenta, strict=True)]
     torch._foreach_lerp_(momenta, grads, 1 - beta1)  # line 7
+    # line 8: hess + change + change² / 2 (hess + delta), where change = -(1 - beta2) excess
     _add_(hessians, excess, -one_minus_beta2)
-    _addcmul_(hessians, excess, ratio, 0.5 * ess * one_minus_beta2**2)  # line 8
+    _addcmul_(hessians, excess, ratio, 0.5 * ess * one_minus_beta2**2)
     del excess, ratio
     precisions = _precisions(hessians, prior_precisions, ess)
     direction: Tensors = torch._foreach_sub(means, prior_means)
@@ -167,8 +171,8 @@ def update(
     torch._foreach_div_(direction, precisions)
     torch._foreach_clamp_min_(direction, -clip_radius)
     torch._foreach_clamp_max_(direction, clip_radius)
-    if finite is not None:
-        direction = [torch.where(finite, x, 0.0) for x in direction]
+    if allowed is not None:
+        direction = [torch.where(allowed, x, 0.0) for x in direction]
     _add_(means, direction, -lr)  # line 9
 
 
@@ -216,7 +220,7 @@ def _addcmul_(xs: Tensors, ys: Tensors, zs: Tensors, scale: Scalar) -> None:
 def _parts(means: list[Tensor], *columns: Prior) -> Iterator[list[Any]]:
     """The same parameters of all columns, up to a number of entries; of DTensors the parts of
     this process."""
-    largest = _LARGEST_BUCKET_CPU if means[0].device.type == "cpu" else _LARGEST_BUCKET
+    largest = _LARGEST_PART_CPU if means[0].device.type == "cpu" else _LARGEST_PART
     begin = entries = 0
     for end, mean in enumerate([*means, None]):
         if end > begin and (mean is None or entries + mean.numel() > largest):
@@ -255,25 +259,24 @@ class DeferredCheck:
             bounds; ``None`` if one on a CPU is not.
         """
         self.raise_if_bad(wait=False)
-        finite: dict[torch.device, Tensor] = {}
+        allowed: dict[torch.device, Tensor] = {}
         devices = [mean.device for mean in means]
         for device in sorted(set(devices), key=str):  # the CPU first
             there = [i for i, other in enumerate(devices) if other == device]
-            fit = torch.stack(
-                [
-                    torch.stack(torch._foreach_norm([local(tensors[i]) for i in there])) < bound
-                    for tensors, bound in bounds  # NaN is not below
-                ]
-            ).all(0)
+            norms = [torch._foreach_norm([local(ts[i]) for i in there]) for ts, _ in bounds]
+            below = torch.stack(
+                [torch.stack(norm) < bound for norm, (_, bound) in zip(norms, bounds, strict=True)]
+            ).all(0)  # NaN is not below
+            below = everywhere(below, [means[i] for i in there])
             if device.type != "cpu":
                 event = torch.Event(device)
-                answer = fit.to("cpu", non_blocking=True)
+                answer = below.to("cpu", non_blocking=True)
                 event.record()
                 self._pending.append(([names[i] for i in there], step, answer, event))
-                finite[device] = fit.all()
-            elif not fit.all():
+                allowed[device] = below.all()
+            elif not below.all():
                 return None
-        return finite
+        return allowed
 
     def raise_if_bad(self, *, wait: bool) -> None:
         """Raise for a step that was skipped.

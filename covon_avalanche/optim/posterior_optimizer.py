@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from _signal import SIGINT, getsignal, signal  # the signal module is slow: it converts to enums
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -24,6 +21,7 @@ from covon_avalanche.optim.checks import (
     check_whole,
     has_entries,
 )
+from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
     SampleBuffer,
@@ -37,37 +35,6 @@ from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, emb
 
 Group = dict[str, Any]
 State = dict[str, Any]
-
-
-class defer_interrupt:
-    """Context manager: Ctrl-C inside of it takes effect at the end.
-
-    Threads other than the main thread never receive signals. Handlers that are not Python
-    functions are left unchanged.
-    """
-
-    def __enter__(self) -> None:
-        self._pending: tuple[int, FrameType | None] | None = None
-        self._handler: Any = None
-        if threading.current_thread() is threading.main_thread():
-            handler = getsignal(SIGINT)
-            if callable(handler):
-                self._handler = handler
-                signal(SIGINT, self._defer)
-
-    def _defer(self, number: int, frame: FrameType | None) -> None:
-        self._pending = number, frame
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._handler is not None:
-            signal(SIGINT, self._handler)
-            if self._pending is not None:
-                self._handler(*self._pending)
 
 
 class NamedParam(NamedTuple):
@@ -117,7 +84,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._generator = generator
         self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
         self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
-        self._used: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # the last step's gradients
+        self._stepped_grads: dict[
+            Tensor, tuple[weakref.ref[Tensor], int]
+        ] = {}  # the last step's gradients
         super().__init__(params, {**defaults, "noise_seed": None, "noise_draws": 0})
         self._record = self._new_record()
         if prior is not None:
@@ -195,7 +164,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             self.discard_samples() if drawn and train else self._restore_mean()
             raise
         if train:
-            self._record_sample([(p, buffer.content) for p, buffer in drawn.items()])
+            self._record_sample(drawn)
 
     def _check_ess(self) -> None:
         if any(group["ess"] is None for group in self.param_groups):
@@ -243,7 +212,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             bump_versions(swapped)
 
     @torch.compiler.disable
-    def _record_sample(self, samples: list[tuple[Tensor, Tensor]]) -> None:
+    def _record_sample(self, samples: dict[Tensor, SampleBuffer]) -> None:
         if self._record.complete:
             if self._record.still_in_grad():
                 raise RuntimeError(
@@ -274,7 +243,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             if value is None:
                 continue
             precision = torch.as_tensor(local(value), dtype=p.dtype, device=p.device)
-            lowest.append((name, precision.min()))
+            if precision.numel():  # a process may have no row of a sharded parameter
+                lowest.append((name, precision.min()))
             drawn[p] = self._buffer(buffers, p, name)
             noise = fill_normal_(drawn[p].content, key, number)
             local(noise).mul_(precision.rsqrt()).add_(local(p))
@@ -308,8 +278,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         :return: the closure's loss, averaged over the samples, or ``None``.
         :raises RuntimeError: without ``mc_samples`` recorded samples, or with a closure after
             gradients were accumulated outside of a sample.
-        :raises FloatingPointError: if a gradient or the new posterior is not finite; names
-            parameter, step and likely cause, and leaves everything as it was.
+        :raises FloatingPointError: if a gradient is not finite, or so large that the new posterior
+            would not be; names parameter, step and likely cause, and leaves everything as it was.
         """
         loss = None if closure is None else self._call(closure)
         if self._in_place:
@@ -329,7 +299,9 @@ class PosteriorOptimizer(Optimizer, ABC):
             record, self._record = self._record, self._new_record()
             self._step(params, record)
             grads = {p: p.grad for _, p, *_ in params if p.grad is not None}
-            self._used = {p: (weakref.ref(grad), grad._version) for p, grad in grads.items()}
+            self._stepped_grads = {
+                p: (weakref.ref(grad), grad._version) for p, grad in grads.items()
+            }
         return loss
 
     def _call(self, closure: Callable[[], Any]) -> Any:
@@ -337,7 +309,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         if self._in_place:
             with torch.enable_grad():
                 return closure()
-        for p, (grad, version) in self._used.items():
+        for p, (grad, version) in self._stepped_grads.items():
             new = p.grad is not None and (p.grad is not grad() or p.grad._version != version)
             if new and local(p.grad).any():
                 raise RuntimeError(
@@ -376,12 +348,15 @@ class PosteriorOptimizer(Optimizer, ABC):
                 )
             if p.grad.is_sparse:
                 raise ValueError(f"{named.name!r} has a sparse gradient, which is not supported")
+            if not record.buffer(p).fits(p):
+                raise RuntimeError(
+                    f"{named.name!r} was cast or moved between its sample and step()"
+                )
             params.append(named)
         return params
 
     def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
         """Change the posterior: all of it, or, if anything is not finite, nothing."""
-        steps = max((state.get("step", 0) for state in self.state.values()), default=0)
         proposals: list[tuple[Tensor, Tensor, State]] = []
         checks: list[tuple[str, str, Tensor]] = []
         for name, p, group, _ in params:
@@ -393,10 +368,14 @@ class PosteriorOptimizer(Optimizer, ABC):
             checks.append((name, "new mean", mean))
             checks += [(name, f"new {k}", v) for k, v in new.items() if torch.is_tensor(v)]
             proposals.append((p, mean, {**old, **new}))
-        check_finite(checks, step=steps + 1)
+        check_finite(checks, step=self._iteration())
         for p, mean, state in proposals:
             p.copy_(mean)
             self.state[p] = state
+
+    def _iteration(self) -> int:
+        """The number of this step in its task, for errors."""
+        return 1 + max((state.get("step", 0) for state in self.state.values()), default=0)
 
     def _task_state(self, p: Tensor, group: Group) -> State:
         """A parameter's state, begun anew before its first step in a task."""
@@ -623,5 +602,5 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buffers, self._in_place, self._used = {}, {}, {}
+        self._buffers, self._in_place, self._stepped_grads = {}, {}, {}
         self._record = self._new_record()

@@ -6,7 +6,7 @@ The noise is a pure function of seed, draw and parameter number.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -220,7 +220,7 @@ class SampleAccumulator:
     def __init__(self, mc_samples: int, squared: bool = False) -> None:
         self.mc_samples, self.squared = mc_samples, squared
         self.count = 0
-        self._theta: dict[Tensor, Tensor] = {}  # one sample
+        self._buffers: dict[Tensor, SampleBuffer] = {}  # of the last sample
         self._grad: dict[Tensor, Tensor] = {}  # several: the sum, afterwards what p.grad is
         self._statistic: dict[Tensor, Tensor] = {}  # several: the sum, afterwards the average
         self._norm: dict[Tensor, Tensor] = {}  # of the average gradient when it was handed out
@@ -235,21 +235,22 @@ class SampleAccumulator:
         return p in self._grad
 
     @torch.no_grad()
-    def add(self, samples: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def add(self, samples: Mapping[Tensor, SampleBuffer]) -> None:
         """Record one sample and its gradients (``p.grad``).
 
-        :param samples: parameters, at their means again, and theta, which must not change until
-            the step.
+        :param samples: theta by parameter, which must not change until the step, if one sample
+            makes a step. The parameters are at their means again.
         """
         self.count += 1
-        for p, theta in samples:
+        for p, buffer in samples.items():
             if p.grad is None:
                 continue
+            self._buffers[p] = buffer
             if self.mc_samples == 1:
-                self._theta[p], self._grad[p] = theta, p.grad
+                self._grad[p] = p.grad
                 continue
             grad, p.grad = p.grad, None
-            statistic = self._statistic_of(p, theta, grad)
+            statistic = self._statistic_of(p, buffer.content, grad)
             if p in self._grad:
                 self._grad[p].add_(grad)
                 self._statistic[p].add_(statistic)
@@ -269,16 +270,16 @@ class SampleAccumulator:
         nobody cleared it."""
         return any(p.grad is grad for p, grad in self._grad.items())
 
-    def theta(self, p: Tensor) -> Tensor:
-        """The sample, where there was only one."""
-        return self._theta[p]
+    def buffer(self, p: Tensor) -> SampleBuffer:
+        """That of the last sample."""
+        return self._buffers[p]
 
     @torch.no_grad()
     def statistic(self, p: Tensor) -> Tensor:
         """Its average over the samples, a new tensor, at the scale of what ``p.grad`` is now."""
         assert p.grad is not None
         if self.mc_samples == 1:
-            return self._statistic_of(p, self._theta[p], p.grad)
+            return self._statistic_of(p, self._buffers[p].content, p.grad)
         norm = self._norm[p]
         scale = torch.linalg.vector_norm(local(p.grad)) / norm
         scale = torch.where(norm > 0, scale, torch.ones_like(scale))

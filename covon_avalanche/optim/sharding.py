@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -45,6 +46,19 @@ def sharded_like(whole: Tensor, p: Any) -> Tensor:
 
     options = dict(dtype=p.dtype, device=p.to_local().device)
     return distribute_tensor(whole.to(**options), p.device_mesh, p.placements, src_data_rank=None)
+
+
+def everywhere(flags: Tensor, parameters: Iterable[Any]) -> Tensor:
+    """Flags that are true where those of all processes are, if a parameter is distributed; all
+    processes must call it with flags in the same order."""
+    import torch.distributed as dist
+
+    for mesh in dict.fromkeys(p.device_mesh for p in parameters if is_sharded(p)):
+        for group in mesh.get_all_groups():
+            numbers = flags.int()
+            dist.all_reduce(numbers, dist.ReduceOp.MIN, group=group)
+            flags = numbers.bool()
+    return flags
 
 
 def gathered(tensor: Any) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from covon_avalanche.optim.checks import check_positive
-from covon_avalanche.optim.posterior_optimizer import defer_interrupt
+from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.samples import fill_normal_, next_noise_key
 
 Group = dict[str, Any]

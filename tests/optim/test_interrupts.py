@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from toy_optimizers import contents, make_covon, make_vcl, step_on
 
-from covon_avalanche.optim.posterior_optimizer import defer_interrupt
+from covon_avalanche.optim.interrupts import defer_interrupt
 
 
 def interrupt():

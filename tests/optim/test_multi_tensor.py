@@ -62,7 +62,7 @@ def test_compiled_by_torch_it_does_the_same_and_is_compiled_once():
         multi_tensor.update(*plain, **constant, **rates)
         rates = {key: torch.tensor(value) for key, value in rates.items()}
         with torch.compiler.set_stance(stance):
-            run(*compiled, finite=torch.tensor(i < 2), **constant, **rates)
+            run(*compiled, allowed=torch.tensor(i < 2), **constant, **rates)
         torch.testing.assert_close(compiled, plain if i < 2 else before, rtol=1e-5, atol=1e-6)
 
 

@@ -54,7 +54,7 @@ def allocated(work):
 @pytest.mark.parametrize(("implementation", "transient"), [("compiled", 0), ("foreach", 4)])
 def test_what_is_held_and_what_a_step_needs_meanwhile(implementation, transient, monkeypatch):
     """In copies of the weights; the temporaries of multi-tensor operations, of one bucket."""
-    monkeypatch.setattr(multi_tensor, "_LARGEST_BUCKET_CPU", 2 * WIDTH**2)
+    monkeypatch.setattr(multi_tensor, "_LARGEST_PART_CPU", 2 * WIDTH**2)
     model, optimizer = make(implementation)
     weights = sum(p.numel() for p in model.parameters()) * 4
     layer = WIDTH**2 * 4
