@@ -19,6 +19,7 @@ from torch import Tensor
 
 from covon_avalanche.optim.noise import FAST_MATH, GROUP, OPTIONS, array_at, fill_group
 
+# numba's cache of these kernels does not notice a change of noise.py, which they inline.
 _TILE = 16 * GROUP  # entries that a thread takes at a time
 _ONE_THREAD = 2**20  # entries below which starting threads takes longer than the work
 
@@ -82,16 +83,9 @@ def step(
     """
     prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
     debiasing = 1 / (1 - beta1**i) if debias else 1.0
-    settings = (
-        ess,
-        lr,
-        1 - beta1,
-        1 - beta2,
-        debiasing,
-        min(clip_radius, 3e38),
-        batch_size,
-        prior0,
-    )
+    # in the order of the kernel's arguments
+    clip_radius = min(clip_radius, 3e38)
+    settings = ess, lr, 1 - beta1, 1 - beta2, debiasing, clip_radius, batch_size, prior0
     table = _addresses(means, samples, grads, momenta, hessians, prior_means, prior_precisions)
     _run(_step, table, hess_approx == "gradsq", *map(f32, settings))
 
@@ -175,7 +169,8 @@ def _draw(table, numbers, ess, prior0, key, flags, first, stride):
 @njit(**{**OPTIONS, "cache": False})
 def _step_tile(
     squared, mean, sample, grad, momentum, hess, prior_mean, mean_given, prior, prior_given,
-    ess, prior0, rate1, rate2, lr, clip, debias, batch_size, begin, end,
+    ess, prior0, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size,
+    begin, end,
 ):  # fmt: skip
     half, one = f32(0.5), f32(1)
     per_example = one / ess
@@ -183,21 +178,22 @@ def _step_tile(
         i = u64(begin) + u64(j)
         g, m, h = grad[i], mean[i], hess[i]
         delta = (prior[i] if prior_given else prior0) * per_example
-        signed = g * (sample[i] - m) * ess * (h + delta)  # line 6
-        estimate = batch_size * g * g if squared else signed
-        b = momentum[i] + rate1 * (g - momentum[i])  # line 7
-        change = rate2 * (estimate - h)
+        reparam = g * (sample[i] - m) * ess * (h + delta)  # line 6
+        hess_hat = batch_size * g * g if squared else reparam
+        average = momentum[i] + one_minus_beta1 * (g - momentum[i])  # line 7
+        change = one_minus_beta2 * (hess_hat - h)
         h = h + change + half * change * change / (h + delta)  # line 8
         pull = delta * (m - prior_mean[i] if mean_given else m)
-        direction = (b * debias + pull) / (h + delta)
-        mean[i] = m - lr * min(max(direction, -clip), clip)  # line 9
-        momentum[i] = b
+        newton = (average * debiasing + pull) / (h + delta)
+        mean[i] = m - lr * min(max(newton, -clip_radius), clip_radius)  # line 9
+        momentum[i] = average
         hess[i] = h
 
 
 @njit(**OPTIONS)
 def _step(
-    table, squared, ess, lr, rate1, rate2, debias, clip, batch_size, prior0, first, stride
+    table, squared, ess, lr, one_minus_beta1, one_minus_beta2, debiasing, clip_radius, batch_size,
+    prior0, first, stride,
 ):  # fmt: skip
     tile = 0
     for k in range(table.shape[1]):
@@ -212,6 +208,6 @@ def _step(
             if tile % stride == first:
                 _step_tile(
                     squared, mean, sample, grad, momentum, hess, prior_mean, mean_given, prior,
-                    prior_given, ess, prior0, rate1, rate2, lr, clip, debias, batch_size,
-                    begin, min(begin + _TILE, size),
+                    prior_given, ess, prior0, one_minus_beta1, one_minus_beta2, lr, clip_radius,
+                    debiasing, batch_size, begin, min(begin + _TILE, size),
                 )  # fmt: skip
