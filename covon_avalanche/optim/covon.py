@@ -174,10 +174,11 @@ class CoVON(PosteriorOptimizer):
     :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1, for the precision too, is CoVON-NoM,
         plain VCL. Above 1, an over-relaxation, is allowed with a warning.
     :param gamma_precision: the coefficient for the precision that a task adds to the prior:
-        ``s1 = s0 + gamma_precision * (s - s0)``. ``None``: ``gamma``, as in Eq. 8. With a number, the mean is normalised by its own
-        weights (see ``posterior.merge``). Above 1 it keeps more of the past than Bayes' rule, and
-        the merged posterior is narrower; it needs a Hessian estimate that is never negative
-        (``"gradsq"``). ``"auto"``: 2 with ``"gradsq"``, else ``None``.
+        ``s1 = s0 + gamma_precision * (s - s0)``. ``None``: ``gamma``, as in Eq. 8. With a number,
+        the mean is normalised by its own weights (see ``posterior.merge``). Above 1 it keeps more
+        of the past than Bayes' rule, and the merged posterior is narrower; it needs a Hessian
+        estimate that is never negative (``"gradsq"``). ``"auto"``: 2 with ``"gradsq"``, else
+        ``None``.
     :param clip_radius: largest change of a weight in a step, in units of ``lr``;
         ``float("inf")`` for none. While the Hessian estimate is dominated by noise, unlimited
         Newton steps diverge.
@@ -205,7 +206,8 @@ class CoVON(PosteriorOptimizer):
         CPUs and ``torch.compile`` on accelerators; ``"reference"``, :func:`fast_step` parameter by
         parameter. ``"auto"``: ``"compiled"`` on CPUs with numba, else ``"foreach"``. Models on a
         CPU with trained weights that are float64, tensor subclasses or strided with gaps, and
-        steps with several samples, always use ``"foreach"``. On a given device, all implementations draw the same samples.
+        steps with several samples, always use ``"foreach"``. On a given device, all
+        implementations draw the same samples.
     :raises ValueError: naming the value and the rule.
 
     State per parameter: ``momentum``, ``hess``, ``step`` within a task; ``prior_mean`` and
