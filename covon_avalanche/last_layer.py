@@ -34,8 +34,7 @@ def classifier(network: nn.Module) -> nn.Linear | nn.Conv1d | nn.Conv2d:
             f"the last layer of {type(network).__name__}, {name!r}, must be linear or have "
             f"kernel size 1 and one group, got a weight of shape {list(layer.weight.shape)}"
         )
-    found: nn.Linear | nn.Conv1d | nn.Conv2d = layer
-    return found
+    return layer
 
 
 def width(layer: nn.Linear | nn.Conv1d | nn.Conv2d) -> int:

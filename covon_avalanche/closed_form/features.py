@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_choice
 from covon_avalanche.last_layer import last_layer
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -37,8 +38,7 @@ class FeatureExtractor(nn.Module):
         pool: Literal["mean", "mean+max"] = "mean",
     ) -> None:
         super().__init__()
-        if pool not in ("mean", "mean+max"):
-            raise ValueError(f"pool must be 'mean' or 'mean+max', got {pool!r}")
+        check_choice("pool", pool, ("mean", "mean+max"))
         self.network = network.requires_grad_(False).eval()
         self.pool = pool
         if blocks is None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.closed_form.model import ClosedFormHead
 
 RANPAC_RIDGES = tuple(10.0**k for k in range(-8, 9))
@@ -62,16 +63,14 @@ class RidgeClassifier(ClosedFormHead):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if projection is not None and projection < 1:
-            raise ValueError(f"projection must be >= 1, got {projection}")
+        if projection is not None:
+            check_whole("projection", projection)
         if ridges is None:
             ridges = STANDARDIZED_RIDGES if standardize else RANPAC_RIDGES
         if not ridges or min(ridges) <= 0:
             raise ValueError(f"ridges must be positive numbers, got {list(ridges)}")
-        if select not in ("mse", "accuracy"):
-            raise ValueError(f"select must be 'mse' or 'accuracy', got {select!r}")
-        if ridge_from not in ("last", "all"):
-            raise ValueError(f"ridge_from must be 'last' or 'all', got {ridge_from!r}")
+        check_choice("select", select, ("mse", "accuracy"))
+        check_choice("ridge_from", ridge_from, ("last", "all"))
         self.num_classes, self.select, self.ridges = num_classes, select, sorted(ridges)
         self.standardize = standardize
         generator = torch.Generator().manual_seed(seed)

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.last_layer import classifier, last_layer, pooled, width
-from covon_avalanche.optim.checks import check_positive, check_whole
 
 _SINKHORN_STEPS = 1000
 _SINKHORN_TOLERANCE = 1e-7
@@ -107,8 +107,7 @@ class DUCT(nn.Module):
         features, known = self.features(x), max(1, int(self.domains))
         with torch.autocast(x.device.type, enabled=False):
             if self.training:
-                logits: Tensor = self.head(features.float(), known - 1)
-                return logits
+                return self.head(features.float(), known - 1)
             return torch.stack([self.head(features.float(), t) for t in range(known)]).amax(0)
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from covon_avalanche.checks import check_positive
 from covon_avalanche.merging.regmean import RegMean, as_rows, from_rows
 from covon_avalanche.merging.rule import Batch
 from covon_avalanche.merging.second_moments import (
@@ -15,7 +16,6 @@ from covon_avalanche.merging.second_moments import (
     merged_layers,
     own_parameters,
 )
-from covon_avalanche.optim.checks import check_positive
 
 
 class InputAnchor:

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_choice, check_fraction
 from covon_avalanche.merging.rule import Batch, MergeRule, Task
 from covon_avalanche.merging.second_moments import (
     Reduction,
@@ -17,7 +18,6 @@ from covon_avalanche.merging.second_moments import (
     merged_layers,
     own_parameters,
 )
-from covon_avalanche.optim.checks import check_choice
 
 _RIDGE = 1e-6  # of the mean diagonal: directions without any input keep the old weights
 
@@ -77,10 +77,8 @@ class RegMean(MergeRule):
         """
         check_choice("reduction", reduction, ("sum", "mean"))
         check_choice("passes", passes, (1, 2))
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {alpha}")
-        if not 0 < share <= 1:
-            raise ValueError(f"share must be in (0, 1], got {share}")
+        check_fraction("alpha", alpha, zero=True)
+        check_fraction("share", share)
         self.reduction: Reduction = reduction
         self.alpha = alpha
         self.layerwise = layerwise

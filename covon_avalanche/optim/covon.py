@@ -22,14 +22,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from covon_avalanche.checks import check_choice, check_positive
 from covon_avalanche.optim import multi_tensor
-from covon_avalanche.optim.checks import (
-    check_betas,
-    check_choice,
-    check_given,
-    check_positive,
-    check_precisions,
-)
+from covon_avalanche.optim.checks import check_betas, check_given, check_precisions
 from covon_avalanche.optim.diagnostics import (
     MANY_STEPS,
     Diagnostics,

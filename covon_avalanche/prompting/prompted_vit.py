@@ -138,8 +138,7 @@ class PromptedViT(nn.Module):
     def _block(self, i: int, x: Tensor, prefix: Prefix | None, parallel: Adapter | None) -> Tensor:
         block = self._tower.blocks[i]
         if prefix is None and parallel is None:
-            out: Tensor = block(x)
-            return out
+            return block(x)
         norm1, scale1, norm2, scale2 = (getattr(block, name) for name in self._tower.parts)
         x = x + scale1(self._attention(block.attn, norm1(x), prefix))
         added = scale2(block.mlp(norm2(x)))
@@ -176,20 +175,17 @@ class _TimmTower:
         return 0.0 if embedding is None or self._network.no_embed_class else embedding[:, :1]
 
     def embed(self, x: Tensor) -> Tensor:
-        tokens: Tensor = self._network._pos_embed(self._network.patch_embed(x))
-        return tokens
+        return self._network._pos_embed(self._network.patch_embed(x))
 
     def qkv(self, attention: Any, x: Tensor) -> Sequence[Tensor]:
         q, k, v = (_in_heads(part, self.heads) for part in attention.qkv(x).chunk(3, -1))
         return attention.q_norm(q), attention.k_norm(k), v
 
     def project(self, attention: Any, x: Tensor) -> Tensor:
-        out: Tensor = attention.proj(attention.norm(x))
-        return out
+        return attention.proj(attention.norm(x))
 
     def finish(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self._network.fc_norm(self._network.norm(tokens))
-        return out
+        return self._network.fc_norm(self._network.norm(tokens))
 
 
 class _ClipTower:
@@ -207,26 +203,23 @@ class _ClipTower:
 
     @property
     def class_position(self) -> Tensor:
-        position: Tensor = self._network.positional_embedding[:1]
-        return position
+        return self._network.positional_embedding[:1]
 
     def embed(self, x: Tensor) -> Tensor:
         patches = self._network.conv1(x).flatten(2).transpose(1, 2)
         first = self._network.class_embedding.to(patches.dtype).expand(len(x), 1, -1)
-        tokens: Tensor = torch.cat([first, patches], 1) + self._network.positional_embedding
-        return tokens
+        return torch.cat([first, patches], 1) + self._network.positional_embedding
 
     def qkv(self, attention: Any, x: Tensor) -> Sequence[Tensor]:
         projected = F.linear(x, attention.in_proj_weight, attention.in_proj_bias)
         return [_in_heads(part, self.heads) for part in projected.chunk(3, -1)]
 
     def project(self, attention: Any, x: Tensor) -> Tensor:
-        out: Tensor = attention.out_proj(x)
-        return out
+        return attention.out_proj(x)
 
     def finish(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self._network.ln_post(tokens)
-        return out if self._network.proj is None else out @ self._network.proj
+        tokens = self._network.ln_post(tokens)
+        return tokens if self._network.proj is None else tokens @ self._network.proj
 
 
 def _in_heads(x: Tensor, heads: int) -> Tensor:

@@ -41,5 +41,4 @@ class SPrompts(DomainPrompts):
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
         """See :class:`DomainPrompts`."""
-        out: Tensor = self.heads[domain](self.vit(x, self.prompts[domain]))
-        return out
+        return self.heads[domain](self.vit(x, self.prompts[domain]))

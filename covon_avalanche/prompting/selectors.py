@@ -11,6 +11,8 @@ from sklearn.cluster import KMeans
 from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_whole
+
 _COMPONENTS = 2  # Gaussians per domain; fewer for a domain with fewer images
 
 
@@ -44,8 +46,7 @@ class NearestCentre(DomainSelector):
 
     def __init__(self, width: int, num_domains: int, centres: int = 5) -> None:
         super().__init__()
-        if centres < 1:
-            raise ValueError(f"centres must be >= 1, got {centres}")
+        check_whole("centres", centres)
         # A domain that has not been learned is infinitely far away.
         self.register_buffer("centres", torch.full((num_domains, centres, width), torch.inf))
 

@@ -67,7 +67,7 @@ def test_the_network_is_frozen_and_stays_in_evaluation_mode():
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match=r"blocks must be between 1 and 8, the number of .* got 9"):
         FeatureExtractor(squeezenet1_1(), 9)
-    with pytest.raises(ValueError, match=r"pool must be 'mean' or 'mean\+max', got 'max'"):
+    with pytest.raises(ValueError, match=r"pool must be one of 'mean', 'mean\+max', got 'max'"):
         FeatureExtractor(squeezenet1_1(), 2, "max")
     with pytest.raises(ValueError, match="Flatten has no linear or convolutional layer"):
         FeatureExtractor(nn.Flatten())

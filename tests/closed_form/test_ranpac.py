@@ -189,11 +189,11 @@ def test_a_singular_gram_matrix_gets_a_larger_ridge():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (dict(projection=0), "projection must be >= 1, got 0"),
+        (dict(projection=0), "projection must be an integer >= 1, got 0"),
         (dict(ridges=[]), "ridges must be positive"),
         (dict(ridges=[1.0, -1.0]), "ridges must be positive"),
-        (dict(ridge_from="first"), "ridge_from must be 'last' or 'all', got 'first'"),
-        (dict(select="loss"), "select must be 'mse' or 'accuracy', got 'loss'"),
+        (dict(ridge_from="first"), "ridge_from must be one of 'last', 'all', got 'first'"),
+        (dict(select="loss"), "select must be one of 'mse', 'accuracy', got 'loss'"),
         (dict(projection=10**8), "needs 74505806 GiB: choose a smaller projection"),
     ],
 )

@@ -94,9 +94,9 @@ def test_only_ties_needs_memory_for_each_task(name):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: EMA(0.0), r"gamma must be > 0 and finite, got 0\.0"),
+        (lambda: EMA(0.0), r"gamma must be > 0 and finite in float32, got 0\.0"),
         (lambda: CoFiMA(1.5), r"gamma must be in \(0, 1\], got 1\.5"),
-        (lambda: TIES(0.0), r"coefficient must be > 0 and finite, got 0\.0"),
+        (lambda: TIES(0.0), "coefficient must be > 0 and finite"),
         (lambda: TaskArithmetic(start="merged"), "one of 'pretrained', 'last', got 'merged'"),
         (lambda: RegMean(reduction="max"), "reduction must be one of 'sum', 'mean', got 'max'"),
         (lambda: RegMean(alpha=1.5), r"alpha must be in \[0, 1\], got 1.5"),
