@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.closed_form.model import ClosedFormHead
+from covon_avalanche.closed_form.ridge import ridge_weight, standardized_ridge_weight
 
 RANPAC_RIDGES = tuple(10.0**k for k in range(-8, 9))
 STANDARDIZED_RIDGES = tuple(10.0 ** (k / 2) for k in range(2, 11))
@@ -156,29 +157,9 @@ class RidgeClassifier(ClosedFormHead):
 
     def _solve(self, gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
         """The weights, of shape (width, classes); those of the intercept come last."""
-        if not self.standardize:
-            return _solve(gram, targets, ridge)
-        n, mean = gram[-1, -1], gram[:-1, -1] / gram[-1, -1]
-        covariance = gram[:-1, :-1] / n - mean.outer(mean)
-        variance = covariance.diagonal().clone()
-        scale = torch.where(variance > 1e-12 * (mean**2 + 1), variance.sqrt(), 1.0)
-        right = (targets[:-1] - mean.outer(targets[-1])) / scale[:, None]
-        weight = _solve(n * covariance / scale.outer(scale), right, ridge) / scale[:, None]
-        return torch.cat([weight, targets[-1:] / n - mean @ weight])
+        solve = standardized_ridge_weight if self.standardize else ridge_weight
+        return solve(gram, targets, ridge)
 
     def forward(self, features: Tensor) -> Tensor:
         """Regressed one-hot labels, of shape (batch, classes)."""
         return self._projected(features) @ self.weight
-
-
-def _solve(gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
-    """``(gram + ridge I)⁻¹ targets``; with a larger ridge where that is numerically singular."""
-    if not torch.isfinite(gram).all():
-        raise FloatingPointError("the features of the network are not finite")
-    while True:
-        regularised = gram.clone()
-        regularised.diagonal().add_(ridge)
-        factor, failed = torch.linalg.cholesky_ex(regularised)
-        if not failed:
-            return torch.cholesky_solve(targets, factor)
-        ridge *= 10
