@@ -13,7 +13,7 @@ from toys import same, toy_model, weights
 
 from covon_avalanche.closed_form import FeatureExtractor
 from covon_avalanche.merging import DUCT
-from covon_avalanche.merging.duct import transport_plan
+from covon_avalanche.merging.transport import transport_plan
 
 
 def moved(model):
