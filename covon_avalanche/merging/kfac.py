@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from covon_avalanche.merging.regmean import RegMean, as_rows, in_double
+from covon_avalanche.merging.layers import as_rows, merged_layers
+from covon_avalanche.merging.regmean import RegMean, in_double
 from covon_avalanche.merging.rule import Batch, Task
-from covon_avalanche.merging.second_moments import merged_layers
 from covon_avalanche.posterior.fisher import in_mode
 
 _RIDGE = 1e-6  # relative; directions without any input keep the old weights
