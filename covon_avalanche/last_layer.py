@@ -29,17 +29,13 @@ def classifier(network: nn.Module) -> nn.Linear | nn.Conv1d | nn.Conv2d:
     """
     name = last_layer(network)
     layer: Any = network.get_submodule(name)
-    if layer.weight[0].numel() != width(layer):
+    width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+    if layer.weight[0].numel() != width:
         raise ValueError(
             f"the last layer of {type(network).__name__}, {name!r}, must be linear or have "
             f"kernel size 1 and one group, got a weight of shape {list(layer.weight.shape)}"
         )
     return layer
-
-
-def width(layer: nn.Linear | nn.Conv1d | nn.Conv2d) -> int:
-    """Number of features that a layer receives."""
-    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 
 def pooled(x: Tensor) -> Tensor:
@@ -64,8 +60,5 @@ def penultimate_features(model: nn.Module) -> Iterator[list[Tensor]]:
         x = inputs[0].detach().float()
         features.append(x if isinstance(layer, nn.Linear) else pooled(x))
 
-    handle = layer.register_forward_pre_hook(keep)
-    try:
+    with layer.register_forward_pre_hook(keep):
         yield features
-    finally:
-        handle.remove()

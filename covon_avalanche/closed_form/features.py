@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from typing import Literal
 
 import torch
@@ -66,12 +67,10 @@ class FeatureExtractor(nn.Module):
             found[layer] = inputs[0] if self._of_inputs else output
 
         layers = [self.network.get_submodule(name) for name in self._layers]
-        handles = [layer.register_forward_hook(keep) for layer in layers]
-        try:
+        with ExitStack() as hooks:
+            for layer in layers:
+                hooks.enter_context(layer.register_forward_hook(keep))
             self.network(x)
-        finally:
-            for handle in handles:
-                handle.remove()
         return torch.cat([self._pooled(found[layer].float()) for layer in layers], 1)
 
     def _pooled(self, x: Tensor) -> Tensor:

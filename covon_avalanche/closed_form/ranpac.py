@@ -101,11 +101,9 @@ class RidgeClassifier(ClosedFormHead):
         self._held_out: list[tuple[Tensor, Tensor]] = []
 
     def begin_domain(self) -> None:
-        """See :class:`ClosedFormHead`."""
         self._domain, self._held_out = None, []
 
     def update(self, features: Tensor, labels: Tensor, first_index: int = 0) -> None:
-        """See :class:`ClosedFormHead`."""
         if self._domain is None:
             self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
         numbers = first_index + torch.arange(len(labels), device=labels.device)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_positive, check_whole
-from covon_avalanche.last_layer import classifier, last_layer, pooled, width
+from covon_avalanche.last_layer import classifier, last_layer, pooled
 from covon_avalanche.merging.transport import transported
 
 
@@ -78,7 +78,7 @@ class DUCT(nn.Module):
         check_whole("num_domains", num_domains)
         check_positive("alpha", alpha)
         self.alpha, self.num_classes, self.num_domains = alpha, num_classes, num_domains
-        features = width(classifier(network))
+        features = classifier(network).weight.shape[1]
         self.backbone = _without_last_layer(network)
         self.head = CosineHead(features, num_classes, num_domains)
         self.register_buffer("domains", torch.zeros((), dtype=torch.int64))

@@ -40,7 +40,6 @@ class FisherRule(MergeRule):
         self._task_fisher: dict[str, Tensor] = {}  # F, from merge to observe
 
     def merge(self, task: Task) -> dict[str, Tensor]:
-        """See :class:`MergeRule`."""
         self._task_fisher = self._measure(task)
         merged = {}
         for name, m in task.trained().items():

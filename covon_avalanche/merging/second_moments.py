@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -86,14 +86,12 @@ def input_second_moments(
         else:
             add_linear(layer, [x.permute(0, 2, 3, 1) if isinstance(layer, nn.Conv2d) else x])
 
-    handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in called]
-    try:
-        with in_mode(model, train=False), torch.no_grad(), _values_of(model, weights):
+    with ExitStack() as hooks, _values_of(model, weights), in_mode(model, train=False):
+        for layer in called:
+            hooks.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
+        with torch.no_grad():
             for x, _, *more in batches:
                 model(x, *more)
-    finally:
-        for handle in handles:
-            handle.remove()
     layers = {name: layer for layer, name in names.items()}
     return {name: _finished(found, layers[name], reduction) for name, found in sums.items()}
 

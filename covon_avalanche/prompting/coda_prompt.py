@@ -103,7 +103,6 @@ class CODAPrompt(PromptModel):
         return self.head(self.vit(x, prefixes=prefixes))
 
     def predicted_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         return self.training_logits(x)
 
 

@@ -41,11 +41,9 @@ class DomainPrompts(PromptModel):
         """Logits with the parameters of a domain."""
 
     def training_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         return self.domain_logits(x, self.domain)
 
     def predicted_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         domains = self.selector(self.vit.query(x))
         return self.each_domain(domains, lambda rows, domain: self.domain_logits(x[rows], domain))
 

@@ -86,13 +86,11 @@ class DualPrompt(PromptModel):
         return self.head(self.vit(x, prefixes=prefixes))
 
     def training_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         similarities = self._similarities(x, self.keys[self.domain][None])
         self.auxiliary_loss = self.key_weight * (1 - similarities).sum((1, 2)).mean()
         return self._logits(x, self.experts[self.domain][:, None])
 
     def predicted_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         learned = max(1, int(self.domains))
         chosen = self._similarities(x, torch.stack([*self.keys][:learned])).argmax(1)
         experts = torch.stack([*self.experts][:learned])

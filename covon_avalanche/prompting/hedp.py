@@ -43,7 +43,6 @@ class HEDP(DomainMixture):
         self.temperatures = energy_temperature, distance_temperature
 
     def training_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         logits = super().training_logits(x)
         energies = -logits.float().logsumexp(1)
         above = (energies - self.margin).relu().mean()
@@ -55,7 +54,6 @@ class HEDP(DomainMixture):
         return logits
 
     def log_weights(self, distances: Tensor, logits: Tensor) -> Tensor:
-        """See :class:`DomainMixture`."""
         of_energy, of_distance = self.temperatures
         energies = -logits.logsumexp(-1)
         return (-energies / of_energy - distances / of_distance).log_softmax(1)

@@ -64,7 +64,6 @@ class L2P(PromptModel):
         return self.head(self.vit(x, prompts, prompt_positions=True, readout="prompts"))
 
     def training_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         similarities = self._similarities(x)
         chosen = similarities.topk(self.top_k).indices
         if self.batchwise:
@@ -75,5 +74,4 @@ class L2P(PromptModel):
         return self._logits(x, chosen)
 
     def predicted_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         return self._logits(x, self._similarities(x).topk(self.top_k).indices)

@@ -83,7 +83,6 @@ class PINA(DomainPrompts):
         return [self.prompts[self.domain], *own.parameters()]
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
-        """See :class:`DomainPrompts`."""
         adapters = list(self.adapters[domain - 1]) if domain > 0 else []  # type: ignore[call-overload]
         if self.adapter == "deep":
             features = self.vit(x, self.prompts[domain], adapters=adapters or None)

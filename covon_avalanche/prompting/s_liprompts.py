@@ -65,7 +65,6 @@ class SLiPrompts(DomainPrompts):
         return [self.prompts[self.domain], self.contexts[self.domain]]
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
-        """See :class:`DomainPrompts`."""
         text: Any = self.vit.network.text
         images = F.normalize(self.vit(x, self.prompts[domain]), dim=-1)
         classes = F.normalize(text(self.contexts[domain]), dim=-1)
@@ -89,7 +88,6 @@ class DomainMixture(SLiPrompts):
         """
 
     def predicted_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         if self.selector.learned == 0:
             return super().predicted_logits(x)
         distances = self.selector.cosine_distances(self.vit.query(x))
@@ -120,5 +118,4 @@ class SLiPromptsMixture(DomainMixture):
         self.temperature = temperature
 
     def log_weights(self, distances: Tensor, logits: Tensor) -> Tensor:
-        """See :class:`DomainMixture`."""
         return (-distances / self.temperature).log_softmax(1)

@@ -72,7 +72,6 @@ class NearestCentre(DomainSelector):
         return 1 - similarities.masked_fill(missing, -torch.inf).amax(2)
 
     def forward(self, features: Tensor) -> Tensor:
-        """See :class:`DomainSelector`."""
         distances = torch.cdist(F.normalize(features.float()), self.centres.flatten(0, 1), p=1)
         return distances.argmin(1) // self.centres.shape[1]
 
@@ -123,7 +122,6 @@ class MixtureSelector(DomainSelector):
         self.register_buffer("scales", torch.zeros(*shape, width, width))
 
     def forward(self, features: Tensor) -> Tensor:
-        """See :class:`DomainSelector`."""
         return F.linear(F.normalize(features.float()), self.weight, self.bias).argmax(1)
 
     def fit(self, domain: int, features: Tensor) -> None:
