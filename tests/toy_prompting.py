@@ -83,3 +83,10 @@ def k_means(model: PromptModel, domain: int):
     """scikit-learn's centres of a domain, in these features."""
     features = normalised_queries(model, toy_images(domain)[0]).astype("float32")
     return KMeans(5, n_init=10, random_state=0).fit(features).cluster_centers_
+
+
+def explicit_adapters(adapters):
+    """What linear adapters add to tokens or features, by matrix products."""
+    return [
+        lambda t, a=a: (t @ a[0].weight.T + a[0].bias) @ a[1].weight.T + a[1].bias for a in adapters
+    ]

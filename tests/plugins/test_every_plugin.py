@@ -6,7 +6,7 @@ from avalanche.benchmarks.scenarios import split_online_stream
 from avalanche.models import MultiTaskModule
 from toy_optimizers import make_covon, make_vcl, same, weights
 from toy_vits import toy_vit
-from toys import adamw, make_naive, make_strategy, parts_of, toy_benchmark, toy_model
+from toys import adamw, make_naive, make_strategy, parts_of, sgd, toy_benchmark, toy_model
 
 from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
 from covon_avalanche.evaluation import MemoryFootprint
@@ -46,10 +46,6 @@ def closed_form():
 
 def duct():
     return DUCT(toy_model(), 4, 3, keep_means=True)
-
-
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 def covon(model):
