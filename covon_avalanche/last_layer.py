@@ -56,9 +56,9 @@ def penultimate_features(model: nn.Module) -> Iterator[list[Tensor]]:
     layer = model.get_submodule(last_layer(model))
     features: list[Tensor] = []
 
-    def keep(layer: nn.Module, inputs: Any) -> None:
-        x = inputs[0].detach().float()
+    def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = next(iter((*args, *kwargs.values()))).detach().float()
         features.append(x if isinstance(layer, nn.Linear) else pooled(x))
 
-    with layer.register_forward_pre_hook(keep):
+    with layer.register_forward_pre_hook(keep, with_kwargs=True):
         yield features

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -63,13 +63,15 @@ class FeatureExtractor(nn.Module):
         """Features of shape (batch, width), float32."""
         found: dict[nn.Module, Tensor] = {}
 
-        def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            found[layer] = inputs[0] if self._of_inputs else output
+        def keep(
+            layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+        ) -> None:
+            found[layer] = next(iter((*args, *kwargs.values()))) if self._of_inputs else output
 
         layers = [self.network.get_submodule(name) for name in self._layers]
         with ExitStack() as hooks:
             for layer in layers:
-                hooks.enter_context(layer.register_forward_hook(keep))
+                hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
             self.network(x)
         return torch.cat([self._pooled(found[layer].float()) for layer in layers], 1)
 

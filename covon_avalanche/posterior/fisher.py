@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -134,12 +135,15 @@ def _add_by_hooks(model: nn.Module, sums: Sums, batch: Batch, criterion: Criteri
     }
     calls: list[_Call] = []
 
-    def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        calls.append(_Call(layer, inputs[0].detach(), get_gradient_edge(output)))
+    def keep(
+        layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        x = next(iter((*args, *kwargs.values())))
+        calls.append(_Call(layer, x.detach(), get_gradient_edge(output)))
 
     with ExitStack() as hooks:
         for layer in layers:
-            hooks.enter_context(layer.register_forward_hook(keep))
+            hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
         loss = criterion(model(x, *more), y) * len(y)
     # The hooks capture exact per-example gradients only if each layer is called once.
     called = {call.layer for call in calls}

@@ -56,8 +56,10 @@ def test_the_network_is_frozen_and_stays_in_evaluation_mode():
     network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.Linear(6, 2))
     features = FeatureExtractor(network)
     before = {k: v.clone() for k, v in network.state_dict().items()}
+    network.forward = lambda x: network[3](input=network[:3](x))  # a named argument will do
     x = torch.randn(5, 4)
     first = features(x)
+    torch.testing.assert_close(first, network[:3](x))
     features.train()
     assert torch.equal(features(x), first)
     assert all(torch.equal(v, network.state_dict()[k]) for k, v in before.items())

@@ -46,6 +46,13 @@ class Functional(SequenceModel):
         return self.head(torch.tanh(rows).mean(1))
 
 
+class ByKeyword(SequenceModel):
+    """Calls a layer with a named argument."""
+
+    def forward(self, x):
+        return self.head(input=torch.tanh(self.inner(x.view(len(x), -1, 3))).mean(1))
+
+
 def shared_layer():
     layer = nn.Linear(72, 72)
     return nn.Sequential(nn.Flatten(), layer, nn.Tanh(), layer, nn.Linear(72, 4))
@@ -68,6 +75,7 @@ MODELS = {
         conv(nn.ReLU(inplace=True), outputs=96), nn.ReLU(inplace=True), nn.Dropout(0.5)
     ),
     "sequence": SequenceModel,
+    "keyword": ByKeyword,
     "conv": lambda: conv(nn.ReLU(), padding=1, outputs=216),
     "conv dilated": lambda: conv(stride=2, dilation=2, padding=2, groups=2, outputs=54),
     "time first": TimeFirst,
@@ -79,7 +87,7 @@ MODELS = {
     "layer norm": lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(72), nn.Linear(72, 4)),
     "batch norm": lambda: conv(nn.BatchNorm2d(6), outputs=96),
 }
-BY_HOOKS = {"mlp", "in place", "sequence", "conv", "conv dilated"}
+BY_HOOKS = {"mlp", "in place", "sequence", "keyword", "conv", "conv dilated"}
 
 
 @pytest.fixture(params=MODELS, ids=lambda name: name.replace(" ", "-"))
