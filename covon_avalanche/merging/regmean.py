@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class RegMean(MergeRule):
         :param share: of a task's examples that ``A`` is measured on, evenly spaced, in (0, 1]; the
             time of the passes is proportional to it. ``A`` is scaled to all examples.
         """
-        check_choice("reduction", reduction, ("sum", "mean"))
+        check_choice("reduction", reduction, get_args(Reduction))
         check_choice("passes", passes, (1, 2))
         check_fraction("alpha", alpha, zero=True)
         check_fraction("share", share)
