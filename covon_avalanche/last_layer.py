@@ -29,18 +29,13 @@ def classifier(network: nn.Module) -> nn.Linear | nn.Conv1d | nn.Conv2d:
     """
     name = last_layer(network)
     layer: Any = network.get_submodule(name)
-    if layer.weight[0].numel() != width(layer):
+    width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+    if layer.weight[0].numel() != width:
         raise ValueError(
             f"the last layer of {type(network).__name__}, {name!r}, must be linear or have "
             f"kernel size 1 and one group, got a weight of shape {list(layer.weight.shape)}"
         )
-    found: nn.Linear | nn.Conv1d | nn.Conv2d = layer
-    return found
-
-
-def width(layer: nn.Linear | nn.Conv1d | nn.Conv2d) -> int:
-    """Number of features that a layer receives."""
-    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+    return layer
 
 
 def pooled(x: Tensor) -> Tensor:
@@ -61,12 +56,9 @@ def penultimate_features(model: nn.Module) -> Iterator[list[Tensor]]:
     layer = model.get_submodule(last_layer(model))
     features: list[Tensor] = []
 
-    def keep(layer: nn.Module, inputs: Any) -> None:
-        x = inputs[0].detach().float()
+    def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = next(iter((*args, *kwargs.values()))).detach().float()
         features.append(x if isinstance(layer, nn.Linear) else pooled(x))
 
-    handle = layer.register_forward_pre_hook(keep)
-    try:
+    with layer.register_forward_pre_hook(keep, with_kwargs=True):
         yield features
-    finally:
-        handle.remove()

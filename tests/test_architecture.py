@@ -16,17 +16,19 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
 #: What each package or module may import of the others.
 MAY_IMPORT = {
     "atomic_write": set(),
+    "checks": set(),
     "domain_orders": set(),
     "last_layer": set(),
     "safe_text": set(),
-    "posterior": {"atomic_write"},
-    "optim": {"posterior"},
-    "merging": {"last_layer", "posterior", "optim"},
-    "closed_form": {"last_layer"},
-    "prompting": set(),
+    "posterior": {"atomic_write", "checks"},
+    "optim": {"checks", "posterior"},
+    "merging": {"checks", "last_layer", "posterior", "optim"},
+    "closed_form": {"checks", "last_layer"},
+    "prompting": {"checks"},
     "input_moments": {"merging"},
     "data_loading": set(),
     "plugins": {
+        "checks",
         "closed_form",
         "data_loading",
         "last_layer",
@@ -35,10 +37,10 @@ MAY_IMPORT = {
         "posterior",
         "prompting",
     },
-    "integrations": {"optim", "posterior"},
+    "integrations": {"checks", "optim", "posterior"},
     "loops": set(),
     "strategies": {"optim", "merging", "plugins", "data_loading"},
-    "backbones": set(),
+    "backbones": {"checks"},
     "streams": {"atomic_write", "domain_orders"},
     "datasets": {"atomic_write", "streams"},
     "evaluation": set(),
@@ -64,7 +66,15 @@ MAY_IMPORT = {
     "cli": {"atomic_write", "datasets", "experiment", "report", "safe_text", "streams"},
     "__main__": {"cli"},
 }
-WITHOUT_AVALANCHE = {"last_layer", "posterior", "optim", "merging", "prompting", "closed_form"}
+WITHOUT_AVALANCHE = {
+    "checks",
+    "last_layer",
+    "posterior",
+    "optim",
+    "merging",
+    "prompting",
+    "closed_form",
+}
 FORBIDDEN = {"ivon"}  # GPL
 
 

@@ -57,6 +57,13 @@ def task_of(model, x, before=None, batch_size=10_000):
     return Task(model, before or {}, lambda: [(part, part) for part in x.split(batch_size)])
 
 
+def merged_by(rule, models, inputs):
+    """Merged weights of two tasks: the weights that they left, and their inputs."""
+    (before, after), (x0, x1) = models, inputs
+    rule.observe(task_of(before, x0))
+    return rule.merge(task_of(after, x1, weights(before)))
+
+
 def end_task(model, rule, values, batches=None) -> None:
     """A task that leaves these weights, by name, and the merge."""
     before = weights(model)

@@ -6,6 +6,7 @@ import itertools
 
 import torch
 import torch.nn.functional as F
+from sklearn.cluster import KMeans
 from toy_vits import toy_images
 
 from covon_avalanche.prompting import PromptModel
@@ -76,3 +77,16 @@ def normalised_queries(model: PromptModel, x: torch.Tensor):
     """Features of the frozen network, of unit length."""
     features = numpy_of(model.vit.query(x))
     return features / (features**2).sum(1, keepdims=True) ** 0.5
+
+
+def k_means(model: PromptModel, domain: int):
+    """scikit-learn's centres of a domain, in these features."""
+    features = normalised_queries(model, toy_images(domain)[0]).astype("float32")
+    return KMeans(5, n_init=10, random_state=0).fit(features).cluster_centers_
+
+
+def explicit_adapters(adapters):
+    """What linear adapters add to tokens or features, by matrix products."""
+    return [
+        lambda t, a=a: (t @ a[0].weight.T + a[0].bias) @ a[1].weight.T + a[1].bias for a in adapters
+    ]

@@ -86,6 +86,10 @@ def adamw(model: nn.Module, lr: float = 0.01) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=lr)
 
 
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
 #: By a short name: the class, its optimizer, and settings for the toy stream.
 STRATEGIES = {
     "covon": (CoVONStrategy, lambda model: make_covon(model.named_parameters()), {}),

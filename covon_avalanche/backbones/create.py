@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from covon_avalanche.backbones.libraries import BUILD, library_and_model, resample_positions
+from covon_avalanche.checks import check_whole
 
 
 def create_backbone(
@@ -38,8 +39,7 @@ def create_backbone(
         names for a network without text tower.
     :raises ImportError: if the library is not installed.
     """
-    if num_classes < 1:
-        raise ValueError(f"num_classes must be >= 1, got {num_classes}")
+    check_whole("num_classes", num_classes)
     library, model_name = library_and_model(name)
     file = None if weights in (None, "default") else _read_weights(Path(str(weights)))
     options = {}

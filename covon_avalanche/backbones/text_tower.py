@@ -50,8 +50,7 @@ class TextTower(nn.Module):
     @property
     def scale(self) -> Tensor:
         """Factor of the cosine of an image and a text, in the logits."""
-        scale: Tensor = self.clip.logit_scale.exp()
-        return scale
+        return self.clip.logit_scale.exp()
 
     def forward(self, context: Tensor | None = None) -> Tensor:
         """Embeddings of the classes, of shape (classes, embedding), not normalised.
@@ -74,5 +73,4 @@ class TextTower(nn.Module):
         )
         last = self.tokens.argmax(1) + added  # the end of text has the highest number
         x = clip.ln_final(x[torch.arange(len(x), device=x.device), last])
-        out: Tensor = x @ clip.text_projection
-        return out
+        return x @ clip.text_projection

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
+from contextlib import ExitStack
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_choice
 from covon_avalanche.last_layer import last_layer
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -37,8 +39,7 @@ class FeatureExtractor(nn.Module):
         pool: Literal["mean", "mean+max"] = "mean",
     ) -> None:
         super().__init__()
-        if pool not in ("mean", "mean+max"):
-            raise ValueError(f"pool must be 'mean' or 'mean+max', got {pool!r}")
+        check_choice("pool", pool, ("mean", "mean+max"))
         self.network = network.requires_grad_(False).eval()
         self.pool = pool
         if blocks is None:
@@ -62,16 +63,16 @@ class FeatureExtractor(nn.Module):
         """Features of shape (batch, width), float32."""
         found: dict[nn.Module, Tensor] = {}
 
-        def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            found[layer] = inputs[0] if self._of_inputs else output
+        def keep(
+            layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+        ) -> None:
+            found[layer] = next(iter((*args, *kwargs.values()))) if self._of_inputs else output
 
         layers = [self.network.get_submodule(name) for name in self._layers]
-        handles = [layer.register_forward_hook(keep) for layer in layers]
-        try:
+        with ExitStack() as hooks:
+            for layer in layers:
+                hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
             self.network(x)
-        finally:
-            for handle in handles:
-                handle.remove()
         return torch.cat([self._pooled(found[layer].float()) for layer in layers], 1)
 
     def _pooled(self, x: Tensor) -> Tensor:

@@ -78,8 +78,7 @@ class ClosedFormModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Scores of shape (batch, classes), in float32 whatever the context."""
         if self.features.network.training:
-            logits: Tensor = self.features.network(x)
-            return logits
+            return self.features.network(x)
         with torch.autocast(x.device.type, enabled=False):
             scores = [self.head(self.features(view)) for view in self._views(x)]
         return torch.stack(scores).mean(0)

@@ -28,11 +28,9 @@ class NearestClassMean(ClosedFormHead):
         self._domain: Tensor | None = None  # sums of the current domain
 
     def begin_domain(self) -> None:
-        """See :class:`ClosedFormHead`."""
         self._domain = None
 
     def update(self, features: Tensor, labels: Tensor, first_index: int = 0) -> None:
-        """See :class:`ClosedFormHead`."""
         if self._domain is None:
             self._domain = torch.zeros_like(self.sums)
         self._domain.index_add_(0, labels, features.to(self.sums.dtype))

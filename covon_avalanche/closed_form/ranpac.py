@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.closed_form.model import ClosedFormHead
+from covon_avalanche.closed_form.ridge import ridge_weight, standardized_ridge_weight
 
 RANPAC_RIDGES = tuple(10.0**k for k in range(-8, 9))
 STANDARDIZED_RIDGES = tuple(10.0 ** (k / 2) for k in range(2, 11))
@@ -62,16 +64,14 @@ class RidgeClassifier(ClosedFormHead):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if projection is not None and projection < 1:
-            raise ValueError(f"projection must be >= 1, got {projection}")
+        if projection is not None:
+            check_whole("projection", projection)
         if ridges is None:
             ridges = STANDARDIZED_RIDGES if standardize else RANPAC_RIDGES
         if not ridges or min(ridges) <= 0:
             raise ValueError(f"ridges must be positive numbers, got {list(ridges)}")
-        if select not in ("mse", "accuracy"):
-            raise ValueError(f"select must be 'mse' or 'accuracy', got {select!r}")
-        if ridge_from not in ("last", "all"):
-            raise ValueError(f"ridge_from must be 'last' or 'all', got {ridge_from!r}")
+        check_choice("select", select, ("mse", "accuracy"))
+        check_choice("ridge_from", ridge_from, ("last", "all"))
         self.num_classes, self.select, self.ridges = num_classes, select, sorted(ridges)
         self.standardize = standardize
         generator = torch.Generator().manual_seed(seed)
@@ -101,11 +101,9 @@ class RidgeClassifier(ClosedFormHead):
         self._held_out: list[tuple[Tensor, Tensor]] = []
 
     def begin_domain(self) -> None:
-        """See :class:`ClosedFormHead`."""
         self._domain, self._held_out = None, []
 
     def update(self, features: Tensor, labels: Tensor, first_index: int = 0) -> None:
-        """See :class:`ClosedFormHead`."""
         if self._domain is None:
             self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
         numbers = first_index + torch.arange(len(labels), device=labels.device)
@@ -157,29 +155,9 @@ class RidgeClassifier(ClosedFormHead):
 
     def _solve(self, gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
         """The weights, of shape (width, classes); those of the intercept come last."""
-        if not self.standardize:
-            return _solve(gram, targets, ridge)
-        n, mean = gram[-1, -1], gram[:-1, -1] / gram[-1, -1]
-        covariance = gram[:-1, :-1] / n - mean.outer(mean)
-        variance = covariance.diagonal().clone()
-        scale = torch.where(variance > 1e-12 * (mean**2 + 1), variance.sqrt(), 1.0)
-        right = (targets[:-1] - mean.outer(targets[-1])) / scale[:, None]
-        weight = _solve(n * covariance / scale.outer(scale), right, ridge) / scale[:, None]
-        return torch.cat([weight, targets[-1:] / n - mean @ weight])
+        solve = standardized_ridge_weight if self.standardize else ridge_weight
+        return solve(gram, targets, ridge)
 
     def forward(self, features: Tensor) -> Tensor:
         """Regressed one-hot labels, of shape (batch, classes)."""
         return self._projected(features) @ self.weight
-
-
-def _solve(gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
-    """``(gram + ridge I)⁻¹ targets``; with a larger ridge where that is numerically singular."""
-    if not torch.isfinite(gram).all():
-        raise FloatingPointError("the features of the network are not finite")
-    while True:
-        regularised = gram.clone()
-        regularised.diagonal().add_(ridge)
-        factor, failed = torch.linalg.cholesky_ex(regularised)
-        if not failed:
-            return torch.cholesky_solve(targets, factor)
-        ridge *= 10

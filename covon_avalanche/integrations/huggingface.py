@@ -19,8 +19,9 @@ except ImportError as error:
         "pip install 'covon_avalanche[language]'"
     ) from error
 
+from covon_avalanche.checks import check_whole
 from covon_avalanche.optim import PosteriorOptimizer
-from covon_avalanche.optim.checks import check_parameter, check_whole
+from covon_avalanche.optim.checks import check_parameter
 from covon_avalanche.optim.quadratic_anchor import (
     QuadraticAnchor,
     adam_second_moments,

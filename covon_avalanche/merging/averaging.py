@@ -22,7 +22,6 @@ class Average(MergeRule):
         """How many tasks have trained each row of a parameter, of shape (rows,)."""
 
     def merge(self, task: Task) -> dict[str, Tensor]:
-        """See :class:`MergeRule`."""
         merged = {}
         for name, m in task.trained().items():
             m0 = task.before[name]

@@ -6,18 +6,15 @@ Zhou et al., "Dual Consolidation for Pre-Trained Model-Based Domain-Incremental 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covon_avalanche.last_layer import classifier, last_layer, pooled, width
-from covon_avalanche.optim.checks import check_positive, check_whole
-
-_SINKHORN_STEPS = 1000
-_SINKHORN_TOLERANCE = 1e-7
+from covon_avalanche.checks import check_positive, check_whole
+from covon_avalanche.last_layer import classifier, last_layer, pooled
+from covon_avalanche.merging.transport import transported
 
 
 class CosineHead(nn.Module):
@@ -81,7 +78,7 @@ class DUCT(nn.Module):
         check_whole("num_domains", num_domains)
         check_positive("alpha", alpha)
         self.alpha, self.num_classes, self.num_domains = alpha, num_classes, num_domains
-        features = width(classifier(network))
+        features = classifier(network).weight.shape[1]
         self.backbone = _without_last_layer(network)
         self.head = CosineHead(features, num_classes, num_domains)
         self.register_buffer("domains", torch.zeros((), dtype=torch.int64))
@@ -107,8 +104,7 @@ class DUCT(nn.Module):
         features, known = self.features(x), max(1, int(self.domains))
         with torch.autocast(x.device.type, enabled=False):
             if self.training:
-                logits: Tensor = self.head(features.float(), known - 1)
-                return logits
+                return self.head(features.float(), known - 1)
             return torch.stack([self.head(features.float(), t) for t in range(known)]).amax(0)
 
     @torch.no_grad()
@@ -183,52 +179,18 @@ class DUCT(nn.Module):
     def transport(self, reg: float) -> None:
         """Move the classifiers of earlier domains towards the current one's.
 
-        ``W_o ← (1 - alpha) W_o + alpha C Sᵀ W``, where the plan ``S`` transports the current
-        domain's class means to those of domain o, see :func:`transport_plan`, and ``C`` is the
-        number of classes: in the released code, without ``C``, the second term is 1/C of a
-        classifier's size. Classes that a domain lacks take no part.
+        See :func:`covon_avalanche.merging.transport.transported`.
 
         :param reg: entropic regularisation, in units of the distance.
         """
         if self.class_means is None:
             raise ValueError("transport needs class means: pass keep_means=True")
         current = int(self.domains) - 1
-        new = ~self.class_means[current].isnan().any(1)
+        new = self.head.blocks[current], self.class_means[current]
         for domain in range(current):
-            old = ~self.class_means[domain].isnan().any(1)
-            cost = torch.cdist(self.class_means[current][new], self.class_means[domain][old])
-            plan = transport_plan(cost, reg)
-            moved = int(old.sum()) * plan.T @ self.head.blocks[current][new]
-            block = self.head.blocks[domain]
-            block[old] = (1 - self.alpha) * block[old] + self.alpha * moved
-
-
-def transport_plan(cost: Tensor, reg: float) -> Tensor:
-    """The entropically regularised transport plan between uniform distributions.
-
-    Minimises ``sum(S * cost) + reg * sum(S * log(S))`` over the plans ``S`` with row sums 1/n and
-    column sums 1/m, by Sinkhorn's iterations in the log domain, with float64.
-
-    :param cost: of shape (n, m).
-    :raises ValueError: unless ``reg`` is positive.
-    """
-    check_positive("reg", reg)
-    n, m = cost.shape
-    exact = (cost.cpu() if cost.device.type == "mps" else cost).double()
-    columns = exact.new_zeros(m)  # dual variables, in units of the cost
-    annealed = max(float(exact.max()), reg)
-    while True:  # from a large regularisation, for which few steps suffice
-        for _ in range(_SINKHORN_STEPS):
-            rows = -annealed * (torch.logsumexp((columns - exact) / annealed, 1) + math.log(n))
-            columns = -annealed * (
-                torch.logsumexp((rows[:, None] - exact) / annealed, 0) + math.log(m)
-            )
-            plan = torch.exp((rows[:, None] + columns - exact) / annealed)
-            if (n * plan.sum(1) - 1).abs().max() < _SINKHORN_TOLERANCE:
-                break
-        if annealed == reg:
-            return plan.to(cost)
-        annealed = max(annealed / 2, reg)
+            old = self.head.blocks[domain], self.class_means[domain]
+            moved = transported(*old, *new, alpha=self.alpha, reg=reg)
+            self.head.blocks[domain].copy_(moved)
 
 
 def _without_last_layer(network: nn.Module) -> nn.Module:

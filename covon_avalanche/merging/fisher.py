@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from covon_avalanche.checks import check_fraction
 from covon_avalanche.merging.rule import MergeRule, Task, in_shape
 from covon_avalanche.posterior.fisher import (
     Criterion,
@@ -39,7 +40,6 @@ class FisherRule(MergeRule):
         self._task_fisher: dict[str, Tensor] = {}  # F, from merge to observe
 
     def merge(self, task: Task) -> dict[str, Tensor]:
-        """See :class:`MergeRule`."""
         self._task_fisher = self._measure(task)
         merged = {}
         for name, m in task.trained().items():
@@ -105,8 +105,7 @@ class CoFiMA(FisherRule):
         :param criterion: the training loss, averaged over the batch.
         """
         super().__init__(criterion)
-        if not 0 < gamma <= 1:
-            raise ValueError(f"gamma must be in (0, 1], got {gamma}")
+        check_fraction("gamma", gamma)
         self.gamma = gamma
 
     def observe(self, task: Task) -> None:

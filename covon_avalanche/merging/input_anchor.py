@@ -8,14 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from covon_avalanche.merging.regmean import RegMean, as_rows, from_rows
+from covon_avalanche.checks import check_positive
+from covon_avalanche.merging.layers import as_rows, from_rows, merged_layers, own_parameters
+from covon_avalanche.merging.regmean import RegMean
 from covon_avalanche.merging.rule import Batch
-from covon_avalanche.merging.second_moments import (
-    input_second_moments,
-    merged_layers,
-    own_parameters,
-)
-from covon_avalanche.optim.checks import check_positive
+from covon_avalanche.merging.second_moments import input_second_moments
 
 
 class InputAnchor:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from covon_avalanche.merging.regmean import RegMean, as_rows, in_double
+from covon_avalanche.merging.layers import as_rows, merged_layers
+from covon_avalanche.merging.regmean import RegMean, in_double
 from covon_avalanche.merging.rule import Batch, Task
-from covon_avalanche.merging.second_moments import merged_layers
 from covon_avalanche.posterior.fisher import in_mode
 
 _RIDGE = 1e-6  # relative; directions without any input keep the old weights
@@ -53,7 +54,6 @@ class KFACMerge(RegMean):
         self._task_gradients: dict[str, Tensor] = {}  # G, in merge
 
     def merge(self, task: Task) -> dict[str, Tensor]:
-        """See :class:`RegMean`."""
         if self.moments:
             self._task_gradients = _measured(task)
         merged = super().merge(task)
@@ -149,23 +149,20 @@ def output_gradient_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[
 
     sums: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(0)
-    handles = [layer.register_forward_hook(keep) for layer in names]
-    try:
-        with in_mode(model, train=False):
-            for x, _, *more in batches:
-                edges.clear()
-                output = model(x, *more).float()
-                chances = output.detach().softmax(1).cpu()
-                labels = chances.multinomial(1, generator=generator)[:, 0].to(output.device)
-                loss = F.cross_entropy(output, labels, reduction="sum")
-                found = torch.autograd.grad(loss, [edge for _, edge in edges], allow_unused=True)
-                for (layer, _), gradient in zip(edges, found, strict=True):
-                    if gradient is not None:
-                        added = _moments(layer, gradient.float())
-                        sums[names[layer]] = sums.get(names[layer], 0.0) + added
-    finally:
-        for handle in handles:
-            handle.remove()
+    with in_mode(model, train=False), ExitStack() as hooks:
+        for layer in names:
+            hooks.enter_context(layer.register_forward_hook(keep))
+        for x, _, *more in batches:
+            edges.clear()
+            output = model(x, *more).float()
+            chances = output.detach().softmax(1).cpu()
+            labels = chances.multinomial(1, generator=generator)[:, 0].to(output.device)
+            loss = F.cross_entropy(output, labels, reduction="sum")
+            found = torch.autograd.grad(loss, [edge for _, edge in edges], allow_unused=True)
+            for (layer, _), gradient in zip(edges, found, strict=True):
+                if gradient is not None:
+                    added = _moments(layer, gradient.float())
+                    sums[names[layer]] = sums.get(names[layer], 0.0) + added
     return sums
 
 

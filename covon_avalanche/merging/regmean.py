@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from covon_avalanche.checks import check_choice, check_fraction
+from covon_avalanche.merging.layers import as_rows, from_rows, merged_layers, own_parameters
 from covon_avalanche.merging.rule import Batch, MergeRule, Task
-from covon_avalanche.merging.second_moments import (
-    Reduction,
-    input_second_moments,
-    is_transposed_linear,
-    merged_layers,
-    own_parameters,
-)
-from covon_avalanche.optim.checks import check_choice
+from covon_avalanche.merging.second_moments import Reduction, input_second_moments
 
 _RIDGE = 1e-6  # of the mean diagonal: directions without any input keep the old weights
 
@@ -43,7 +38,7 @@ class RegMean(MergeRule):
 
     Takes two forward passes over each task's data, but only one for the first task. Outputs and
     layers that no earlier task has used keep their new weights, as do the parameters of other
-    modules (:func:`~covon_avalanche.merging.second_moments.merged_layers` lists them; with CoVON
+    modules (:func:`~covon_avalanche.merging.layers.merged_layers` lists them; with CoVON
     those are merged by Eq. 8).
 
     With CoVON only the mean is RegMean's. The precision is that of Eq. 8, a diagonal one, and so
@@ -75,12 +70,10 @@ class RegMean(MergeRule):
         :param share: of a task's examples that ``A`` is measured on, evenly spaced, in (0, 1]; the
             time of the passes is proportional to it. ``A`` is scaled to all examples.
         """
-        check_choice("reduction", reduction, ("sum", "mean"))
+        check_choice("reduction", reduction, get_args(Reduction))
         check_choice("passes", passes, (1, 2))
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {alpha}")
-        if not 0 < share <= 1:
-            raise ValueError(f"share must be in (0, 1], got {share}")
+        check_fraction("alpha", alpha, zero=True)
+        check_fraction("share", share)
         self.reduction: Reduction = reduction
         self.alpha = alpha
         self.layerwise = layerwise
@@ -116,8 +109,7 @@ class RegMean(MergeRule):
         new = self._measure(task) if self.passes == 2 else self._task_moments
         added = {n: a + self.moments[n] if n in self.moments else a for n, a in new.items()}
         self.moments = {**self.moments, **added}
-        outputs = {n: len(_by_output(layers[n], own_parameters(layers[n])[0])) for n in new}
-        self.outputs = {**self.outputs, **outputs}
+        self.outputs = {**self.outputs, **{n: len(as_rows(layers[n])) for n in new}}
         self._task_moments = {}
 
     def _measure(
@@ -191,29 +183,6 @@ class EvenlySpaced:
             rows = torch.arange(0, given, 1 / self.share).long()
             self.given, self.kept = self.given + given, self.kept + len(rows)
             yield batch if len(rows) == given else [column[rows] for column in batch]
-
-
-def _by_output(layer: nn.Module, parameter: Tensor) -> Tensor:
-    """A layer's parameter with the outputs as its first dimension, and the inverse of that."""
-    return parameter.t() if is_transposed_linear(layer) else parameter
-
-
-def as_rows(layer: nn.Module, values: Mapping[Tensor, Tensor] | None = None) -> Tensor:
-    """Weight and bias of a layer as one matrix of shape (outputs, d), the bias as the last column.
-
-    :param values: to use instead of the parameters'.
-    """
-    parts = [values[p] if values else p.detach() for p in own_parameters(layer)]
-    rows = [_by_output(layer, part) for part in parts]
-    return torch.cat([row.reshape(len(row), -1) for row in rows], 1)
-
-
-def from_rows(layer: nn.Module, rows: Tensor) -> dict[Tensor, Tensor]:
-    """The inverse of :func:`as_rows`: values by parameter, in their shapes."""
-    weight, *bias = own_parameters(layer)
-    d = rows.shape[1] - len(bias)
-    values: dict[Tensor, Tensor] = {weight: _by_output(layer, rows[:, :d]).view_as(weight)}
-    return values | dict.fromkeys(bias, rows[:, -1])
 
 
 def in_double(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import ClassVar
@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from covon_avalanche.merging.batch_norm import trained_batch_norms, update_batch_norm
 from covon_avalanche.optim import CoVON, PosteriorOptimizer
 from covon_avalanche.optim.interrupts import defer_interrupt
+from covon_avalanche.posterior.fisher import Batch
 from covon_avalanche.posterior.gaussian import embed
 
-Batch = Sequence[Tensor]
 Batches = Callable[[], Iterable[Batch]]
 """Starts a pass over a task's data: ``(input, target, *more)``, for ``model(input, *more)``."""
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_choice, check_positive
 from covon_avalanche.merging.rule import MergeRule, Task, in_shape
-from covon_avalanche.optim.checks import check_choice
 from covon_avalanche.optim.interrupts import defer_interrupt
-from covon_avalanche.posterior.gaussian import check_gamma
 
 Start = Literal["pretrained", "last"]
 _TIES_DENSITY = 0.2
@@ -32,8 +31,8 @@ class TaskVectorRule(MergeRule):
     needs_before = False
 
     def __init__(self, coefficient: float, start: Start) -> None:
-        check_gamma(coefficient, "coefficient")
-        check_choice("start", start, ("pretrained", "last"))
+        check_positive("coefficient", coefficient)
+        check_choice("start", start, get_args(Start))
         self.coefficient = coefficient
         self.start: Start = start
         self.pretrained: dict[str, Tensor] = {}

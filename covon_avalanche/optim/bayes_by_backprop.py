@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covon_avalanche.optim.checks import check_betas, check_choice, check_given, check_positive
+from covon_avalanche.checks import check_choice, check_positive
+from covon_avalanche.optim.checks import check_betas, check_given
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.posterior_optimizer import (
     Group,

@@ -1,9 +1,9 @@
-"""Checks made before anything is changed, and the sentence of each error."""
+"""Checks of optimizers before anything is changed, and the sentence of each error."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
@@ -11,29 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from covon_avalanche.checks import check_whole
 from covon_avalanche.optim.sharding import check_sharding, everywhere, is_sharded, local
-
-_LARGEST = 3.4e38  # of float32, in which the weights are
-
-
-def check_positive(name: str, value: float, *, zero: bool = False) -> None:
-    """Raise a ``ValueError`` unless the value is > 0 (or >= 0) and finite in float32."""
-    number = isinstance(value, Real | Tensor)  # schedulers may use tensors
-    if not (number and (0 < value <= _LARGEST or (zero and value == 0))):
-        sign = ">=" if zero else ">"
-        raise ValueError(f"{name} must be {sign} 0 and finite in float32, got {value}")
-
-
-def check_whole(name: str, value: Any, least: int = 1) -> None:
-    """Raise a ``ValueError`` unless the value is an integer that is large enough."""
-    if not isinstance(value, Integral) or int(value) < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value}")
-
-
-def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
-    """Raise a ``ValueError`` unless the value is one of the known ones."""
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
 def check_betas(betas: Any, *, second_may_be_none: bool = False) -> None:

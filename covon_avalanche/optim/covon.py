@@ -24,14 +24,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from covon_avalanche.checks import check_choice, check_positive
 from covon_avalanche.optim import multi_tensor
-from covon_avalanche.optim.checks import (
-    check_betas,
-    check_choice,
-    check_given,
-    check_positive,
-    check_precisions,
-)
+from covon_avalanche.optim.checks import check_betas, check_given, check_precisions
 from covon_avalanche.optim.diagnostics import Diagnostics, diagnose, warn_unless_learned
 from covon_avalanche.optim.hessian import HessApprox, beta2_at
 from covon_avalanche.optim.interrupts import defer_interrupt

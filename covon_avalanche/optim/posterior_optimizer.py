@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.optim.checks import (
     check_finite,
     check_parameter,
-    check_positive,
     check_precisions,
     check_state,
-    check_whole,
     has_entries,
 )
 from covon_avalanche.optim.interrupts import defer_interrupt

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, NAdam, Optimizer, RAdam
 
-from covon_avalanche.optim.checks import check_given, check_positive
+from covon_avalanche.checks import check_positive
+from covon_avalanche.optim.checks import check_given
 from covon_avalanche.posterior.gaussian import DiagGaussian, embed
 
 _ADAM_FAMILY = (Adam, AdamW, NAdam, RAdam)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from covon_avalanche.optim.checks import check_positive
+from covon_avalanche.checks import check_positive
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.samples import fill_normal_, next_noise_key
 

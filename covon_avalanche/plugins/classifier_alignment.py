@@ -9,9 +9,9 @@ from avalanche.models import MultiTaskModule
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
+from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.last_layer import classifier
 from covon_avalanche.merging.alignment import FeatureGaussians, align_classifier, fit_gaussians
-from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.plugins.task_loader import check_whole_task, dataset_features
 
 

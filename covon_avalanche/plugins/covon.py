@@ -8,10 +8,10 @@ from typing import Any
 
 from avalanche.distributed import DistributedHelper
 
+from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.merging import Eq8, MergeRule, RegMean, merge_into
 from covon_avalanche.merging.task_vectors import TaskVectorRule
 from covon_avalanche.optim import CoVON
-from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.optim.diagnostics import Diagnostics
 from covon_avalanche.plugins.merge import merge_task
 from covon_avalanche.plugins.posterior import PosteriorPlugin

@@ -8,10 +8,10 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
+from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.merging.batch_norm import trained_batch_norms, update_batch_norm
 from covon_avalanche.merging.duct import DUCT
 from covon_avalanche.optim import PosteriorOptimizer
-from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 from covon_avalanche.posterior.fisher import in_mode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from covon_avalanche.optim.checks import check_positive, check_whole
+from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.plugins.posterior import VCLPlugin
 from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.task_loader import task_loader

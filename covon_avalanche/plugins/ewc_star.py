@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from covon_avalanche.optim.checks import check_choice, check_whole
+from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.plugins.quadratic_anchor import QuadraticAnchorPlugin
 from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.task_loader import task_loader

@@ -12,8 +12,8 @@ from avalanche.models import avalanche_forward
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_whole
 from covon_avalanche.last_layer import penultimate_features
-from covon_avalanche.optim.checks import check_whole
 from covon_avalanche.plugins.task_loader import check_whole_task, dataset_features
 
 _FARTHEST = 4.0  # largest squared distance between points of the unit sphere

@@ -12,8 +12,8 @@ from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.templates.update_type import SGDUpdate
 from torch import Tensor
 
+from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.optim import BayesByBackprop, PosteriorOptimizer
-from covon_avalanche.optim.checks import check_positive, check_whole
 from covon_avalanche.plugins.schedule import (
     SHARED,
     Schedule,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from avalanche.training.plugins import SupervisedPlugin
 
+from covon_avalanche.checks import check_positive
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 from covon_avalanche.prompting import PromptModel
@@ -28,8 +29,8 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
         :param max_grad_norm: clip the gradients' common norm, as L2P does at 1.
         """
         super().__init__()
-        if max_grad_norm is not None and max_grad_norm <= 0:
-            raise ValueError(f"max_grad_norm must be > 0, got {max_grad_norm}")
+        if max_grad_norm is not None:
+            check_positive("max_grad_norm", max_grad_norm)
         self.max_grad_norm = max_grad_norm
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
-from covon_avalanche.optim.checks import check_positive
+from covon_avalanche.checks import check_positive
 from covon_avalanche.optim.quadratic_anchor import accumulated, grown, pull_
 from covon_avalanche.plugins.schedule import (
     Schedule,

@@ -7,7 +7,7 @@ from typing import Any
 
 from avalanche.training.plugins import LRSchedulerPlugin
 
-from covon_avalanche.optim.checks import check_positive, check_whole
+from covon_avalanche.checks import check_positive, check_whole
 
 Values = Mapping[str, float]
 #: Settings of each experience, in the order of training. A value that an experience does not set

@@ -9,7 +9,7 @@ import torch
 from avalanche.models import avalanche_forward
 from torch import Tensor
 
-from covon_avalanche.optim.checks import check_whole
+from covon_avalanche.checks import check_fraction, check_whole
 from covon_avalanche.plugins.posterior import VCLPlugin
 from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.posterior.gaussian import DiagGaussian, pool
@@ -59,8 +59,7 @@ class TDVCLPlugin(VCLPlugin, supports_distributed=True):  # type: ignore[call-ar
         check_whole("replay_mb_size", replay_mb_size)
         check_whole("replay_tasks", replay_tasks, least=0)
         check_whole("replay_examples", replay_examples, least=0)
-        if not 0 < decay <= 1:
-            raise ValueError(f"decay must be in (0, 1], got {decay}")
+        check_fraction("decay", decay)
         self.n_steps = n_steps
         self.decay = decay
         self.replay_examples = replay_examples

@@ -8,8 +8,9 @@ tensor per parameter that requires a gradient, in loss²/weight² per example. A
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -134,15 +135,16 @@ def _add_by_hooks(model: nn.Module, sums: Sums, batch: Batch, criterion: Criteri
     }
     calls: list[_Call] = []
 
-    def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        calls.append(_Call(layer, inputs[0].detach(), get_gradient_edge(output)))
+    def keep(
+        layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        x = next(iter((*args, *kwargs.values())))
+        calls.append(_Call(layer, x.detach(), get_gradient_edge(output)))
 
-    handles = [layer.register_forward_hook(keep) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
         loss = criterion(model(x, *more), y) * len(y)
-    finally:
-        for handle in handles:
-            handle.remove()
     # The hooks capture exact per-example gradients only if each layer is called once.
     called = {call.layer for call in calls}
     plain = len(called) == len(calls) and all(_rows_are_examples(call, len(y)) for call in calls)

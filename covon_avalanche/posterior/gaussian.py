@@ -8,7 +8,6 @@ Continual Learning".
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from covon_avalanche.atomic_write import atomic_replace
+from covon_avalanche.checks import check_positive
 
 _FORMAT = "covon_avalanche.DiagGaussian"
 _METADATA = {"format": _FORMAT, "version": "1"}
@@ -119,8 +119,7 @@ def check_gaussian(name: str, mean: Tensor, precision: Tensor) -> None:
 
 def check_gamma(gamma: float, name: str = "gamma") -> None:
     """Raise unless the merging coefficient is positive; warn if one of the mean is above 1."""
-    if not (math.isfinite(gamma) and gamma > 0):
-        raise ValueError(f"{name} must be > 0 and finite, got {gamma}")
+    check_positive(name, gamma)
     if gamma > 1 and name == "gamma":
         warnings.warn(f"gamma={gamma} is above 1: over-relaxed merging", stacklevel=3)
 

@@ -100,11 +100,9 @@ class CODAPrompt(PromptModel):
         """See :class:`PromptModel`; the same in training and evaluation."""
         tokens = zip(self.layers, self.prefix_tokens(x), strict=True)
         prefixes = {layer: as_prefix(of_layer) for layer, of_layer in tokens}
-        out: Tensor = self.head(self.vit(x, prefixes=prefixes))
-        return out
+        return self.head(self.vit(x, prefixes=prefixes))
 
     def predicted_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         return self.training_logits(x)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_whole
 from covon_avalanche.prompting.prompt_model import PromptModel
 from covon_avalanche.prompting.selectors import DomainSelector
 
@@ -29,8 +30,7 @@ class DomainPrompts(PromptModel):
 
     def __init__(self, network: nn.Module, num_domains: int, *, prompts: int) -> None:
         super().__init__(network, num_domains)
-        if prompts < 1:
-            raise ValueError(f"prompts must be >= 1, got {prompts}")
+        check_whole("prompts", prompts)
         bound = 1 / math.sqrt(self.vit.width)
         self.prompts = nn.ParameterList(
             torch.empty(prompts, self.vit.width).uniform_(-bound, bound) for _ in range(num_domains)
@@ -41,11 +41,9 @@ class DomainPrompts(PromptModel):
         """Logits with the parameters of a domain."""
 
     def training_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         return self.domain_logits(x, self.domain)
 
     def predicted_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         domains = self.selector(self.vit.query(x))
         return self.each_domain(domains, lambda rows, domain: self.domain_logits(x[rows], domain))
 

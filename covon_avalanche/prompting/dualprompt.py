@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_positive
 from covon_avalanche.prompting.prefixes import as_prefix, check_prefix_length, existing_layers
 from covon_avalanche.prompting.prompt_model import PromptModel
 
@@ -51,8 +52,7 @@ class DualPrompt(PromptModel):
         super().__init__(network, num_domains)
         check_prefix_length("general_length", general_length)
         check_prefix_length("expert_length", expert_length)
-        if key_weight < 0:
-            raise ValueError(f"key_weight must be >= 0, got {key_weight}")
+        check_positive("key_weight", key_weight, zero=True)
         self.general_layers = existing_layers(self.vit, general_layers)
         self.expert_layers = existing_layers(self.vit, expert_layers)
         if both := sorted({*self.general_layers} & {*self.expert_layers}):
@@ -83,17 +83,14 @@ class DualPrompt(PromptModel):
             prefixes[layer] = as_prefix(tokens[None])
         for layer, tokens in zip(self.expert_layers, experts, strict=True):
             prefixes[layer] = as_prefix(tokens)
-        out: Tensor = self.head(self.vit(x, prefixes=prefixes))
-        return out
+        return self.head(self.vit(x, prefixes=prefixes))
 
     def training_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         similarities = self._similarities(x, self.keys[self.domain][None])
         self.auxiliary_loss = self.key_weight * (1 - similarities).sum((1, 2)).mean()
         return self._logits(x, self.experts[self.domain][:, None])
 
     def predicted_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         learned = max(1, int(self.domains))
         chosen = self._similarities(x, torch.stack([*self.keys][:learned])).argmax(1)
         experts = torch.stack([*self.experts][:learned])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_positive
 from covon_avalanche.prompting.s_liprompts import DomainMixture
 
 
@@ -34,18 +35,14 @@ class HEDP(DomainMixture):
         distance_temperature: float = 0.6,
         **options: int,
     ) -> None:
-        if regularisation < 0:
-            raise ValueError(f"regularisation must be >= 0, got {regularisation}")
-        if energy_temperature <= 0 or distance_temperature <= 0:
-            raise ValueError(
-                f"temperatures must be > 0, got {energy_temperature} and {distance_temperature}"
-            )
+        check_positive("regularisation", regularisation, zero=True)
+        check_positive("energy_temperature", energy_temperature)
+        check_positive("distance_temperature", distance_temperature)
         super().__init__(network, num_domains, **options)
         self.regularisation, self.margin, self.target = regularisation, margin, target
         self.temperatures = energy_temperature, distance_temperature
 
     def training_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         logits = super().training_logits(x)
         energies = -logits.float().logsumexp(1)
         above = (energies - self.margin).relu().mean()
@@ -57,7 +54,6 @@ class HEDP(DomainMixture):
         return logits
 
     def log_weights(self, distances: Tensor, logits: Tensor) -> Tensor:
-        """See :class:`DomainMixture`."""
         of_energy, of_distance = self.temperatures
         energies = -logits.logsumexp(-1)
         return (-energies / of_energy - distances / of_distance).log_softmax(1)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.prompting.prompt_model import PromptModel
 
 
@@ -45,12 +46,10 @@ class L2P(PromptModel):
         batchwise: bool = True,
     ) -> None:
         super().__init__(network, num_domains)
-        if length < 1:
-            raise ValueError(f"length must be >= 1, got {length}")
+        check_whole("length", length)
         if not 1 <= top_k <= pool:
             raise ValueError(f"top_k must be between 1 and pool = {pool}, got {top_k}")
-        if key_weight < 0:
-            raise ValueError(f"key_weight must be >= 0, got {key_weight}")
+        check_positive("key_weight", key_weight, zero=True)
         self.top_k, self.key_weight, self.batchwise = top_k, key_weight, batchwise
         self.prompts = nn.Parameter(torch.empty(pool, length, self.vit.width).uniform_(-1, 1))
         self.keys = nn.Parameter(torch.empty(pool, self.vit.feature_width).uniform_(-1, 1))
@@ -62,12 +61,9 @@ class L2P(PromptModel):
     def _logits(self, x: Tensor, chosen: Tensor) -> Tensor:
         """With the prompts of the indices ``chosen``, of shape (batch, top_k)."""
         prompts = self.prompts[chosen].flatten(1, 2)
-        features = self.vit(x, prompts, prompt_positions=True, readout="prompts")
-        out: Tensor = self.head(features)
-        return out
+        return self.head(self.vit(x, prompts, prompt_positions=True, readout="prompts"))
 
     def training_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         similarities = self._similarities(x)
         chosen = similarities.topk(self.top_k).indices
         if self.batchwise:
@@ -78,5 +74,4 @@ class L2P(PromptModel):
         return self._logits(x, chosen)
 
     def predicted_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         return self._logits(x, self._similarities(x).topk(self.top_k).indices)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
 from covon_avalanche.prompting.selectors import NearestCentre
 
@@ -23,10 +24,8 @@ class LinearAdapter(nn.Sequential):
     """
 
     def __init__(self, width: int, bottleneck: int = 16, init: AdapterInit = "xavier") -> None:
-        if bottleneck < 1:
-            raise ValueError(f"bottleneck must be >= 1, got {bottleneck}")
-        if init not in ("xavier", "zeros"):
-            raise ValueError(f"adapter_init must be 'xavier' or 'zeros', got {init!r}")
+        check_whole("bottleneck", bottleneck)
+        check_choice("adapter_init", init, get_args(AdapterInit))
         down, up = nn.Linear(width, bottleneck), nn.Linear(bottleneck, width)
         super().__init__(down, up)
         for name, p in self.named_parameters():
@@ -66,8 +65,7 @@ class PINA(DomainPrompts):
         adapter_init: AdapterInit = "xavier",
         centres: int = 5,
     ) -> None:
-        if adapter not in ("shallow", "deep"):
-            raise ValueError(f"adapter must be 'shallow' or 'deep', got {adapter!r}")
+        check_choice("adapter", adapter, ("shallow", "deep"))
         super().__init__(network, num_domains, prompts=prompts)
         self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
         self.adapter = adapter
@@ -85,7 +83,6 @@ class PINA(DomainPrompts):
         return [self.prompts[self.domain], *own.parameters()]
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
-        """See :class:`DomainPrompts`."""
         adapters = list(self.adapters[domain - 1]) if domain > 0 else []  # type: ignore[call-overload]
         if self.adapter == "deep":
             features = self.vit(x, self.prompts[domain], adapters=adapters or None)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_whole
 from covon_avalanche.prompting.prompted_vit import PromptedViT, take_classifier
 
 
@@ -35,8 +36,7 @@ class PromptModel(nn.Module):
 
     def __init__(self, network: nn.Module, num_domains: int) -> None:
         super().__init__()
-        if num_domains < 1:
-            raise ValueError(f"num_domains must be >= 1, got {num_domains}")
+        check_whole("num_domains", num_domains)
         vit = PromptedViT(network)
         self.head = take_classifier(network)
         """Shared by all domains, unless a method replaces it."""
@@ -75,8 +75,7 @@ class PromptModel(nn.Module):
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         """What the current domain trains; by default all parameters except the ViT's."""
-        frozen = {id(p) for p in self.vit.parameters()}
-        return [p for p in self.parameters() if id(p) not in frozen]
+        return [p for name, p in self.named_parameters() if not name.startswith("vit.")]
 
     def end_domain(self, batches: Callable[[], Iterable[Sequence[Tensor]]]) -> None:
         """Compute what a method keeps of the domain; by default nothing.

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covon_avalanche.prompting.towers import in_heads, tower_of
+
 Prefix = tuple[Tensor, Tensor]
 """Keys and values, each of shape (batch or 1, length, width)."""
 Adapter = Callable[[Tensor], Tensor]
@@ -39,7 +41,7 @@ class PromptedViT(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self._tower = _tower(network)
+        self._tower = tower_of(network)
         self.network = network.requires_grad_(False).eval()
         self.depth: int = len(self._tower.blocks)
         """Number of blocks."""
@@ -138,8 +140,7 @@ class PromptedViT(nn.Module):
     def _block(self, i: int, x: Tensor, prefix: Prefix | None, parallel: Adapter | None) -> Tensor:
         block = self._tower.blocks[i]
         if prefix is None and parallel is None:
-            out: Tensor = block(x)
-            return out
+            return block(x)
         norm1, scale1, norm2, scale2 = (getattr(block, name) for name in self._tower.parts)
         x = x + scale1(self._attention(block.attn, norm1(x), prefix))
         added = scale2(block.mlp(norm2(x)))
@@ -151,87 +152,11 @@ class PromptedViT(nn.Module):
         heads = self._tower.heads
         if prefix is not None:
             k, v = (
-                torch.cat([_in_heads(added.expand(len(x), -1, -1), heads).to(own.dtype), own], 2)
+                torch.cat([in_heads(added.expand(len(x), -1, -1), heads).to(own.dtype), own], 2)
                 for added, own in zip(prefix, (k, v), strict=True)
             )
         out = F.scaled_dot_product_attention(q, k, v)
         return self._tower.project(attention, out.transpose(1, 2).flatten(2))
-
-
-class _TimmTower:
-    """Parts of a timm ``VisionTransformer``."""
-
-    parts = ("norm1", "ls1", "norm2", "ls2")
-
-    def __init__(self, network: Any) -> None:
-        self._network, self.blocks = network, network.blocks
-        self.width = self.feature_width = network.embed_dim
-        self.heads = network.blocks[0].attn.num_heads
-        self.patch = network.patch_embed.patch_size
-        self.norm_before = network.norm_pre
-
-    @property
-    def class_position(self) -> Tensor | float:
-        embedding = self._network.pos_embed
-        return 0.0 if embedding is None or self._network.no_embed_class else embedding[:, :1]
-
-    def embed(self, x: Tensor) -> Tensor:
-        tokens: Tensor = self._network._pos_embed(self._network.patch_embed(x))
-        return tokens
-
-    def qkv(self, attention: Any, x: Tensor) -> Sequence[Tensor]:
-        q, k, v = (_in_heads(part, self.heads) for part in attention.qkv(x).chunk(3, -1))
-        return attention.q_norm(q), attention.k_norm(k), v
-
-    def project(self, attention: Any, x: Tensor) -> Tensor:
-        out: Tensor = attention.proj(attention.norm(x))
-        return out
-
-    def finish(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self._network.fc_norm(self._network.norm(tokens))
-        return out
-
-
-class _ClipTower:
-    """Parts of an open_clip image tower."""
-
-    parts = ("ln_1", "ls_1", "ln_2", "ls_2")
-
-    def __init__(self, network: Any) -> None:
-        self._network, self.blocks = network, network.transformer.resblocks
-        self.width = network.class_embedding.shape[0]
-        self.feature_width = self.width if network.proj is None else network.proj.shape[1]
-        self.heads = self.blocks[0].attn.num_heads
-        self.patch = network.patch_size
-        self.norm_before = network.ln_pre
-
-    @property
-    def class_position(self) -> Tensor:
-        position: Tensor = self._network.positional_embedding[:1]
-        return position
-
-    def embed(self, x: Tensor) -> Tensor:
-        patches = self._network.conv1(x).flatten(2).transpose(1, 2)
-        first = self._network.class_embedding.to(patches.dtype).expand(len(x), 1, -1)
-        tokens: Tensor = torch.cat([first, patches], 1) + self._network.positional_embedding
-        return tokens
-
-    def qkv(self, attention: Any, x: Tensor) -> Sequence[Tensor]:
-        projected = F.linear(x, attention.in_proj_weight, attention.in_proj_bias)
-        return [_in_heads(part, self.heads) for part in projected.chunk(3, -1)]
-
-    def project(self, attention: Any, x: Tensor) -> Tensor:
-        out: Tensor = attention.out_proj(x)
-        return out
-
-    def finish(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self._network.ln_post(tokens)
-        return out if self._network.proj is None else out @ self._network.proj
-
-
-def _in_heads(x: Tensor, heads: int) -> Tensor:
-    """From (batch, tokens, width) to (batch, heads, tokens, width of a head)."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def take_classifier(network: nn.Module) -> nn.Linear:
@@ -248,25 +173,3 @@ def take_classifier(network: nn.Module) -> nn.Linear:
         )
     network.head = nn.Identity()
     return classifier
-
-
-def _tower(network: Any) -> _TimmTower | _ClipTower:
-    visual = getattr(network, "visual", network)
-    found = type(visual).__name__
-    if hasattr(visual, "transformer") and hasattr(visual, "class_embedding"):
-        if getattr(visual, "attn_pool", None) is not None:
-            raise ValueError(f"prompts need a ViT that reads its class token, got {found}")
-        return _ClipTower(visual)
-    blocks = getattr(visual, "blocks", None)
-    standard = isinstance(blocks, nn.Sequential) and all(
-        all(hasattr(block, name) for name in (*_TimmTower.parts, "attn", "mlp"))
-        and hasattr(block.attn, "qkv")
-        and getattr(block.attn, "gate", None) is None
-        for block in blocks
-    )
-    if not standard or getattr(visual, "cls_token", None) is None:
-        raise ValueError(
-            "prompts and adapters need a ViT with a class token (timm's VisionTransformer or "
-            f"open_clip's), got {found}"
-        )
-    return _TimmTower(visual)

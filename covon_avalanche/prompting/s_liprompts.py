@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
 from covon_avalanche.prompting.selectors import NearestCentre
 
@@ -51,8 +52,7 @@ class SLiPrompts(DomainPrompts):
                 "create_backbone(name, num_classes, class_names=...) and a backbone of open_clip, "
                 f"got {type(network).__name__}"
             )
-        if context < 1:
-            raise ValueError(f"context must be >= 1, got {context}")
+        check_whole("context", context)
         super().__init__(network, num_domains, prompts=prompts)
         self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
         del self.head
@@ -65,12 +65,10 @@ class SLiPrompts(DomainPrompts):
         return [self.prompts[self.domain], self.contexts[self.domain]]
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
-        """See :class:`DomainPrompts`."""
         text: Any = self.vit.network.text
         images = F.normalize(self.vit(x, self.prompts[domain]), dim=-1)
         classes = F.normalize(text(self.contexts[domain]), dim=-1)
-        logits: Tensor = text.scale * images @ classes.T
-        return logits
+        return text.scale * images @ classes.T
 
 
 class DomainMixture(SLiPrompts):
@@ -90,7 +88,6 @@ class DomainMixture(SLiPrompts):
         """
 
     def predicted_logits(self, x: Tensor) -> Tensor:
-        """See :class:`PromptModel`."""
         if self.selector.learned == 0:
             return super().predicted_logits(x)
         distances = self.selector.cosine_distances(self.vit.query(x))
@@ -116,11 +113,9 @@ class SLiPromptsMixture(DomainMixture):
     def __init__(
         self, network: nn.Module, num_domains: int, *, temperature: float = 0.05, **options: int
     ) -> None:
-        if temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {temperature}")
+        check_positive("temperature", temperature)
         super().__init__(network, num_domains, **options)
         self.temperature = temperature
 
     def log_weights(self, distances: Tensor, logits: Tensor) -> Tensor:
-        """See :class:`DomainMixture`."""
         return (-distances / self.temperature).log_softmax(1)

@@ -40,6 +40,4 @@ class SPrompts(DomainPrompts):
         return [self.prompts[self.domain], *self.heads[self.domain].parameters()]
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
-        """See :class:`DomainPrompts`."""
-        out: Tensor = self.heads[domain](self.vit(x, self.prompts[domain]))
-        return out
+        return self.heads[domain](self.vit(x, self.prompts[domain]))

@@ -11,6 +11,8 @@ from sklearn.cluster import KMeans
 from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_whole
+
 _COMPONENTS = 2  # Gaussians per domain; fewer for a domain with fewer images
 
 
@@ -44,8 +46,7 @@ class NearestCentre(DomainSelector):
 
     def __init__(self, width: int, num_domains: int, centres: int = 5) -> None:
         super().__init__()
-        if centres < 1:
-            raise ValueError(f"centres must be >= 1, got {centres}")
+        check_whole("centres", centres)
         # A domain that has not been learned is infinitely far away.
         self.register_buffer("centres", torch.full((num_domains, centres, width), torch.inf))
 
@@ -71,7 +72,6 @@ class NearestCentre(DomainSelector):
         return 1 - similarities.masked_fill(missing, -torch.inf).amax(2)
 
     def forward(self, features: Tensor) -> Tensor:
-        """See :class:`DomainSelector`."""
         distances = torch.cdist(F.normalize(features.float()), self.centres.flatten(0, 1), p=1)
         return distances.argmin(1) // self.centres.shape[1]
 
@@ -122,7 +122,6 @@ class MixtureSelector(DomainSelector):
         self.register_buffer("scales", torch.zeros(*shape, width, width))
 
     def forward(self, features: Tensor) -> Tensor:
-        """See :class:`DomainSelector`."""
         return F.linear(F.normalize(features.float()), self.weight, self.bias).argmax(1)
 
     def fit(self, domain: int, features: Tensor) -> None:

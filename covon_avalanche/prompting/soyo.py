@@ -56,7 +56,5 @@ class SOYO(DomainPrompts):
         return [self.prompts[domain], *own.parameters()]
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
-        """See :class:`DomainPrompts`."""
         adapters = list(self.adapters[domain])  # type: ignore[call-overload]
-        out: Tensor = self.heads[domain](self.vit(x, self.prompts[domain], adapters=adapters))
-        return out
+        return self.heads[domain](self.vit(x, self.prompts[domain], adapters=adapters))

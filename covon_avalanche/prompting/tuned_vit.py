@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.prompting.prompted_vit import PromptedViT, take_classifier
 
 Tuning = Literal["adapter", "prompt", "head"]
@@ -37,8 +38,7 @@ class AdaptFormer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Of tokens of shape (batch, tokens, width)."""
-        out: Tensor = self.up(self.dropout(self.down(x).relu()))
-        return self.scale * out
+        return self.scale * self.up(self.dropout(self.down(x).relu()))
 
 
 class CosineClassifier(nn.Linear):
@@ -77,10 +77,9 @@ class TunedViT(nn.Module):
         cosine: bool = False,
     ) -> None:
         super().__init__()
-        if tuning not in ("adapter", "prompt", "head"):
-            raise ValueError(f"tuning must be 'adapter', 'prompt' or 'head', got {tuning!r}")
-        if bottleneck < 1 or prompts < 1:
-            raise ValueError(f"bottleneck and prompts must be >= 1, got {bottleneck} and {prompts}")
+        check_choice("tuning", tuning, get_args(Tuning))
+        check_whole("bottleneck", bottleneck)
+        check_whole("prompts", prompts)
         vit = PromptedViT(network)
         head = take_classifier(network).requires_grad_(True)
         self.vit = vit
@@ -96,11 +95,9 @@ class TunedViT(nn.Module):
 
     def tuned_parameters(self) -> list[nn.Parameter]:
         """All parameters except the ViT's."""
-        frozen = {id(p) for p in self.vit.parameters()}
-        return [p for p in self.parameters() if id(p) not in frozen]
+        return [p for name, p in self.named_parameters() if not name.startswith("vit.")]
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of shape (batch, classes)."""
         adapters = None if self.adapters is None else list(self.adapters)
-        out: Tensor = self.head(self.vit(x, self.prompts, parallel_adapters=adapters))
-        return out
+        return self.head(self.vit(x, self.prompts, parallel_adapters=adapters))

@@ -107,5 +107,5 @@ def test_unknown_names_are_refused(name, message):
 def test_networks_that_cannot_have_one_head_are_refused():
     with pytest.raises(ValueError, match="'googlenet' has auxiliary outputs"):
         create_backbone("torchvision/googlenet", 7)
-    with pytest.raises(ValueError, match="num_classes must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="num_classes must be an integer >= 1, got 0"):
         create_backbone("squeezenet", 0)

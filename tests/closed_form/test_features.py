@@ -56,8 +56,10 @@ def test_the_network_is_frozen_and_stays_in_evaluation_mode():
     network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.Linear(6, 2))
     features = FeatureExtractor(network)
     before = {k: v.clone() for k, v in network.state_dict().items()}
+    network.forward = lambda x: network[3](input=network[:3](x))  # a named argument will do
     x = torch.randn(5, 4)
     first = features(x)
+    torch.testing.assert_close(first, network[:3](x))
     features.train()
     assert torch.equal(features(x), first)
     assert all(torch.equal(v, network.state_dict()[k]) for k, v in before.items())
@@ -67,7 +69,7 @@ def test_the_network_is_frozen_and_stays_in_evaluation_mode():
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match=r"blocks must be between 1 and 8, the number of .* got 9"):
         FeatureExtractor(squeezenet1_1(), 9)
-    with pytest.raises(ValueError, match=r"pool must be 'mean' or 'mean\+max', got 'max'"):
+    with pytest.raises(ValueError, match=r"pool must be one of 'mean', 'mean\+max', got 'max'"):
         FeatureExtractor(squeezenet1_1(), 2, "max")
     with pytest.raises(ValueError, match="Flatten has no linear or convolutional layer"):
         FeatureExtractor(nn.Flatten())

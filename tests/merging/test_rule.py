@@ -50,13 +50,17 @@ def remembered(rule):
     }
 
 
+COPIES = {"fisher": 1, "cofima": 1, "task-arithmetic": 2, "magmax": 2}
+"""Of the trained weights, while a task is trained."""
+
+
 @pytest.mark.parametrize("name", RULES)
-def test_merging_changes_neither_the_model_nor_what_is_remembered(name):
+def test_merging_changes_neither_model_nor_memory_and_only_ties_needs_memory_for_each_task(name):
     """Frozen parameters are neither merged nor remembered."""
     torch.manual_seed(0)
-    model, rule = Net(), RULES[name]()
+    model, rule, sizes = Net(), RULES[name](), []
     model.first.requires_grad_(False)
-    for seed in range(2):
+    for seed in range(3):
         task = changed_task(model, rule, seed)
         left, memory = weights(model), remembered(rule)
         merged = rule.merge(task)
@@ -64,26 +68,12 @@ def test_merging_changes_neither_the_model_nor_what_is_remembered(name):
         assert same({key: remembered(rule)[key] for key in memory}, memory)
         model.load_state_dict(merged, strict=False)
         rule.observe(task)
-        assert not any("first" in key for key in [*merged, *remembered(rule)])
-    assert merged
-
-
-COPIES = {"fisher": 1, "cofima": 1, "task-arithmetic": 2, "magmax": 2}
-"""Of the weights, while a task is trained."""
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_only_ties_needs_memory_for_each_task(name):
-    torch.manual_seed(0)
-    model, rule, sizes = Net(), RULES[name](), []
-    for seed in range(3):
-        task = changed_task(model, rule, seed)
-        model.load_state_dict(rule.merge(task), strict=False)
-        rule.observe(task)
         rule.begin_task(model)
-        sizes.append(sum(tensor.numel() for tensor in remembered(rule).values()))
+        assert not any("first" in key for key in [*merged, *remembered(rule)])
         assert all(tensor.isfinite().all() for tensor in remembered(rule).values())
-    weights_size = sum(p.numel() for p in model.parameters())
+        sizes.append(sum(tensor.numel() for tensor in remembered(rule).values()))
+    assert merged
+    weights_size = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if name == "ties":
         assert sizes == [2 * weights_size, 3 * weights_size, 4 * weights_size]
     else:
@@ -94,9 +84,9 @@ def test_only_ties_needs_memory_for_each_task(name):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: EMA(0.0), r"gamma must be > 0 and finite, got 0\.0"),
+        (lambda: EMA(0.0), r"gamma must be > 0 and finite in float32, got 0\.0"),
         (lambda: CoFiMA(1.5), r"gamma must be in \(0, 1\], got 1\.5"),
-        (lambda: TIES(0.0), r"coefficient must be > 0 and finite, got 0\.0"),
+        (lambda: TIES(0.0), "coefficient must be > 0 and finite"),
         (lambda: TaskArithmetic(start="merged"), "one of 'pretrained', 'last', got 'merged'"),
         (lambda: RegMean(reduction="max"), "reduction must be one of 'sum', 'mean', got 'max'"),
         (lambda: RegMean(alpha=1.5), r"alpha must be in \[0, 1\], got 1.5"),
@@ -128,7 +118,6 @@ class Constant(MergeRule):
 OPTIMIZERS = {
     "covon": lambda model: make_covon(model.named_parameters()),
     "adamw": lambda model: torch.optim.AdamW(model.parameters()),
-    "sgd": lambda model: torch.optim.SGD(model.parameters(), 0.1),
 }
 
 

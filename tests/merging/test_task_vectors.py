@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from toy_optimizers import make_covon, same, train_step, weights
+from toy_optimizers import same, weights
 from toys import toy_model
 
 from covon_avalanche.merging import TIES, MagMax, TaskArithmetic, merge_into
@@ -114,18 +114,3 @@ def test_new_outputs_start_at_their_initial_weights():
     assert before[0]["weight"].flatten().tolist() == [4.0, 2.0, 10.0]
     assert grown.weight.flatten().tolist() == [2.0, 1.5, 13.0]
     assert torch.equal(grown.bias, bias)
-
-
-def test_with_covon_the_prior_is_centred_at_the_merged_weights(linear, batch):
-    optimizer, rule, first = make_covon(linear.named_parameters()), MagMax(0.5), weights(linear)
-    for _ in range(2):
-        rule.begin_task(linear)
-        train_step(optimizer, linear, batch)
-        last = weights(linear)
-        merge_into(linear, optimizer, rule)
-        prior = optimizer.prior().mean
-        assert same(dict(prior), weights(linear))
-    rule.begin_task(linear)
-    assert same(weights(linear), last)
-    assert same(dict(optimizer.prior().mean), dict(prior))
-    assert not same(dict(prior), first)

@@ -9,26 +9,15 @@ from toys import (
     make_covon,
     make_naive,
     same,
+    sgd,
     toy_benchmark,
     toy_model,
     weights,
 )
 
-from covon_avalanche.merging import EMA
 from covon_avalanche.merging.alignment import align_classifier, fit_gaussians
-from covon_avalanche.plugins import ClassifierAlignmentPlugin, MergePlugin
+from covon_avalanche.plugins import ClassifierAlignmentPlugin
 from covon_avalanche.strategies import CoVONStrategy
-
-
-def sgd(model, lr=0.1):
-    return torch.optim.SGD(model.parameters(), lr=lr)
-
-
-def train(model, *plugins, n_experiences=3, optimizer=None):
-    strategy = make_naive(model, optimizer or sgd(model), *plugins)
-    for experience in toy_benchmark(n_experiences).train_stream:
-        strategy.train(experience)
-    return strategy
 
 
 def test_after_each_domain_the_head_is_retrained_on_gaussians_of_its_inputs():
@@ -43,7 +32,7 @@ def test_after_each_domain_the_head_is_retrained_on_gaussians_of_its_inputs():
         before_training_exp=lambda strategy: starts.append(weights(model)),
         after_training_exp=before,
     )
-    train(model, first, plugin, after)
+    make_naive(model, sgd(model), first, plugin, after).train(toy_benchmark().train_stream)
     assert same(starts[1], fast[0][0])  # the retrained layer is for predictions only
     assert same(starts[2], fast[1][0])
     copied = toy_model()
@@ -59,16 +48,6 @@ def test_after_each_domain_the_head_is_retrained_on_gaussians_of_its_inputs():
             align_classifier(copied, plugin.gaussians[: t + 1], samples=8)
         assert same(aligned[t], weights(copied))
     assert not same(aligned[-1], fast[-1][0])
-
-
-def test_after_a_merge_the_merged_features_are_summarised():
-    model, plugin, seen = toy_model(), ClassifierAlignmentPlugin(samples=4), []
-    note = Watch(after_training_exp=lambda strategy: seen.append(weights(model)))
-    train(model, MergePlugin(EMA(0.4)), note, plugin, n_experiences=2)
-    x, y = columns(toy_benchmark(2).train_stream[1])
-    features = torch.relu(x @ seen[1]["0.weight"].T + seen[1]["0.bias"])
-    means = torch.stack([features[y == c].mean(0) for c in range(4)])
-    torch.testing.assert_close(plugin.gaussians[1].means, means)
 
 
 def test_covon_predicts_with_the_retrained_layer_and_learns_from_its_prior():

@@ -41,17 +41,12 @@ def logits_by_hand(model, chosen):
 
 @pytest.mark.parametrize("make", [toy_vit, toy_clip])
 def test_a_test_image_uses_the_prompts_of_the_nearest_keys(make):
+    """Whatever the other images of the batch."""
     model = small(make).eval()
     chosen = np.argsort(-cosines_by_hand(model), 1)[:, :3]
     assert len({tuple(sorted(row)) for row in chosen}) > 1
     torch.testing.assert_close(model(X), logits_by_hand(model, chosen), rtol=1e-4, atol=1e-5)
     assert model.auxiliary_loss == 0
-
-
-def test_predictions_do_not_depend_on_the_other_images_of_the_batch():
-    model = small().eval()
-    alone = torch.cat([model(x[None]) for x in X])
-    torch.testing.assert_close(model(X), alone, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("batchwise", [True, False])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toy_prompting import learn, some_images, trained
+from toy_prompting import explicit_adapters, learn, some_images, trained
 from toy_vits import toy_clip, toy_images, toy_vit
 
 from covon_avalanche.prompting import PINA, SOYO
@@ -10,30 +10,13 @@ from covon_avalanche.prompting import PINA, SOYO
 
 def by_hand(model, x, domain):
     """Logits with the parameters of a domain, by matrix products."""
-    tower, state = model.vit._tower, model.state_dict()
-
-    def adapted(tokens, i):
-        if domain == 0:
-            return tokens
-        parts = [
-            state[f"adapters.{domain - 1}.{i}.{layer}.{name}"]
-            for layer in (0, 1)
-            for name in ("weight", "bias")
-        ]
-        down, down_bias, up, up_bias = parts
-        return tokens + (tokens @ down.T + down_bias) @ up.T + up_bias
-
-    tokens = tower.embed(x)
-    prompts = state[f"prompts.{domain}"].expand(len(x), -1, -1)
-    tokens = tower.norm_before(torch.cat([tokens[:, :1], prompts, tokens[:, 1:]], 1))
-    for i, block in enumerate(tower.blocks):
-        tokens = block(tokens)
-        if model.adapter == "deep":
-            tokens = adapted(tokens, i)
-    features = tower.finish(tokens)[:, 0]
+    adapters = explicit_adapters(model.adapters[domain - 1]) if domain > 0 else []
+    deep = model.adapter == "deep" and domain > 0
+    features = model.vit(x, model.prompts[domain], adapters=adapters if deep else None)
     if model.adapter == "shallow":
-        features = adapted(features, 0)
-    return features @ state["head.weight"].T + state["head.bias"]
+        for adapter in adapters:
+            features = features + adapter(features)
+    return features @ model.head.weight.T + model.head.bias
 
 
 @pytest.mark.parametrize("make", [toy_vit, toy_clip])

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import logsumexp, softmax
-from sklearn.cluster import KMeans
-from toy_prompting import normalised_queries, numpy_of, some_images, trained
+from toy_prompting import k_means, normalised_queries, numpy_of, some_images, trained
 from toy_text import tokenize, toy_clip_with_text
 from toy_vits import toy_images
 
@@ -42,8 +41,7 @@ def explicit_distances(model, x):
     """1 - cosine to the nearest of KMeans' centres, by domain."""
     queries, columns = normalised_queries(model, x), []
     for domain in range(3):
-        features = normalised_queries(model, toy_images(domain)[0]).astype(np.float32)
-        centres = KMeans(5, n_init=10, random_state=0).fit(features).cluster_centers_
+        centres = k_means(model, domain)
         centres = centres / np.linalg.norm(centres, axis=1, keepdims=True)
         columns.append((1 - queries @ centres.T).min(1))
     return np.stack(columns, 1)

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.cluster import KMeans
-from toy_prompting import learn, normalised_queries, some_images, trained
-from toy_vits import toy_clip, toy_images, toy_vit
+from toy_prompting import k_means, learn, normalised_queries, some_images, trained
+from toy_vits import toy_clip, toy_vit
 
 from covon_avalanche.prompting import SPrompts
 
@@ -18,11 +17,10 @@ def model(request):
 
 def nearest(model, x):
     """By explicit L1 distances to the centres of KMeans."""
-    queries, distances = normalised_queries(model, x), []
-    for domain in range(3):
-        features = normalised_queries(model, toy_images(domain)[0]).astype(np.float32)
-        centres = KMeans(5, n_init=10, random_state=0).fit(features).cluster_centers_
-        distances.append(np.abs(queries[:, None] - centres).sum(-1).min(1))
+    queries = normalised_queries(model, x)
+    distances = [
+        np.abs(queries[:, None] - k_means(model, domain)).sum(-1).min(1) for domain in range(3)
+    ]
     return np.argmin(distances, 0)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toy_prompting import some_images, trained
+from toy_prompting import explicit_adapters, some_images, trained
 from toy_vits import toy_clip, toy_vit
 
 from covon_avalanche.prompting import SOYO
@@ -17,10 +17,7 @@ def test_logits_are_those_of_the_selected_domain(make):
     assert set(domains.tolist()) == {0, 1, 2}
     with torch.no_grad():
         for image, logits, domain in zip(x, model(x), domains.tolist(), strict=True):
-            adapters = [
-                lambda t, a=a: (t @ a[0].weight.T + a[0].bias) @ a[1].weight.T + a[1].bias
-                for a in model.adapters[domain]
-            ]
+            adapters = explicit_adapters(model.adapters[domain])
             feature = model.vit(image[None], model.prompts[domain], adapters=adapters)
             wanted = (feature @ model.heads[domain].weight.T + model.heads[domain].bias)[0]
             torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
