@@ -11,7 +11,7 @@ from miniature import pacs
 from small_recipes import STRATEGIES, saved, small_recipe
 from terminal import covon
 
-from covon_avalanche.cli import run
+from covon_avalanche.cli import options
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.run_folder import RunFolder
 
@@ -167,10 +167,19 @@ def test_the_home_folder_is_expanded_where_the_shell_does_not(tmp_path, monkeypa
     assert "no/data" in refused(*command, "--seeds", 1, "--dataset-root=~/no/data")
 
 
-def test_wandb_that_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "find_spec", lambda name: None)
-    sentence = refused("run", write(tmp_path), "--out", tmp_path / "out", "--wandb", "mine")
-    assert sentence == "covon: --wandb needs wandb: pip install wandb"
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--wandb", "mine"], "--wandb needs wandb: pip install wandb"),
+        (["run", "--mlflow", "mine"], "--mlflow needs mlflow: pip install mlflow"),
+        (["run", "--launcher", "slurm"], "submitit: pip install 'covon_avalanche[cluster]'"),
+        (["search"], "covon search needs optuna: pip install 'covon_avalanche[search]'"),
+    ],
+)
+def test_packages_that_are_not_installed(arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    command, *others = arguments
+    assert refused(command, write(tmp_path), *others, "--out", tmp_path / "out").endswith(sentence)
     assert not (tmp_path / "out").exists()
 
 

@@ -7,7 +7,6 @@ import warnings
 from collections import defaultdict
 from datetime import timedelta
 from enum import Enum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +27,7 @@ from covon_avalanche.cli.options import (
     fail,
     joined,
     missing_sentence,
+    need,
 )
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment.data_parallel import check_data_parallel
@@ -103,8 +103,12 @@ def run(
         fail(f"--slurm {slurm[0]} is for --launcher slurm only")
     if jobs is not None and launcher is Launcher.slurm:
         fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
-    if wandb is not None and find_spec("wandb") is None:
-        fail("--wandb needs wandb: pip install wandb")
+    if wandb is not None:
+        need("wandb", "--wandb", "wandb")
+    if mlflow is not None:
+        need("mlflow", "--mlflow", "mlflow")
+    if launcher is Launcher.slurm:
+        need("submitit", "--launcher slurm", "'covon_avalanche[cluster]'")
     whole = choose(load_recipe(recipe, settings or ()), epochs=epochs)
     chosen = choose(whole, joined(strategies), joined(seeds))
     if is_slow(chosen.precision, chosen.device) and launcher is Launcher.local:
