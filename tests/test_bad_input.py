@@ -169,7 +169,6 @@ def test_the_home_folder_is_expanded_where_the_shell_does_not(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "--wandb", "mine"], "--wandb needs wandb: pip install wandb"),
         (["run", "--mlflow", "mine"], "--mlflow needs mlflow: pip install mlflow"),
         (["run", "--launcher", "slurm"], "submitit: pip install 'covon_avalanche[cluster]'"),
         (["search"], "covon search needs optuna: pip install 'covon_avalanche[search]'"),

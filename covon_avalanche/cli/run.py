@@ -102,8 +102,6 @@ def run(
         fail(f"--slurm {slurm[0]} is for --launcher slurm only")
     if jobs is not None and launcher is Launcher.slurm:
         fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
-    if wandb is not None:
-        need("wandb", "--wandb", "wandb")
     if mlflow is not None:
         need("mlflow", "--mlflow", "mlflow")
     if launcher is Launcher.slurm:
