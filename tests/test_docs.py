@@ -71,7 +71,6 @@ def pages_to_run() -> list[Path]:
     return [page for page in PAGES if any(b.how is not None for b in blocks(page))]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", pages_to_run(), ids=name_of)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

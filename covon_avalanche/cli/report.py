@@ -25,7 +25,9 @@ def report(
     from covon_avalanche.report.results import read_results
 
     found = read_results(runs)
-    page = write_report(results_frame(found), out, title=title)
-    typer.echo(f"{page}: {len(found)} runs; tables and figures beside it")
     if archive:
-        typer.echo(f"{write_archive(found, out)}: the report, its recipes, and results.jsonl")
+        file = write_archive(found, out, title=title)
+        typer.echo(f"{file}: the report, its recipes, and results.jsonl")
+    else:
+        write_report(results_frame(found), out, title=title)
+    typer.echo(f"{out / 'index.html'}: {len(found)} runs; tables and figures beside it")

@@ -7,7 +7,6 @@ import warnings
 from collections import defaultdict
 from datetime import timedelta
 from enum import Enum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -24,10 +23,10 @@ from covon_avalanche.cli.options import (
     RecipeName,
     Settings,
     Strategies,
-    between,
     fail,
     joined,
     missing_sentence,
+    need,
 )
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment.data_parallel import check_data_parallel
@@ -63,11 +62,11 @@ def run(
     jobs: Jobs = None,
     gpus: Annotated[
         int | None,
-        typer.Option(metavar="N", callback=between(1, 1024), help="GPUs per run."),
+        typer.Option(metavar="N", min=1, help="GPUs per run."),
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(metavar="N", callback=between(1, 1024), help="CPU processes per run."),
+        typer.Option(metavar="N", min=1, help="CPU processes per run."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Print what would run.")
@@ -75,7 +74,7 @@ def run(
     dataset_root: DatasetRoot = None,
     checkpoint_minutes: Annotated[
         float,
-        typer.Option(metavar="MINUTES", callback=between(0, 10**6), help="Checkpoint interval."),
+        typer.Option(metavar="N", min=0, help="Checkpoint interval."),
     ] = 5.0,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", metavar="", help="Write TensorBoard logs.")
@@ -103,8 +102,10 @@ def run(
         fail(f"--slurm {slurm[0]} is for --launcher slurm only")
     if jobs is not None and launcher is Launcher.slurm:
         fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
-    if wandb is not None and find_spec("wandb") is None:
-        fail("--wandb needs wandb: pip install wandb")
+    if mlflow is not None:
+        need("mlflow", "--mlflow", "mlflow")
+    if launcher is Launcher.slurm:
+        need("submitit", "--launcher slurm", "'covon_avalanche[cluster]'")
     whole = choose(load_recipe(recipe, settings or ()), epochs=epochs)
     chosen = choose(whole, joined(strategies), joined(seeds))
     if is_slow(chosen.precision, chosen.device) and launcher is Launcher.local:

@@ -8,7 +8,6 @@ import warnings
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +26,7 @@ from covon_avalanche.cli.options import (
     fail,
     joined,
     missing_sentence,
+    need,
 )
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe, recipe_text
 from covon_avalanche.experiment.run_folder import error_sentence, is_bad_input
@@ -61,8 +61,7 @@ def search(
     setting on an unbounded scale (lr, weight_decay, ess, strength and others). A strategy
     without any keeps its settings.
     """
-    if find_spec("optuna") is None:
-        fail("covon search needs optuna: pip install 'covon_avalanche[search]'")
+    need("optuna", "covon search", "'covon_avalanche[search]'")
     changes = list(settings or ())
     given = choose(load_recipe(recipe, changes), epochs=epochs)
     if validation_size is not None:

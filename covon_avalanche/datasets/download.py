@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 import zipfile
@@ -10,7 +9,6 @@ import zlib
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
-from tempfile import mkdtemp
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -86,20 +84,19 @@ def unpack(archive: Path, folder: Path) -> None:
     Nothing is written outside the folder, whatever the paths in the archive (``zipfile`` sees to
     that), and links become plain files. The folder changes when all is unpacked.
 
-    :raises ValueError: for an archive that cannot be unpacked, or a link where it has a folder.
+    :raises ValueError: for an archive that cannot be unpacked.
     """
-    for left in folder.glob(f".{archive.name}.*unpacking"):  # of a killed process
-        shutil.rmtree(left, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = Path(mkdtemp(".unpacking", f".{archive.name}.", folder))
-    scratch.chmod(folder.stat().st_mode & 0o777)  # copytree copies the mode
+    scratch = folder / f".{archive.name}.unpacking"
+    shutil.rmtree(scratch, ignore_errors=True)  # of a killed process
     try:
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(scratch)
-        for path in scratch.rglob("*/"):
-            if (target := folder / path.relative_to(scratch)).is_symlink() and path.is_dir():
-                raise OSError(f"{target} is a link")
-        shutil.copytree(scratch, folder, copy_function=os.replace, dirs_exist_ok=True)
+        for path in sorted(scratch.rglob("*")):  # folders come before their files
+            target = folder / path.relative_to(scratch)
+            if path.is_dir():
+                target.mkdir(exist_ok=True)
+            else:
+                path.replace(target)
     # RuntimeError: encrypted, or compressed in a way that zipfile does not know.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError) as error:
         raise ValueError(f"{archive} cannot be unpacked: {error}") from error

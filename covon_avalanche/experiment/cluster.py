@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import submitit
+from submitit.helpers import Checkpointable
 
 from covon_avalanche.experiment.grid import RunSpec
 from covon_avalanche.experiment.recipe import Recipe, parse_setting
@@ -13,8 +15,9 @@ from covon_avalanche.experiment.run_options import RunOptions
 
 
 @dataclass(frozen=True)
-class ClusterRun:
-    """A run as a job. A requeued job resumes from the run's checkpoints."""
+class ClusterRun(Checkpointable):
+    """A run as a job. It is submitted again before its time is up, and resumes from the run's
+    checkpoints."""
 
     recipe: Recipe
     spec: RunSpec
@@ -29,12 +32,6 @@ class ClusterRun:
 
         torch.set_num_threads(1)
         return run_in_folder(self.recipe, *self.spec, self.runs, self.options).average_accuracy
-
-    def checkpoint(self) -> Any:
-        """Submit the same job again before its time is up."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
 
 
 def submit(
@@ -52,14 +49,8 @@ def submit(
     :param parameters: ``KEY=VALUE`` by submitit's names, with TOML values.
     :param cluster: ``"local"`` for processes of this machine, to try it.
     :return: identifiers of the jobs.
-    :raises ValueError: if submitit is missing, or rejects a parameter or the jobs.
+    :raises ValueError: if submitit rejects a parameter or the jobs.
     """
-    try:
-        import submitit
-    except ImportError:
-        raise ValueError(
-            "--launcher slurm needs submitit: pip install 'covon_avalanche[cluster]'"
-        ) from None
     settings = dict(map(parse_setting, parameters))
     if options.processes > 1:
         needed = "gpus_per_node" if recipe.device == "cuda" else "cpus_per_task"

@@ -69,17 +69,12 @@ def _finish_mlflow(error: type[BaseException] | None, *_: object) -> None:
 
 
 class _MLflow(BaseLogger):
-    """A run of MLflow, where ``MLFLOW_TRACKING_URI`` says; a resumed run is one run.
-
-    :raises ValueError: if MLflow is not installed.
-    """
+    """A run of MLflow, where ``MLFLOW_TRACKING_URI`` says; a resumed run is one run."""
 
     def __init__(self, experiment: str, folder: Path, title: str, settings: dict[str, Any]) -> None:
+        import mlflow
+
         super().__init__()
-        try:
-            import mlflow
-        except ImportError:
-            raise ValueError("--mlflow needs MLflow: pip install mlflow") from None
         mlflow.set_experiment(experiment)
         id_file = folder / "mlflow-id.txt"
         known = id_file.read_text(encoding="utf-8") if id_file.exists() else None

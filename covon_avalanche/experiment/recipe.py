@@ -134,7 +134,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
         raise RecipeError(f"recipe {path} is not valid TOML: {error}") from error
     for override in overrides:
-        _override(data, override)
+        set_value(data, *parse_setting(override))
     return validate(data, f"recipe {path}")
 
 
@@ -180,9 +180,12 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def _override(data: dict[str, Any], override: str) -> None:
-    """Put a value given on the command line into a recipe's data."""
-    key, value = parse_setting(override)
+def set_value(data: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value into nested tables.
+
+    :param key: with dots between the names of the tables.
+    :raises RecipeError: if one of them is a value.
+    """
     rest = key
     while (table := _first_key(data, rest)) != rest:
         rest = rest[len(table) + 1 :]
@@ -247,10 +250,9 @@ def choose(
     :param strategies: names, separated by commas.
     :param seeds: such as ``0-4`` or ``0,3,7``.
     :param epochs: per domain; they also replace those of schedules.
-    :raises RecipeError: naming what is unknown or cannot be read.
+    :raises RecipeError: naming what is unknown or out of range.
     """
-    update: dict[str, object] = {}
-    chosen: dict[str, Any] = recipe.strategies
+    data = recipe.model_dump()
     if strategies is not None:
         names = list(dict.fromkeys(name.strip() for name in strategies.split(",")))
         unknown = [name for name in names if name not in recipe.strategies]
@@ -259,14 +261,16 @@ def choose(
                 f"recipe {recipe.name} has no strategy {', '.join(map(repr, unknown))}; known are "
                 f"{', '.join(recipe.strategies)}"
             )
-        chosen = {name: recipe.strategies[name] for name in names}
-        update["search"] = {name: recipe.search[name] for name in names if name in recipe.search}
+        for key in ("strategies", "search"):
+            data[key] = {name: data[key][name] for name in names if name in data[key]}
     if seeds is not None:
-        update["seeds"] = parse_seeds(seeds)
+        data["seeds"] = parse_seeds(seeds)
     if epochs is not None:
-        update["epochs"] = epochs
-        chosen = {name: own.without_own_epochs() for name, own in chosen.items()}
-    return recipe.model_copy(update={**update, "strategies": chosen})
+        data["epochs"] = epochs
+        for own in data["strategies"].values():
+            for task in own["schedule"] if own["kind"] == "covon" else ():
+                task["epochs"] = None
+    return validate(data, f"recipe {recipe.name}")
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -176,9 +176,9 @@ class _Run:
         np.random.seed(self.seed % 2**32)
         torch.manual_seed(self.seed)
         network = build_model(recipe.model, self.benchmark, root, self.settings.needs_text)
-        example = self.benchmark.test_stream[0].dataset.eval()[0][0][None]
+        self.example = self.benchmark.test_stream[0].dataset.eval()[0][0]
         self.model = self.settings.wrap_model(
-            network, self.benchmark.n_classes, recipe.stream.n_experiences, example
+            network, self.benchmark.n_classes, recipe.stream.n_experiences, self.example[None]
         )
         self.metrics = DomainMetrics(self.stream)
         self.log = EpochLog(self._epoch_done, self._batch_done)
@@ -263,7 +263,7 @@ class _Run:
         device, precision = self.recipe.device, self.recipe.precision
         matrix = self.metrics.matrix
         memory = next(p for p in self.strategy.plugins if isinstance(p, MemoryFootprint))
-        names = self._class_names()
+        names = self.benchmark.classes
         return Result(
             run_hash=run_hash(self.recipe, self.name, self.seed),
             recipe=self.recipe.name,
@@ -320,16 +320,12 @@ class _Run:
         accuracy = metrics.matrix.average_accuracy()
         return {"average_accuracy": accuracy, **asdict(mean_calibration(metrics.calibration[-1]))}
 
-    def _class_names(self) -> list[str]:
-        return list(getattr(self.benchmark, "classes", map(str, range(self.benchmark.n_classes))))
-
     def write_bundle(self, folder: Path, result: Result) -> None:
         """The trained model, for prediction."""
         optimizer = self.strategy.optimizer
-        example = self.benchmark.test_stream[0].dataset.eval()[0][0]
         info = BundleInfo(
-            class_names=self._class_names(),
-            input_shape=list(example.shape),
+            class_names=self.benchmark.classes,
+            input_shape=list(self.example.shape),
             model=self.recipe.model,
             strategy=self.settings,
             num_domains=self.recipe.stream.n_experiences,

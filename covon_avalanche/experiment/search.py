@@ -18,7 +18,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import ValidationError
 
-from covon_avalanche.experiment.recipe import Recipe, RecipeError, Space, validate
+from covon_avalanche.experiment.recipe import Recipe, RecipeError, Space, set_value, validate
 from covon_avalanche.experiment.registry import StrategySettings
 from covon_avalanche.experiment.result import first_error
 from covon_avalanche.experiment.run_folder import error_sentence, is_locked, run_hash
@@ -75,28 +75,20 @@ def _flat(settings: StrategySettings) -> dict[str, Any]:
     return whole | {f"arguments.{key}": v for key, v in whole.get("arguments", {}).items()}
 
 
-def _changed(settings: StrategySettings, values: dict[str, Any]) -> dict[str, Any]:
-    """The settings as a table, with other values by key."""
-    whole = settings.model_dump()
-    for key, value in values.items():
-        if key.startswith("arguments."):
-            whole["arguments"][key.removeprefix("arguments.")] = value
-        else:
-            whole[key] = value
-    return whole
-
-
 def _validated(settings: StrategySettings, key: str, value: Any) -> Any:
     """The value as the setting takes it: 50.0 becomes 50 where the recipe has a whole number."""
     if type(_flat(settings)[key]) is int and isinstance(value, float) and value.is_integer():
         value = int(value)
-    return _flat(type(settings).model_validate(_changed(settings, {key: value})))[key]
+    table = settings.model_dump()
+    set_value(table, key, value)
+    return _flat(type(settings).model_validate(table))[key]
 
 
 def with_settings(recipe: Recipe, strategy: str, settings: dict[str, Any]) -> Recipe:
     """The recipe with other settings of a strategy."""
     data = recipe.model_dump()
-    data["strategies"][strategy] = _changed(recipe.strategies[strategy], settings)
+    for key, value in settings.items():
+        set_value(data["strategies"][strategy], key, value)
     return validate(data, f"recipe {recipe.name}")
 
 

@@ -172,10 +172,10 @@ class _LazyModule(ModuleType):
 
 def import_wandb_when_used() -> None:
     """Avalanche imports it always, and a kill then leaves temporary folders."""
-    spec = find_spec("wandb")
-    if spec is not None and "wandb" not in sys.modules:
-        sys.modules["wandb"] = _LazyModule("wandb")
-        sys.modules["wandb"].__spec__ = spec
+    if "wandb" not in sys.modules:
+        module = _LazyModule("wandb")
+        module.__spec__ = find_spec("wandb")
+        sys.modules["wandb"] = module
 
 
 def _end_after(parent: multiprocessing.process.BaseProcess) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,9 +19,6 @@ from covon_avalanche.report import figures, tables
 from covon_avalanche.report.results import results_frame
 from covon_avalanche.report.summary import MIN_SEEDS, TEST, Comparison, comparisons
 
-_FILES = ("index.html", "table.md", "table.tex", "table.csv", "results.csv")
-_SUFFIXES = (".png", ".svg")
-
 
 def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) -> Path:
     """Write ``index.html``, ``table.md``, ``table.tex``, ``table.csv``, ``results.csv`` and
@@ -35,47 +32,21 @@ def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) 
     :raises ValueError: if there are no runs.
     :raises ResultError: if two results are of the same run.
     """
-    found = comparisons(runs)
-    images = {}
-    with figures.style():
-        for comparison, name, figure, stem in _figures(found):
-            for suffix in _SUFFIXES:
-                data = figures.rendered(figure, suffix[1:])
-                write_atomically(folder / "figures" / f"{stem}{suffix}", data)
-            images[comparison.name, name] = f"data:image/svg+xml;base64,{b64encode(data).decode()}"
-    write_atomically(folder / "table.md", tables.markdown(found))
-    write_atomically(folder / "table.tex", tables.latex(found))
-    write_atomically(folder / "table.csv", tables.summary_csv(found))
-    write_atomically(folder / "results.csv", tables.results_csv(found))
-    loader = PackageLoader("covon_avalanche.report", ".")
-    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
-    page = environment.get_template("page.html.j2").render(
-        title=title or "; ".join(dict.fromkeys(comparison.title for comparison in found)),
-        comparisons=found,
-        images=images,
-        tables=tables,
-        recipe=recipe,
-        test=TEST,
-        min_seeds=MIN_SEEDS,
-    )
-    write_atomically(folder / "index.html", page)
-    return folder / "index.html"
+    return _write(comparisons(runs), folder, title)[-1]
 
 
-def write_archive(results: Sequence[Result], folder: Path) -> Path:
-    """Write ``FOLDER.zip`` with the report in a folder, a recipe for each comparison, and
-    ``results.jsonl``, which ``load_results`` and ``covon report`` read.
+def write_archive(results: Sequence[Result], folder: Path, *, title: str | None = None) -> Path:
+    """Write a report, and ``FOLDER.zip`` with the report in a folder, a recipe for each comparison,
+    and ``results.jsonl``, which ``load_results`` and ``covon report`` read.
 
-    :param results: those of the report; figures of others in its folder are left out.
+    :param results: figures of others in the folder are left out of the archive.
+    :param title: of the page, see :func:`write_report`.
     :returns: the path of the archive.
     """
     file = folder.resolve().with_name(f"{folder.resolve().name}.zip")
     found = comparisons(results_frame(results))
-    stems = [stem for *_, stem in _figures(found)]
-    images = sorted(folder / "figures" / f"{stem}{end}" for stem in stems for end in _SUFFIXES)
     with atomic_replace(file) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
-        for path in [*(folder / name for name in _FILES), *images]:
+        for path in _write(found, folder, title):
             archive.write(path, path.relative_to(folder))
         for comparison in found:
             archive.writestr(f"{quote(comparison.name, safe='')}.toml", recipe(comparison))
@@ -84,12 +55,39 @@ def write_archive(results: Sequence[Result], folder: Path) -> Path:
     return file
 
 
-def _figures(found: Sequence[Comparison]) -> Iterator[tuple[Comparison, str, Any, str]]:
-    """Each figure with its comparison, its name, and the name of its files without suffix."""
-    for comparison in found:
-        prefix = f"{comparison.name}-" if len(found) > 1 else ""
-        for name, figure in figures.figures_of(comparison).items():
-            yield comparison, name, figure, quote(prefix + name, safe="")
+def _write(found: Sequence[Comparison], folder: Path, title: str | None) -> list[Path]:
+    """The files of a report; the page comes last."""
+    files: dict[Path, str | bytes] = {}
+    images = {}
+    with figures.style():
+        for comparison in found:
+            prefix = f"{comparison.name}-" if len(found) > 1 else ""
+            for name, figure in figures.figures_of(comparison).items():
+                stem = quote(prefix + name, safe="")
+                for form in ("png", "svg"):
+                    data = figures.rendered(figure, form)
+                    files[folder / "figures" / f"{stem}.{form}"] = data
+                svg = b64encode(data).decode()
+                images[comparison.name, name] = f"data:image/svg+xml;base64,{svg}"
+    files[folder / "table.md"] = tables.markdown(found)
+    files[folder / "table.tex"] = tables.latex(found)
+    files[folder / "table.csv"] = tables.summary_csv(found)
+    files[folder / "results.csv"] = tables.results_csv(found)
+    loader = PackageLoader("covon_avalanche.report", ".")
+    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
+    files[folder / "index.html"] = environment.get_template("page.html.j2").render(
+        title=title or "; ".join(dict.fromkeys(comparison.title for comparison in found)),
+        comparisons=found,
+        images=images,
+        tables=tables,
+        recipe=recipe,
+        test=TEST,
+        min_seeds=MIN_SEEDS,
+    )
+    for path, content in files.items():
+        write_atomically(path, content)
+    return list(files)
 
 
 def recipe(comparison: Comparison) -> str:

@@ -124,11 +124,10 @@ def image_benchmark(
     }
     streams = _by_stream(used)
     datasets = {stream: [(d, d.labels) for d in streams[stream].values()] for stream in streams}
-    benchmark = one_head_benchmark(datasets, groups, len(classes))
+    benchmark = one_head_benchmark(datasets, groups, classes)
     for stream, domains in streams.items():
         for experience, name in zip(benchmark.streams[stream], domains, strict=True):
             experience.domain = name
-    benchmark.classes = list(classes)
     benchmark.images = _by_stream(images)
     return benchmark
 
@@ -175,11 +174,12 @@ def _by_stream(images: _Images) -> dict[str, dict[str, ImageFiles]]:
 def one_head_benchmark(
     streams: Mapping[str, Sequence[tuple[Dataset, Sequence[int]]]],
     transform_groups: dict[str, tuple[Transform, None]] | None,
-    n_classes: int,
+    classes: Sequence[str],
 ) -> CLScenario:
     """A benchmark with one experience per data set, all with task label 0.
 
     :param streams: data sets and their targets; all but ``train`` are transformed for evaluation.
+    :param classes: names by class id.
     """
 
     def dataset(data: Dataset, targets: Sequence[int], stream: str) -> AvalancheDataset:
@@ -192,7 +192,7 @@ def one_head_benchmark(
         **{name: [dataset(*data, name) for data in stream] for name, stream in streams.items()}
     )
     benchmark = with_task_labels(with_classes_timeline(benchmark))
-    benchmark.n_classes = n_classes
+    benchmark.n_classes, benchmark.classes = len(classes), list(classes)
     return benchmark
 
 

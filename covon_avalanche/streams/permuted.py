@@ -92,7 +92,7 @@ def PermutedDigits(n_experiences: int = 5, **options: Unpack[PermutedOptions]) -
     :param train_transform: applied to a permuted image (a float tensor of shape (1, 8, 8) in
         [0, 1]) in training; by default images are standardised.
     :param eval_transform: the same for validation and test.
-    :return: a benchmark with ``n_classes = 10``.
+    :return: a benchmark with ``n_classes = 10`` and ``classes``, the digits as text.
     """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -204,4 +204,4 @@ def _benchmark(
         stream: [(PermutedImages(x, y, order, scale, normalisation), y.tolist()) for order in used]
         for stream, (x, y) in streams.items()
     }
-    return one_head_benchmark(datasets, groups, 10)
+    return one_head_benchmark(datasets, groups, "0123456789")

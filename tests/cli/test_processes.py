@@ -25,7 +25,6 @@ def command(tmp_path):
     return ["run", str(saved(recipe, tmp_path)), "--out", str(tmp_path / "out"), "--processes", "2"]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("in_this_process")
 def test_failures_and_ctrl_c_leave_nothing_running_and_the_run_resumes(
     command, tmp_path, monkeypatch

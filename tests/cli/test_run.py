@@ -30,7 +30,6 @@ def arguments(tmp_path):
     return ["run", saved(recipe, tmp_path), "--jobs", "1", "--out", tmp_path / "out"]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("in_this_process")
 def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments, tmp_path):
     done = covon(*arguments)
@@ -73,7 +72,6 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     assert {(r.recipe, r.settings["title"]) for r in results} == {("mine", "A [/b] of [pilot]")}
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("in_this_process")
 def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, monkeypatch):
     repeated = ["--strategies", "covon", "--strategies", "finetune", "--seeds", "0", "--seeds", "1"]
@@ -102,7 +100,6 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
     ]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("in_this_process")
 def test_only_missing_runs_are_submitted_to_a_cluster(arguments, monkeypatch):
     submitted = []
@@ -134,7 +131,6 @@ class Scaled(SupervisedPlugin):
 """
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("in_this_process")
 def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_table(
     tmp_path, monkeypatch

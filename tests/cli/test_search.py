@@ -21,7 +21,6 @@ def recipe_of(*names) -> Recipe:
     return small_recipe(strategies, epochs=1, stream=STREAM)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("in_this_process")
 def test_the_command_writes_a_recipe_of_the_best(tmp_path):
     recipe, journal = recipe_of("finetune", "ewc-star"), tmp_path / "trials.journal"
@@ -48,7 +47,6 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
     assert covon(*arguments).exit_code == 0  # nothing is left to do
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("in_this_process")
 def test_a_strategy_with_nothing_to_search_keeps_its_settings(tmp_path):
     file = saved(recipe_of("ncm", "finetune"), tmp_path)

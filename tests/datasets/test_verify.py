@@ -4,10 +4,10 @@ import errno
 from pathlib import Path
 
 import pytest
-from miniature import cddb, domainnet, open_stream, own, pacs, paint
+from miniature import IMAGENET_R_CODES, cddb, domainnet, imagenet_r, open_stream, own, pacs, paint
 
 from covon_avalanche.datasets.verify import COLUMNS, verify, write_manifest
-from covon_avalanche.streams import CDDB, PACS, DomainFolders, DomainNet
+from covon_avalanche.streams import CDDB, PACS, DomainFolders, DomainNet, ImageNetR
 
 OPTIONS = {"domains": ["photo", "sketch"]}
 
@@ -55,6 +55,10 @@ def test_images_beside_the_classes_and_in_classes_that_are_not_listed_are_extra(
     photo = pacs(tmp_path / "PACS") / "photo"
     paint(photo / "stray.jpg", 0)
     assert verify(PACS, tmp_path / "PACS", **OPTIONS).extra == [photo / "stray.jpg"]
+    strange = imagenet_r(tmp_path / "imagenet-r") / "n01443537" / "photo_0.jpg"  # of no domain
+    paint(strange, 0)
+    domains = list(IMAGENET_R_CODES)
+    assert verify(ImageNetR, tmp_path / "imagenet-r", domains=domains).extra == [strange]
 
 
 def test_images_that_no_stream_reads_are_not_extra(tmp_path):

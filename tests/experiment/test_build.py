@@ -71,15 +71,6 @@ def test_all_methods_of_recipes_for_a_vit_can_be_built(name, tmp_path):
         assert strategy.model(x).shape == (1, benchmark.n_classes), key
 
 
-def test_as_many_sessions_learned_as_tested_are_still_others(tmp_path):
-    core50(tmp_path / "core50")
-    stream = {"name": "CORe50", "split": "authors", "domains": ["s1", "s2", "s3"]}
-    result = run_strategy(image_recipe(stream=stream), "covon-paper", 0, RunOptions(tmp_path))
-    assert result.held_out
-    assert result.bwt is None
-    assert [len(row) for row in result.accuracy] == [3, 3, 3]
-
-
 def test_streams_that_know_their_domains_need_none_in_a_recipe(tmp_path):
     official = load_recipe("core50", ["stream.run=3"])
     assert official.stream.domains == ["s1", "s9", "s2", "s8", "s6", "s11", "s5", "s4"]

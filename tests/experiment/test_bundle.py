@@ -24,7 +24,6 @@ def trained(folder, name, **changes):
     return result, path
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["covon", "vcl", "finetune", "ranpac", "duct"])
 def test_the_bundle_of_a_run_predicts_what_the_run_measured(name, tmp_path):
     result, path = trained(tmp_path, name)

@@ -1,6 +1,5 @@
 """Grids of runs in processes: failures stay alone, and results are those of single runs."""
 
-import pytest
 from small_recipes import FEW, STRATEGIES, small_recipe
 
 from covon_avalanche.experiment.grid import RunSpec, run_grid, specs_of
@@ -34,7 +33,6 @@ ERRORS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
     """Some raise, the process of one is killed."""
     monkeypatch.chdir(tmp_path)

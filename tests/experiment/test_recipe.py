@@ -75,7 +75,6 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("strategies.finetune.lr=inf", r"strategies\.finetune\.lr = inf: "),
         ("strategies.finetune.lr=fast", r"strategies\.finetune\.lr = 'fast': "),
         ("strategies.finetune.momentum=0.9", r"momentum = 0\.9: needs optimizer = \"sgd\""),
         ("strategies.finetune.merge=eq8", "merge = 'eq8': "),
@@ -97,7 +96,6 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("seeds=[0, 0]", r"seeds = \[0, 0\]: .*distinct"),
         ("strategy.mine=1", "strategy: unknown key"),
         ("stream.name=Digits", r"stream: .*'Digits'.*'PermutedDigits'"),
-        ("stream.validation_size=1e400", r"validation_size = inf: must be a fraction in \[0, 1\)"),
         ("stream.validation_size=1.5", r"validation_size = 1\.5: must be a fraction in \[0, 1\)"),
         ("stream.n_domains=2", r"stream\.n_domains: unknown key; known are .*permute_first"),
         ("stream={}", r"stream\.name: is missing; known are PermutedDigits, "),
@@ -124,7 +122,6 @@ def test_errors_name_key_and_rule(tmp_path, override, message):
         ('kind = "covon"', "", r"strategies\.mine\.kind: is missing; known are finetune, .*covon"),
         ("lr = 0.1", 'merge = "ema"\nconsolidation = "ema"', "is the old name of merge"),
         ("later_hess_init = 0.1", 'merge = "ema"\nschedule = [{gamma = 0.5}]', "change gamma"),
-        ("title = ", "title ", "not valid TOML"),
     ],
 )
 def test_errors_name_the_file_too(tmp_path, old, new, message):

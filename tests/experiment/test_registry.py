@@ -219,7 +219,6 @@ def test_the_schedule_of_covon_is_that_of_the_recipe():
     assert settings("covon").build().arguments["schedule"] == [{"hess_init": 0.05}] * 2
     own = covon(schedule=[{"lr": 0.2, "epochs": 3}, {}])
     assert own.build().arguments["schedule"] == [{"lr": 0.2, "epochs": 3}, {}]
-    assert own.without_own_epochs().build().arguments["schedule"] == [{"lr": 0.2}, {}]
 
 
 def test_other_keys_of_avalanches_strategies_are_arguments_of_their_classes():

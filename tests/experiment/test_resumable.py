@@ -92,7 +92,6 @@ def whole(name):
     return run_strategy(recipe_of(name), name, 0).outcome()
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [n for n in (*STRATEGIES, *VARIANTS) if n != "covon-nom"])
 def test_a_run_stopped_at_many_points_has_the_result_of_a_whole_one(name, resumed, caplog):
     result = resumed(recipe_of(name), 0, 5, 8)  # within batches of both domains
@@ -101,7 +100,6 @@ def test_a_run_stopped_at_many_points_has_the_result_of_a_whole_one(name, resume
     assert "before it is used" not in caplog.text  # all could be restored
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_replay_with_dropout_resumes_bit_exactly(resumed, monkeypatch):
     """The memory is reshuffled within an epoch, with a seed from where dropout draws, too."""
     build = running.build_model
@@ -116,7 +114,6 @@ def test_replay_with_dropout_resumes_bit_exactly(resumed, monkeypatch):
     assert result.outcome() == undisturbed.outcome()
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "workers"), [("covon", 0), ("ewc-star", 1)])
 def test_augmented_images_and_channels_last_resume_bit_exactly(name, workers, tmp_path, resumed):
     pacs(tmp_path / "PACS")

@@ -25,7 +25,6 @@ def test_there_is_a_small_recipe_of_every_kind():
     assert {settings["kind"] for settings in STRATEGIES.values()} == KINDS.keys() - on_images
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_learns_and_its_result_is_complete(name):
     domains = []
@@ -139,7 +138,6 @@ def test_the_first_epoch_by_hand():
     assert result.epochs[0].accuracy == pytest.approx((output.argmax(1) == y).double().mean())
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["finetune", "vcl", "lwf", "replay"])
 def test_operations_per_image_by_hand(name):
     """Two per weight and image forward and for the weights' gradients, and without the first layer

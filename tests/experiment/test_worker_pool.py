@@ -48,7 +48,6 @@ def test_a_killed_process_fails_its_own_task_and_leaves_no_files():
 
 
 def test_wandb_is_imported_when_it_is_used():
-    pytest.importorskip("wandb")
     code = """
 import sys
 from covon_avalanche.experiment.worker_pool import import_wandb_when_used

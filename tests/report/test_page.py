@@ -225,7 +225,6 @@ class TestFiles:
 def test_the_archive_has_all_that_the_report_was_made_of(tmp_path):
     results, report = made_up_comparison(), tmp_path / "report"
     write_report(results_frame([made_up("old", 0, [[0.9]])]), report)
-    write_report(results_frame(results), report)
     file = write_archive(results, report)
     assert file == tmp_path / "report.zip"
     with ZipFile(file) as archive:

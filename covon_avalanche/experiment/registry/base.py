@@ -137,10 +137,6 @@ class StrategySettings(Table):
         """The Avalanche strategy."""
         return Method.of(self.class_path, self.only(*self.class_arguments))
 
-    def without_own_epochs(self) -> StrategySettings:
-        """The same settings with the recipe's number of epochs for all domains."""
-        return self
-
     def only(self, *names: str) -> dict[str, Any]:
         return self.model_dump(include=set(names))
 

@@ -122,11 +122,6 @@ class CoVON(Mergeable):
             raise ValueError(f'cannot change gamma, which merge = "{merge}" fixes')
         return schedule
 
-    def without_own_epochs(self) -> CoVON:
-        """The same without the schedule's epochs."""
-        tasks = [task.model_copy(update={"epochs": None}) for task in self.schedule]
-        return self.model_copy(update={"schedule": tasks})
-
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         import torch
 
