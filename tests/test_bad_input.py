@@ -49,6 +49,7 @@ def refused(*arguments: object) -> str:
         # Errors in the recipe itself: more of them in tests/experiment/test_recipe.py.
         ("finetune", "lr = 0.01", "lr = nan", "strategies.finetune.lr = nan: "),
         ("finetune", 'title = "Tiny"', 'title = "Tiny', "is not valid TOML"),
+        ("finetune", 'name = "tiny"', 'name = "../tiny"', "name = '../tiny': "),
         ("finetune", "epochs = 1", 'epochs = "3"', "epochs = '3': Input should be a valid integer"),
         ("finetune", "lr = 0.01", "lr = true", "strategies.finetune.lr = True: "),
         ("finetune", "epochs = 1", f"epochs = {'9' * 5000}", "is not valid TOML: "),
@@ -74,9 +75,7 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
     ("arguments", "sentence"),
     [
         (["run", "nothing"], "there is no recipe 'nothing'; known are "),
-        (["run", "nowhere.toml"], "cannot be read: No such file"),
         (["run", "--strategies", "covon,ewcc"], "has no strategy 'ewcc'; known are finetune, "),
-        (["run", "--seeds", "x"], "seeds must look like 0-4 or 0,3,7, got 'x'"),
         (["run", "--seeds", "5-2"], "the range of seeds '5-2' is empty"),
         (["run", "--seeds", "9" * 5000], "seeds must look like 0-4 or 0,3,7, got '99"),
         (["run", "--seeds", "0-99999999999"], "'0-99999999999' is of more than 10000"),
@@ -208,7 +207,6 @@ class TestResults:
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
-            ({"settings": {}}, "settings.strategy.kind is missing"),
             ({"settings": {"strategy": "covon"}}, "settings.strategy.kind is missing"),
             (
                 {"settings": {"strategy": {"kind": "covon"}, "stream": "PACS"}},

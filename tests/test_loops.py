@@ -5,7 +5,7 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import Naive
 from torch import nn
-from toy_optimizers import make_covon, make_vcl
+from toy_optimizers import accumulate, make_covon, make_vcl
 from toys import columns, make_naive, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import CoVONPlugin, VCLPlugin
@@ -20,32 +20,19 @@ class Accumulating(GradientAccumulation, GradientClipping, Naive):
 @pytest.mark.parametrize(("make", "plugin"), [(make_covon, CoVONPlugin), (make_vcl, VCLPlugin)])
 def test_one_sample_computes_all_mini_batches_of_a_step(make, plugin):
     """Three mini-batches of 16: a step by two and one by the last."""
-    options = dict(generator=torch.Generator().manual_seed(3))
-    if make is make_covon:
-        options |= dict(hess_approx="gradsq", batch_size=None)
-    benchmark, model = toy_benchmark(2), toy_model()
-    strategy = make_naive(
-        model, make(model.named_parameters(), **options), plugin(), cls=Accumulating
-    )
-    for experience in benchmark.train_stream:
-        strategy.train(experience, shuffle=False)
-    plain = toy_model()
-    options["generator"] = torch.Generator().manual_seed(3)
+    benchmark, (model, plain) = toy_benchmark(2), (toy_model(), toy_model())
+    options = dict(hess_approx="gradsq") if make is make_covon else {}
+    optimizer = make(model.named_parameters(), **options)
+    strategy = make_naive(model, optimizer, plugin(), cls=Accumulating)
     optimizer = make(plain.named_parameters(), **options)
     for experience in benchmark.train_stream:
+        strategy.train(experience, shuffle=False)
         x, y = columns(experience)
-        for _ in range(2):
-            for step in ([(x[:16], y[:16]), (x[16:32], y[16:32])], [(x[32:], y[32:])]):
-                for group in optimizer.param_groups:
-                    if make is make_covon:
-                        group["batch_size"] = sum(len(inputs) for inputs, _ in step)
-                with optimizer.sampled_params():
-                    optimizer.zero_grad()
-                    for inputs, targets in step:
-                        loss = nn.functional.cross_entropy(plain(inputs), targets)
-                        (loss / len(step)).backward()
-                nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
-                optimizer.step()
+        batches = list(zip(x.split(16), y.split(16), strict=True))
+        for step in (batches[:2], batches[2:]) * 2:
+            if make is make_covon:
+                optimizer.param_groups[0]["batch_size"] = 16 * len(step)
+            accumulate(optimizer, plain, step, size=len(step), clip=0.5)
         optimizer.consolidate()
     assert same(weights(model), weights(plain))
 
@@ -87,19 +74,17 @@ def test_accumulated_steps_equal_those_of_large_batches():
 
 
 def test_the_loss_that_plugins_see_is_that_of_the_mini_batch():
-    class Watch(SupervisedPlugin):
+    class Look(SupervisedPlugin):
         def after_training_iteration(self, strategy, **kwargs):
-            outputs.append(strategy.mb_output.detach())
-            losses.append((strategy.loss.detach(), strategy.mb_y))
+            expected = nn.functional.cross_entropy(strategy.mb_output, strategy.mb_y)
+            torch.testing.assert_close(strategy.loss.sum(), expected)
+            seen.append(expected)
 
-    outputs, losses = [], []
-    model = toy_model()
-    strategy = make_naive(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), Watch(), cls=Accumulating
-    )
+    model, seen = toy_model(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    strategy = make_naive(model, optimizer, Look(), cls=Accumulating)
     strategy.train(toy_benchmark(1).train_stream[0])
-    for output, (loss, y) in zip(outputs, losses, strict=True):
-        torch.testing.assert_close(loss.sum(), nn.functional.cross_entropy(output, y))
+    assert len(seen) == 6
 
 
 def test_autocast_keeps_weights_and_losses_in_float32():

@@ -54,6 +54,17 @@ def train_task(optimizer, model, batch, steps: int = 3) -> None:
     optimizer.consolidate()
 
 
+def accumulate(optimizer, model, batches, size: int = 1, clip: float = float("inf")) -> None:
+    """Steps of ``size`` mini-batches each, with clipped gradients, in a loop of one's own."""
+    for i in range(0, len(batches), size):
+        with optimizer.sampled_params():
+            optimizer.zero_grad()
+            for batch in batches[i : i + size]:
+                (nll(model, batch)() / size).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
 def make_vcl(parameters, seed: int = 0, **changes) -> BayesByBackprop:
     """The same for BayesByBackprop."""
     options = dict(ess=100.0, lr=0.01, std_init=0.1, weight_decay=0.01)

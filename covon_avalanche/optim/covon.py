@@ -382,6 +382,7 @@ class CoVON(PosteriorOptimizer):
         if step is None:
             super()._step(params, record)
             return
+        bump_versions(named.param for named in params)
         for bucket in self._buckets(params, train=True):
             step(
                 bucket.params,
@@ -395,7 +396,6 @@ class CoVON(PosteriorOptimizer):
             for p, state in zip(bucket.params, bucket.states, strict=True):
                 state["step"] += 1
                 self.state[p] = state
-        bump_versions(named.param for named in params)
 
     def _fast_version(
         self, params: list[NamedParam], record: SampleAccumulator

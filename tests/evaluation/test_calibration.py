@@ -65,14 +65,6 @@ def test_a_later_part_may_have_more_classes():
     assert found == {0: pytest.approx(2 / 3), 1: 1.0, 2: 1.0}
 
 
-def test_perfect_and_overconfident_predictions():
-    logits = torch.tensor([[50.0, 0.0], [0.0, 50.0]])
-    assert sums_of(logits, torch.tensor([0, 1])).result().ece == pytest.approx(0)
-    half = sums_of(logits.repeat(2, 1), torch.tensor([0, 1, 1, 0])).result()
-    assert half.ece == pytest.approx(0.5)
-    assert half.brier == pytest.approx(1.0)
-
-
 def test_no_images_and_no_bins_are_refused():
     with pytest.raises(ValueError, match="at least one image"):
         CalibrationSums().result()

@@ -85,33 +85,40 @@ def write(path, rows):
 
 def reasoning_files(folder):
     """GSM8K, Code-Alpaca and ARC, twelve rows each."""
-    choices = {"label": ["A", "B"], "text": ["one", "two"]}
     code = [{"instruction": f"print {i}", "input": "", "output": f"print({i})"} for i in range(12)]
     (folder / "code.json").write_text(json.dumps(code), encoding="utf-8")
+    math = [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(12)]
+    choices = {"label": ["A", "B"], "text": ["one", "two"]}
+    arc = [{"question": f"Is it {i}?", "choices": choices, "answerKey": "A"} for i in range(12)]
     return [
-        "--math",
-        write(
-            folder / "math.jsonl",
-            [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(12)],
-        ),
-        "--code",
-        folder / "code.json",
-        "--reasoning",
-        write(
-            folder / "arc.jsonl",
-            [{"question": f"Is it {i}?", "choices": choices, "answerKey": "A"} for i in range(12)],
-        ),
-    ]
+        "--math", write(folder / "math.jsonl", math), "--code", folder / "code.json",
+        "--reasoning", write(folder / "arc.jsonl", arc),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("lora", [[], ["--lora", 2]])
 def test_finetune(model, lora, monkeypatch, tmp_path, capsys):
+    """With a harness that scores 0.5."""
+    asked = []
+
+    def simple_evaluate(network, **options):
+        asked.append(options)
+        return {"results": {"gsm8k": 0.5}}
+
+    for name, content in (
+        ("lm_eval", {"simple_evaluate": simple_evaluate}),
+        ("lm_eval.models", {}),
+        ("lm_eval.models.huggingface", {"HFLM": lambda network, tokenizer: (network, tokenizer)}),
+    ):
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**content))
     rates = run(
         "finetune.py", monkeypatch, "--model", model, *reasoning_files(tmp_path), *lora,
-        "--max-steps", 2, "--valid", 4, "--output", tmp_path / "out",
+        "--max-steps", 2, "--valid", 4, "--score", "gsm8k", "--output", tmp_path / "out",
     )  # fmt: skip
     printed = capsys.readouterr().out
     assert [f"after {name}: loss math" in printed for name in ("math", "code", "reasoning")]
+    assert printed.count("{'gsm8k': 0.5}") == 3  # after each task
+    assert asked == [{"tasks": ["gsm8k"], "gen_kwargs": "max_gen_toks=1024"}] * 3
     assert rates == pytest.approx([3e-3, 3e-1, 3e-1])
     saved = {path.name for path in (tmp_path / "out/reasoning").iterdir()}
     assert ("adapter_model.safetensors" if lora else "model.safetensors") in saved
@@ -193,28 +200,6 @@ def test_pretraining_by_two_processes_equals_that_by_one(model, monkeypatch, tmp
     assert not any(name.endswith(".bias") for name in one)
     for name, mean in one.items():
         assert mean.allclose(two[name], rtol=1e-3, atol=1e-5), name
-
-
-def test_finetune_scores_with_the_harness(model, monkeypatch, tmp_path, capsys):
-    asked = []
-
-    def simple_evaluate(network, **options):
-        asked.append((network, options))
-        return {"results": {"gsm8k": 0.5}}
-
-    harness = types.ModuleType("lm_eval")
-    harness.simple_evaluate = simple_evaluate
-    harness.models = types.ModuleType("lm_eval.models")
-    networks = types.ModuleType("lm_eval.models.huggingface")
-    networks.HFLM = lambda network, tokenizer: (network, tokenizer)
-    for module in (harness, harness.models, networks):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    run(
-        "finetune.py", monkeypatch, "--model", model, *reasoning_files(tmp_path), "--valid", 4,
-        "--max-steps", 1, "--score", "gsm8k", "--output", tmp_path / "out",
-    )  # fmt: skip
-    assert capsys.readouterr().out.count("{'gsm8k': 0.5}") == len(asked) == 3  # after each task
-    assert asked[0][1] == {"tasks": ["gsm8k"], "gen_kwargs": "max_gen_toks=1024"}
 
 
 def test_the_scripts_are_short():

@@ -1,12 +1,15 @@
 """CoVON against closed forms, Algorithm 1 in numpy and ivon-opt; its slow step."""
 
 import copy
-from unittest import mock
+import gc
+import itertools
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._C._profiler import _EventType
 from toy_optimizers import (
     Antithetic,
     contents,
@@ -23,7 +26,7 @@ from toy_optimizers import (
     unchanged,
 )
 
-from covon_avalanche.optim import CoVON
+from covon_avalanche.optim import CoVON, multi_tensor
 from covon_avalanche.posterior.gaussian import DiagGaussian
 
 
@@ -297,11 +300,92 @@ class TestSlowStep:
         assert same(contents(optimizer), contents(fresh))
 
 
-def test_unknown_or_impossible_implementations_are_refused(linear, batch):
+def test_unknown_or_impossible_implementations_are_refused(linear, batch, monkeypatch):
     with pytest.raises(ValueError, match=r"implementation must be one of .* got 'fastest'"):
         CoVON(linear.parameters(), ess=10, implementation="fastest")
-    with mock.patch("covon_avalanche.optim.covon.compiled_fill", return_value=None):
-        train_step(make_covon(linear.parameters()), linear, batch)  # "auto" does without
-        optimizer = make_covon(linear.parameters(), implementation="compiled")
-        with pytest.raises(ValueError, match="'compiled' needs a working numba on a CPU"):
-            train_step(optimizer, linear, batch)
+    for module in ("covon", "samples"):
+        monkeypatch.setattr(f"covon_avalanche.optim.{module}.compiled_fill", lambda: None)
+    train_step(make_covon(linear.parameters()), linear, batch)  # "auto" does without
+    optimizer = make_covon(linear.parameters(), implementation="compiled")
+    with pytest.raises(ValueError, match="'compiled' needs a working numba on a CPU"):
+        train_step(optimizer, linear, batch)
+
+
+def allocated(work):
+    """Bytes by which the allocations of ``work`` grew at their end, and at their peak."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        work()
+    events, stack = [], list(profile.profiler.kineto_results.experimental_event_tree())
+    while stack:
+        event = stack.pop()
+        stack.extend(event.children)
+        if event.tag == _EventType.Allocation:
+            events.append((event.start_time_ns, event.extra_fields.alloc_size))
+    totals = list(itertools.accumulate((size for _, size in sorted(events)), initial=0))
+    return totals[-1], max(totals)
+
+
+class TestMemory:
+    @pytest.mark.parametrize(("implementation", "transient"), [("compiled", 0), ("foreach", 3)])
+    def test_what_is_held_and_what_a_step_needs_meanwhile(
+        self, implementation, transient, monkeypatch
+    ):
+        """The temporaries of multi-tensor operations are those of one bucket."""
+        layers, layer = [nn.Parameter(torch.randn(1200, 1200)) for _ in range(3)], 4 * 1200**2
+        gradients = [torch.randn_like(p) / 1000 for p in layers]
+        monkeypatch.setattr(multi_tensor, "_LARGEST_PART_CPU", layer // 4)
+        optimizer = CoVON(layers, ess=1e4, batch_size=32, implementation=implementation)
+
+        def iteration():
+            with optimizer.sampled_params():
+                for p, grad in zip(layers, gradients, strict=True):
+                    p.grad = grad  # as a backward pass would leave it
+            optimizer.step()
+
+        for _ in range(2):
+            held, peak = allocated(iteration)  # momentum, hess, sample
+            assert held == pytest.approx(9 * layer, rel=0.01)
+            assert peak < held + (transient + 2.1) * layer  # hess_init as a tensor
+            for _ in range(2):  # later steps hold nothing more
+                held, peak = allocated(iteration)
+                assert abs(held) < 0.1 * layer
+                assert peak < (transient + 0.1) * layer
+            optimizer.consolidate()
+
+    @pytest.mark.parametrize("mc_samples", [1, 2])
+    def test_gradients_are_not_held_beyond_the_step(self, implementation, mc_samples):
+        p = nn.Parameter(torch.ones(400))
+        optimizer = make_covon([p], mc_samples=mc_samples, implementation=implementation)
+        for _ in range(2):
+            step_on(optimizer, lambda: p.square().sum())
+        gradient = weakref.ref(p.grad)
+        optimizer.zero_grad()
+        gc.collect()
+        assert gradient() is None
+
+    def test_an_optimizer_that_nobody_holds_is_freed_at_once(self, make_each, batch):
+        """Without the collector of reference cycles, as torch's optimizers are."""
+        model = nn.Linear(4, 3)
+        optimizer = make_each(model.parameters())
+        gc.disable()
+        try:
+            train_task(optimizer, model, batch)
+            references = weakref.ref(optimizer), weakref.ref(model.weight)
+            del optimizer, model
+            assert [reference() for reference in references] == [None, None]
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("number", [np.float32, torch.tensor])
+def test_weight_decay_may_be_any_kind_of_number(number):
+    found = []
+    for implementation in ("auto", "foreach", "reference"):
+        for decay in (0.5, number(0.5)):
+            p = nn.Parameter(torch.ones(8))
+            optimizer = make_covon([p], weight_decay=decay, implementation=implementation)
+            step_on(optimizer, lambda: p.square().sum())  # noqa: B023
+            found.append(p.detach())
+    for other in found:
+        torch.testing.assert_close(other, found[0])

@@ -28,28 +28,20 @@ def handle():
 
 
 class TestDeferring:
-    def test_it_takes_effect_at_the_end_of_the_outermost_block(self):
+    def test_the_handler_is_called_once_at_the_end_of_the_outermost_block(self, handle):
         done = []
-        with pytest.raises(KeyboardInterrupt), defer_interrupt():
-            with defer_interrupt():
-                interrupt()
-                done.append("inner")
-            done.append("outer")
-        assert done == ["inner", "outer"]
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-    def test_the_handler_is_called_once_and_put_back(self, handle):
-        calls = []
 
         def handler(number, frame):
-            calls.append(number)
+            done.append(number)
 
         handle(handler)
         with defer_interrupt():
-            interrupt()
-            interrupt()
-            assert not calls
-        assert calls == [signal.SIGINT]
+            with defer_interrupt():
+                interrupt()
+                interrupt()
+                done.append("inner")
+            done.append("outer")
+        assert done == ["inner", "outer", signal.SIGINT]
         assert signal.getsignal(signal.SIGINT) is handler
 
     @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])

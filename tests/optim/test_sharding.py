@@ -1,20 +1,34 @@
-"""Checkpoints of ``torch.distributed.checkpoint``, and the noise of a part of a parameter.
+"""Two processes, with replicated parameters (DistributedDataParallel) or sharded ones
+(``fully_shard``), do what one does on the whole batch; checkpoints of
+``torch.distributed.checkpoint``; the noise of a part of a parameter."""
 
-``test_distributed`` trains sharded parameters.
-"""
+import itertools
 
 import pytest
 import torch
-from two_processes import RESUMED, check_resuming
+import torch.distributed as dist
+from terminal import in_two_processes
+from two_processes import OPTIMIZERS, WRAPPERS, check_resuming, train, work
 
 from covon_avalanche.optim import CoVON, samples
 
 
+@pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
+def test_two_processes_equal_one(tmp_path):
+    """The Hessian is the one of the whole batch, not that divided by the number of ranks. A
+    checkpoint of sharded parameters continues exactly."""
+    in_two_processes(work, str(tmp_path))
+    for kind in OPTIMIZERS:
+        alone = train(kind)
+        for how, rank in itertools.product(WRAPPERS, range(2)):
+            found = torch.load(tmp_path / f"{how}-{kind}-{rank}")
+            for tensors, expected in zip(found, alone, strict=True):
+                torch.testing.assert_close(tensors, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("kind", RESUMED)
-def test_a_state_of_torch_distributed_checkpoint_fits_into_a_fresh_optimizer(kind, tmp_path):
-    folder = tmp_path if RESUMED[kind]["sharded"] else None
-    check_resuming(folder=folder, steps=RESUMED[kind]["steps"])
+def test_a_state_of_torch_distributed_checkpoint_fits_into_a_fresh_optimizer(tmp_path):
+    check_resuming(tmp_path)
 
 
 def test_only_entries_of_a_fresh_optimizer_are_allocated():
