@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from covon_avalanche.merging.layers import as_rows, merged_layers
-from covon_avalanche.merging.regmean import RegMean, in_double
+from covon_avalanche.merging.linalg import RIDGE, in_double, mean_diagonals, with_ridge
+from covon_avalanche.merging.regmean import RegMean
 from covon_avalanche.merging.rule import Batch, Task
 from covon_avalanche.posterior.fisher import in_mode
 
-_RIDGE = 1e-6  # relative; directions without any input keep the old weights
 _DAMPING = 1e-3  # outputs without any gradient are merged as by RegMean
 
 
@@ -71,7 +71,8 @@ class KFACMerge(RegMean):
                 g0 = g.clone()  # outputs without a past have the new curvature
                 known = self.gradients[name].shape[-1]
                 g0[:, :known, :known] = self.gradients[name]
-                added[name] = torch.lerp(g, g0, _size(past[name]) / _size(self.moments[name]))
+                share = mean_diagonals(past[name]) / mean_diagonals(self.moments[name])
+                added[name] = torch.lerp(g, g0, share)
         self.gradients = {**self.gradients, **added}
 
     def _least_change(self, layer: str, w0: Tensor, w: Tensor, a0: Tensor, a: Tensor) -> Tensor:
@@ -89,12 +90,8 @@ class KFACMerge(RegMean):
 def _measured(task: Task) -> dict[str, Tensor]:
     """``G`` by layer name, with a mean diagonal of 1; of layers that have gradients."""
     found = output_gradient_moments(task.model, task.batches())
-    return {name: g / _size(g) for name, g in found.items() if (_size(g) > 0).all()}
-
-
-def _size(matrices: Tensor) -> Tensor:
-    """Mean diagonals, of shape (groups, 1, 1)."""
-    return matrices.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    sizes = {name: mean_diagonals(g) for name, g in found.items()}
+    return {name: g / sizes[name] for name, g in found.items() if (sizes[name] > 0).all()}
 
 
 def merged_change(change: Tensor, a0: Tensor, g0: Tensor, a: Tensor, g: Tensor) -> Tensor:
@@ -108,7 +105,7 @@ def merged_change(change: Tensor, a0: Tensor, g0: Tensor, a: Tensor, g: Tensor) 
     both = share_g[:, :, None] * share_a[:, None, :]
     neither = (1 - share_g)[:, :, None] * (1 - share_a)[:, None, :]
     inside = basis_g.mT @ root_g.mT @ change @ root_a @ basis_a
-    inside = basis_g @ (inside * both / (both + neither + _RIDGE)) @ basis_a.mT
+    inside = basis_g @ (inside * both / (both + neither + RIDGE)) @ basis_a.mT
     left = torch.linalg.solve_triangular(root_g.mT, inside, upper=True)
     return torch.linalg.solve_triangular(root_a, left, upper=False, left=False)
 
@@ -117,10 +114,7 @@ def _common_basis(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor
     """The Cholesky factor of the sum of two symmetric matrices, and eigenvectors and eigenvalues,
     between 0 and 1, of the second where the sum is the identity."""
     first, second = in_double(first), in_double(second)
-    both = first + second
-    size = _size(both).clamp(min=torch.finfo(both.dtype).tiny)
-    both = both + _RIDGE * size * torch.eye(both.shape[-1]).to(both)
-    root = torch.linalg.cholesky(both)
+    root = torch.linalg.cholesky(with_ridge(first + second))
     half = torch.linalg.solve_triangular(root, second, upper=False)
     whitened = torch.linalg.solve_triangular(root, half.mT, upper=False)
     values, vectors = torch.linalg.eigh((whitened + whitened.mT) / 2)

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from covon_avalanche.checks import check_choice, check_fraction
 from covon_avalanche.merging.layers import as_rows, from_rows, merged_layers, own_parameters
+from covon_avalanche.merging.linalg import in_double, with_ridge
 from covon_avalanche.merging.rule import Batch, MergeRule, Task
 from covon_avalanche.merging.second_moments import Reduction, input_second_moments
-
-_RIDGE = 1e-6  # of the mean diagonal: directions without any input keep the old weights
 
 
 class RegMean(MergeRule):
@@ -153,11 +152,9 @@ class RegMean(MergeRule):
         :param a0: and ``a``, of shape (groups, d, d).
         """
         a0, a = in_double(a0), in_double(a)
-        both = a0 + a
-        size = both.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(both.dtype).tiny)
-        both = both + _RIDGE * size[:, None, None] * torch.eye(both.shape[-1]).to(both)
         change = (w - w0).unflatten(0, (len(a), -1))
-        step = torch.linalg.solve(both, (change @ a).mT).mT  # of shape (groups, outputs, d)
+        # of shape (groups, outputs, d)
+        step = torch.linalg.solve(with_ridge(a0 + a), (change @ a).mT).mT
         return w0 + step.flatten(0, 1)
 
     def _shrunk(self, moments: Tensor) -> Tensor:
@@ -183,8 +180,3 @@ class EvenlySpaced:
             rows = torch.arange(0, given, 1 / self.share).long()
             self.given, self.kept = self.given + given, self.kept + len(rows)
             yield batch if len(rows) == given else [column[rows] for column in batch]
-
-
-def in_double(tensor: Tensor) -> Tensor:
-    """In float64; on the CPU instead of Apple's GPUs, which lack it."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.checks import check_positive
+from covon_avalanche.merging.linalg import in_double
 
 _SINKHORN_STEPS = 1000
 _SINKHORN_TOLERANCE = 1e-7
@@ -54,7 +55,7 @@ def transport_plan(cost: Tensor, reg: float) -> Tensor:
     """
     check_positive("reg", reg)
     n, m = cost.shape
-    exact = (cost.cpu() if cost.device.type == "mps" else cost).double()
+    exact = in_double(cost)
     columns = exact.new_zeros(m)  # dual variables, in units of the cost
     annealed = max(float(exact.max()), reg)
     while True:  # from a large regularisation, for which few steps suffice

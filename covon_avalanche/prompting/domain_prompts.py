@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +36,12 @@ class DomainPrompts(PromptModel):
         self.prompts = nn.ParameterList(
             torch.empty(prompts, self.vit.width).uniform_(-bound, bound) for _ in range(num_domains)
         )
+
+    def take_heads(self) -> nn.ModuleList:
+        """A copy of the shared head for each domain, in its place."""
+        heads = nn.ModuleList(copy.deepcopy(self.head) for _ in range(self.num_domains))
+        del self.head
+        return heads
 
     @abstractmethod
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 
 from torch import Tensor, nn
@@ -31,9 +30,7 @@ class SPrompts(DomainPrompts):
     ) -> None:
         super().__init__(network, num_domains, prompts=prompts)
         self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
-        heads = [copy.deepcopy(self.head) for _ in range(num_domains)]
-        del self.head
-        self.heads = nn.ModuleList(heads)
+        self.heads = self.take_heads()
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         """The current domain's prompts and head."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 
 from torch import Tensor, nn
@@ -38,9 +37,7 @@ class SOYO(DomainPrompts):
     ) -> None:
         super().__init__(network, num_domains, prompts=prompts)
         self.selector = MixtureSelector(self.vit.feature_width, num_domains)
-        heads = [copy.deepcopy(self.head) for _ in range(num_domains)]
-        del self.head
-        self.heads = nn.ModuleList(heads)
+        self.heads = self.take_heads()
         self.adapters = nn.ModuleList(
             nn.ModuleList(
                 LinearAdapter(self.vit.width, bottleneck, adapter_init)

@@ -1,20 +1,11 @@
 """TD-VCL against VCL, and against the weighted sum of divergences."""
 
-import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from toys import Watch, make_naive, make_vcl, same, toy_benchmark, train_vcl, weights
 
 from covon_avalanche import TDVCLPlugin, VCLPlugin
 from covon_avalanche.posterior.gaussian import kl, pool
-
-
-def test_weights_of_the_targets():
-    plugin = TDVCLPlugin(n_steps=4, decay=0.5)
-    plugin.posteriors.extend(range(9))
-    assert plugin.weights() == pytest.approx([8 / 15, 4 / 15, 2 / 15, 1 / 15])
-    plugin.decay = 1.0
-    assert plugin.weights() == pytest.approx([0.25] * 4)
 
 
 def test_one_step_without_replay_is_vcl():

@@ -62,9 +62,8 @@ def test_merging_equal_gaussians_changes_nothing(mean, precision, gamma):
 def test_gamma_one_returns_the_posterior():
     prior, posterior = random_gaussian(0), random_gaussian(1)
     merged = merge(prior, posterior, 1.0)
-    for name in posterior.mean:
-        assert torch.equal(merged.mean[name], posterior.mean[name])
-        torch.testing.assert_close(merged.precision[name], posterior.precision[name])
+    torch.testing.assert_close(merged.mean, posterior.mean, rtol=0, atol=0)
+    torch.testing.assert_close(merged.precision, posterior.precision)
 
 
 def test_separate_gammas_keep_the_mean_normalised_by_its_own_weights():

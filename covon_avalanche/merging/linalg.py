@@ -1,0 +1,24 @@
+"""Linear algebra that merge rules share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+RIDGE = 1e-6  # of the mean diagonal: directions without any input keep the old weights
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """In float64; on the CPU instead of Apple's GPUs, which lack it."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def mean_diagonals(matrices: Tensor) -> Tensor:
+    """Of matrices of shape (groups, d, d), in the shape (groups, 1, 1)."""
+    return matrices.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+
+
+def with_ridge(matrices: Tensor) -> Tensor:
+    """Positive semidefinite matrices of shape (groups, d, d), made invertible."""
+    size = mean_diagonals(matrices).clamp(min=torch.finfo(matrices.dtype).tiny)
+    return matrices + RIDGE * size * torch.eye(matrices.shape[-1]).to(matrices)
