@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
+from avalanche.benchmarks.utils.data_loader import MultiDatasetDataLoader
 from avalanche.distributed import DistributedHelper
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -28,18 +30,17 @@ class DataParallel:
 
     parallel_model: DistributedDataParallel | None = None
 
+    def _check_distributed_training_compatibility(self) -> bool:
+        return True  # Avalanche would warn of plugins that do not work with its own samplers
+
     def make_train_dataloader(
         self, *, num_workers: int = 0, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
         """This process's share of the batches that one process would have. Other options only
-        affect speed.
-
-        :raises ValueError: for ``drop_last``, which would change the batches.
-        """
-        if drop_last:
-            raise ValueError("drop_last is not supported with several processes")
+        affect speed."""
         own: Any = self
-        own.dataloader = ShareLoader(own.adapted_dataset, own.train_mb_size, shuffle, num_workers)
+        size = own.train_mb_size
+        own.dataloader = ShareLoader(own.adapted_dataset, size, shuffle, num_workers, drop_last)
 
     def make_eval_dataloader(self, *, num_workers: int = 0, **kwargs: Any) -> None:
         """This process's share of the batches that one process would have."""
@@ -52,6 +53,13 @@ class DataParallel:
         own: Any = self
         if not isinstance(own.dataloader, ShareLoader):
             own.dataloader = SharesOf(own.dataloader)
+
+    def _after_training_exp(self, **kwargs: Any) -> None:
+        super()._after_training_exp(**kwargs)  # type: ignore[misc]
+        own: Any = self
+        for value in chain.from_iterable(vars(plugin).values() for plugin in own.plugins):
+            if isinstance(value, MultiDatasetDataLoader):
+                value.distributed_sampling = False  # A-GEM's, before it draws its first batch
 
     def _before_training_epoch(self, **kwargs: Any) -> None:
         torch.set_rng_state(DistributedHelper.broadcast(torch.get_rng_state()))  # data order
@@ -112,16 +120,25 @@ class ShareLoader:
     all processes need in the same state, as it is.
     """
 
-    def __init__(self, dataset: Any, batch_size: int, shuffle: bool, num_workers: int) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool,
+        num_workers: int,
+        drop_last: bool = False,
+    ) -> None:
         self.dataset, self.batch_size, self.shuffle = dataset, batch_size, shuffle
-        self.num_workers = num_workers
+        self.num_workers, self.drop_last = num_workers, drop_last
         self.rows = rows_of(dataset)
 
     def __len__(self) -> int:
-        return -(-len(self.dataset) // self.batch_size)
+        full, rest = divmod(len(self.dataset), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Any]:
         base_seed, whole = draw_batches(len(self.dataset), self.batch_size, self.shuffle)
+        whole = whole[: len(self)]
         shares = [_share(batch, i * self.batch_size) for i, batch in enumerate(whole)]
         shares = [own if len(own) else b[:1] for own, b in zip(shares, whole, strict=True)]
         if self.rows is not None:

@@ -11,19 +11,27 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=two_gpus)])
+def device(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, device):
     """What each of two processes finds."""
     pytest.importorskip("timm", reason="needs the extra vision")
     path = tmp_path_factory.mktemp("processes")
-    in_two_processes(work, str(path))
+    in_two_processes(work, str(path), device)
     return path
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [*KINDS, *MIXED])
-def test_two_processes_equal_one(kind, folder):
-    alone = train(kind)
+def test_two_processes_equal_one(kind, folder, device):
+    alone = train(kind, device=device)
     for rank in range(2):
         found = torch.load(folder / f"{kind} {rank}")
         torch.testing.assert_close(found["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
