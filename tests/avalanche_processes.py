@@ -113,8 +113,12 @@ class ParallelERACE(DataParallel, ERACEStrategy):
     """ER-ACE, whose batches are those of all processes."""
 
 
-def train(kind: str, world: int = 1, device: str = "cpu") -> dict:
-    """Weights and metrics after three domains; a step is by the whole domain."""
+def train(kind: str, world: int = 1, device: str = "cpu", parallel: bool = False) -> dict:
+    """Weights and metrics after three domains; a step is by the whole domain.
+
+    :param parallel: mix in ``DataParallel`` in one process, too.
+    """
+    torch.backends.cudnn.allow_tf32 = False  # its rounding depends on the batch
     metrics = DomainMetrics()
     options = {"train_epochs": 4, "evaluator": EvaluationPlugin(metrics, loggers=[])}
     options["device"] = device
@@ -124,15 +128,15 @@ def train(kind: str, world: int = 1, device: str = "cpu") -> dict:
     else:
         make, plugin = MIXED[kind]
         model = make().to(device)
-        cls, parallel, options["train_mb_size"] = Naive, ParallelNaive, IMAGES
+        classes, options["train_mb_size"] = (Naive, ParallelNaive), IMAGES
         if kind == "er-ace":  # shares have other classes, and one has no image of the last batch
-            cls, parallel, options["train_mb_size"] = ERACEStrategy, ParallelERACE, 7
+            classes, options["train_mb_size"] = (ERACEStrategy, ParallelERACE), 7
             options |= {"mem_size": 20, "batch_size_mem": 8}
         strategy = make_naive(
             model,
             SGD(model.parameters(), lr=0.05),
             plugin(),
-            cls=parallel if world > 1 else cls,
+            cls=classes[parallel or world > 1],
             **options,
         )
     images = "prompt" in kind or kind in ("l2p", "coda-p")

@@ -28,6 +28,11 @@ KINDS = {
         "implementation": "avalanche.training.plugins:ReplayPlugin",
         "arguments": {"mem_size": 100},
     },
+    "custom-strategy": {
+        "kind": "custom",
+        "lr": 0.01,
+        "implementation": "avalanche_processes:ParallelNaive",
+    },
     "two-samples": {**STRATEGIES["covon-gradsq"], "mc_samples": 2},
     "regmean": {**STRATEGIES["covon-gradsq"], "merge": "regmean", "input_anchor": 0.1},
     "kfac": {**STRATEGIES["finetune"], "merge": "kfac"},

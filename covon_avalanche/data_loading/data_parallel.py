@@ -28,7 +28,10 @@ class DataParallel:
     own must use ``forward`` and ``backward`` as Avalanche's templates do.
     """
 
+    supports_distributed = True
     parallel_model: DistributedDataParallel | None = None
+    shares: SharesOf | None = None
+    """The loader of the experience, if a plugin made it."""
 
     def _check_distributed_training_compatibility(self) -> bool:
         return True  # Avalanche would warn of plugins that do not work with its own samplers
@@ -51,8 +54,9 @@ class DataParallel:
         self.parallel_model = None  # the model may have grown
         super()._before_training_exp(**kwargs)  # type: ignore[misc]
         own: Any = self
+        self.shares = None
         if not isinstance(own.dataloader, ShareLoader):
-            own.dataloader = SharesOf(own.dataloader)
+            self.shares = own.dataloader = SharesOf(own.dataloader)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
         super()._after_training_exp(**kwargs)  # type: ignore[misc]
@@ -69,8 +73,8 @@ class DataParallel:
     def batch_share(self) -> tuple[int, int]:
         """How many images of the current training batch are this process's and all processes'."""
         own: Any = self
-        if isinstance(own.dataloader, SharesOf):
-            return own.dataloader.batch_share
+        if self.shares is not None:
+            return self.shares.batch_share
         start = own.clock.train_epoch_iterations * own.train_mb_size
         size = min(own.train_mb_size, len(own.adapted_dataset) - start)
         return len(_share(range(size), start)), size
@@ -79,7 +83,7 @@ class DataParallel:
         """The model's output; in training through ``DistributedDataParallel``, with random numbers
         (as of dropout) that differ between processes and are the same after a resume."""
         own: Any = self
-        if not own.is_training:
+        if not own.is_training or not DistributedHelper.is_distributed:
             return super().forward()  # type: ignore[misc]
         if self.parallel_model is None:
             self.parallel_model = DistributedDataParallel(own.model)

@@ -168,6 +168,7 @@ def test_batch_norm_is_refused(monkeypatch):
 
 def test_dropout_differs_between_processes_and_steps_and_repeats_after_a_resume(monkeypatch):
     helper = type(data_parallel.DistributedHelper)
+    monkeypatch.setattr(helper, "is_distributed", True)
 
     def masks(rank, step):
         monkeypatch.setattr(helper, "rank", rank)

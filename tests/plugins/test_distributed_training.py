@@ -39,3 +39,11 @@ def test_two_processes_equal_one(kind, folder, device):
         assert found["classes"] == pytest.approx(alone["classes"])
         assert found["counts"] == [IMAGES] * 3
         assert found["nll"] == pytest.approx(alone["nll"], rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["replay", "rwalk", "l2p"])
+def test_data_parallel_changes_nothing_in_one_process(kind):
+    expected, found = train(kind), train(kind, parallel=True)
+    torch.testing.assert_close(found["weights"], expected["weights"])
+    assert found["rows"] == expected["rows"]

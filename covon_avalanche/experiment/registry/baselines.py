@@ -188,7 +188,7 @@ class Custom(WithOptimizer):
     ``weight_decay``, ``optimizer`` and ``momentum``), ``criterion``, ``train_mb_size``,
     ``train_epochs``, ``eval_mb_size``, ``device``, ``plugins`` and ``evaluator`` by name. If its
     constructor makes another optimizer, the cosine schedule is that one's. For several processes
-    the class must declare ``supports_distributed``, as Avalanche's plugins do."""
+    the plugin must declare ``supports_distributed``, or the strategy be a ``DataParallel``."""
     replay: bool = False
     """Whether it stores examples, for the tables."""
     source: Annotated[str | None, Field(validate_default=True)] = None
@@ -220,8 +220,8 @@ class Custom(WithOptimizer):
         if DistributedHelper.is_distributed and not getattr(own, "supports_distributed", False):
             raise ValueError(
                 f"{self.implementation} does not declare that it works in several processes, "
-                "as class X(SupervisedPlugin, supports_distributed=True) does, or a strategy with "
-                "the attribute supports_distributed = True: train it with one"
+                "as class X(SupervisedPlugin, supports_distributed=True) or class X(DataParallel, "
+                "Naive) does: train it with one"
             )
         if now is not None:
             _imported[self.implementation] = now
