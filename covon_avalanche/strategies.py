@@ -1,4 +1,5 @@
-"""Ready-made strategies: Avalanche's ``SupervisedTemplate`` with a plugin of this package.
+"""Ready-made strategies: Avalanche's ``SupervisedTemplate`` with a plugin of this package, and its
+ER-ACE, made to work in several processes.
 
 Constructors are keyword-only and follow Avalanche's order: the model (its head may grow), the
 optimizer, the criterion (averaged over the batch), the arguments of the strategy's plugin, which
@@ -13,10 +14,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from avalanche.core import BasePlugin
+from avalanche.distributed import DistributedHelper
+from avalanche.training import ACECriterion
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.supervised import ER_ACE
 from avalanche.training.templates import SupervisedTemplate
 from avalanche.training.templates.strategy_mixin_protocol import CriterionType
+from torch import Tensor
 from torch.nn import CrossEntropyLoss, Module
 from torch.optim import Optimizer
 
@@ -197,4 +204,28 @@ class EWCStarStrategy(_PluginStrategy):
         super().__init__(own=own, model=model, optimizer=optimizer, criterion=criterion, **template)
 
 
-__all__ = ["AdaRegStrategy", "CoVONStrategy", "EWCStarStrategy", "VCLStrategy"]
+class ERACEStrategy(ER_ACE):
+    """Avalanche's ER-ACE (Caccia et al., 2022), whose loss under :class:`DataParallel` is that of
+    the whole batch. Its arguments are Avalanche's."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.ace_criterion = _WholeBatchACE()
+
+
+class _WholeBatchACE(ACECriterion):
+    """Compares outputs of the classes in any process's share of the batch."""
+
+    def __call__(
+        self, out_in: Tensor, target_in: Tensor, out_buffer: Tensor, target_buffer: Tensor
+    ) -> Tensor:
+        if not DistributedHelper.is_distributed:
+            whole: Tensor = super().__call__(out_in, target_in, out_buffer, target_buffer)
+            return whole
+        present = F.one_hot(target_in, out_in.shape[1]).amax(0)
+        dist.all_reduce(present, dist.ReduceOp.MAX)
+        current = F.cross_entropy(out_in.masked_fill(present == 0, -torch.inf), target_in)
+        return (F.cross_entropy(out_buffer, target_buffer) + current) / 2
+
+
+__all__ = ["AdaRegStrategy", "CoVONStrategy", "ERACEStrategy", "EWCStarStrategy", "VCLStrategy"]

@@ -1,13 +1,15 @@
 """What two processes train with Avalanche in ``plugins/test_distributed_training.py``."""
 
 import os
+import random
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from avalanche.distributed import DistributedHelper
 from avalanche.training import Naive
-from avalanche.training.plugins import EvaluationPlugin, GEMPlugin, ReplayPlugin
+from avalanche.training.plugins import AGEMPlugin, EvaluationPlugin, GEMPlugin, ReplayPlugin
+from avalanche.training.plugins import SupervisedPlugin as NoPlugin
 from torch.optim import SGD, AdamW
 from toy_optimizers import make_covon, make_vcl
 from toy_vits import toy_image_benchmark, toy_vit
@@ -33,6 +35,7 @@ from covon_avalanche.plugins import (
     RWalkPlugin,
 )
 from covon_avalanche.prompting import L2P, CODAPrompt, SPrompts
+from covon_avalanche.strategies import ERACEStrategy
 
 IMAGES = 50  # odd halves: the evaluation of one process repeats an image
 
@@ -92,6 +95,8 @@ MIXED = {
     "icarl": (toy_model, lambda: ICaRLPlugin(8)),
     "replay": (toy_model, lambda: ReplayPlugin(20)),
     "gem": (toy_model, lambda: GEMPlugin(15, 0.5)),
+    "er-ace": (toy_model, NoPlugin),
+    "agem": (toy_model, lambda: AGEMPlugin(15, 12)),
     "rwalk": (toy_model, lambda: RWalkPlugin(delta_t=2)),
     "s-prompts": (lambda: SPrompts(toy_vit(), 3), PromptPlugin),
     "l2p": (lambda: L2P(toy_vit(), 3), PromptPlugin),
@@ -104,40 +109,58 @@ class ParallelNaive(DataParallel, Naive):
     """Fine-tuning, whose batches are those of all processes."""
 
 
-def train(kind: str, world: int = 1) -> dict:
-    """Weights and metrics after three domains; a step is by the whole domain."""
+class ParallelERACE(DataParallel, ERACEStrategy):
+    """ER-ACE, whose batches are those of all processes."""
+
+
+def train(kind: str, world: int = 1, device: str = "cpu", parallel: bool = False) -> dict:
+    """Weights and metrics after three domains; a step is by the whole domain.
+
+    :param parallel: mix in ``DataParallel`` in one process, too.
+    """
+    torch.backends.cudnn.allow_tf32 = False  # its rounding depends on the batch
     metrics = DomainMetrics()
     options = {"train_epochs": 4, "evaluator": EvaluationPlugin(metrics, loggers=[])}
+    options["device"] = device
     if kind in KINDS:
-        model = DistributedHelper.wrap_model(toy_model())
+        model = DistributedHelper.wrap_model(toy_model().to(device))
         strategy = KINDS[kind](model, train_mb_size=IMAGES // world, **options)
     else:
         make, plugin = MIXED[kind]
-        model = make()
+        model = make().to(device)
+        classes, options["train_mb_size"] = (Naive, ParallelNaive), IMAGES
+        if kind == "er-ace":  # shares have other classes, and one has no image of the last batch
+            classes, options["train_mb_size"] = (ERACEStrategy, ParallelERACE), 7
+            options |= {"mem_size": 20, "batch_size_mem": 8}
         strategy = make_naive(
             model,
             SGD(model.parameters(), lr=0.05),
             plugin(),
-            cls=ParallelNaive if world > 1 else Naive,
-            train_mb_size=IMAGES,
+            cls=classes[parallel or world > 1],
             **options,
         )
     images = "prompt" in kind or kind in ("l2p", "coda-p")
     benchmark = toy_image_benchmark(n=IMAGES) if images else toy_benchmark(n=IMAGES)
     for experience in benchmark.train_stream:
         torch.manual_seed(1)
+        random.seed(1)  # A-GEM chooses its memory with it
         strategy.train(experience)
         strategy.eval(benchmark.test_stream)
-    weights = {n.removeprefix("module."): p.detach() for n, p in model.named_parameters()}
+    weights = {n.removeprefix("module."): p.detach().cpu() for n, p in model.named_parameters()}
     found = {"rows": metrics.matrix.rows, "counts": metrics.matrix.counts, "weights": weights}
     found["classes"] = list(metrics.class_accuracy.values())
     return found | {"nll": [part.nll for part in metrics.calibration[-1]]}
 
 
-def work(rank: int, folder: str) -> None:
+def work(rank: int, folder: str, device: str) -> None:
+    """On the CPU with gloo, or on two GPUs with NCCL."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    backend = "gloo"
+    if device == "cuda":  # as DistributedHelper.init_distributed does
+        backend, DistributedHelper.use_cuda = "nccl", True
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     for kind in (*KINDS, *MIXED):
-        torch.save(train(kind, 2), Path(folder) / f"{kind} {rank}")
+        torch.save(train(kind, 2, device), Path(folder) / f"{kind} {rank}")
     dist.destroy_process_group()

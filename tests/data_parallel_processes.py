@@ -21,6 +21,18 @@ KINDS = {
     **{name: STRATEGIES[name] for name in ("upgd", "slca", "ncm", "ridge", "ranpac", "layup")},
     **{name: STRATEGIES[name] for name in ("td-vcl", "duct", "joint", "cumulative", "icarl")},
     **{name: STRATEGIES[name] for name in ("replay", "der", "gem", "rwalk")},
+    **{name: STRATEGIES[name] for name in ("agem", "er-ace")},
+    "custom": {
+        "kind": "custom",
+        "lr": 0.01,
+        "implementation": "avalanche.training.plugins:ReplayPlugin",
+        "arguments": {"mem_size": 100},
+    },
+    "custom-strategy": {
+        "kind": "custom",
+        "lr": 0.01,
+        "implementation": "avalanche_processes:ParallelNaive",
+    },
     "two-samples": {**STRATEGIES["covon-gradsq"], "mc_samples": 2},
     "regmean": {**STRATEGIES["covon-gradsq"], "merge": "regmean", "input_anchor": 0.1},
     "kfac": {**STRATEGIES["finetune"], "merge": "kfac"},

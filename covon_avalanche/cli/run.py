@@ -29,7 +29,6 @@ from covon_avalanche.cli.options import (
     need,
 )
 from covon_avalanche.cli.progress import GridProgress
-from covon_avalanche.experiment.data_parallel import check_data_parallel
 from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid, specs_of
 from covon_avalanche.experiment.precision import SLOW, is_slow
 from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
@@ -126,11 +125,6 @@ def run(
     specs = specs_of(chosen)
     missing = missing_sentence(chosen, dataset_root)
     new = [spec for spec in specs if RunFolder(folder, chosen, *spec).result() is None]
-    if shares > 1:
-        try:
-            check_data_parallel(chosen, dict.fromkeys(spec.strategy for spec in new), shares)
-        except ValueError as error:
-            fail(str(error))
     parallel = jobs or max(1, default_processes(chosen.device) // shares)
     parallel = min(parallel, max(1, len(new)))
     if dry_run:
@@ -164,7 +158,13 @@ def _processes_per_run(
 
         if (found := torch.cuda.device_count()) < gpus:
             fail(f"--gpus {gpus}: this machine has {found} CUDA devices")
-    return gpus or processes or 1
+    count = gpus or processes or 1
+    if count > recipe.train_mb_size:
+        fail(
+            f"train_mb_size = {recipe.train_mb_size} cannot be shared by {count} processes: each "
+            "needs at least one image of a batch"
+        )
+    return count
 
 
 def _print_times(

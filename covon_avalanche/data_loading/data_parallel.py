@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
+from avalanche.benchmarks.utils.data_loader import MultiDatasetDataLoader
 from avalanche.distributed import DistributedHelper
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -26,20 +28,22 @@ class DataParallel:
     own must use ``forward`` and ``backward`` as Avalanche's templates do.
     """
 
+    supports_distributed = True
     parallel_model: DistributedDataParallel | None = None
+    shares: SharesOf | None = None
+    """The loader of the experience, if a plugin made it."""
+
+    def _check_distributed_training_compatibility(self) -> bool:
+        return True  # Avalanche would warn of plugins that do not work with its own samplers
 
     def make_train_dataloader(
         self, *, num_workers: int = 0, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
         """This process's share of the batches that one process would have. Other options only
-        affect speed.
-
-        :raises ValueError: for ``drop_last``, which would change the batches.
-        """
-        if drop_last:
-            raise ValueError("drop_last is not supported with several processes")
+        affect speed."""
         own: Any = self
-        own.dataloader = ShareLoader(own.adapted_dataset, own.train_mb_size, shuffle, num_workers)
+        size = own.train_mb_size
+        own.dataloader = ShareLoader(own.adapted_dataset, size, shuffle, num_workers, drop_last)
 
     def make_eval_dataloader(self, *, num_workers: int = 0, **kwargs: Any) -> None:
         """This process's share of the batches that one process would have."""
@@ -50,8 +54,16 @@ class DataParallel:
         self.parallel_model = None  # the model may have grown
         super()._before_training_exp(**kwargs)  # type: ignore[misc]
         own: Any = self
+        self.shares = None
         if not isinstance(own.dataloader, ShareLoader):
-            own.dataloader = SharesOf(own.dataloader)
+            self.shares = own.dataloader = SharesOf(own.dataloader)
+
+    def _after_training_exp(self, **kwargs: Any) -> None:
+        super()._after_training_exp(**kwargs)  # type: ignore[misc]
+        own: Any = self
+        for value in chain.from_iterable(vars(plugin).values() for plugin in own.plugins):
+            if isinstance(value, MultiDatasetDataLoader):
+                value.distributed_sampling = False  # A-GEM's, before it draws its first batch
 
     def _before_training_epoch(self, **kwargs: Any) -> None:
         torch.set_rng_state(DistributedHelper.broadcast(torch.get_rng_state()))  # data order
@@ -61,8 +73,8 @@ class DataParallel:
     def batch_share(self) -> tuple[int, int]:
         """How many images of the current training batch are this process's and all processes'."""
         own: Any = self
-        if isinstance(own.dataloader, SharesOf):
-            return own.dataloader.batch_share
+        if self.shares is not None:
+            return self.shares.batch_share
         start = own.clock.train_epoch_iterations * own.train_mb_size
         size = min(own.train_mb_size, len(own.adapted_dataset) - start)
         return len(_share(range(size), start)), size
@@ -71,7 +83,7 @@ class DataParallel:
         """The model's output; in training through ``DistributedDataParallel``, with random numbers
         (as of dropout) that differ between processes and are the same after a resume."""
         own: Any = self
-        if not own.is_training:
+        if not own.is_training or not DistributedHelper.is_distributed:
             return super().forward()  # type: ignore[misc]
         if self.parallel_model is None:
             self.parallel_model = DistributedDataParallel(own.model)
@@ -112,16 +124,25 @@ class ShareLoader:
     all processes need in the same state, as it is.
     """
 
-    def __init__(self, dataset: Any, batch_size: int, shuffle: bool, num_workers: int) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool,
+        num_workers: int,
+        drop_last: bool = False,
+    ) -> None:
         self.dataset, self.batch_size, self.shuffle = dataset, batch_size, shuffle
-        self.num_workers = num_workers
+        self.num_workers, self.drop_last = num_workers, drop_last
         self.rows = rows_of(dataset)
 
     def __len__(self) -> int:
-        return -(-len(self.dataset) // self.batch_size)
+        full, rest = divmod(len(self.dataset), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Any]:
         base_seed, whole = draw_batches(len(self.dataset), self.batch_size, self.shuffle)
+        whole = whole[: len(self)]
         shares = [_share(batch, i * self.batch_size) for i, batch in enumerate(whole)]
         shares = [own if len(own) else b[:1] for own, b in zip(shares, whole, strict=True)]
         if self.rows is not None:

@@ -165,8 +165,8 @@ def build_strategy(
     base = method.strategy
     precision = used_precision(recipe.precision, recipe.device)
     mixins: list[type] = [Resumable] if precision == "float32" else [Resumable, Autocast]
-    mixins += [DataParallel] if DistributedHelper.is_distributed else []
-    mixins += [] if issubclass(base, TensorBatches) else [TensorBatches]
+    wanted = [DataParallel, TensorBatches] if DistributedHelper.is_distributed else [TensorBatches]
+    mixins += [mixin for mixin in wanted if not issubclass(base, mixin)]
     cls = type(base.__name__, (*mixins, base), {"__module__": base.__module__})
     try:
         return cls(

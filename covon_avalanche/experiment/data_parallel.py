@@ -4,7 +4,6 @@ torch."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from concurrent.futures import as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -19,23 +18,6 @@ if TYPE_CHECKING:
     from covon_avalanche.experiment.result import Result
 
 _GRACE_SECONDS = 2.0  # after a failure, for the other processes to say why
-
-
-def check_data_parallel(recipe: Recipe, strategies: Iterable[str], processes: int) -> None:
-    """Raise a ``ValueError`` for a batch size or a strategy with which several processes may give
-    another result than one."""
-    if processes > recipe.train_mb_size:
-        raise ValueError(
-            f"train_mb_size = {recipe.train_mb_size} cannot be shared by {processes} processes: "
-            "each needs at least one image of a batch"
-        )
-    for name in strategies:
-        own = recipe.strategies[name]
-        if not own.tested_in_processes:
-            raise ValueError(
-                f'strategy {name} (kind = "{own.kind}") is not tested with several processes: '
-                "train it with one, and choose the others by --strategies"
-            )
 
 
 def run_in_processes(

@@ -95,6 +95,7 @@ class Checkpointer:
         self.folder, self.run, self.root, self.data = folder, run, root, data
         self.options, self.on_store = options, on_store
         self._inside = _is_plain(root["strategy"])
+        self._device = root["strategy"].device
         self._between = True
         self._point = Point(0)
         self._epoch_start: Any = None
@@ -132,7 +133,7 @@ class Checkpointer:
             state = load_checkpoint(self.folder, point, self.run)
             restore(state, {**self.root, "generators": generators}, self.data)
             self._epoch_start, self._now = generators["epoch_start"], generators["now"]
-            _set_generator_states(self._now)
+            _set_generator_states(self._now, self._device)
         except (MemoryError, torch.OutOfMemoryError):
             raise  # says nothing about the checkpoint
         except Exception as error:
@@ -149,17 +150,17 @@ class Checkpointer:
 
     def remaining(self, loader: Any, batches: int) -> Iterator[Any]:
         """The batches of an epoch after the first ``batches``, in their original order."""
-        _set_generator_states(self._epoch_start)
+        _set_generator_states(self._epoch_start, self._device)
         iterator = iter(loader)
         for _ in range(batches):
             next(iterator)
-        _set_generator_states(self._now)
+        _set_generator_states(self._now, self._device)
         return iterator
 
     def begin_epoch(self, epoch: int) -> None:
         """Before the first batch is drawn."""
         self._point = Point(self._point.experience, epoch)
-        self._epoch_start = _generator_states()
+        self._epoch_start = _generator_states(self._device)
 
     def end_batch(self) -> None:
         """After each step."""
@@ -189,7 +190,7 @@ class Checkpointer:
             return True
         start = time.monotonic()
         try:
-            generators = {"epoch_start": self._epoch_start, "now": _generator_states()}
+            generators = {"epoch_start": self._epoch_start, "now": _generator_states(self._device)}
             state = capture({**self.root, "generators": generators}, self.data)
             save_checkpoint(self.folder, self._point, state, self.run)
         except StateError as error:
@@ -217,19 +218,20 @@ def _shuffles_again(loader: Any) -> bool:
     return getattr(loader, "oversample_small_datasets", False) and len(loader.datasets) > 1
 
 
-def _generator_states() -> dict[str, Any]:
-    """States of all global random generators."""
+def _generator_states(device: torch.device) -> dict[str, Any]:
+    """States of all global random generators, of GPUs only the strategy's: a process that resumes
+    may have another one."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
     }
 
 
-def _set_generator_states(states: dict[str, Any]) -> None:
+def _set_generator_states(states: dict[str, Any], device: torch.device) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
-    if states["cuda"]:
-        torch.cuda.set_rng_state_all(states["cuda"])
+    for state in states["cuda"][:1]:
+        torch.cuda.set_rng_state(state, device)

@@ -51,7 +51,7 @@ _NOT_STORED_TYPES = (
 # Attributes of a strategy that are set again before they are used.
 _SKIPPED = frozenset(
     ("experience", "dataloader", "adapted_dataset", "mbatch", "mb_output", "loss")
-    + ("current_eval_stream", "_eval_streams", "checkpointer", "parallel_model")
+    + ("current_eval_stream", "_eval_streams", "checkpointer", "parallel_model", "shares")
 )
 # Modules whose classes a file may name.
 _TRUSTED = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import SupervisedPlugin
 
 from covon_avalanche.checks import check_positive
@@ -51,8 +52,8 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Tell the model its share of the batch, where several processes have one."""
-        share = getattr(strategy, "batch_share", None)
-        strategy.model.counted_images = None if share is None else share[0]
+        share = getattr(strategy, "batch_share", (None, None))
+        strategy.model.counted_images = share[0] if DistributedHelper.is_distributed else None
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the method's own loss, such as that of keys."""

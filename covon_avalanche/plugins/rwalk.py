@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
+from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import RWalkPlugin as AvalancheRWalk
 from avalanche.training.utils import copy_params_dict
 
@@ -20,7 +21,7 @@ class RWalkPlugin(AvalancheRWalk, supports_distributed=True):  # type: ignore[ca
     def _update_grad(self, strategy: Any) -> None:
         super()._update_grad(strategy)
         share = getattr(strategy, "batch_share", None)
-        if share is None:
+        if share is None or not DistributedHelper.is_distributed:
             return
         for p in strategy.model.parameters():
             if p.grad is not None:

@@ -20,7 +20,7 @@ from covon_avalanche.experiment import data_parallel, worker_pool
 def command(tmp_path):
     """A run in two processes."""
     strategies = {"bad": {"kind": "finetune", "lr": 1e30}}
-    strategies |= {name: STRATEGIES[name] for name in ("covon", "agem")}
+    strategies |= {name: STRATEGIES[name] for name in ("covon", "custom")}
     recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
     return ["run", str(saved(recipe, tmp_path)), "--out", str(tmp_path / "out"), "--processes", "2"]
 
@@ -80,10 +80,6 @@ def test_failures_and_ctrl_c_leave_nothing_running_and_the_run_resumes(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (
-            [],
-            'strategy agem (kind = "agem") is not tested with several processes: train it with',
-        ),
         (["--gpus", "2"], "--gpus 2 and --processes 2 exclude each other: give one of them"),
         (["--set", "device=cuda"], '--processes 2 is for device = "cpu", got "cuda": use --gpus'),
         (["--set", "train_mb_size=1"], "train_mb_size = 1 cannot be shared by 2 processes"),

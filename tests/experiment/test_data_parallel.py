@@ -11,15 +11,14 @@ from avalanche.benchmarks.utils.data_loader import ReplayDataLoader
 from data_parallel_processes import CLIP, KINDS, VIT, recipe, recipes, remove_randomness, work
 from interrupted_runs import run_until_killed
 from miniature import pacs
-from small_recipes import OFTEN, STRATEGIES, small_recipe
+from small_recipes import OFTEN, STRATEGIES, short_recipe, small_recipe
 from terminal import in_two_processes
 from torch.utils.data import TensorDataset
 
 from covon_avalanche.data_loading import ShareLoader, TensorLoader, data_parallel, rows_of
 from covon_avalanche.experiment import build
-from covon_avalanche.experiment.data_parallel import check_data_parallel
 from covon_avalanche.experiment.registry import KINDS as ALL_KINDS
-from covon_avalanche.experiment.run import run_strategy
+from covon_avalanche.experiment.run import run_in_folder, run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
@@ -60,7 +59,7 @@ def test_two_processes_have_the_result_of_one(name, folder, monkeypatch):
         assert epoch.accuracy == pytest.approx(expected.accuracy, abs=1.1 / epoch.images)
         assert epoch.images == expected.images
     # Each process computes all divergences, anchors and memories, and text features of all classes.
-    if name not in ("td-vcl", "regmean", "gem", *CLIP):
+    if name not in ("td-vcl", "regmean", "gem", "agem", "er-ace", *CLIP):
         assert found.flops_per_image == pytest.approx(alone.flops_per_image)
     assert found.memory_ratio == alone.memory_ratio
     assert found.resumed == (name == "resumed")
@@ -68,16 +67,23 @@ def test_two_processes_have_the_result_of_one(name, folder, monkeypatch):
     assert text.count("resumed at domain 1, epoch 2, batch 3") == (name == "resumed")
 
 
-def test_all_tested_kinds_are_here():
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.filterwarnings("ignore")
+def test_two_gpus_have_the_result_of_one(tmp_path):
+    own = short_recipe("covon-gradsq", device="cuda")
+    one, two = (
+        run_in_folder(own, "covon-gradsq", 0, tmp_path / str(n), RunOptions(processes=n))
+        for n in (1, 2)
+    )
+    assert (two.machine["processes"], two.counts) == (2, one.counts)
+    for row, expected in zip(two.accuracy, one.accuracy, strict=True):
+        assert row == pytest.approx(expected, abs=1.1 / min(one.counts))  # of one image
+
+
+def test_all_kinds_are_here():
     digits = [recipe().strategies[name] for name in KINDS]
     prompts = {ALL_KINDS[settings["kind"]] for settings in (*VIT.values(), *CLIP.values())}
-    tested = {own for own in ALL_KINDS.values() if own.tested_in_processes}
-    assert {*map(type, digits), *prompts} == tested
-
-
-def test_loader_options_that_would_change_batches_are_refused():
-    with pytest.raises(ValueError, match="drop_last is not supported with several processes"):
-        data_parallel.DataParallel().make_train_dataloader(drop_last=True)
+    assert {*map(type, digits), *prompts} == {*ALL_KINDS.values()}
 
 
 def test_the_loader_of_a_plugin_is_shared_instead_of_sampled(monkeypatch):
@@ -128,6 +134,8 @@ def test_the_shares_of_all_processes_make_up_the_batches_of_one(transform, shuff
         loader = ShareLoader(data, 7, shuffle, 0)
         found.append(batches(loader))
         assert len(found[-1]) == len(loader) == 4
+        short = ShareLoader(data, 7, False, 0, drop_last=True)
+        assert len(list(short)) == len(short) == 3
     assert all(torch.equal(state, states[0]) for state in states)
     if transform is not None:
         assert len({value for (value,) in fractions}) == len(fractions)  # drawn once each
@@ -143,15 +151,11 @@ def test_the_shares_of_all_processes_make_up_the_batches_of_one(transform, shuff
         assert found[1][1] == [sign * 7.0, sign * 10.0, sign * 13.0]  # by position in the epoch
 
 
-def test_untested_strategies_and_batches_with_too_few_images_are_refused():
-    mixed = small_recipe(STRATEGIES, train_mb_size=3)
-    check_data_parallel(mixed, ["covon"], 3)
-    with pytest.raises(ValueError, match=r"train_mb_size = 3 cannot be shared by 4 processes"):
-        check_data_parallel(mixed, ["covon"], 4)
-    for name in ("agem", "er-ace", "custom"):
-        sentence = rf'strategy {name} \(kind = "{name}"\) is not tested with several processes'
-        with pytest.raises(ValueError, match=sentence):
-            check_data_parallel(mixed, ["covon", name], 2)
+def test_classes_of_users_must_declare_that_they_work(monkeypatch):
+    monkeypatch.setattr(type(data_parallel.DistributedHelper), "is_distributed", True)
+    naive = small_recipe(STRATEGIES).strategies["custom"]
+    with pytest.raises(ValueError, match="supervised:Naive does not declare that it works"):
+        naive.build()
 
 
 def test_batch_norm_is_refused(monkeypatch):
@@ -164,6 +168,7 @@ def test_batch_norm_is_refused(monkeypatch):
 
 def test_dropout_differs_between_processes_and_steps_and_repeats_after_a_resume(monkeypatch):
     helper = type(data_parallel.DistributedHelper)
+    monkeypatch.setattr(helper, "is_distributed", True)
 
     def masks(rank, step):
         monkeypatch.setattr(helper, "rank", rank)

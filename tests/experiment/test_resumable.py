@@ -282,3 +282,12 @@ def test_without_a_usable_checkpoint_the_run_restarts(
     result = run_in_folder(recipe, "finetune", 0, tmp_path)
     assert f"does not fit this run: {error.__name__}: no such thing" in caplog.text
     assert result.outcome() == whole("finetune")
+
+
+def test_a_process_resumes_with_the_generator_of_its_own_gpu(monkeypatch):
+    restored = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: f"state of {device}")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *both: restored.append(both))
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    resumable._set_generator_states(resumable._generator_states(first), second)
+    assert restored == [("state of cuda:0", second)]

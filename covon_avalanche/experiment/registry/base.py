@@ -98,8 +98,6 @@ class StrategySettings(Table):
     """Whether it needs the text tower of a CLIP, and the names of the classes."""
     not_searched: ClassVar[frozenset[str]] = frozenset()
     """Settings with a natural scale, which are not searched over two decades by default."""
-    tested_in_processes: ClassVar[bool] = True
-    """Whether several processes are tested to give the result of one."""
 
     @property
     def stores_examples(self) -> bool:

@@ -157,7 +157,6 @@ class AGEM(FromAvalanche):
 
     kind: Literal["agem"]
     class_path = f"{_STRATEGIES}:AGEM"
-    tested_in_processes = False  # each process would draw other examples of the memory
 
 
 class DER(FromAvalanche):
@@ -171,8 +170,7 @@ class ERACE(FromAvalanche):
     """Avalanche's ER-ACE: replay with an asymmetric cross-entropy."""
 
     kind: Literal["er-ace"]
-    class_path = f"{_STRATEGIES}:ER_ACE"
-    tested_in_processes = False  # its loss depends on the classes of the whole batch
+    class_path = "covon_avalanche.strategies:ERACEStrategy"
 
 
 _imported: dict[str, str] = {}  # source hashes, because Python imports a module only once
@@ -189,14 +187,13 @@ class Custom(WithOptimizer):
     """Of the class. A strategy also gets ``model``, ``optimizer`` (made of ``lr``,
     ``weight_decay``, ``optimizer`` and ``momentum``), ``criterion``, ``train_mb_size``,
     ``train_epochs``, ``eval_mb_size``, ``device``, ``plugins`` and ``evaluator`` by name. If its
-    constructor makes another optimizer, the cosine schedule is that one's."""
+    constructor makes another optimizer, the cosine schedule is that one's. For several processes
+    the plugin must declare ``supports_distributed``, or the strategy be a ``DataParallel``."""
     replay: bool = False
     """Whether it stores examples, for the tables."""
     source: Annotated[str | None, Field(validate_default=True)] = None
     """Hash of the module's file, filled in when the recipe is read, so that a changed class is
     another run. Other modules that it imports do not count."""
-
-    tested_in_processes = False
 
     @field_validator("source")
     @classmethod
@@ -216,7 +213,16 @@ class Custom(WithOptimizer):
             )
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
+        from avalanche.distributed import DistributedHelper
+
         method = Method.of(self.implementation, self.arguments)
+        (own,) = method.plugins or (method.strategy,)
+        if DistributedHelper.is_distributed and not getattr(own, "supports_distributed", False):
+            raise ValueError(
+                f"{self.implementation} does not declare that it works in several processes, "
+                "as class X(SupervisedPlugin, supports_distributed=True) or class X(DataParallel, "
+                "Naive) does: train it with one"
+            )
         if now is not None:
             _imported[self.implementation] = now
         return method
