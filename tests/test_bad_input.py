@@ -120,12 +120,10 @@ def leave(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "folder", "changes", "sentence"),
     [
-        (remove, "", {}, "PACS"),
         (remove, "photo", {}, "photo"),
         (remove, "photo/dog", {}, "dog"),
         (spoil, "sketch/dog", {}, "sketch/dog/"),
         (leave, "", {"stream": {**PACS, "domains": ["sketch", "drawing"]}}, "'drawing'"),
-        (leave, "", {"model": NETWORK | {"weights": "mine.safetensors"}}, "mine.safetensors"),
         (leave, "", {"model": NETWORK | {"backbone": "resnet_of_mine"}}, "resnet_of_mine"),
     ],
 )

@@ -93,16 +93,14 @@ def in_a_task(implementation, *dtypes, prior="tensors", sizes=SIZES, **options) 
             groups[i] |= own_settings(i // 2, weight_decay=i // 3 / 100)
     settings = dict(ess=60.0, betas=(0.9, 0.99), clip_radius=0.5, batch_size=17, **options)
     optimizer = make_covon(groups, implementation=implementation, **settings)
-    for group, kind in zip(
-        groups, MIXED if prior == "mixed" else [prior] * len(sizes), strict=True
-    ):
-        (p,) = group["params"]
-        entries = ["momentum", "hess", "prior_mean", "prior_precision"]
-        entries = entries[: {"numbers": 2, "centre": 3, "tensors": 4}[kind]]
-        random = {key: torch.randn(p.shape, generator=generator).to(p.dtype) for key in entries}
-        for key in random.keys() & {"hess", "prior_precision"}:
-            random[key] = random[key].abs() + 0.1
-        optimizer.state[p] = {"step": 4, **random}
+    entries = ("momentum", "hess", "prior_mean", "prior_precision")
+    for i, group in enumerate(groups):
+        (p,), kind = group["params"], MIXED[i] if prior == "mixed" else prior
+        optimizer.state[p] = {"step": 4}
+        for key in entries[: {"numbers": 2, "centre": 3, "tensors": 4}[kind]]:
+            value = torch.randn(p.shape, generator=generator).to(p.dtype)
+            positive = key in ("hess", "prior_precision")
+            optimizer.state[p][key] = value.abs() + 0.1 if positive else value
     return optimizer
 
 

@@ -17,18 +17,11 @@ from toy_optimizers import (
 
 from covon_avalanche.optim import BayesByBackprop, CoVON
 
-BOTH = [("lr", -1.0), ("lr", math.nan), ("lr", 1e39), ("ess", 0.0), ("weight_decay", 1e308)]
-BOTH += [
-    ("lr", None),
-    ("ess", "9"),
-    ("mc_samples", 0),
-    ("mc_samples", 1.5),
-    ("betas", 0.9),
-    ("betas", (0.9,)),
-]
-BOTH += [("betas", b) for b in ((0.9, 1.0), (-0.1, 0.5), (0.9, math.nan), (None, 0.9), ("0", 0))]
+BOTH = [("lr", -1.0), ("lr", math.nan), ("lr", 1e39), ("lr", None), ("ess", 0.0), ("ess", "9")]
+BOTH += [("weight_decay", 1e308), ("mc_samples", 0), ("mc_samples", 1.5)]
+BOTH += [("betas", b) for b in (0.9, (0.9,), (0.9, 1.0), (-0.1, 0.5), (0.9, math.nan), ("0", 0))]
 COVON = [("hess_init", 0.0), ("clip_radius", 0.0), ("clip_radius", math.nan), ("gamma", 0.0)]
-COVON += [("gamma_precision", -1.0), ("batch_size", math.nan)]
+COVON += [("gamma_precision", -1.0), ("batch_size", math.nan), ("betas", (None, 0.9))]
 COVON += [(choice, "junk") for choice in ("hess_approx", "prior_mean", "consolidation")]
 VCL = [("std_init", math.inf), ("inner", "rmsprop"), ("weight_decay", 0.0), ("eps", 0.0)]
 VCL += [("betas", (0.9, None)), ("importance_strength", -1.0)]
@@ -56,17 +49,12 @@ def test_bad_settings_are_named_when_made_and_when_written_later(
 
 
 @pytest.mark.parametrize(
-    ("make", "option", "values"),
-    [
-        (make_covon, "mc_samples", (1, 2)),
-        (make_vcl, "mc_samples", (1, 2)),
-        (make_covon, "hess_approx", ("gradsq", "reparam")),
-    ],
+    ("option", "values"), [("mc_samples", (1, 2)), ("hess_approx", ("gradsq", "reparam"))]
 )
-def test_groups_must_agree(linear, make, option, values):
+def test_groups_must_agree(linear, option, values):
     parameters = zip(linear.parameters(), values, strict=True)
     with pytest.raises(ValueError, match=f"{option} must be the same in all groups"):
-        make([{"params": [p], option: value} for p, value in parameters])
+        make_covon([{"params": [p], option: value} for p, value in parameters])
 
 
 @pytest.fixture

@@ -171,9 +171,6 @@ class TestSampling:
                 model[1](hidden).square().mean().backward()
             optimizer.step()
         assert same(weights(model[0]), base)
-        model[0].requires_grad_(True)
-        with pytest.raises(ValueError, match=r"'0\.weight' is torch\.bfloat16"):
-            optimizer.sampled_params().__enter__()
 
     @pytest.mark.parametrize("device", ["meta", "cpu"])
     def test_weights_without_values_are_named(self, make, device):
@@ -267,15 +264,12 @@ class TestWhichParameters:
         ):
             make([linear.weight, linear.weight])
 
-    def test_groups_have_their_own_settings_and_schedulers_write_them(self, make, linear, batch):
+    def test_groups_have_their_own_settings(self, make, linear, batch):
         optimizer = make([{"params": [linear.weight], "lr": 0.0}])
         optimizer.add_param_group({"params": [linear.bias], "lr": 0.5})
         assert optimizer.param_groups[1]["ess"] == 100
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1**step)
         before = weights(linear)
         train_step(optimizer, linear, batch)
-        scheduler.step()
-        assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0, 0.05])
         assert torch.equal(linear.weight, before["weight"])
         assert not torch.equal(linear.bias, before["bias"])
 
