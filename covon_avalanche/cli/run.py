@@ -232,7 +232,7 @@ def _run_and_summarise(
         interrupted = True
         console.print("Interrupted; the same command resumes from here.")
     failures = [outcome for outcome in progress.outcomes if outcome.error is not None]
-    _print_failures(failures)
+    _print_failures(failures, recipe, folder)
     if any(outcome.result is not None for outcome in progress.outcomes):
         new = {outcome.spec for outcome in progress.outcomes if not outcome.cached}
         _summarise(finished_runs(whole, folder), folder, new, console)
@@ -274,16 +274,17 @@ def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: 
     )
 
 
-def _print_failures(failures: list[Outcome]) -> None:
+def _print_failures(failures: list[Outcome], recipe: Recipe, folder: Path) -> None:
     """One sentence per error, which several runs may share."""
     by_error: dict[str, list[Outcome]] = defaultdict(list)
     for failure in failures:
         by_error[str(failure.error)].append(failure)
     for error, (first, *others) in by_error.items():
         more = f" (and {len(others)} other runs)" if others else ""
-        see = f"; see {first.log}" if first.log else ""
-        spec = first.spec
-        typer.echo(f"covon: {spec.strategy}, seed {spec.seed}{more}: {error}{see}", err=True)
+        strategy, seed = first.spec
+        log = RunFolder(folder, recipe, strategy, seed).log_file
+        see = f"; see {log}" if log.exists() else ""
+        typer.echo(f"covon: {strategy}, seed {seed}{more}: {error}{see}", err=True)
 
 
 def _submit(

@@ -71,10 +71,7 @@ def verify(
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        try:
-            benchmark = stream(dataset_root=root, **options)
-        except OSError as error:
-            raise ValueError(str(error)) from error
+        benchmark = stream(dataset_root=root, **options)
     notes = [str(w.message) for w in caught if w.category is UserWarning]
     report = Report(benchmark.classes, notes=notes)
     listed = [

@@ -43,8 +43,6 @@ class Outcome:
     error: str | None = None
     bad_input: bool = False
     """Whether the user's input caused the error."""
-    log: Path | None = None
-    """The file with the traceback, if the run has a folder."""
 
 
 def run_grid(
@@ -126,10 +124,4 @@ def _run(recipe: Recipe, spec: RunSpec, runs: Path, options: RunOptions) -> Outc
     except BrokenProcessPool:  # one of the run's own processes
         raise
     except (Exception, SystemExit) as error:
-        log = RunFolder(runs, recipe, *spec).log_file
-        return Outcome(
-            spec,
-            error=error_sentence(error),
-            bad_input=is_bad_input(error),
-            log=log if log.exists() else None,
-        )
+        return Outcome(spec, error=error_sentence(error), bad_input=is_bad_input(error))

@@ -50,14 +50,14 @@ class Resumable:
                 if strategy._stop_training:
                     strategy._stop_training = False
                     break
-                self.checkpointer.begin_epoch(epoch)
+                self.checkpointer.begin_epoch()
             whole = strategy.dataloader
             if skipped > 0:
                 strategy.dataloader = self.checkpointer.remaining(whole, skipped)
             strategy.training_epoch(**kwargs)
             strategy.dataloader = whole
             strategy._after_training_epoch(**kwargs)
-            self.checkpointer.end_epoch(epoch)
+            self.checkpointer.end_epoch()
 
     def _after_training_iteration(self, **kwargs: Any) -> None:
         super()._after_training_iteration(**kwargs)  # type: ignore[misc]
@@ -157,9 +157,8 @@ class Checkpointer:
         _set_generator_states(self._now, self._device)
         return iterator
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self) -> None:
         """Before the first batch is drawn."""
-        self._point = Point(self._point.experience, epoch)
         self._epoch_start = _generator_states(self._device)
 
     def end_batch(self) -> None:
@@ -169,9 +168,9 @@ class Checkpointer:
         if due and not _shuffles_again(self.root["strategy"].dataloader):
             self._store_inside()
 
-    def end_epoch(self, epoch: int) -> None:
+    def end_epoch(self) -> None:
         """After all callbacks of an epoch."""
-        self._point = Point(self._point.experience, epoch + 1)
+        self._point = Point(self._point.experience, self._point.epoch + 1)
         share = self.options.checkpoint_share
         if share * (time.monotonic() - self._stored_at) >= self._cost * (1 - share):
             self._store_inside()

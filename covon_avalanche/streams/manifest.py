@@ -25,13 +25,9 @@ def write_manifest(file: Path, classes: Sequence[str], table: pd.DataFrame) -> N
     """Write a manifest, atomically.
 
     :param classes: names by class id.
-    :raises ValueError: if the file cannot be written.
     """
     comments = f"{_TITLE}\n{_CLASSES}{json.dumps(list(classes))}\n"
-    try:
-        write_atomically(file, comments + table.to_csv(index=False))
-    except OSError as error:
-        raise ValueError(f"{file} cannot be written: {error.strerror}") from error
+    write_atomically(file, comments + table.to_csv(index=False))
 
 
 def read_manifest(file: Path) -> tuple[list[str] | None, pd.DataFrame]:

@@ -121,3 +121,6 @@ def test_verify_names_problems_and_writes_a_manifest_of_good_images(tmp_path):
     assert "wild/train/0_real/0.png: cannot be decoded" in done.stdout
     assert "CDDB: 27 good images, 1 problems" in done.stdout
     assert len((tmp_path / "cddb.csv").read_text().splitlines()) == 3 + 27
+    done = covon(*arguments, "--manifest", tmp_path / "cddb.csv/a.csv")
+    assert done.exit_code == 2
+    assert done.stderr == f"covon: cannot read or write {tmp_path}/cddb.csv: File exists\n"

@@ -18,11 +18,11 @@ from covon_avalanche.experiment import data_parallel, worker_pool
 
 @pytest.fixture
 def command(tmp_path):
-    """A run in two processes."""
+    """A run, to be told in how many processes."""
     strategies = {"bad": {"kind": "finetune", "lr": 1e30}}
     strategies |= {name: STRATEGIES[name] for name in ("covon", "custom")}
     recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
-    return ["run", str(saved(recipe, tmp_path)), "--out", str(tmp_path / "out"), "--processes", "2"]
+    return ["run", str(saved(recipe, tmp_path)), "--out", str(tmp_path / "out")]
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -39,7 +39,8 @@ def test_failures_and_ctrl_c_leave_nothing_running_and_the_run_resumes(
             yield pool
 
     monkeypatch.setattr(data_parallel, "worker_pool", recorded)
-    command += ["--checkpoint-minutes", "0", "--epochs", "100", "--jobs", "1", "--strategies"]
+    command += ["--processes", "2", "--jobs", "1", "--checkpoint-minutes", "0", "--epochs", "100"]
+    command += ["--strategies"]
 
     def wait_for_checkpoint():
         begun, checkpoints = time.time(), (tmp_path / "out/covon").rglob
@@ -77,32 +78,23 @@ def test_failures_and_ctrl_c_leave_nothing_running_and_the_run_resumes(
     assert "resumed at domain" in log.read_text(encoding="utf-8")
 
 
+TWO, CUDA = ["--processes", "2"], ["--set", "device=cuda"]
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--gpus", "2"], "--gpus 2 and --processes 2 exclude each other: give one of them"),
-        (["--set", "device=cuda"], '--processes 2 is for device = "cpu", got "cuda": use --gpus'),
-        (["--set", "train_mb_size=1"], "train_mb_size = 1 cannot be shared by 2 processes"),
+        ([*TWO, "--gpus", "2"], "--gpus 2 and --processes 2 exclude each other: give one of them"),
+        ([*TWO, *CUDA], '--processes 2 is for device = "cpu", got "cuda": use --gpus'),
+        ([*TWO, "--set", "train_mb_size=1"], "train_mb_size = 1 cannot be shared by 2 processes"),
+        (["--gpus", "3"], '--gpus 3 needs --set device=cuda, the recipe has device = "cpu"'),
+        (["--gpus", "3", *CUDA], "--gpus 3: this machine has 2 CUDA devices"),
     ],
 )
-def test_what_is_refused_before_anything_runs(options, sentence, command, tmp_path):
+def test_what_is_refused_before_anything_runs(options, sentence, command, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     done = covon(*command, *options)
     assert done.exit_code == 2, done.output
     assert done.stderr.startswith(f"covon: {sentence}")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_gpus_must_be_there(command, monkeypatch):
-    command = [*command[:-2], "--gpus", "3"]
-    done = covon(*command)
-    assert (done.exit_code, done.stderr) == (
-        2,
-        'covon: --gpus 3 needs --set device=cuda, the recipe has device = "cpu"\n',
-    )
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    done = covon(*command, "--set", "device=cuda")
-    assert (done.exit_code, done.stderr) == (
-        2,
-        "covon: --gpus 3: this machine has 2 CUDA devices\n",
-    )

@@ -1,6 +1,5 @@
 """Every damaged, missing or extra image is named; the manifest makes the same benchmark."""
 
-import errno
 from pathlib import Path
 
 import pytest
@@ -117,12 +116,6 @@ def test_a_manifest_below_a_linked_folder_finds_its_images(tmp_path, monkeypatch
         assert all(file.is_file() for file in again.images["train"]["photo"].files)
 
 
-def unreadable(dataset_root):
-    raise PermissionError(errno.EACCES, "Permission denied", str(dataset_root / "list.txt"))
-
-
-def test_missing_and_unreadable_data_are_errors(tmp_path):
-    with pytest.raises(ValueError, match=r"Permission denied: .*list.txt"):
-        verify(unreadable, tmp_path)
+def test_missing_data_are_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"there is no folder .*photo"):
         verify(PACS, tmp_path)

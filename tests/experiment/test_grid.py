@@ -81,5 +81,6 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
         outcome = outcomes[RunSpec(name, 0)]
         assert outcome.error.startswith(sentence)
         assert outcome.bad_input is bad_input
-        assert "Traceback" in outcome.log.read_text(encoding="utf-8")
-        assert RunFolder(runs, recipe, name, 0).status().error == outcome.error
+        folder = RunFolder(runs, recipe, name, 0)
+        assert "Traceback" in folder.log_file.read_text(encoding="utf-8")
+        assert folder.status().error == outcome.error
