@@ -29,9 +29,14 @@ def check_betas(betas: Any, *, second_may_be_none: bool = False) -> None:
 
 
 def check_parameter(p: Tensor, name: str) -> None:
-    """Refuse half precision, and tensors that are distributed otherwise than by rows."""
+    """Refuse half precision, complex numbers, and tensors distributed otherwise than by rows."""
     if is_sharded(p):
         check_sharding(p, name)
+    if p.is_complex():
+        raise ValueError(
+            f"{name!r} is {p.dtype}: the posterior is over real numbers. Make the real and "
+            "imaginary parts two parameters, and combine them by torch.complex"
+        )
     if p.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"{name!r} is {p.dtype}: noise of size 1e-4 vanishes in it, so the posterior "

@@ -1,0 +1,271 @@
+"""What users of ``torch.optim`` rely on holds for CoVON and VCL as for SGD and AdamW.
+
+Written from the ideas of torch's tests of its own optimizers. Every step has a closure, which all
+optimizers take. ``benchmarks/peer_suites.py`` counts the cases.
+"""
+
+import copy
+import gc
+import pickle
+import weakref
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from covon_avalanche.optim import BayesByBackprop, CoVON
+
+OPTIMIZERS = {
+    "SGD": partial(SGD, lr=0.02, momentum=0.9),
+    "AdamW": partial(AdamW, lr=0.02),
+    "CoVON": partial(CoVON, lr=0.2, ess=1e4, batch_size=8),
+    "CoVON_reparam": partial(CoVON, lr=0.2, ess=1e4, hess_approx="reparam"),
+    "BayesByBackprop": partial(BayesByBackprop, lr=0.02, ess=1e4, std_init=0.01),
+}
+PARAMETERS = {
+    "tensors": lambda net: net.parameters(),
+    "named": lambda net: net.named_parameters(),
+    "groups": lambda net: [{"params": [net.weight]}, {"params": [net.bias], "lr": 0.01}],
+    "named-groups": lambda net: [{"params": [named]} for named in net.named_parameters()],
+}
+
+
+class Case:
+    """A network in training."""
+
+    def __init__(self, make, parameters="tensors", dtype=torch.float32, **options):
+        torch.manual_seed(0)
+        self.net = nn.Linear(4, 3, dtype=dtype)
+        self.x = torch.randn(8, 4, dtype=dtype)
+        self.make = lambda net: make(PARAMETERS[parameters](net), **options)
+        self.optimizer = self.make(self.net)
+
+    def loss(self):
+        self.optimizer.zero_grad()
+        loss = self.net(self.x).abs().square().mean()
+        loss.backward()
+        return loss
+
+    def train(self, steps=3):
+        for _ in range(steps):
+            self.optimizer.step(self.loss)
+        return [p.detach().clone() for p in self.net.parameters()]
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture(params=OPTIMIZERS)
+def make(request):
+    return OPTIMIZERS[request.param]
+
+
+@pytest.fixture(params=PARAMETERS)
+def case(request, make):
+    return Case(make, request.param)
+
+
+def test_the_loss_decreases(case):
+    before = case.loss().item()
+    case.train(40)
+    assert case.loss().item() < before / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("layout", ["transposed", "with gaps", "no elements", "a number"])
+def test_weights_of_any_layout_train(make, dtype, layout):
+    torch.manual_seed(0)
+    wide = torch.randn(3, 4, 2, dtype=dtype)
+    layouts = {"transposed": wide.mT, "with gaps": wide[..., 0], "a number": wide[0, 0, 0]}
+    weight = layouts.get(layout, wide[:0]).detach().requires_grad_()
+    optimizer = make([weight])
+
+    def loss():
+        optimizer.zero_grad()
+        loss = (weight - 1).square().sum()
+        loss.backward()
+        return loss
+
+    first = optimizer.step(loss).item()
+    for _ in range(40):
+        last = optimizer.step(loss).item()
+    assert last < first or weight.numel() == 0
+
+
+def test_a_state_dict_resumes_exactly_and_is_left_alone(case, tmp_path):
+    case.train()
+    weights, state = copy.deepcopy((case.net.state_dict(), case.optimizer.state_dict()))
+    torch.save(state, tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    expected = case.train()
+    kept = copy.deepcopy(state)
+    case.net.load_state_dict(weights)
+    case.optimizer = case.make(case.net)
+    case.optimizer.load_state_dict(state)
+    assert str(state) == str(kept)
+    assert equal(case.train(), expected)
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda case: pickle.loads(pickle.dumps(case))])
+def test_copies_continue_alike_and_have_all_attributes(make, how):
+    case = Case(make)
+    case.train()
+    case.make = None  # which cannot be pickled
+    copied = how(case)
+    assert equal(case.train(), copied.train())
+    public = [{k for k in vars(c.optimizer) if k[0] != "_"} for c in (case, copied)]
+    assert public[0] == public[1]
+
+
+def test_hooks_run_around_steps_and_states(make):
+    case, called = Case(make), []
+
+    def note(name):
+        return lambda *_: called.append(name)
+
+    case.optimizer.register_step_pre_hook(note("pre"))
+    case.optimizer.register_step_post_hook(note("post"))
+    handles = [
+        register_optimizer_step_pre_hook(note("all pre")),
+        register_optimizer_step_post_hook(note("all post")),
+    ]
+    try:
+        case.train(1)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert called == ["all pre", "pre", "post", "all post"]
+    called.clear()
+    case.optimizer.register_state_dict_pre_hook(note("saving"))
+    case.optimizer.register_state_dict_post_hook(note("saved"))
+    case.optimizer.register_load_state_dict_pre_hook(note("loading"))
+    case.optimizer.register_load_state_dict_post_hook(note("loaded"))
+    case.optimizer.load_state_dict(case.optimizer.state_dict())
+    assert called == ["saving", "saved", "loading", "loaded"]
+
+
+def test_without_gradients_nothing_moves(make):
+    case = Case(make)
+    before = case.train(1)
+    case.loss = case.optimizer.zero_grad
+    assert equal(case.train(), before)
+
+
+def test_gradients_are_left_alone(make):
+    case = Case(make)
+    kept = []
+
+    def loss():
+        value = Case.loss(case)
+        kept.append([p.grad.clone() for p in case.net.parameters()])
+        return value
+
+    for _ in range(3):
+        case.optimizer.step(loss)
+        assert equal(kept[-1], [p.grad for p in case.net.parameters()])
+
+
+def test_an_optimizer_is_freed_at_once(make):
+    case = Case(make)
+    case.train()
+    optimizer, weight = weakref.ref(case.optimizer), weakref.ref(case.net.weight)
+    gc.disable()
+    try:
+        del case
+        assert optimizer() is None
+        assert weight() is None
+    finally:
+        gc.enable()
+
+
+def test_groups_are_added_and_printed(make):
+    case = Case(make)
+    case.train(1)
+    new = nn.Parameter(torch.ones(3))
+    case.optimizer.add_param_group({"params": [new], "lr": 0.3})
+
+    def loss():
+        value = case.loss() + new.square().sum()
+        new.square().sum().backward()
+        return value
+
+    case.optimizer.step(loss)
+    assert (new < 1).all()
+    assert "lr: 0.3" in repr(case.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error"),
+    [([], "empty parameter list"), (torch.ones(2), "iterable"), ([1], "can only optimize Tensors")],
+)
+def test_bad_parameters_are_refused(make, parameters, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        make(parameters)
+
+
+def test_states_of_other_groups_are_refused(make):
+    state = Case(make, "groups").optimizer.state_dict()
+    with pytest.raises(ValueError, match="number of parameter groups"):
+        Case(make).optimizer.load_state_dict(state)
+
+
+def test_a_learning_rate_may_be_a_tensor(make):
+    number, tensor = (Case(make, lr=lr).train() for lr in (0.02, torch.tensor(0.02)))
+    torch.testing.assert_close(number, tensor)
+
+
+def test_a_negative_learning_rate_is_refused(make):
+    with pytest.raises(ValueError, match=r"(?i)lr|learning rate"):
+        Case(make, lr=-1.0)
+
+
+def test_the_state_follows_the_dtype_of_the_weights(make):
+    case, other = Case(make), Case(make, dtype=torch.float64)
+    case.train()
+    other.optimizer.load_state_dict(case.optimizer.state_dict())
+    other.train(1)
+    entries = [e for state in other.optimizer.state.values() for e in state.values()]
+    assert all(e.dtype == torch.float64 for e in entries if torch.is_tensor(e) and e.dim())
+
+
+# What torch's optimizers can and a posterior cannot ------------------------------------------
+
+
+def only_torchs_own(reason):
+    """Expect SGD and AdamW to pass, and posterior optimizers to raise an error."""
+    fails = pytest.mark.xfail(reason=reason, raises=(RuntimeError, ValueError), strict=True)
+    return pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(make, id=name, marks=() if name in ("SGD", "AdamW") else fails)
+            for name, make in OPTIMIZERS.items()
+        ],
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64"])
+@only_torchs_own("trained weights are float32 or float64")
+def test_weights_of_other_dtypes_train(make, dtype):
+    Case(make, dtype=getattr(torch, dtype)).train()
+
+
+@only_torchs_own("the backward pass belongs inside sampled_params()")
+def test_a_step_follows_a_backward_pass_without_a_closure(make):
+    case = Case(make)
+    before = case.net.weight.detach().clone()
+    case.loss()
+    case.optimizer.step()
+    assert (case.net.weight != before).all()
+
+
+@pytest.mark.parametrize("make", [OPTIMIZERS["CoVON"], OPTIMIZERS["BayesByBackprop"]])
+def test_why_complex_weights_are_refused(make):
+    with pytest.raises(ValueError, match=r"'weight' is torch.complex64.*real numbers"):
+        Case(make, "named", torch.complex64)
