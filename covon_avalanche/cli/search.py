@@ -100,7 +100,7 @@ def _run_trials(
 ) -> None:
     """Search for strategies in parallel; several processes may work on the same one."""
     workers = jobs or default_processes(recipe.device)
-    per_strategy = max(1, -(-workers // max(1, len(searched))))
+    per_strategy = min(trials, max(1, -(-workers // max(1, len(searched)))))
     names = [name for name in searched for _ in range(per_strategy)]
     try:
         with worker_pool(workers, on_terminate=signal.default_int_handler) as pool:
