@@ -30,10 +30,10 @@ class GradientAccumulation:
             raise ValueError(f"accumulate must be >= 1, got {own.accumulate}")
         n = len(own.dataloader)
         for i, batch in enumerate(own.dataloader):
-            if own._stop_training:
+            first = i - i % own.accumulate
+            if own._stop_training and i == first:  # never within a step
                 break
             own.mbatch = batch
-            first = i - i % own.accumulate
             own._unpack_minibatch()
             own._before_training_iteration(**kwargs)
             if i == first:

@@ -70,6 +70,7 @@ class KFACMerge(RegMean):
             if name in past and name in self.gradients:
                 g0 = g.clone()  # outputs without a past have the new curvature
                 known = self.gradients[name].shape[-1]
+                g0[:, :known, known:] = g0[:, known:, :known] = 0
                 g0[:, :known, :known] = self.gradients[name]
                 share = mean_diagonals(past[name]) / mean_diagonals(self.moments[name])
                 added[name] = torch.lerp(g, g0, share)

@@ -54,7 +54,7 @@ def input_second_moments(
     called = {
         layer
         for layer in model.modules()
-        if layer in names or getattr(layer, "out_proj", None) in names  # see _attention_inputs
+        if layer in names or (isinstance(layer, nn.MultiheadAttention) and layer.out_proj in names)
     }
 
     def total(layer: nn.Module, groups: int, d: int, like: Tensor) -> Tensor:

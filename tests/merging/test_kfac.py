@@ -124,6 +124,15 @@ def test_new_outputs_keep_their_weights_and_get_a_curvature():
     assert rule.gradients["head"].shape == (1, 4, 4)
 
 
+def test_a_growing_classifier_has_semidefinite_curvatures():
+    rule, generator = KFACMerge(), torch.Generator().manual_seed(0)
+    for classes in (2, 4, 6):
+        model = nn.Sequential(nn.Linear(4, classes))
+        rule.observe(task_of(model, torch.randn(40, 4, generator=generator)))
+        lowest = torch.linalg.eigvalsh(rule.gradients["0"]).min()
+        assert lowest > -1e-5, classes
+
+
 def test_products_are_summed_in_float32_under_autocast():
     torch.manual_seed(0)
     before, after, results = Net(), Net(), []

@@ -370,3 +370,16 @@ def test_a_share_of_the_examples_counts_for_all(reduction):
     scale = len(x) / len(kept) if reduction == "sum" else 1
     for name, a in expected.moments.items():
         torch.testing.assert_close(rule.moments[name], a * scale)
+
+
+def test_a_module_of_ones_own_may_call_a_layer_out_proj():
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out_proj = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.out_proj(x)
+
+    moments = input_second_moments(nn.Sequential(Head()), [(torch.ones(2, 4), torch.zeros(2))])
+    assert moments.keys() == {"0.out_proj"}
