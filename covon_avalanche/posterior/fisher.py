@@ -84,10 +84,13 @@ def _add_batch(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion)
 def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
     """Eval or train mode inside, with gradients; each module's own flag is restored outside."""
     flags = {module: module.training for module in model.modules()}
+    fast = torch.backends.mha.get_fastpath_enabled()  # nested tensors, which hooks do not expect
     try:
+        torch.backends.mha.set_fastpath_enabled(False)
         model.train(train)
         with torch.enable_grad():
             yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for module, flag in flags.items():
             module.training = flag

@@ -383,3 +383,20 @@ def test_a_module_of_ones_own_may_call_a_layer_out_proj():
 
     moments = input_second_moments(nn.Sequential(Head()), [(torch.ones(2, 4), torch.zeros(2))])
     assert moments.keys() == {"0.out_proj"}
+
+
+def test_a_transformer_with_padded_tokens_is_measured():
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 1)
+
+        def forward(self, x):
+            return self.encoder(x, src_key_padding_mask=x[..., 0] == 0)[:, 0]
+
+    x = torch.randn(3, 5, 8)
+    x[0, 3:] = 0
+    moments = input_second_moments(Padded(), [(x, torch.zeros(3))])
+    assert {"encoder.layers.0.linear1", "encoder.layers.0.self_attn"} <= moments.keys()
+    assert torch.backends.mha.get_fastpath_enabled()
