@@ -124,11 +124,11 @@ class Bucket(NamedTuple):
         return int(self.states[0]["step"]) + 1
 
     def entries(self, key: str) -> list[Tensor]:
-        """Those of the states."""
+        """An entry of the state of each parameter, of its shape."""
         return [state[key] for state in self.states]
 
     def prior(self) -> tuple[list[Tensor] | float, list[Tensor] | float]:
-        """Means and precisions, or the number that all have until they are tensors."""
+        """Means and precisions (1/weight²): tensors or, in the first task, one number for all."""
         known = self.states[0]
         return (
             self.entries("prior_mean") if "prior_mean" in known else 0.0,
@@ -153,8 +153,8 @@ class CoVON(PosteriorOptimizer):
         names (``model.named_parameters()``) posteriors and errors carry them.
     :param lr: learning rate of the Newton step (dimensionless; not that of Adam).
     :param ess: effective sample size lambda, in examples; the number of training examples
-        of the task is the Bayesian choice. Larger means less noise, and, if larger than in
-        earlier tasks, a weaker memory of them. May be left out if a plugin with
+        of the task is the Bayesian choice. A larger value means less noise and, if it is larger
+        than in earlier tasks, more forgetting of them. May be left out if a plugin with
         ``ess_per_example`` sets it.
     :param hess_init: Hessian per example (loss/weight²) at the start of each task.
     :param betas: averaging coefficients of gradient and Hessian. ``None`` for the latter: an

@@ -249,7 +249,8 @@ class DeferredCheck:
         bounds: list[tuple[list[Tensor], float]],
         step: int,
     ) -> dict[torch.device, Tensor] | None:
-        """Look at the gradients of a step; raise for those of earlier steps.
+        """Look at the gradients of a step; raise for those of earlier steps. With sharded
+        parameters all processes must call it.
 
         :param names: of the parameters.
         :param means: the parameters.
