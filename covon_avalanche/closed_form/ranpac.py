@@ -118,36 +118,49 @@ class RidgeClassifier(ClosedFormHead):
         targets += h.T @ F.one_hot(labels, self.num_classes).double()
 
     def end_domain(self) -> None:
-        """Choose the ridge and solve the regression over all domains."""
+        """Choose the ridge and solve the regression over all domains.
+
+        :raises FloatingPointError: if features are not finite; the domain is not added then.
+        """
         if self._domain is None:
             return
-        ridge = self._choose_ridge(*self._domain)
-        self.gram += self._domain[0]
-        self.targets += self._domain[1]
+        scores = self._held_out_scores(*self._domain)
+        if self.scores is not None:
+            scores = self.scores if scores is None else self.scores + scores
+        if scores is not None:
+            best = scores.max()
+            ridge = max(r for r, score in zip(self.ridges, scores, strict=True) if score == best)
+        else:
+            ridge = self.chosen[-1] if self.chosen else self.ridges[-1]
+        gram, targets = self._domain
+        gram += self.gram
+        targets += self.targets
         for features, labels in self._held_out:
-            self._add((self.gram, self.targets), features, labels)
-        self.weight = self._solve(self.gram, self.targets, ridge).to(self.weight.dtype)
+            self._add((gram, targets), features, labels)
+        self.weight = self._solve(gram, targets, ridge).to(self.weight.dtype)
+        self.gram, self.targets = gram, targets
+        if self.scores is not None:
+            self.scores = scores
         self.chosen.append(ridge)
         self._domain, self._held_out = None, []
 
-    def _choose_ridge(self, gram: Tensor, targets: Tensor) -> float:
+    def _held_out_scores(self, gram: Tensor, targets: Tensor) -> Tensor | None:
+        """Of each ridge, the higher the better; ``None`` for a domain of fewer than 5 examples."""
         labels = torch.cat([labels for _, labels in self._held_out])
-        if not len(labels):  # fewer than five examples
-            return self.ridges[-1]
+        if not len(labels):
+            return None
         h = torch.cat([self._projected(features) for features, _ in self._held_out]).double()
+        if not h.isfinite().all():
+            raise FloatingPointError("the features of the network are not finite")
         wanted = F.one_hot(labels, self.num_classes).double()
-        found = torch.zeros(len(self.ridges), dtype=torch.float64, device=h.device)
-        for i, ridge in enumerate(self.ridges):
+        found = []
+        for ridge in self.ridges:
             scores = h @ self._solve(gram, targets, ridge)
             if self.select == "mse":
-                found[i] = -(scores - wanted).square().mean()
+                found.append(-(scores - wanted).square().mean())
             else:
-                found[i] = (scores.argmax(1) == labels).double().mean()
-        if self.scores is not None:
-            self.scores += found
-            found = self.scores
-        best = found.max()
-        return max(r for r, score in zip(self.ridges, found, strict=True) if score == best)
+                found.append((scores.argmax(1) == labels).double().mean())
+        return torch.stack(found)
 
     def _projected(self, features: Tensor) -> Tensor:
         h = features if self.random is None else (features @ self.random).relu()

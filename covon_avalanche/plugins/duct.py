@@ -32,7 +32,8 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
     on the merged features, here computed once with the evaluation transform.
 
     Works with any optimizer without a posterior. Evaluations inside ``train`` (``eval_every``) see
-    the domain's own backbone instead of the merged one. Task identities are not used.
+    the domain's own backbone instead of the merged one. A domain whose training was interrupted
+    does not count: the next one takes its place. Task identities are not used.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
             check_positive("transport_reg", transport_reg)
         self.retrain_epochs, self.retrain_lr = retrain_epochs, retrain_lr
         self.transport_reg = transport_reg
+        self._in_domain = False
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Begin a domain.
@@ -73,7 +75,10 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
                 "DUCT trains each domain from the pretrained weights, without a prior: use an "
                 f"optimizer without a posterior, got {type(strategy.optimizer).__name__}"
             )
+        if self._in_domain:  # its training was interrupted
+            strategy.model.domains -= 1
         strategy.model.begin_domain()
+        self._in_domain = True
         if strategy.model.class_means is not None:
             strategy.model.keep_class_means(*_features(strategy))
         strategy.optimizer.state.clear()
@@ -82,6 +87,7 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
         """Merge the backbone and retrain the classifier."""
         model: DUCT = strategy.model
         model.merge_backbone()
+        self._in_domain = False
         if trained_batch_norms(model):
             update_batch_norm(model, task_loader(strategy, strategy.train_mb_size, shuffled=True))
         model.retrain_classifier(

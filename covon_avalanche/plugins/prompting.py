@@ -22,7 +22,8 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
         Naive(model=model, optimizer=optimizer, plugins=[PromptPlugin()])
 
     The optimizer may hold all parameters: those of other domains are frozen. Each domain starts
-    with a new state of the optimizer, unless that is a posterior. Does not use task identities.
+    with a new state of the optimizer, unless that is a posterior. A domain whose training was
+    interrupted does not count: the next one takes its place. Does not use task identities.
     """
 
     def __init__(self, max_grad_norm: float | None = None) -> None:
@@ -33,6 +34,7 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
         if max_grad_norm is not None:
             check_positive("max_grad_norm", max_grad_norm)
         self.max_grad_norm = max_grad_norm
+        self._in_domain = False
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Begin a domain.
@@ -46,7 +48,10 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
                 "method of covon_avalanche.prompting"
             )
         check_whole_task(strategy.experience)
+        if self._in_domain:  # its training was interrupted
+            strategy.model.domains -= 1
         strategy.model.begin_domain()
+        self._in_domain = True
         if not isinstance(strategy.optimizer, PosteriorOptimizer):
             strategy.optimizer.state.clear()
 
@@ -67,3 +72,4 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """End the domain; the model passes over its data with the evaluation transform."""
         strategy.model.end_domain(lambda: task_loader(strategy, strategy.eval_mb_size))
+        self._in_domain = False

@@ -148,6 +148,29 @@ def test_the_ridge_of_all_domains_does_not_depend_on_their_order():
         assert head.chosen[-1] == ridges[total.argmax()]
 
 
+@pytest.mark.parametrize("ridge_from", ["last", "all"])
+def test_a_domain_without_held_out_examples_keeps_the_ridge(ridge_from):
+    options = {"ridges": [1.0, 1e8], "ridge_from": ridge_from}
+    head = learned([domain(4), domain(1, examples=4)], **options)
+    assert head.chosen == [1.0, 1.0]
+
+
+def test_a_domain_with_features_that_are_not_finite_is_not_added():
+    head = learned([domain(0)], ridge_from="all")
+    before = copy.deepcopy(head.state_dict())
+    features, labels = domain(1)
+    features[4] = torch.nan  # a held-out example
+    head.begin_domain()
+    head.update(features, labels)
+    with pytest.raises(FloatingPointError, match="features of the network are not finite"):
+        head.end_domain()
+    assert all(
+        torch.equal(before[name], value)
+        for name, value in head.state_dict().items()
+        if before[name] is not None
+    )
+
+
 def test_what_it_needs_later_is_in_its_state():
     """A third domain after loading gives the same classifier, and no examples are kept."""
     domains = [domain(seed) for seed in range(3)]

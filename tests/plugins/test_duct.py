@@ -1,5 +1,6 @@
 """DUCT in Avalanche's training loop."""
 
+import pytest
 import torch
 from torch import nn
 from toys import (
@@ -53,6 +54,23 @@ def test_each_domain_starts_pretrained_and_the_result_is_task_arithmetic():
     assert len(strategy.optimizer.param_groups) == 2
     x, y = columns(toy_benchmark().test_stream[2])
     assert (model.train()(x).argmax(1) == y).double().mean() > 0.9  # by the last classifier
+
+
+def test_an_interrupted_domain_does_not_count():
+    model = DUCT(toy_model(), 4, 2)
+    strategy = make_naive(model, sgd(model), DUCTPlugin(), train_epochs=1)
+    first, second = toy_benchmark(2).train_stream
+
+    def interrupt(strategy):
+        raise KeyboardInterrupt
+
+    strategy.plugins.append(Watch(after_training_iteration=interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(first)
+    strategy.plugins.pop()
+    for domain, experience in enumerate((first, second)):
+        strategy.train(experience)
+        assert model.domains == domain + 1
 
 
 def test_with_transport_earlier_classifiers_move_and_means_are_pretrained_features():
