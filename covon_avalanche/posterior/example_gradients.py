@@ -25,11 +25,29 @@ def add_squared_example_gradients(
 ) -> None:
     """Add the squared gradients of each example of a batch.
 
-    From the layers' inputs and output gradients in one backward pass where that is exact,
-    otherwise by ``torch.func``.
+    From the layers' inputs and output gradients in one backward pass where that is exact, otherwise
+    by ``torch.func``, or one example after the other if it does not support the model.
     """
-    if not (_supports_hooks(model) and _add_by_hooks(model, sums, batch, criterion)):
+    if _supports_hooks(model) and _add_by_hooks(model, sums, batch, criterion):
+        return
+    try:
         _add_by_func(model, sums, batch, criterion)
+    except RuntimeError as error:
+        if not str(error).startswith("vmap"):  # it supports no control flow by data
+            raise
+        for i in range(len(batch[1])):
+            add_squared_gradients(model, sums, [column[i : i + 1] for column in batch], criterion)
+
+
+def add_squared_gradients(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion) -> None:
+    """Add ``(B g)²``, with ``g`` the gradient of the mean loss of a batch of ``B`` examples."""
+    x, y, *more = batch
+    parameters = [model.get_parameter(name) for name in sums]
+    loss = criterion(model(x, *more), y)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for total, gradient in zip(sums.values(), gradients, strict=True):
+        if gradient is not None:
+            total += (len(y) * gradient).square()
 
 
 def _supports_hooks(model: nn.Module) -> bool:

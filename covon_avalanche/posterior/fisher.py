@@ -19,6 +19,7 @@ from covon_avalanche.posterior.example_gradients import (
     Criterion,
     Sums,
     add_squared_example_gradients,
+    add_squared_gradients,
 )
 
 
@@ -34,7 +35,7 @@ def squared_batch_gradients(
     :param criterion: loss, averaged over the batch.
     :raises ValueError: if there are no examples.
     """
-    return _average(_add_batch, model, batches, criterion)
+    return _average(add_squared_gradients, model, batches, criterion)
 
 
 def squared_example_gradients(
@@ -44,7 +45,8 @@ def squared_example_gradients(
 
     Computed from inputs and output gradients in one backward pass a batch where all parameters
     belong to ``Linear`` and ``Conv2d`` layers, each called once in a forward pass with one row
-    per example; otherwise by ``torch.func``.
+    per example; otherwise by ``torch.func``, or example by example where control flow depends on
+    the data.
 
     :param criterion: loss, averaged over the batch; one example's must not depend on others.
     :raises ValueError: if there are no examples.
@@ -68,16 +70,6 @@ def _average(
     if examples == 0:
         raise ValueError("the Fisher needs at least one example, got none")
     return {name: value / examples for name, value in sums.items()}
-
-
-def _add_batch(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion) -> None:
-    x, y, *more = batch
-    parameters = [model.get_parameter(name) for name in sums]
-    loss = criterion(model(x, *more), y)
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    for total, gradient in zip(sums.values(), gradients, strict=True):
-        if gradient is not None:
-            total += (len(y) * gradient).square()
 
 
 @contextmanager

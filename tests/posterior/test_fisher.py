@@ -53,6 +53,17 @@ class ByKeyword(SequenceModel):
         return self.head(input=torch.tanh(self.inner(x.view(len(x), -1, 3))).mean(1))
 
 
+class Masked(SequenceModel):
+    """The shape of an intermediate result depends on the data, which ``torch.func`` refuses."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.norm(super().forward(x[x.flatten(1).norm(dim=1) > 0]))
+
+
 def shared_layer():
     layer = nn.Linear(72, 72)
     return nn.Sequential(nn.Flatten(), layer, nn.Tanh(), layer, nn.Linear(72, 4))
@@ -81,6 +92,7 @@ MODELS = {
     "time first": TimeFirst,
     "flattened": Flattened,
     "functional": Functional,
+    "masked": Masked,
     "shared": shared_layer,
     "tied": tied_weights,
     "conv same": lambda: conv(padding="same", outputs=216),
