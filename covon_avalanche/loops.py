@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -9,15 +10,17 @@ from torch import Tensor
 
 
 class GradientAccumulation:
-    """Mixin: averages the gradients of several mini-batches in each optimizer step::
+    """Mixin: each optimizer step follows the average loss over the examples of several
+    mini-batches::
 
         class Accumulating(GradientAccumulation, Naive):
             accumulate = 4
 
     ``train_mb_size`` is what is in memory at once. Plugins see each mini-batch as usual, but
     ``before_update`` and ``after_update`` only where there is a step. The weights of a posterior
-    optimizer are one sample during the mini-batches of a step. The last step of an epoch may have
-    fewer. Strategies with a ``training_epoch`` of their own, such as DER, cannot be mixed with it.
+    optimizer are one sample during the mini-batches of a step; evaluate between epochs
+    (``peval_mode="epoch"``), not within a step. The last step of an epoch may have fewer.
+    Strategies with a ``training_epoch`` of their own, such as DER, cannot be mixed with it.
     """
 
     accumulate: int = 2
@@ -28,32 +31,33 @@ class GradientAccumulation:
         own: Any = self
         if own.accumulate < 1:
             raise ValueError(f"accumulate must be >= 1, got {own.accumulate}")
-        n = len(own.dataloader)
-        for i, batch in enumerate(own.dataloader):
-            first = i - i % own.accumulate
-            if own._stop_training and i == first:  # never within a step
+        batches = iter(own.dataloader)
+        while step := list(islice(batches, own.accumulate)):
+            if own._stop_training:
                 break
-            own.mbatch = batch
-            own._unpack_minibatch()
-            own._before_training_iteration(**kwargs)
-            if i == first:
-                own.optimizer.zero_grad()
-            own.loss = own._make_empty_loss()
-            own._before_forward(**kwargs)
-            own.mb_output = own.forward()
-            own._after_forward(**kwargs)
-            own.loss += own.criterion()
-            own._before_backward(**kwargs)
-            loss = own.loss
-            own.loss = loss / min(own.accumulate, n - first)
-            own.backward()
-            own.loss = loss
-            own._after_backward(**kwargs)
-            if i + 1 == min(first + own.accumulate, n):
-                own._before_update(**kwargs)
-                own.optimizer_step()
-                own._after_update(**kwargs)
-            own._after_training_iteration(**kwargs)
+            examples = sum(len(batch[1]) for batch in step)
+            for i, batch in enumerate(step):
+                own.mbatch = batch
+                own._unpack_minibatch()
+                own._before_training_iteration(**kwargs)
+                if i == 0:
+                    own.optimizer.zero_grad()
+                own.loss = own._make_empty_loss()
+                own._before_forward(**kwargs)
+                own.mb_output = own.forward()
+                own._after_forward(**kwargs)
+                own.loss += own.criterion()
+                own._before_backward(**kwargs)
+                loss = own.loss
+                own.loss = loss * len(own.mb_y) / examples
+                own.backward()
+                own.loss = loss
+                own._after_backward(**kwargs)
+                if i + 1 == len(step):
+                    own._before_update(**kwargs)
+                    own.optimizer_step()
+                    own._after_update(**kwargs)
+                own._after_training_iteration(**kwargs)
 
 
 class Autocast:

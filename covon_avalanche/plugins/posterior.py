@@ -59,7 +59,7 @@ class PosteriorPlugin(SupervisedPlugin):
             does not set stays as in the one before.
         :param eval_samples: predict in ``strategy.eval`` with class probabilities averaged
             over this many posterior samples (the output becomes log-probabilities). 0 predicts
-            with the mean weights.
+            with the mean weights, as does every evaluation before ``ess`` is known.
         :param eval_temperature: factor of the posterior's variance in these predictions. With an
             ``ess`` far above the number of examples the posterior is too narrow to be uncertain
             about anything. Choose the temperature with the lowest log loss on validation images.
@@ -182,12 +182,12 @@ class PosteriorPlugin(SupervisedPlugin):
 
     def before_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, with ``eval_samples``."""
-        if self.eval_samples:
+        if self._averages_samples(strategy):
             self._open_sample(strategy, train=False)
 
     def after_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Average the probabilities over the samples."""
-        if not self.eval_samples:
+        if not self._averages_samples(strategy):
             return
         self._close_sample()
         outputs = [strategy.mb_output]
@@ -195,6 +195,10 @@ class PosteriorPlugin(SupervisedPlugin):
             with strategy.optimizer.sampled_params(False, self.eval_temperature):
                 outputs.append(strategy.forward())
         strategy.mb_output = log_mean_probabilities(outputs)
+
+    def _averages_samples(self, strategy: Any) -> bool:
+        known = all(group["ess"] is not None for group in strategy.optimizer.param_groups)
+        return self.eval_samples > 0 and known
 
     def _open_sample(self, strategy: Any, train: bool) -> None:
         temperature = 1.0 if train else self.eval_temperature

@@ -85,7 +85,12 @@ class PromptModel(nn.Module):
         """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of shape (batch, classes)."""
+        """Logits of shape (batch, classes).
+
+        :raises ValueError: in training before the first domain has begun.
+        """
+        if self.training and self.domain < 0:
+            raise ValueError(f"call begin_domain() before training this {type(self).__name__}")
         self.auxiliary_loss = 0.0
         return self.training_logits(x) if self.training else self.predicted_logits(x)
 

@@ -1,7 +1,8 @@
 """CoVON's own settings in a strategy: when and how it merges, with which hyperparameters."""
 
 import pytest
-from toys import Watch, make_strategy, same, toy_benchmark, toy_model, weights
+import torch
+from toys import Watch, columns, make_strategy, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import CoVON
 from covon_avalanche.merging import Average, MagMax
@@ -83,6 +84,16 @@ def test_ess_follows_the_number_of_examples_of_each_task_and_the_schedule_overru
     schedule = [{}, {}, {"ess": 7.0}]
     seen = at_the_ends("ess", streams, ess_per_example=3.0, schedule=schedule)
     assert seen == [120.0, 144.0, 7.0, 144.0]
+
+
+def test_an_evaluation_before_training_that_sets_ess_is_by_the_mean():
+    benchmark, model, outputs = toy_benchmark(1), toy_model(), []
+    watch = Watch(after_eval_iteration=lambda s: outputs.append(s.mb_output))
+    optimizer = CoVON(model.named_parameters(), batch_size=8)
+    options = {"ess_per_example": 2.0, "eval_samples": 2, "plugins": [watch]}
+    strategy = make_strategy("covon", model, optimizer=optimizer, **options)
+    strategy.eval(benchmark.test_stream)
+    torch.testing.assert_close(outputs, [model(columns(benchmark.test_stream[0])[0]).detach()])
 
 
 def test_ess_may_be_left_out_where_the_plugin_sets_it():
