@@ -136,15 +136,19 @@ def test_a_resumed_training_equals_one_that_nobody_stopped(tmp_path):
     assert same(weights(again), weights(whole))
 
 
-def test_adapters_of_peft_alone_have_a_posterior(tmp_path):
+def test_adapters_of_peft_alone_have_a_posterior_as_in_a_plain_loop(tmp_path):
     peft = pytest.importorskip("peft", reason="needs the extra language")
     base = Model()
     before = copy.deepcopy(base.linear.weight)
     model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["linear"]))
-    optimizer = make_covon(model.named_parameters())
+    plain = copy.deepcopy(model)
+    optimizer, own = (make_covon(m.named_parameters()) for m in (model, plain))
     trainer(model, optimizer, tmp_path, remove_unused_columns=False).train()
     assert torch.equal(model.base_model.model.linear.base_layer.weight, before)
     assert all("lora" in name for name in optimizer.posterior().mean)
+    accumulate(own, plain, BATCHES * 2, clip=0.05)
+    own.consolidate()
+    torch.testing.assert_close(dict(optimizer.posterior().mean), dict(own.posterior().mean))
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,43 @@ def test_accumulation_and_clipping_equal_a_plain_loop(make, size, clip, linear):
     assert len({w.sum().item() for w in module.seen}) == 12 // size  # a sample each step
 
 
+class Scheduled(Module):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+def test_a_schedule_by_epochs_equals_that_of_a_plain_loop(linear):
+    module = Scheduled(linear)
+    fit(module, PosteriorCallback(), epochs=3)
+    optimizer = make_covon(linear.named_parameters(), seed=3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for _ in range(3):
+        accumulate(optimizer, linear, list(DataLoader(DATA, 8)))
+        scheduler.step()
+    optimizer.consolidate()
+    assert same(weights(module.net), weights(linear))
+
+
+class Averaged(Module):
+    """Validates with the mean prediction of three samples."""
+
+    def validation_step(self, batch, index):
+        self.predicted, self.drawn = 0, []
+        for _ in range(3):
+            with self.trainer.optimizers[0].sampled_params(train=False):
+                self.drawn.append(weights(self.net))
+                self.predicted = self.predicted + self.net(batch[0]).softmax(1) / 3
+
+
+def test_validation_may_average_over_samples(linear):
+    module = Averaged(linear)
+    fit(module, PosteriorCallback(consolidate=False))
+    expected = [torch.func.functional_call(module.net, w, DATA[:][0]) for w in module.drawn]
+    torch.testing.assert_close(module.predicted, torch.stack(expected).softmax(2).mean(0))
+    assert not any(same(drawn, weights(module.net)) for drawn in module.drawn)
+
+
 @pytest.mark.parametrize("make", [make_covon, make_vcl])
 def test_without_the_callback_step_samples_by_itself_and_accumulation_is_an_error(make, linear):
     fit(module := Module(linear, make))
