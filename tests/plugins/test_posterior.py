@@ -153,3 +153,28 @@ def test_eval_uses_the_mean_of_the_samples(kind):
     torch.testing.assert_close(output.exp(), by_hand, rtol=1e-4, atol=1e-6)
     nll = nn.functional.nll_loss(by_hand.log(), y).item()
     assert loss == pytest.approx(nll, rel=1e-4)
+
+
+@both
+def test_a_compiled_model_equals_a_plain_one(kind):
+    found = []
+    for wrap in (lambda m: m, lambda m: torch.compile(m, backend="eager")):
+        model = toy_model()
+        torch.manual_seed(0)  # of the order of the data
+        make_strategy(kind, wrap(model)).train(toy_benchmark(2).train_stream)
+        found.append(weights(model))
+    assert same(*found)
+
+
+@both
+def test_adapters_of_peft_alone_have_a_posterior(kind):
+    peft = pytest.importorskip("peft", reason="needs the extra language")
+    benchmark, base = toy_benchmark(2), toy_model()
+    before = weights(base)
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0", "2"]))
+    strategy = make_strategy(kind, model)
+    strategy.train(benchmark.train_stream)
+    mean = strategy.optimizer.posterior().mean
+    assert all("lora" in name and value.any() for name, value in mean.items())  # B is 0 at first
+    assert torch.equal(base[0].base_layer.weight, before["0.weight"])
+    strategy.eval(benchmark.test_stream)
