@@ -57,7 +57,7 @@ def transport_plan(cost: Tensor, reg: float) -> Tensor:
     n, m = cost.shape
     exact = in_double(cost)
     columns = exact.new_zeros(m)  # dual variables, in units of the cost
-    annealed = max(float(exact.max()), reg)
+    annealed = max(reg, float(exact.max()))  # reg if a cost is NaN
     while True:  # from a large regularisation, for which few steps suffice
         for _ in range(_SINKHORN_STEPS):
             rows = -annealed * (torch.logsumexp((columns - exact) / annealed, 1) + math.log(n))

@@ -31,3 +31,7 @@ def test_transport_with_little_regularisation_is_an_assignment():
     torch.testing.assert_close(transport_plan(cost, 1e6), torch.full((5, 5), 1 / 25))
     with pytest.raises(ValueError, match="reg must be > 0"):
         transport_plan(cost, 0.0)
+
+
+def test_costs_that_are_not_numbers_end_the_iterations():
+    assert transport_plan(torch.full((2, 2), torch.nan), 0.1).isnan().all()
