@@ -134,6 +134,8 @@ class FolderStream(_Images):
     folder: str
     """With ``DOMAIN/CLASS/*``, or a CSV table, see ``DomainFolders``; a relative path is below
     the data folder."""
+    classes: Annotated[list[PrintableName] | None, Field(min_length=1)] = None
+    """Names by class id; by default those found in the domains."""
 
     @property
     def data_folder(self) -> str:

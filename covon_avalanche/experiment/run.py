@@ -171,7 +171,8 @@ class _Run:
         _check(recipe, self.benchmark, self.stream)
         if self.folder is not None and DistributedHelper.is_main_process:
             streams = self.benchmark.streams.items()
-            self.folder.check_data({k: [len(e.dataset) for e in stream] for k, stream in streams})
+            images = {name: [len(e.dataset) for e in stream] for name, stream in streams}
+            self.folder.check_data({**images, "classes": self.benchmark.classes})
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
         torch.manual_seed(self.seed)

@@ -153,7 +153,7 @@ class StoredRun:
 class RunFolder(StoredRun):
     """``RUNS/STRATEGY/seed-SEED-HASH`` with
 
-    ``run.json``: settings, versions and machine; ``data.json``: numbers of images;
+    ``run.json``: settings, versions and machine; ``data.json``: numbers of images, class names;
     ``log.txt``: the package's messages, and the traceback of what stopped the run;
     ``metrics.jsonl``: one line per epoch; ``status.json`` and ``checkpoints``, while it is not
     finished; ``result.json``, when it is.
@@ -274,20 +274,24 @@ class RunFolder(StoredRun):
         for file in [*self.checkpoint_folder.glob("*"), self.status_file]:
             file.unlink(missing_ok=True)
 
-    def check_data(self, images: dict[str, list[int]]) -> None:
+    def check_data(self, data: dict[str, list[Any]]) -> None:
         """Write ``data.json``, or compare with it if there is a checkpoint.
 
-        :param images: numbers of images by stream and domain.
+        :param data: numbers of images by stream and domain, and the ``classes`` by id, which runs
+            of earlier versions lack.
         :raises ValueError: if the data have changed since the run was started.
         """
-        file, now = self.path / "data.json", json.dumps(images)
-        resumes = file.exists() and any(self.checkpoint_folder.glob("*.pt"))
-        if resumes and (before := file.read_text(encoding="utf-8")) != now:
-            raise ValueError(
-                f"the data have changed since {self.path} was started: it had {before} images, "
-                f"now there are {now}; remove the folder or choose another --out"
-            )
-        write_atomically(file, now)
+        file = self.path / "data.json"
+        if file.exists() and any(self.checkpoint_folder.glob("*.pt")):
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            before = {key: value for key, value in stored.items() if value != data.get(key)}
+            if before:
+                now = {key: data.get(key) for key in before}
+                raise ValueError(
+                    f"the data have changed since {self.path} was started: it had {before}, "
+                    f"now there are {now}; remove the folder or choose another --out"
+                )
+        write_atomically(file, json.dumps(data))
 
 
 def finished_runs(recipe: Recipe, runs: Path) -> list[Result]:

@@ -15,6 +15,7 @@ from covon_avalanche.streams.image_files import (
     ImageFiles,
     TrainAndTest,
     class_folders,
+    image_files,
     split_by_name,
     subfolders,
 )
@@ -42,8 +43,9 @@ def DomainFolders(
       for training or testing only.
 
     :param dataset_root: the folder of the domains, or the CSV file.
-    :param classes: names by class id; by default those of the manifest, or all that are found in
-        any domain, sorted. List the classes if one has the name of a split, such as ``train``.
+    :param classes: names by class id; by default those of the manifest, or those of which the
+        chosen domains have images, sorted. List the classes if other choices of domains are to
+        have the same class ids, or if a class has the name of a split, such as ``train``.
     :param domains: some of the domains, in the order in which they are learned; by default all,
         sorted (in a CSV file, in order of appearance). The ``cache`` may be in the same folder.
 
@@ -52,8 +54,9 @@ def DomainFolders(
     root = Path(dataset_root)
     if root.suffix == ".csv":
         listed, table = read_manifest(root)
-        names = list(classes or listed or sorted({*table["label"]}))
         wanted = choose_domains(domains, table["domain"].unique().tolist(), str(root))
+        table = table[table["domain"].isin(wanted)]
+        names = list(classes or listed or sorted({*table["label"]}))
         parts = {name: _from_table(root, table, name, names) for name in wanted}
         train = {name: images for name, (images, _) in parts.items() if images}
         test = {name: images for name, (_, images) in parts.items() if images}
@@ -64,7 +67,7 @@ def DomainFolders(
         hidden = None if cache is None else Path(cache).resolve()
         known = [name for name in subfolders(root) if (root / name).resolve() != hidden]
         wanted = choose_domains(domains, known, str(root))
-        splits = {name: _split_folders(root / name, classes or ()) for name in known}
+        splits = {name: _split_folders(root / name, classes or ()) for name in wanted}
         names = sorted(_all_classes(root, splits)) if classes is None else list(classes)
         parts = {name: _from_folders(root, name, splits[name], names) for name in wanted}
         train = {name: images for name, (images, _) in parts.items()}
@@ -93,7 +96,7 @@ def _split_folders(domain: Path, classes: Sequence[str]) -> list[str]:
 
 def _all_classes(root: Path, splits: dict[str, list[str]]) -> set[str]:
     folders = [root / domain / part for domain, parts in splits.items() for part in parts or ["."]]
-    return {name for folder in folders for name in subfolders(folder)}
+    return {name for folder in folders for name in subfolders(folder) if image_files(folder / name)}
 
 
 def _from_folders(root: Path, domain: str, split: list[str], classes: list[str]) -> TrainAndTest:

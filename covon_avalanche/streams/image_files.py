@@ -116,16 +116,16 @@ def class_folders(folder: Path, classes: Sequence[str], *, complete: bool = Fals
     """The images of ``folder/CLASS/*``, with class ids from a fixed table of names.
 
     :param complete: whether there must be images of all classes.
-    :raises ValueError: for a subfolder that is not a class, or a class without images.
+    :raises ValueError: for a subfolder with images that is not a class, or a class without images.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
     ids = {name: i for i, name in enumerate(classes)}
-    found = subfolders(folder)
-    unknown = [name for name in found if name not in ids]
+    found = {name: image_files(folder / name) for name in subfolders(folder)}
+    unknown = [name for name, files in found.items() if files and name not in ids]
     if unknown:
         raise ValueError(f"{folder} has subfolders that are not classes: {unknown}")
-    pairs = [(file, ids[name]) for name in found for file in image_files(folder / name)]
+    pairs = [(file, ids[name]) for name, files in found.items() for file in files]
     if complete and (missing := sorted({*range(len(classes))} - {label for _, label in pairs})):
         names = [classes[label] for label in missing]
         raise ValueError(f"{folder} has no images of the classes {names}")

@@ -1,5 +1,7 @@
 """Recipes of image streams, end to end on miniature data with a small network; learning rates."""
 
+import json
+
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
@@ -12,8 +14,8 @@ from toy_vits import add_tiny_clip
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, validate
-from covon_avalanche.experiment.run import run_strategy
-from covon_avalanche.experiment.run_folder import settings_of
+from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run_folder import RunFolder, settings_of
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.streams.transforms import IMAGENET
 
@@ -147,6 +149,16 @@ def test_a_recipe_may_name_ones_own_folder_or_table(layout, tmp_path):
         assert [e.domain for e in benchmark.train_stream] == ["night", "day"]
         assert benchmark.n_classes == len(OWN_CLASSES)
         assert [len(e.dataset) for e in benchmark.streams["valid"]] == [4, 4]
+
+
+def test_a_recipe_may_name_the_classes_of_ones_own_folder(tmp_path):
+    stream = {"name": "DomainFolders", "domains": ["night"], "folder": str(own(tmp_path, "plain"))}
+    for given, classes in ((None, ["dog", "fox"]), (["fox", "dog", "cat"],) * 2):
+        recipe = image_recipe(stream={**stream, "classes": given})
+        assert settings_of(recipe, "covon-paper")["stream"].get("classes") == given
+        run_in_folder(recipe, "covon-paper", 0, tmp_path / "runs")
+        data = RunFolder(tmp_path / "runs", recipe, "covon-paper", 0).path / "data.json"
+        assert json.loads(data.read_text(encoding="utf-8"))["classes"] == classes
 
 
 def test_a_table_whose_domains_to_train_and_to_test_differ_is_refused(tmp_path):

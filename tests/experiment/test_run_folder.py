@@ -97,6 +97,9 @@ def test_an_unfinished_run_is_not_resumed_with_other_data(recipe, tmp_path):
     for images in (9, 14):  # without a checkpoint the data may change
         folder.check_data({"train": [14, 14], "test": [images]})
     save_checkpoint(folder.checkpoint_folder, Point(1), {}, folder.hash)
-    folder.check_data({"train": [14, 14], "test": [14]})
+    data = {"train": [14, 14], "test": [14], "classes": ["cat"]}
+    folder.check_data(data)  # without classes, data.json was of an earlier version
     with pytest.raises(ValueError, match=r"the data have changed .*\[14, 13\].* remove the folder"):
-        folder.check_data({"train": [14, 13], "test": [14]})
+        folder.check_data({**data, "train": [14, 13]})
+    with pytest.raises(ValueError, match=r"it had {'classes': \['cat'\]}, now there are .*'dog'"):
+        folder.check_data({**data, "classes": ["dog"]})

@@ -18,6 +18,20 @@ def test_own_folders_share_one_class_table(tmp_path, layout):
     assert benchmark.train_stream[1].classes_in_this_experience == {1, 2}
 
 
+@pytest.mark.parametrize("layout", ["plain", "split", "csv"])
+def test_classes_are_those_of_which_the_chosen_domains_have_images(tmp_path, layout):
+    root = own(tmp_path, layout)
+    if layout != "csv":
+        for empty in ("ant", "train/ant") if layout == "split" else ("ant",):
+            (root / "other" / empty / "nothing").mkdir(parents=True)
+        part = "train" if layout == "split" else ""
+        (root / "night" / part / "bat").mkdir()
+    assert DomainFolders(root, domains=["night"]).classes == ["dog", "fox"]
+    every = open_stream(DomainFolders, root, domains=["night"], classes=OWN_CLASSES)
+    check_labels(every, OWN_CODES)
+    assert every.classes == OWN_CLASSES
+
+
 @pytest.mark.parametrize("name", ["val", "valid"])
 def test_own_folders_may_be_tested_on_what_is_called_validation(tmp_path, name):
     root = own(tmp_path, "split")
