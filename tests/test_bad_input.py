@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 from made_up_results import made_up
@@ -151,6 +152,43 @@ def test_missing_data_are_named_before_any_run_starts(tmp_path):
     weights = write(tmp_path, stream=PACS, model=NETWORK | {"weights": "mine.safetensors"})
     assert f"there is no {root / 'mine.safetensors'}; give" in refused("run", weights, *options)
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "announced", "times", "sentence"),
+    [
+        (
+            {"stream": {"name": "PermutedMNIST", "n_experiences": 2}},
+            "MNIST will be downloaded to ",
+            0,
+            "MNIST cannot be downloaded to ",
+        ),
+        (
+            {"stream": PACS, "model": {**NETWORK, "weights": "default"}, "train_mb_size": 2},
+            "The weights of squeezenet will be downloaded, unless they are cached.",
+            1,
+            "the weights of squeezenet cannot be downloaded: <urlopen error no route to host>",
+        ),
+    ],
+)
+def test_downloads_are_announced_by_a_dry_run_and_may_fail(
+    tmp_path, monkeypatch, changes, announced, times, sentence
+):
+    def no_route(*_, **__):
+        raise URLError("no route to host")
+
+    monkeypatch.setattr("urllib.request.urlopen", no_route)
+    monkeypatch.setattr("torch.hub.urlopen", no_route)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    pacs(tmp_path / "PACS")
+    recipe = write(tmp_path, **changes)
+    command = ["run", recipe, "--dataset-root", tmp_path, "--out", tmp_path / "out", "--jobs", 1]
+    dry = covon(*command, "--dry-run")
+    assert dry.exit_code == 0, dry.output
+    assert announced in dry.stdout
+    assert dry.stdout.count("of training, from timed batches") == times
+    assert not (tmp_path / "MNIST").exists()
+    assert sentence in refused(*command)
 
 
 def test_the_home_folder_is_expanded_where_the_shell_does_not(tmp_path, monkeypatch):

@@ -35,8 +35,8 @@ def create_backbone(
         ignore it. A ViT's position embedding is resampled from the weights' image size.
     :param class_names: keep the text tower of a CLIP, too, as attribute ``text``, which embeds
         these names, in the order of the labels.
-    :raises ValueError: for an unknown name, weights that do not fit, with their keys, or class
-        names for a network without text tower.
+    :raises ValueError: for an unknown name, weights that do not fit, with their keys, or cannot be
+        downloaded, or class names for a network without text tower.
     :raises ImportError: if the library is not installed.
     """
     check_whole("num_classes", num_classes)
@@ -52,7 +52,13 @@ def create_backbone(
             raise ValueError(f"{num_classes} classes need as many names, got {len(class_names)}")
         options["class_names"] = class_names
     build = BUILD[library]
-    model, heads = build(model_name, num_classes, weights == "default", image_size, **options)
+    try:
+        model, heads = build(model_name, num_classes, weights == "default", image_size, **options)
+    except (RuntimeError, OSError) as error:
+        if weights != "default":
+            raise
+        what = " ".join(str(error).split())
+        raise ValueError(f"the weights of {name} cannot be downloaded: {what}") from error
     if file is None:
         return model
     if library == "open_clip" and "logit_scale" in file:  # both towers

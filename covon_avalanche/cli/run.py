@@ -29,6 +29,7 @@ from covon_avalanche.cli.options import (
     need,
 )
 from covon_avalanche.cli.progress import GridProgress
+from covon_avalanche.experiment.data_settings import Backbone, missing_mnist
 from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid, specs_of
 from covon_avalanche.experiment.precision import SLOW, is_slow
 from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
@@ -130,8 +131,13 @@ def run(
     if dry_run:
         done = f"{len(specs) - len(new)} finished, {len(new)} to run, {parallel} in parallel"
         typer.echo(f"{chosen.title}: {_runs(specs)}, {done}")
-        typer.echo(missing or "The data are there.")
-        if new and not missing:
+        mnist = missing_mnist(chosen.stream, dataset_root)
+        there = "The data are there." if mnist is None else f"MNIST will be downloaded to {mnist}."
+        typer.echo(missing or there)
+        if isinstance(chosen.model, Backbone) and chosen.model.weights == "default":
+            name = chosen.model.backbone
+            typer.echo(f"The weights of {name} will be downloaded, unless they are cached.")
+        if new and not missing and mnist is None:
             _print_times(chosen, new, finished_runs(whole, folder), options, parallel)
         return
     if new and missing and launcher is Launcher.local:

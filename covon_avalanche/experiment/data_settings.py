@@ -154,17 +154,29 @@ STREAMS: dict[str, type[Table]] = {
 
 def missing_data(stream: Table, model: Table, dataset_root: Path | None) -> Path | None:
     """The first path of images or weights that does not exist; nothing is imported to look."""
-    if dataset_root is None:
-        try:
-            text = Path("~/.avalanche/config.json").expanduser().read_text(encoding="utf-8")
-            dataset_root = Path(json.loads(text)["dataset_location"]).expanduser()
-        except (OSError, ValueError, KeyError, TypeError):
-            dataset_root = Path("~/.avalanche/data").expanduser()
     needed = [stream.data_folder] if isinstance(stream, _Images) else []
     if isinstance(model, Backbone) and model.weights not in ("", "default"):
         needed.append(model.weights)
-    paths = (dataset_root / path for path in needed)
+    paths = ((dataset_root or _avalanche_root()) / path for path in needed)
     return next((path for path in paths if not path.exists()), None)
+
+
+def missing_mnist(stream: Table, dataset_root: Path | None) -> Path | None:
+    """The folder that a stream will download MNIST to, if it needs to."""
+    if not (isinstance(stream, PermutedStream) and stream.name == "PermutedMNIST"):
+        return None
+    root = dataset_root or _avalanche_root() / "mnist"
+    last = root / "MNIST/raw/t10k-labels-idx1-ubyte"  # of the files that torchvision downloads
+    return None if last.exists() else root
+
+
+def _avalanche_root() -> Path:
+    """Avalanche's data folder."""
+    try:
+        text = Path("~/.avalanche/config.json").expanduser().read_text(encoding="utf-8")
+        return Path(json.loads(text)["dataset_location"]).expanduser()
+    except (OSError, ValueError, KeyError, TypeError):
+        return Path("~/.avalanche/data").expanduser()
 
 
 class Perceptron(Table):

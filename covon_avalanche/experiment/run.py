@@ -26,7 +26,7 @@ from covon_avalanche.experiment import machine
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.bundle import BundleInfo, write_bundle
 from covon_avalanche.experiment.data_parallel import run_in_processes
-from covon_avalanche.experiment.data_settings import FolderStream
+from covon_avalanche.experiment.data_settings import Backbone, FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
 from covon_avalanche.experiment.precision import SLOW, is_slow, used_precision
@@ -111,11 +111,14 @@ def run_strategy(
 
 def estimated_seconds(recipe: Recipe, strategy: str, options: RunOptions = RunOptions()) -> float:
     """Training time of a run on one thread, from its first batches; evaluation, merging and what
-    grows from domain to domain are left out.
+    grows from domain to domain are left out. No weights are downloaded: they are random instead.
 
     :raises ValueError: as :func:`run_strategy`.
     """
     torch.set_num_threads(1)
+    if isinstance(recipe.model, Backbone) and recipe.model.weights == "default":
+        model = recipe.model.model_copy(update={"weights": ""})
+        recipe = recipe.model_copy(update={"model": model})
     run = _Run(recipe, strategy, recipe.seeds[0], options)
     run._build()
     ends = [time.perf_counter()]

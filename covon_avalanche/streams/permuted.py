@@ -140,13 +140,20 @@ def PermutedMNIST(
 
 
 def _mnist(root: Path) -> list[MNIST]:
-    """Training and test data; one process downloads missing files, the others wait."""
+    """Training and test data; one process downloads missing files, the others wait.
+
+    :raises ValueError: if they cannot be downloaded.
+    """
     try:
         return [MNIST(root, train=part) for part in (True, False)]
     except (RuntimeError, ValueError):  # missing, or just being downloaded
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / ".MNIST.lock"):
-            return [MNIST(root, train=part, download=True) for part in (True, False)]
+            try:
+                return [MNIST(root, train=part, download=True) for part in (True, False)]
+            except (RuntimeError, OSError) as error:
+                what = " ".join(str(error).split())
+                raise ValueError(f"MNIST cannot be downloaded to {root}: {what}") from error
 
 
 def _benchmark(
