@@ -81,8 +81,9 @@ def image_benchmark(
     :param cache_size: shorter side of cached images; larger images are resized to it, smaller
         ones stay as they are. Evaluation is unchanged by the cache if ``eval_transform`` resizes
         to the same size; :func:`image_transforms` resizes to ``size * 8 / 7``.
-    :raises ValueError: for a domain without images, a value out of range, or an image that cannot
-        be decoded (when the cache is built; otherwise when it is read).
+    :raises ValueError: for a domain without images, an image for training and testing, a value out
+        of range, or an image that cannot be decoded (when the cache is built; otherwise when it is
+        read).
     """
     if not 0 <= validation_size < 1:
         raise ValueError(f"validation_size must be a fraction in [0, 1), got {validation_size}")
@@ -93,6 +94,9 @@ def image_benchmark(
         raise ValueError(f"classes must be a list of distinct names, got {classes!r}")
     if cache_size < 1:
         raise ValueError(f"cache_size must be >= 1, got {cache_size}")
+    trained, tested = ({f for some in part.values() for f in some.files} for part in (train, test))
+    if both := trained & tested:
+        raise ValueError(f"{min(both)} is a training image and a test image")
 
     def from_cache(images: _Images) -> _Images:
         if cache is None:

@@ -98,3 +98,11 @@ def test_errors_name_the_value_and_the_rule(tmp_path):
     (tmp_path / "empty" / "day" / "cat").mkdir(parents=True)
     with pytest.raises(ValueError, match="domain 'day' has no images for the 'train' stream"):
         DomainFolders(tmp_path / "empty")
+
+
+def test_an_image_is_for_training_or_for_testing(tmp_path):
+    table = own(tmp_path, "csv")
+    table.write_text(table.read_text() + "day/cat/0.png,night,cat,train\n")
+    file = tmp_path / "day" / "cat" / "0.png"
+    with pytest.raises(ValueError, match=f"^{file} is a training image and a test image$"):
+        DomainFolders(table)
