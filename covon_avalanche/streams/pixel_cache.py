@@ -71,7 +71,7 @@ def cached(images: ImageFiles, folder: str | os.PathLike[str], size: int, name: 
     :raises ValueError: naming an image that cannot be decoded, or why the cache cannot be used.
     """
     try:
-        content = hashlib.sha256()
+        content = hashlib.sha256(b"2\n")  # version 1 ignored the orientation of images
         for file in images.files:
             status = file.stat()
             line = f"{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\n"

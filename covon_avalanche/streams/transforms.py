@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2.functional import resize
@@ -102,10 +102,12 @@ def resize_shorter(image: Tensor, size: int) -> Tensor:
 
 
 def pixels_of(image: Image.Image) -> Tensor:
-    """A PIL image as a uint8 tensor of shape (3, height, width), in RGB; 16 bits become 8.
+    """A PIL image as a uint8 tensor of shape (3, height, width), in RGB; 16 bits become 8, and the
+    image is turned as its EXIF orientation says.
 
     :raises ValueError: for 32-bit pixels, whose range is unknown.
     """
+    image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # convert() would clip at 255
         image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     if image.mode in ("I", "F"):

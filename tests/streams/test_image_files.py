@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from miniature import paint, picture
-from PIL import Image
+from PIL import ExifTags, Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from covon_avalanche.streams.image_files import SUFFIXES, class_folders, decode, image_files
@@ -50,6 +50,18 @@ def test_sixteen_bits_become_eight_and_an_unknown_range_is_refused(tmp_path, nam
         Image.fromarray(values.astype(dtype)).save(tmp_path / "y.tif")
         with pytest.raises(ValueError, match=r"y\.tif cannot be decoded: its pixels have 32 bits"):
             decode(tmp_path / "y.tif")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+def test_images_are_turned_as_exif_says(tmp_path, suffix):
+    with Image.open(picture(tmp_path / "x.png", 33, 47, 1)) as image:
+        upright = torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = 6  # a camera held upright
+        image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / f"turned.{suffix}", exif=exif)
+    pixels = decode(tmp_path / f"turned.{suffix}")
+    assert pixels.shape == (3, 47, 33)
+    assert (pixels - upright).abs().mean() < 8  # some formats are lossy
 
 
 @pytest.mark.parametrize("suffix", ["bmp", "gif", "jpg", "pgm", "png", "ppm", "tif"])
