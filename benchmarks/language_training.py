@@ -38,7 +38,7 @@ Case = dict[str, Any]
 def texts(folder: Path, language: str, part: str) -> list[str]:
     """The pages of a part of a corpus."""
     lines = (folder / language / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["text"] for line in lines]
+    return [json.loads(line)["text"] for line in lines if line.strip()]
 
 
 def tokenized(folder: Path) -> Path:

@@ -148,4 +148,5 @@ def _read(path: Path) -> Iterator[tuple[str, Result]]:
             raise ResultError(f"{path} cannot be read: {error}") from error
         for number, line in enumerate(lines, 1):
             source = f"{path}, line {number}"
-            yield source, Result.parse(line, source)
+            if line.strip():
+                yield source, Result.parse(line, source)

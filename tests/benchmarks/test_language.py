@@ -24,7 +24,7 @@ def tokens(tmp_path, monkeypatch):
             file = tmp_path / name / f"{part}.jsonl"
             file.parent.mkdir(exist_ok=True)
             rows = [{"page": str(i), "text": words * repeats + "é"} for i in range(3)]
-            file.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+            file.write_text("\n\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     return training.tokenized(tmp_path)
 
 
