@@ -1,7 +1,8 @@
 """Decode images once, and read their pixels from a memory-mapped file from then on.
 
 The name of a cache file contains a hash of the image files' paths, sizes and times of modification,
-so that changed images get another file. A file appears only when it is complete.
+so that images for which one of these has changed get another file. A file appears only when it is
+complete.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decoded images kept on disk: the same pixels, never stale, never half."""
+"""Decoded images kept on disk: the same pixels, others after changes, never half."""
 
 import copy
 import os
