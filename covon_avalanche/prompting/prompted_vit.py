@@ -51,6 +51,10 @@ class PromptedViT(nn.Module):
         """Of the returned features; CLIP projects them."""
         self._queries: dict[tuple[Any, ...], Tensor] = {}  # the oldest first
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without kept features: parameters of a copy count their changes anew."""
+        return {**self.__dict__, "_queries": {}}
+
     def train(self, mode: bool = True) -> PromptedViT:
         """Stay in evaluation mode."""
         return super().train(False)
@@ -80,7 +84,8 @@ class PromptedViT(nn.Module):
         factors = torch.randint(2**62, bits.shape[1:], generator=torch.Generator().manual_seed(0))
         p = next(self.network.parameters())
         changes = sum(p._version for p in self.network.parameters())
-        autocast = torch.is_autocast_enabled(x.device.type)
+        device = x.device.type
+        autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
         return (
             x.shape,
             x.dtype,

@@ -1,5 +1,8 @@
 """The frozen ViT: without prompts the network itself, with them as computed by hand."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -151,7 +154,10 @@ def test_queries_of_repeated_batches_are_computed_once(monkeypatch):
             passes.pop()
         assert torch.equal(vit.query(X), fresh)
         with torch.autocast("cpu", torch.bfloat16):
-            assert not torch.equal(vit.query(X), fresh)
+            rounded = vit.query(X)
+            assert not torch.equal(rounded, fresh)
+        with torch.autocast("cpu", torch.float16):
+            assert not torch.equal(vit.query(X), rounded)
         state = {name: 2 * value for name, value in vit.state_dict().items()}
         vit.load_state_dict(state)
         assert not torch.equal(vit.query(X), fresh)
@@ -163,3 +169,15 @@ def test_queries_of_repeated_batches_are_computed_once(monkeypatch):
         assert len(passes) == before
         vit.query(X + 1)
         assert len(passes) == before + 1
+
+
+def test_a_copy_has_no_queries_of_other_weights():
+    for copied in (copy.deepcopy, lambda vit: pickle.loads(pickle.dumps(vit))):
+        vit = copied(PromptedViT(toy_vit()))
+        state = vit.state_dict()
+        vit.load_state_dict(state)
+        with torch.no_grad():
+            vit.query(X)
+            other = copied(vit)
+            other.load_state_dict({name: 2 * value for name, value in state.items()})
+            assert torch.equal(other.query(X), other(X))
