@@ -23,14 +23,14 @@ def create_backbone(
     image_size: int | None = None,
     class_names: Sequence[str] | None = None,
 ) -> nn.Module:
-    """A network whose last layer is new, with ``num_classes`` outputs.
+    """A network whose last layer has ``num_classes`` outputs. It is new, unless the weights have a
+    head of this size, such as ImageNet's of 1000 classes.
 
     :param name: ``LIBRARY/MODEL`` with torchvision, timm (``MODEL.TAG`` names the weights) or
         open_clip (``MODEL:TAG``, the image tower with a linear head), or one of ``ALIASES``.
-    :param num_classes: outputs of the new layer.
+    :param num_classes: outputs of the last layer.
     :param weights: ``None`` for random weights, ``"default"`` to download the library's, or the
-        path of a ``.safetensors`` or ``.pth`` file. The file's head is used if it has
-        ``num_classes`` outputs; of a complete CLIP the image tower is used.
+        path of a ``.safetensors`` or ``.pth`` file. Of a complete CLIP the image tower is used.
     :param image_size: height and width of the input, for networks with a fixed input size; others
         ignore it. A ViT's position embedding is resampled from the weights' image size.
     :param class_names: keep the text tower of a CLIP, too, as attribute ``text``, which embeds

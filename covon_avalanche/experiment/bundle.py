@@ -96,7 +96,8 @@ class Bundle:
     def predict(
         self, x: Tensor, *, samples: int = 0, temperature: float | None = None, seed: int = 0
     ) -> Prediction:
-        """Predict a batch. Without :attr:`has_probabilities` only the order of the classes counts.
+        """Predict a batch, without autocast whatever the run's precision. Without
+        :attr:`has_probabilities` only the order of the classes counts.
 
         :param x: of shape (batch, ...), on the model's device.
         :param samples: average the probabilities over this many samples of the posterior; 0
