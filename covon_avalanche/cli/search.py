@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import warnings
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -103,7 +101,7 @@ def _run_trials(
     per_strategy = min(trials, max(1, -(-workers // max(1, len(searched)))))
     names = [name for name in searched for _ in range(per_strategy)]
     try:
-        with worker_pool(workers, on_terminate=signal.default_int_handler) as pool:
+        with worker_pool(workers) as pool:
             futures = [
                 pool.submit(_work, recipe, name, journal, trials, seed, options) for name in names
             ]
@@ -130,15 +128,12 @@ def _work(
         warnings.filterwarnings("ignore")
         import optuna
 
-        import covon_avalanche.experiment.run  # noqa: F401 -- SIGTERM may be lost in an import
         from covon_avalanche.experiment.search import Search
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         Search(recipe, strategy, journal, seed).run(
             trials, options, notify=partial(print, flush=True)
         )
-    except KeyboardInterrupt:
-        os._exit(INTERRUPTED)  # and takes no other strategy
     except (Exception, SystemExit) as error:
         return error_sentence(error), is_bad_input(error)
     return None

@@ -24,9 +24,6 @@ from covon_avalanche.experiment.result import first_error
 from covon_avalanche.experiment.run_folder import error_sentence, is_locked, run_hash
 from covon_avalanche.experiment.run_options import RunOptions
 
-_DONE = (TrialState.COMPLETE, TrialState.PRUNED)
-"""Trials that count: none that was interrupted (``FAIL``) or whose process died (``RUNNING``)."""
-
 
 def space_of(recipe: Recipe, strategy: str) -> dict[str, Space]:
     """Where to search: the recipe's ``[search.STRATEGY]``, or from a tenth of each of the
@@ -161,51 +158,63 @@ class Search:
         :param trials: total number, including those of other processes.
         """
         study = self.study()
-
-        def end(study: optuna.Study, trial: FrozenTrial) -> None:
-            pruned = trial.state is TrialState.PRUNED
-            value = f"A_T {100 * (trial.value or 0.0):.2f} % on validation images, {trial.params}"
-            text = trial.user_attrs.get("error", "pruned" if pruned else value)
-            notify(f"{self.strategy}, trial {trial.number + 1}: {text}")
-
         while (claim := self._claim(study, trials)) is not None:
+            lock, trial = claim
             try:
-                study.optimize(lambda trial: self._objective(trial, options), 1, callbacks=[end])
+                ended = self._run_trial(study, trial, options)
             finally:
-                claim.release()
+                lock.release()
+            pruned = ended.state is TrialState.PRUNED
+            value = f"A_T {100 * (ended.value or 0.0):.2f} % on validation images, {ended.params}"
+            text = ended.user_attrs.get("error", "pruned" if pruned else value)
+            notify(f"{self.strategy}, trial {ended.user_attrs['index'] + 1}: {text}")
 
-    def _claim(self, study: optuna.Study, trials: int) -> FileLock | None:
-        """The lock of a missing trial, or ``None`` if all are done or claimed by other processes.
-        A process that is killed releases its claim."""
+    def _claim(self, study: optuna.Study, trials: int) -> tuple[FileLock, optuna.Trial] | None:
+        """A missing trial and its lock, or ``None`` if all are done or claimed by other processes.
+
+        A trial of a killed process has no lock: it fails, and its index is free again. The seed of
+        the sampler depends on the index only, so that a resumed search draws what an uninterrupted
+        one does, and processes that search together draw different settings.
+        """
         folder = self.journal.parent / ".claims" / self._name
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "all.lock"):
+            for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                if not is_locked(folder / f"{trial.user_attrs.get('index', 'no')}.lock"):
+                    study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
             free = [k for k in range(trials) if not is_locked(folder / f"{k}.lock")]
-            if len(free) <= len(study.get_trials(deepcopy=False, states=_DONE)):
+            done = _done(study)  # after looking at the locks, which are released later
+            index = next((k for k in free if k not in done), None)
+            if index is None:
                 return None
-            self._enqueue_own_settings(study)
-            claim = FileLock(folder / f"{free[0]}.lock")
-            claim.acquire()
-            return claim
+            lock = FileLock(folder / f"{index}.lock")
+            lock.acquire()
+            if index == 0:
+                study.enqueue_trial(self._own_settings())
+            seed = self.seed + index
+            study.sampler = TPESampler(seed=seed, n_startup_trials=5, constant_liar=True)
+            claimed = study.ask()
+            claimed.set_user_attr("index", index)
+            return lock, claimed
 
-    def _enqueue_own_settings(self, study: optuna.Study) -> None:
+    def _own_settings(self) -> dict[str, Any]:
+        """The recipe's, where the space includes them."""
         flat, space = _flat(self.settings), space_of(self.recipe, self.strategy)
-        own = {key: flat[key] for key, values in space.items() if _lies_in(flat[key], values)}
-        tried = (
-            {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-            for trial in study.get_trials(deepcopy=False)
-            if trial.state is not TrialState.FAIL
-        )
-        if not any(own.items() <= params.items() for params in tried):
-            study.enqueue_trial(own)
+        return {key: flat[key] for key, values in space.items() if _lies_in(flat[key], values)}
+
+    def _run_trial(
+        self, study: optuna.Study, trial: optuna.Trial, options: RunOptions
+    ) -> FrozenTrial:
+        """Run a trial and store its value."""
+        try:
+            value = self._objective(trial, options)
+        except optuna.TrialPruned:
+            return study.tell(trial, state=TrialState.PRUNED)
+        return study.tell(trial, value)
 
     def _objective(self, trial: optuna.Trial, options: RunOptions) -> float:
         from covon_avalanche.experiment.run import run_strategy
 
-        # Depends on the trial only: a resumed search draws what an undisturbed one does, and
-        # processes that search together draw different settings.
-        seed = self.seed + trial.number
-        trial.study.sampler = TPESampler(seed=seed, n_startup_trials=5, constant_liar=True)
         space = space_of(self.recipe, self.strategy)
         settings = {key: self._suggest(trial, key, values) for key, values in space.items()}
 
@@ -243,7 +252,7 @@ class Search:
         """
         try:
             stored = optuna.load_study(study_name=self._name, storage=self._storage())
-            counted = stored.get_trials(states=_DONE)[:trials]
+            counted = [trial for index, trial in _done(stored).items() if index < trials]
         except KeyError:  # the strategy was never searched
             counted = []
         complete = [trial for trial in counted if trial.state is TrialState.COMPLETE]
@@ -253,6 +262,12 @@ class Search:
         if not best.value:
             raise RecipeError(f"all trials of {self.strategy} diverged, see {self.journal}")
         return dict(best.params), float(best.value)
+
+
+def _done(study: optuna.Study) -> dict[int, FrozenTrial]:
+    """Trials that count, by index; those of earlier versions are numbered by their order."""
+    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+    return {trial.user_attrs.get("index", n): trial for n, trial in enumerate(done)}
 
 
 def _due_to_settings(error: Exception) -> bool:

@@ -19,11 +19,10 @@ from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
 def default_processes(device: str) -> int:
@@ -41,8 +40,7 @@ class WorkerPool:
     progress if one process is killed. Here only that task raises ``BrokenProcessPool``.
     """
 
-    def __init__(self, processes: int, on_terminate: _Handler) -> None:
-        self._on_terminate = on_terminate
+    def __init__(self, processes: int) -> None:
         self._threads = ThreadPoolExecutor(processes)
         self._own = threading.local()  # the thread's end of its pipe
         self._lock = threading.Lock()
@@ -69,7 +67,7 @@ class WorkerPool:
     def _start(self) -> Connection:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        worker = context.Process(target=_work, args=(theirs, self._on_terminate))
+        worker = context.Process(target=_work, args=(theirs,))
         with self._lock:
             if self._closed:
                 raise BrokenProcessPool("the pool is closed")
@@ -107,14 +105,12 @@ def _block_ctrl_c() -> None:
 
 
 @contextmanager
-def worker_pool(processes: int, on_terminate: _Handler = signal.SIG_DFL) -> Iterator[WorkerPool]:
+def worker_pool(processes: int) -> Iterator[WorkerPool]:
     """Spawned processes with one thread each, which end when this process is killed.
 
     After an exception such as KeyboardInterrupt they are terminated at once.
-
-    :param on_terminate: their handler of SIGTERM.
     """
-    pool = WorkerPool(processes, on_terminate)
+    pool = WorkerPool(processes)
     try:
         yield pool
         pool.finish()
@@ -123,8 +119,8 @@ def worker_pool(processes: int, on_terminate: _Handler = signal.SIG_DFL) -> Iter
         raise
 
 
-def _work(pipe: Connection, on_terminate: _Handler) -> None:
-    _start_worker(on_terminate)
+def _work(pipe: Connection) -> None:
+    _start_worker()
     with suppress(EOFError, KeyboardInterrupt):  # the pool is finished, or terminated
         while True:
             function, arguments = pipe.recv()
@@ -142,14 +138,13 @@ def _picklable(error: BaseException) -> BaseException:
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _start_worker(on_terminate: _Handler) -> None:
+def _start_worker() -> None:
     for library in ("OMP", "OPENBLAS", "MKL"):  # of scikit-learn, which is imported later
         os.environ[f"{library}_NUM_THREADS"] = "1"
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    signal.signal(signal.SIGTERM, on_terminate)
     logging.raiseExceptions = False  # no traceback for each line of a log on a full disk
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", module=r"avalanche\.|qpsolvers\.")  # not about our runs

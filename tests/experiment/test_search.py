@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from optuna.storages.journal import JournalFileSymlinkLock
+from optuna.trial import TrialState
 from small_recipes import CLOSED_FORM, STRATEGIES, small_recipe
 
 from covon_avalanche.experiment import run
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, Space
 from covon_avalanche.experiment.search import Search, space_of, with_settings
 
+COUNTED = (TrialState.COMPLETE, TrialState.PRUNED)
 STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
 
 
@@ -81,14 +83,34 @@ def test_processes_that_search_together_run_as_many_different_trials_as_asked(
     assert states == ["COMPLETE"] * 3
 
 
-def test_a_search_alone_is_reproducible_and_interruptions_do_not_change_it(tmp_path, runs):
+def test_a_search_alone_is_reproducible_and_interruptions_do_not_change_it(tmp_path, monkeypatch):
+    calls, killed = [], []
+
+    def fake(recipe, strategy, *arguments, **options):
+        lr = recipe.strategies[strategy].lr
+        calls.append(lr)
+        if len(calls) in killed:
+            raise SystemExit  # leaves what a kill does: a running trial without a lock
+        return SimpleNamespace(average_accuracy=1 / (1 + abs(lr - 0.03)))
+
+    monkeypatch.setattr(run, "run_strategy", fake)
     recipe = recipe_of("finetune")
-    Search(recipe, "finetune", tmp_path / "whole", 7).run(8)
-    whole = [settings.lr for settings in runs]
-    runs.clear()
-    for trials in (3, 8):
-        Search(recipe, "finetune", tmp_path / "parts", 7).run(trials)
-    assert [settings.lr for settings in runs] == whole
+
+    def trials(journal):
+        done = Search(recipe, "finetune", journal, 7).study().get_trials(states=COUNTED)
+        return [(trial.params, trial.value) for trial in done]
+
+    Search(recipe, "finetune", tmp_path / "whole", 7).run(9)
+    calls.clear()
+    killed += [1, 2, 6, 10]
+    for _ in killed:
+        with pytest.raises(SystemExit):
+            Search(recipe, "finetune", tmp_path / "parts", 7).run(9)
+    for budget in (7, 9):
+        Search(recipe, "finetune", tmp_path / "parts", 7).run(budget)
+    assert len(calls) == 9 + 4
+    assert calls[:3] == [0.01] * 3  # the recipe's own settings until their trial is done
+    assert trials(tmp_path / "parts") == trials(tmp_path / "whole")
 
 
 def test_interrupted_and_dead_trials_do_not_count(tmp_path, runs, monkeypatch):
@@ -105,8 +127,20 @@ def test_interrupted_and_dead_trials_do_not_count(tmp_path, runs, monkeypatch):
     search.study().ask()  # its process is killed
     search.run(3)
     states = [trial.state.name for trial in search.study().get_trials()]
-    assert states == ["FAIL", "COMPLETE", "COMPLETE", "RUNNING", "COMPLETE"]
+    assert states == ["FAIL", "COMPLETE", "COMPLETE", "FAIL", "COMPLETE"]
     assert search.best(2)[1] == 0.52
+
+
+def test_a_search_of_an_earlier_version_is_continued(tmp_path, runs):
+    """Its trials have no index."""
+    search = Search(recipe_of("finetune"), "finetune", tmp_path / "j", 0)
+    for lr in (0.01, 0.02):
+        study = search.study()
+        study.enqueue_trial({"lr": lr})
+        study.optimize(lambda trial: trial.suggest_float("lr", 0.001, 0.1, log=True), 1)
+    search.run(3)
+    assert len(runs) == 1
+    assert search.best(2) == ({"lr": 0.02}, 0.02)
 
 
 def test_a_trial_below_the_median_is_pruned_though_its_first_accuracy_is_the_best(
