@@ -125,7 +125,7 @@ def run(
     folder = out or Path("runs") / chosen.name
     specs = specs_of(chosen)
     missing = missing_sentence(chosen, dataset_root)
-    new = [spec for spec in specs if RunFolder(folder, chosen, *spec).result() is None]
+    new = [spec for spec in specs if not RunFolder(folder, chosen, *spec).is_finished()]
     parallel = jobs or max(1, default_processes(chosen.device) // shares)
     parallel = min(parallel, max(1, len(new)))
     if dry_run:

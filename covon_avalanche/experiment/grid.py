@@ -67,10 +67,11 @@ def run_grid(
     """
     unfinished: list[RunSpec] = []
     for spec in specs:
-        if (result := RunFolder(runs, recipe, *spec).result()) is None:
-            unfinished.append(spec)
+        folder = RunFolder(runs, recipe, *spec)
+        if folder.is_finished():
+            on_end(Outcome(spec, folder.result(), cached=True))
         else:
-            on_end(Outcome(spec, result, cached=True))
+            unfinished.append(spec)
     workers = max(1, min(processes, len(unfinished)))
     pending: dict[Future[Outcome], RunSpec] = {}
     try:

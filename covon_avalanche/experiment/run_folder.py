@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.result import Epoch, Result
+from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.safe_text import Printable, printable
 
 _log = logging.getLogger(__name__)
@@ -226,7 +226,10 @@ class RunFolder(StoredRun):
         """
         if not self.result_file.exists():
             return None
-        result = Result.load(self.result_file)
+        try:
+            result = Result.load(self.result_file)
+        except ResultError as error:
+            raise ResultError(f"{error}; remove it to run it again") from error
         if (result.run_hash or self.hash, result.strategy, result.seed) != self._identity:
             aside = self.result_file.replace(self.path / "result-of-another-run.json")
             _log.warning(
@@ -240,6 +243,13 @@ class RunFolder(StoredRun):
             result = result.model_copy(update=changes)
             result.save(self.result_file)
         return result
+
+    def is_finished(self) -> bool:
+        """Whether there is a result of this run that can be read."""
+        try:
+            return self.result() is not None
+        except ResultError:
+            return False
 
     def write_start(self, about: dict[str, Any]) -> int:
         """Write ``run.json``.
@@ -295,12 +305,16 @@ class RunFolder(StoredRun):
 
 
 def finished_runs(recipe: Recipe, runs: Path) -> list[Result]:
-    """The results of a recipe's strategies with its settings in a folder of runs, all seeds."""
+    """The results of a recipe's strategies with its settings in a folder of runs, all seeds;
+    damaged ones are left out with a warning."""
     found = []
     for strategy in recipe.strategies:
         for path in sorted((runs / strategy).glob("seed-*-*")):
             seed = path.name.split("-")[1]
             folder = RunFolder(runs, recipe, strategy, int(seed) if seed.isdecimal() else -1)
-            if folder.path == path and (result := folder.result()) is not None:
-                found.append(result)
+            try:
+                if folder.path == path and (result := folder.result()) is not None:
+                    found.append(result)
+            except ResultError as error:
+                _log.warning("%s", error)
     return found

@@ -31,7 +31,7 @@ def arguments(tmp_path):
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments, tmp_path):
+def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments, tmp_path, caplog):
     done = covon(*arguments)
     out = tmp_path / "out"
     assert done.exit_code == 1, done.output
@@ -55,6 +55,20 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
         assert text.count("hess_signal_to_noise") == (2 if strategy == "covon" else 0)
     written = {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
     assert len(written) == 2
+
+    # A damaged result is named, and the others are in the table.
+    (result,) = (out / "covon").rglob("result.json")
+    whole = result.read_text(encoding="utf-8")
+    result.write_text(whole[:99], encoding="utf-8")
+    damaged = covon(*arguments, "--strategies", "covon,finetune")
+    assert damaged.exit_code == 2, damaged.output
+    says = f"covon: covon, seed 0: {result} is not a result: .*; remove it to run it again"
+    assert re.match(says, damaged.stderr)
+    assert f"{result} is not a result" in caplog.text
+    rows = (out / "table.md").read_text(encoding="utf-8").splitlines()[2:]
+    assert [row.split()[1] for row in rows] == ["**finetune**"]
+    result.write_text(whole, encoding="utf-8")
+    os.utime(result, ns=(written[result],) * 2)
 
     # The same command again has nothing to do; other names hold for runs that are there, too.
     arguments += ["--strategies", "covon,finetune"]
