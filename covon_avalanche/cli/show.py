@@ -15,7 +15,7 @@ from covon_avalanche.cli.options import RecipeName, fail
 from covon_avalanche.experiment.recipe import load_recipe, recipe_file, shipped_recipes
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import StoredRun
+from covon_avalanche.experiment.run_folder import StoredRun, find_files
 
 
 def recipes() -> None:
@@ -54,7 +54,7 @@ def show(recipe: RecipeName) -> None:
 
 def status(folder: Annotated[Path, typer.Argument(help="A folder of runs.")]) -> None:
     """Print the state of all runs in a folder."""
-    found = sorted(file.parent for file in folder.rglob("run.json"))
+    found = [file.parent for file in find_files(folder, "run.json")]
     if not found:
         fail(f"there are no runs in {folder}")
     states = [_state(StoredRun(path)) for path in found]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -127,6 +128,20 @@ def is_locked(file: Path) -> bool:
         return True
     lock.release()
     return False
+
+
+def find_files(folder: Path, name: str) -> list[Path]:
+    """Files of this name in a folder and all below it, linked ones included; each folder once."""
+    found, seen = [], set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        folders.sort()
+        real = os.path.realpath(parent)
+        if real in seen:  # perhaps a link to a folder above
+            folders.clear()
+        elif name in files:
+            found.append(Path(parent, name))
+        seen.add(real)
+    return sorted(found)
 
 
 class StoredRun:

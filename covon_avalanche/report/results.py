@@ -14,7 +14,7 @@ import pandas as pd
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.experiment.registry import stored_strategy
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import result_settings, upgrade_settings
+from covon_avalanche.experiment.run_folder import find_files, result_settings, upgrade_settings
 from covon_avalanche.safe_text import printable
 
 _CALIBRATION = ("nll", "brier", "ece")
@@ -137,7 +137,7 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
 def _read(path: Path) -> Iterator[tuple[str, Result]]:
     """The results in a path, each with a description of its source."""
     if path.is_dir():
-        yield from ((str(file), Result.load(file)) for file in sorted(path.rglob("result.json")))
+        yield from ((str(file), Result.load(file)) for file in find_files(path, "result.json"))
     elif path.suffix != ".jsonl":
         yield str(path), Result.load(path)
     else:

@@ -33,7 +33,7 @@ def test_classes_that_a_recipe_would_import_are_listed_and_not_imported(tmp_path
     assert show(file).endswith(file.read_text())
 
 
-def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path):
+def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path, tmp_path_factory):
     recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=FEW)
     folders = [RunFolder(tmp_path, recipe, "finetune", seed) for seed in range(6)]
     for folder in folders:
@@ -45,6 +45,8 @@ def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path):
     folders[1].write_failure("the loss is [nan]")
     folders[3].write_result(made_up("finetune", 3, [[0.9, 0.1], [0.8, 0.8]]))
     folders[4].result_file.write_text("{")
+    elsewhere = folders[5].path.rename(tmp_path_factory.mktemp("elsewhere") / "run")
+    folders[5].path.symlink_to(elsewhere, target_is_directory=True)
     with folders[0].opened():
         assert show(tmp_path) == show(tmp_path, "status")
         summary = show(tmp_path).splitlines()[-1]

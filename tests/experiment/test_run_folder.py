@@ -9,7 +9,7 @@ from small_recipes import STRATEGIES, small_recipe
 from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.experiment.run import run_in_folder
-from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash
+from covon_avalanche.experiment.run_folder import RunFolder, Status, find_files, run_hash
 
 
 def test_one_process_at_a_time(recipe, tmp_path):
@@ -103,3 +103,17 @@ def test_an_unfinished_run_is_not_resumed_with_other_data(recipe, tmp_path):
         folder.check_data({**data, "train": [14, 13]})
     with pytest.raises(ValueError, match=r"it had {'classes': \['cat'\]}, now there are .*'dog'"):
         folder.check_data({**data, "classes": ["dog"]})
+
+
+def test_files_are_found_in_linked_folders_too_and_each_folder_once(tmp_path):
+    for name in ("runs/a", "runs/.b/c", "elsewhere/d"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "run.json").touch()
+    runs = tmp_path / "runs"
+    (runs / "linked").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (runs / "again").symlink_to(tmp_path / "elsewhere/d", target_is_directory=True)
+    (runs / "a/up").symlink_to(runs, target_is_directory=True)
+    found = find_files(runs, "run.json")
+    assert {file.resolve() for file in found} == {*tmp_path.rglob("run.json")}
+    assert len(found) == 3
+    assert find_files(tmp_path / "missing", "run.json") == []

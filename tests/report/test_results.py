@@ -20,6 +20,13 @@ def test_folders_files_and_lines_each_run_once(tmp_path):
     assert read_results([tmp_path, lines, tmp_path / "d.json", tmp_path / "a"]) == runs
 
 
+def test_linked_folders_are_read(tmp_path):
+    made_up("covon", 0, [[0.5]]).save(tmp_path / "elsewhere/result.json")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/linked").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    assert len(read_results([tmp_path / "runs"])) == 1
+
+
 def test_the_columns(tmp_path):
     runs = [
         made_up("covon", 0, [[0.9, 0.1], [0.8, 0.6]], own={"lr": 0.1}, counts=[30, 10]),
