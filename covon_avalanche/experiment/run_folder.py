@@ -120,12 +120,14 @@ def error_sentence(error: BaseException) -> str:
 
 
 def is_locked(file: Path) -> bool:
-    """Whether a process holds the lock of this file."""
+    """Whether a process holds the lock of this file; ``False`` in a read-only folder."""
     lock = FileLock(file)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         return True
+    except OSError:
+        return False
     lock.release()
     return False
 

@@ -1,6 +1,8 @@
 """The folder of a run: one process, its log, its name, existing results, changed data."""
 
+import errno
 import math
+import os
 import warnings
 
 import pytest
@@ -20,6 +22,22 @@ def test_one_process_at_a_time(recipe, tmp_path):
         assert RunFolder(tmp_path, recipe, "finetune", 0).is_running()
         run_in_folder(recipe, "finetune", 0, tmp_path)
     assert not RunFolder(tmp_path, recipe, "finetune", 0).is_running()
+
+
+def test_the_status_can_be_read_in_a_read_only_folder(recipe, tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    folder.path.mkdir(parents=True)
+    folder.write_status(Status(domains=1))
+    real = os.open
+
+    def read_only(path, flags, *arguments, **options):
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return real(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert not folder.is_running()
+    assert folder.status() == Status(domains=1)
 
 
 def test_the_status_is_that_of_the_latest_epoch_and_of_the_error(recipe, tmp_path):
