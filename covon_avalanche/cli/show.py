@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from covon_avalanche.cli.options import RecipeName, fail
 from covon_avalanche.experiment.recipe import load_recipe, recipe_file, shipped_recipes
@@ -58,10 +58,13 @@ def status(folder: Annotated[Path, typer.Argument(help="A folder of runs.")]) ->
     if not found:
         fail(f"there are no runs in {folder}")
     states = [_state(StoredRun(path)) for path in found]
-    table = Table("strategy", "run", "state", "")
+    table = Table(*(Column(name, overflow="fold") for name in ("strategy", "run", "state", "")))
     for path, state in zip(found, states, strict=True):
         table.add_row(*map(escape, (path.parent.name, path.name, *state)))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 10_000  # one line per run, for grep
+    console.print(table)
     counts = Counter(state for state, _ in states)
     typer.echo(", ".join(f"{number} {state}" for state, number in counts.items()))
 

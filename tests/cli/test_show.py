@@ -13,7 +13,7 @@ EPOCH = Epoch(experience=1, epoch=2, loss=0.25, accuracy=0.5, images=3000, secon
 
 
 def show(argument, command="show"):
-    done = covon(command, argument, env={"COLUMNS": "300"})
+    done = covon(command, argument)
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -61,6 +61,19 @@ def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path, tmp_path_fac
         assert folder.path.name in line
         assert state in line
         assert part in line
+
+
+def test_names_of_runs_are_whole_in_a_narrow_terminal(tmp_path):
+    name = "covon-with-a-long-name" * 3
+    recipe = small_recipe({name: STRATEGIES["finetune"]}, stream=FEW)
+    folder = RunFolder(tmp_path, recipe, name, 0)
+    folder.path.mkdir(parents=True)
+    folder.write_start({})
+    folder.write_failure("a long reason " * 9)
+    done = covon("status", tmp_path, env={"COLUMNS": "60", "FORCE_COLOR": "1"})
+    cells = [line.split("\u2502")[1:] for line in done.stdout.splitlines() if "\u2502" in line]
+    columns = ["".join(part.strip() for part in column) for column in zip(*cells, strict=True)]
+    assert columns[:2] == [name, folder.path.name]
 
 
 def test_every_kind_of_strategy_has_a_line():
