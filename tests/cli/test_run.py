@@ -181,7 +181,18 @@ def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_tab
         )
     )
     assert old.epochs[0].loss != new.epochs[0].loss
-    assert old.settings["strategy"]["source"] != new.settings["strategy"]["source"]
+    sources = [result.settings["strategy"]["source"] for result in (old, new)]
+    assert sources[0] != sources[1]
+
+    # A recipe of the first runs, such as a report's, does not run with another file or without it.
+    of_the_first = f'strategies.mine.source="{sources[0]}"'
+    for found in (f"is another one, with source = '{sources[1]}'", "is missing"):
+        refused = covon(*command, "--set", of_the_first, "--set", "epochs=2")
+        assert refused.exit_code == 2, refused.output
+        says = f"source = '{sources[0]}', the hash of its file, which {found}: restore the file"
+        assert says in refused.stderr
+        (tmp_path / "scaled_plugin.py").unlink(missing_ok=True)
+        monkeypatch.setattr(baselines, "_imported", {})
 
 
 def group_members(group: int) -> list[str]:

@@ -200,6 +200,13 @@ class TestSettings:
         assert {run_hash(again, name, 3) for name in again.strategies} == {*first, finetune}
         assert text in written(runs, tmp_path).text["pre"]
 
+    @pytest.mark.parametrize("source", [{}, {"source": "ebdd4d2e52"}])
+    def test_the_recipe_needs_the_files_of_classes_that_ran(self, source, tmp_path):
+        own = {"lr": 0.1, "implementation": "mine:C"} | source
+        page = written([made_up("mine", 0, [[0.9]], kind="custom", own=own)], tmp_path)
+        assert ('source = "ebdd4d2e52"' in page.text["pre"]) == bool(source)
+        assert ("run only with the same files" in page.text["p"]) == bool(source)
+
 
 class TestFiles:
     def test_which_there_are(self, report):

@@ -206,10 +206,17 @@ class Custom(WithOptimizer):
 
     def build(self) -> Method:
         now, imported = _source_hash(self.implementation), _imported.get(self.implementation)
-        if self.source != now or imported not in (None, now):
+        if imported not in (None, now):
             raise ValueError(
-                f"the file of {self.implementation} has changed since this process or the recipe "
-                f"read it: start again, without source = {self.source!r} if the recipe has it"
+                f"the file of {self.implementation} has changed since this process imported it: "
+                "start again"
+            )
+        if self.source != now:
+            found = "is missing" if now is None else f"is another one, with source = {now!r}"
+            raise ValueError(
+                f"the recipe needs {self.implementation} with source = {self.source!r}, the hash "
+                f"of its file, which {found}: restore the file, or start again without source in "
+                "the recipe"
             )
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
