@@ -288,8 +288,9 @@ def _print_failures(failures: list[Outcome], recipe: Recipe, folder: Path) -> No
     for error, (first, *others) in by_error.items():
         more = f" (and {len(others)} other runs)" if others else ""
         strategy, seed = first.spec
-        log = RunFolder(folder, recipe, strategy, seed).log_file
-        see = f"; see {log}" if log.exists() else ""
+        run = RunFolder(folder, recipe, strategy, seed)
+        logged = run.log_file.exists() and not run.is_running()  # else it is another process's log
+        see = f"; see {run.log_file}" if logged else ""
         typer.echo(f"covon: {strategy}, seed {seed}{more}: {error}{see}", err=True)
 
 

@@ -195,7 +195,10 @@ class RunFolder(StoredRun):
         try:
             lock.acquire(timeout=_LOCK_TIMEOUT)
         except Timeout:
-            raise ValueError(f"another process works on {self.path}") from None
+            raise ValueError(
+                f"another process works on {self.path}: wait for its end or stop it, then start "
+                "the command again"
+            ) from None
         try:
             self.remove_partial_files()
             with self.logged():

@@ -16,9 +16,10 @@ from terminal import covon, in_a_terminal, wait_until
 from covon_avalanche.cli import run, search
 from covon_avalanche.experiment import cluster
 from covon_avalanche.experiment import run as experiment_run
-from covon_avalanche.experiment.recipe import parse_seeds
+from covon_avalanche.experiment.recipe import load_recipe, parse_seeds
 from covon_avalanche.experiment.registry import baselines
 from covon_avalanche.experiment.result import Result
+from covon_avalanche.experiment.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -84,6 +85,17 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     assert len((out / "table.md").read_text(encoding="utf-8").splitlines()) == 4
     results = [Result.load(path) for path in out.rglob("result.json")]
     assert {(r.recipe, r.settings["title"]) for r in results} == {("mine", "A [/b] of [pilot]")}
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_run_of_another_process_is_named_without_its_log(arguments, tmp_path):
+    run = RunFolder(tmp_path / "out", load_recipe(arguments[1]), "finetune", 0)
+    with run.opened():
+        done = covon(*arguments, "--strategies", "finetune")
+        assert run.log_file.exists()
+    assert done.exit_code == 2, done.output
+    says = f"another process works on {run.path}: wait for its end or stop it, then start the"
+    assert done.stderr == f"covon: finetune, seed 0: {says} command again\n"
 
 
 @pytest.mark.usefixtures("in_this_process")
