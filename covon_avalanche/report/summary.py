@@ -37,7 +37,8 @@ def strategy_summary(runs: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
     summary = groups[names].first().assign(seeds=groups.size())
     for name in MEASURES:
         summary[f"{name}_mean"] = groups[name].agg(lambda values: values.mean(skipna=False))
-        summary[f"{name}_std"] = groups[name].agg(lambda values: values.std(skipna=False))
+        with np.errstate(invalid="ignore"):  # NaN where the NLL of a run is infinite
+            summary[f"{name}_std"] = groups[name].agg(lambda values: values.std(skipna=False))
     summary = summary.join(groups[["memory_ratio", "peak_memory"]].max())
     summary = summary.sort_values("average_accuracy_mean", ascending=False, kind="stable")
     learners = summary.index[~summary["offline"] & summary["average_accuracy_mean"].notna()]

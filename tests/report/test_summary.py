@@ -9,6 +9,9 @@ from made_up_results import compared, made_up, made_up_comparison
 
 from covon_avalanche.experiment.result import ResultError
 from covon_avalanche.report import comparisons, results_frame, strategy_summary
+from covon_avalanche.report.tables import summary_table
+
+INF = math.inf
 
 
 def split(*results):
@@ -46,6 +49,16 @@ def test_a_mean_over_some_of_the_seeds_is_not_shown_as_one_over_all():
     row = strategy_summary(results_frame([*runs, made_up("b", 0, [[0.1]])])).loc["a"]
     assert row[["average_accuracy_mean", "nll_mean"]].isna().all()
     assert not row["best"]
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_the_mean_of_an_infinite_nll_is_infinite_without_a_deviation():
+    runs = [made_up("a", s, [[0.5]], calibration={"nll": nll}) for s, nll in enumerate((0.5, INF))]
+    comparison = compared(*runs)
+    row = comparison.summary.loc["a"]
+    assert row["nll_mean"] == INF
+    assert math.isnan(row["nll_std"])
+    assert list(summary_table(comparison, ["NLL"])["NLL"]) == ["inf"]
 
 
 def p_values(**accuracies):
