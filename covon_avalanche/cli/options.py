@@ -25,7 +25,7 @@ def _complete_recipe(incomplete: str) -> list[str]:
 RecipeName = Annotated[
     str,
     typer.Argument(
-        help="Name (see `covon recipes`) or .toml file.",
+        help="Name (see `covon recipes`) or .toml file; ./NAME is always a path.",
         autocompletion=_complete_recipe,
     ),
 ]

@@ -43,7 +43,7 @@ def show(recipe: RecipeName) -> None:
 
     To start your own recipe: covon show NAME > mine.toml
     """
-    if Path(recipe).is_dir():
+    if recipe not in shipped_recipes() and Path(recipe).is_dir():
         status(Path(recipe))
         return
     classes = [getattr(s, "implementation", "") for s in load_recipe(recipe).strategies.values()]

@@ -151,19 +151,19 @@ def validate(data: dict[str, Any], name: str) -> Recipe:
 
 
 def recipe_file(name_or_path: str) -> Path:
-    """The file of a shipped recipe, or of one given by its path.
+    """The file of a shipped recipe, or of one given by its path; ``./NAME`` is always a path.
 
-    :raises RecipeError: if there is no shipped recipe of that name.
+    :raises RecipeError: if there is no such recipe.
     """
-    path = Path(name_or_path)
+    path, shipped = Path(name_or_path), shipped_recipes()
+    if name_or_path in shipped:
+        return _SHIPPED / f"{name_or_path}.toml"
     if path.suffix == ".toml" or path.is_file():
         return path
-    if name_or_path not in shipped_recipes():
-        raise RecipeError(
-            f"there is no recipe {name_or_path!r}; known are {', '.join(shipped_recipes())}, "
-            "or give the path of a .toml file"
-        )
-    return _SHIPPED / f"{name_or_path}.toml"
+    raise RecipeError(
+        f"there is no recipe {name_or_path!r}; known are {', '.join(shipped)}, or give the path of "
+        "a .toml file"
+    )
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

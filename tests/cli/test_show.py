@@ -1,5 +1,7 @@
 """``covon show``, ``covon status``, ``covon recipes`` and ``covon strategies``."""
 
+from pathlib import Path
+
 from made_up_results import made_up
 from small_recipes import FEW, STRATEGIES, saved, small_recipe
 from terminal import covon
@@ -24,6 +26,18 @@ def test_a_recipe_is_printed_as_it_stands(tmp_path):
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
     assert load_recipe(str(tmp_path / "mine.toml")) == load_recipe("permuted-digits")
     assert "\npermuted-digits: Permuted digits" in covon("recipes").stdout
+
+
+def test_a_shipped_name_comes_before_a_file_or_folder_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pacs").mkdir()
+    Path("permuted-digits").write_text(text := recipe_file("pacs-vit").read_text("utf-8"), "utf-8")
+    for name in ("pacs", "permuted-digits"):
+        assert load_recipe(name).name == name
+        assert f'name = "{name}"' in show(name)
+    assert load_recipe("./permuted-digits").name == "pacs-vit"
+    assert show("./permuted-digits") == text
+    assert covon("show", "./pacs").stderr == "covon: there are no runs in pacs\n"
 
 
 def test_classes_that_a_recipe_would_import_are_listed_and_not_imported(tmp_path):
