@@ -115,11 +115,18 @@ def estimated_seconds(recipe: Recipe, strategy: str, options: RunOptions = RunOp
 
     :raises ValueError: as :func:`run_strategy`.
     """
-    torch.set_num_threads(1)
     if isinstance(recipe.model, Backbone) and recipe.model.weights == "default":
         model = recipe.model.model_copy(update={"weights": ""})
         recipe = recipe.model_copy(update={"model": model})
-    run = _Run(recipe, strategy, recipe.seeds[0], options)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _timed_seconds(_Run(recipe, strategy, recipe.seeds[0], options))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _timed_seconds(run: _Run) -> float:
     run._build()
     ends = [time.perf_counter()]
 
@@ -135,7 +142,7 @@ def estimated_seconds(recipe: Recipe, strategy: str, options: RunOptions = RunOp
     seconds = np.diff(ends)
     if len(seconds) == 0:  # nothing is trained by gradients
         return len(stream) * (time.perf_counter() - ends[0])
-    batches = sum(math.ceil(len(e.dataset) / recipe.train_mb_size) for e in stream)
+    batches = sum(math.ceil(len(e.dataset) / run.recipe.train_mb_size) for e in stream)
     return float(run.strategy.train_epochs * batches * np.median(seconds[len(seconds) > 1 :]))
 
 

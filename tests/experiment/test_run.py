@@ -162,7 +162,11 @@ def test_the_estimated_time_is_that_of_the_steps_of_all_epochs(monkeypatch):
     times = iter([0.0, 50.0, 51.0, 52.0, 53.0, 54.0, 55.0])
     clock = SimpleNamespace(perf_counter=lambda: next(times), monotonic=lambda: 0.0)
     monkeypatch.setattr(run, "time", clock)
+    threads = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     assert run.estimated_seconds(short_recipe("finetune"), "finetune") == 2 * 4 * 2
+    assert threads == [1, 3]
 
 
 def test_the_status_of_a_run_has_its_batches_and_the_accuracy_so_far(tmp_path, monkeypatch):
