@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.run_folder import RunFolder, error_sentence
+from covon_avalanche.experiment.run_folder import RunFolder, run_error
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import worker_pool
 
@@ -49,7 +49,7 @@ def run_in_processes(
         result: Result | None = ranks[0].result()
     except Exception as error:
         folder.remove_partial_files()
-        folder.write_failure(error_sentence(error))
+        folder.write_failure(run_error(error))
         raise
     assert result is not None
     return result

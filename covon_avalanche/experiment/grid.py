@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
-from covon_avalanche.experiment.run_folder import RunFolder, error_sentence, is_bad_input
+from covon_avalanche.experiment.run_folder import RunFolder, is_bad_input, run_error
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import worker_pool
 
@@ -125,4 +125,4 @@ def _run(recipe: Recipe, spec: RunSpec, runs: Path, options: RunOptions) -> Outc
     except BrokenProcessPool:  # one of the run's own processes
         raise
     except (Exception, SystemExit) as error:
-        return Outcome(spec, error=error_sentence(error), bad_input=is_bad_input(error))
+        return Outcome(spec, error=run_error(error), bad_input=is_bad_input(error))

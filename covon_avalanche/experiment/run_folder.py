@@ -113,10 +113,22 @@ def is_bad_input(error: BaseException) -> bool:
     return isinstance(error, ValueError | OSError)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is Python's, numpy's or torch's for lack of memory, on any device."""
+    texts = "out of memory", "can't allocate memory"  # the second on the CPU
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+
+
 def error_sentence(error: BaseException) -> str:
     """The message of an error, with its class unless the user's input caused it."""
     name = "" if is_bad_input(error) else f"{type(error).__name__}: "
     return name + (printable(str(error)) or "no reason given")
+
+
+def run_error(error: BaseException) -> str:
+    """The message of an error that ends a run, with advice where memory is short."""
+    advice = "; try a smaller train_mb_size or eval_mb_size, or --jobs 1"
+    return error_sentence(error) + (advice if is_out_of_memory(error) else "")
 
 
 def is_locked(file: Path) -> bool:
@@ -204,7 +216,7 @@ class RunFolder(StoredRun):
             with self.logged():
                 yield
         except (Exception, SystemExit) as error:
-            self.write_failure(error_sentence(error))
+            self.write_failure(run_error(error))
             raise
         finally:
             lock.release()

@@ -21,7 +21,12 @@ from pydantic import ValidationError
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, Space, set_value, validate
 from covon_avalanche.experiment.registry import StrategySettings
 from covon_avalanche.experiment.result import first_error
-from covon_avalanche.experiment.run_folder import error_sentence, is_locked, run_hash
+from covon_avalanche.experiment.run_folder import (
+    is_locked,
+    is_out_of_memory,
+    run_error,
+    run_hash,
+)
 from covon_avalanche.experiment.run_options import RunOptions
 
 
@@ -233,7 +238,7 @@ class Search:
         except (FloatingPointError, MemoryError, RuntimeError) as error:
             if not _due_to_settings(error):
                 raise
-            trial.set_user_attr("error", f"failed: {error_sentence(error)}")
+            trial.set_user_attr("error", f"failed: {run_error(error)}")
             return 0.0
         return result.average_accuracy
 
@@ -274,8 +279,8 @@ def _due_to_settings(error: Exception) -> bool:
     """Whether training has diverged, or needs more memory than there is."""
     import torch
 
-    kinds = FloatingPointError, MemoryError, torch.OutOfMemoryError, torch.linalg.LinAlgError
-    return isinstance(error, kinds) or "can't allocate memory" in str(error)  # on the CPU
+    diverged = isinstance(error, FloatingPointError | torch.linalg.LinAlgError)
+    return diverged or is_out_of_memory(error)
 
 
 def _lies_in(value: Any, space: Space) -> bool:

@@ -29,6 +29,11 @@ ERRORS = {
     "own": ("Unpleasant(3, 4)", "Unpleasant: 3 of 4", False),
     "value": ("ValueError('no such mixture')", "no such mixture", True),
     "exit": ("SystemExit('enough')", "SystemExit: enough", False),
+    "memory": (
+        "RuntimeError('CUDA out of memory.\\nTried to allocate 9 GiB')",
+        "RuntimeError: CUDA out of memory. Tried to allocate 9 GiB; try a smaller train_mb_size",
+        False,
+    ),
     "diverged": (None, "FloatingPointError: the loss is", False),
 }
 
