@@ -11,7 +11,7 @@
     function key(row) {
       var cell = row.cells[column];
       if (column === 0) { return cell.dataset.value; }
-      return cell.dataset.value === "" ? null : Number(cell.dataset.value);
+      return cell.dataset.value === "" ? null : Number(cell.dataset.value.replace("inf", "Infinity"));
     }
     rows.sort(function (a, b) {
       var x = key(a), y = key(b);
