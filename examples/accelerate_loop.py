@@ -48,5 +48,6 @@ for task, images in enumerate(tasks, start=1):
             optimizer.step()
     covon.consolidate()
     with torch.no_grad():
-        hits = [(net(t[test]).argmax(1) == y[test]).float().mean() for t in tasks]
+        found = [net(t[test].to(accelerator.device)).argmax(1).cpu() for t in tasks]
+    hits = [(predicted == y[test]).float().mean() for predicted in found]
     accelerator.print(f"after task {task}: " + ", ".join(f"{100 * h:.1f} %" for h in hits))

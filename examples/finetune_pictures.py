@@ -17,6 +17,8 @@ from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.merging import RegMean
 from covon_avalanche.streams import DomainFolders, image_transforms
 
+if len(sys.argv) < 2:
+    raise SystemExit(__doc__)
 folder, *weights = sys.argv[1:]
 torch.manual_seed(0)
 train, evaluation = image_transforms(112)  # pixels
@@ -46,8 +48,10 @@ for experience in benchmark.train_stream:
     strategy.train(experience)
     strategy.eval(benchmark.test_stream)
 
+optimizer.posterior().save("posterior.safetensors")
 matrix = metrics.matrix
 for row in matrix.rows:
     print("  ".join(f"{100 * accuracy:5.1f}" for accuracy in row), "% on each domain")
-print(f"A_T {100 * matrix.average_accuracy():.1f} %, BWT {100 * matrix.bwt():+.1f} points")
-optimizer.posterior().save("posterior.safetensors")
+print(f"A_T {100 * matrix.average_accuracy():.1f} %")
+if (bwt := matrix.bwt()) is not None:
+    print(f"BWT {100 * bwt:+.1f} points")

@@ -40,7 +40,9 @@ class Classifier(pl.LightningModule):
 
 model = Classifier()
 for task, images in enumerate(tasks, start=1):
-    loader = DataLoader(TensorDataset(images[train], y[train]), batch_size=32, shuffle=True)
+    loader = DataLoader(
+        TensorDataset(images[train], y[train]), batch_size=32, shuffle=True, drop_last=True
+    )
     trainer = pl.Trainer(
         max_epochs=20,
         accumulate_grad_batches=2,  # 64 examples a step

@@ -39,8 +39,11 @@ class PosteriorCallback(TrainerCallback):
                 callbacks=[PosteriorCallback()]).train()
 
     One sample is in place during all micro-batches of a step; evaluation, checkpoints and logging
-    see the mean. ``batch_size`` counts the examples of all micro-batches and processes. To evaluate
-    with a sample: ``with optimizer.sampled_params(train=False): trainer.evaluate()``.
+    see the mean. ``batch_size`` counts the examples of all micro-batches and processes; with
+    ``dataloader_drop_last=True`` no step has fewer. A step that the end of an epoch interrupts, as
+    with a streaming data set and accumulation, is dropped. Checkpoints that ``train`` writes are
+    from before the merge: call ``trainer.save_model()`` after it. To evaluate with a sample: ``with
+    optimizer.sampled_params(train=False): trainer.evaluate()``.
 
     After an exception or Ctrl-C inside a step, the mean returns with the next evaluation, saving or
     training; for any other use call ``optimizer.discard_samples()``.
@@ -80,6 +83,11 @@ class PosteriorCallback(TrainerCallback):
         """Restore the mean, after the last micro-batch."""
         self._sample.close()
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Drop a step whose micro-batches are incomplete."""
+        self._discard_sample()
+        _posterior_optimizer(kwargs["optimizer"]).zero_grad()
+
     def _remove_hooks(self) -> None:
         while self._hooks:
             self._hooks.pop().remove()
@@ -89,7 +97,7 @@ class PosteriorCallback(TrainerCallback):
             self._discard_sample()
 
     def _discard_sample(self, *_: Any) -> None:
-        """Restore the mean if an exception has left a sample in place."""
+        """Restore the mean if a step was left unfinished."""
         self._sample.__exit__(RuntimeError, RuntimeError("the step was interrupted"), None)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

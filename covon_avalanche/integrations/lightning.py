@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lightning.pytorch import Callback
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from covon_avalanche.optim import PosteriorOptimizer
 
@@ -13,15 +15,25 @@ from covon_avalanche.optim import PosteriorOptimizer
 class PosteriorCallback(Callback):
     """Samples the weights around the micro-batches of each step, and merges at the end of ``fit``::
 
+        def __init__(self):
+            super().__init__()
+            self.network = ...
+            self.optimizer = CoVON(self.named_parameters(), ess=50_000, batch_size=256)
+
         def configure_optimizers(self):
-            return CoVON(self.named_parameters(), ess=50_000, batch_size=256)
+            return self.optimizer
 
         Trainer(accumulate_grad_batches=4, callbacks=[PosteriorCallback()]).fit(module, loader)
 
-    One sample is in place during all micro-batches of a step; validation after it, checkpoints and
-    the trained module see the mean. ``batch_size`` counts the examples of all micro-batches and
-    processes. Without accumulation the callback is needed for the merge alone, since
-    ``step(closure)`` samples, too.
+    ``fit`` calls ``configure_optimizers``: an optimizer that is created there would begin the next
+    task without the posterior. ``batch_size`` counts the examples of all micro-batches and
+    processes; let the loader drop an incomplete last batch.
+
+    One sample is in place during all micro-batches of a step; validation after it, checkpoints
+    (within a step, too) and the trained module see the mean. Checkpoints that ``fit`` writes are
+    from before the merge: call ``trainer.save_checkpoint`` after it, and test the module without
+    ``ckpt_path``. Without accumulation the callback is needed for the merge and for checkpoints
+    within a step, since ``step(closure)`` samples, too.
     """
 
     def __init__(self, consolidate: bool = True) -> None:
@@ -30,13 +42,26 @@ class PosteriorCallback(Callback):
         """
         self.consolidate = consolidate
         self._sample: AbstractContextManager[None] | None = None
+        self._hook: RemovableHandle | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Check the optimizer.
+        """Check the optimizer, and let checkpoints hold the mean.
 
         :raises ValueError: for another optimizer, several, or several samples per step.
         """
-        _optimizer(trainer)
+        optimizer = _optimizer(trainer)
+
+        def replace_samples(
+            module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
+        ) -> None:
+            """Lightning saves within a step before a cluster ends the job, and by time."""
+            for name, p in module.named_parameters(
+                prefix.removesuffix("."), remove_duplicate=False
+            ):
+                if name in state:
+                    state[name] = optimizer.mean_of(p)
+
+        self._hook = pl_module.register_state_dict_post_hook(replace_samples)
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -70,11 +95,18 @@ class PosteriorCallback(Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Restore the mean."""
         self._discard(trainer)
+        self._remove_hook()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Merge."""
+        self._remove_hook()
         if self.consolidate:
             _optimizer(trainer).consolidate()
+
+    def _remove_hook(self) -> None:
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
 
     def _discard(self, trainer: Any) -> None:
         self._sample = None

@@ -188,8 +188,9 @@ class CoVON(PosteriorOptimizer):
         times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. See
         ``optim/hessian.py`` for derivations and noise. The same in all groups.
     :param batch_size: examples behind a step's gradient (over all processes), for
-        ``"gradsq"``; with Avalanche :class:`CoVONPlugin` sets it in each step. Only the first
-        group's value is used.
+        ``"gradsq"``; with Avalanche :class:`CoVONPlugin` sets it in each step. A step with fewer
+        examples overestimates the Hessian: drop an incomplete last batch, or set the value in
+        ``param_groups[0]`` before the step. Only the first group's value is used.
     :param consolidation: what happens at the end of a task: ``"merge"``, Eq. 8; ``"replace"``, no
         slow state: what the task alone adds to the first prior becomes the prior (negative entries
         of the Hessian count as 0); ``"none"``, plain IVON without consolidation. The last two, and

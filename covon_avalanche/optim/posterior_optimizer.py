@@ -402,7 +402,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             value = self._precision(p, group, train=False)
             if p not in given or value is None:
                 continue
-            mean = self._mean(p)
+            mean = self.mean_of(p)
             precision = value if isinstance(value, Tensor) else torch.full_like(mean, value)
             means[given[p]] = gathered(mean)
             precisions[given[p]] = gathered(precision)
@@ -420,13 +420,13 @@ class PosteriorOptimizer(Optimizer, ABC):
         means, precisions = {}, {}
         for _, p, group, _ in self._named_params():
             if p in given:
-                state = {**self._first_prior(self._mean(p), group), **self.state.get(p, {})}
+                state = {**self._first_prior(self.mean_of(p), group), **self.state.get(p, {})}
                 means[given[p]] = gathered(state["prior_mean"])
                 precisions[given[p]] = gathered(state["prior_precision"])
         return DiagGaussian(means, precisions)
 
-    def _mean(self, p: Tensor) -> Tensor:
-        """The posterior's mean, inside of a sample, too."""
+    def mean_of(self, p: Tensor) -> Tensor:
+        """The posterior's mean of a parameter, inside of a sample, too; not a copy."""
         return self._in_place[p].content if p in self._in_place else p.detach()
 
     def _set_prior(self, prior: DiagGaussian) -> None:

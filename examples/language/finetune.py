@@ -98,8 +98,10 @@ def main() -> None:
     torch.manual_seed(given.seed)
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     tokenizer.pad_token = given.pad_token or tokenizer.pad_token
-    if tokenizer.pad_token is None:
+    if tokenizer.pad_token_id is None:
         raise SystemExit(f"the tokenizer of {given.model} has no padding token: pass --pad-token")
+    if tokenizer.eos_token is None:
+        raise SystemExit(f"the tokenizer of {given.model} has no end token for answers")
     model = AutoModelForCausalLM.from_pretrained(given.model).float()  # bfloat16 by autocast
     if given.lora is not None:
         from peft import LoraConfig, get_peft_model

@@ -4,12 +4,12 @@
     python examples/language/pretrain.py --corpus en=english.txt --corpus de=german.txt
     accelerate launch examples/language/pretrain.py --corpus ...   # several GPUs
 
-A corpus is a text file, a ``.jsonl`` file with ``"text"`` in each line, or the name of a data set
-of the Hub with a column ``text`` (``de=wikimedia/wikipedia:20231101.de``). Defaults are the
-paper's: GPT-2 of 124 million parameters from a random start, without dropout and biases, 20 x 24
-sequences of 1024 tokens per step over all processes, 5,000 steps per language. The learning rate of
-CoVON warms up once and decays over all languages, that of AdamW for each language. ``--small``
-trains a miniature on a CPU.
+A corpus is a text file with blank lines between documents, a ``.jsonl`` file with ``"text"`` in
+each line, or the name of a data set of the Hub with a column ``text``
+(``de=wikimedia/wikipedia:20231101.de``). Defaults are the paper's: GPT-2 of 124 million parameters
+from a random start, without dropout and biases, 20 x 24 sequences of 1024 tokens per step over all
+processes, 5,000 steps per language. The learning rate of CoVON warms up once and decays over all
+languages, that of AdamW for each language. ``--small`` trains a miniature on a CPU.
 """
 
 from __future__ import annotations
@@ -60,14 +60,16 @@ def arguments() -> argparse.Namespace:
 def sequences(source: str, tokenizer: Any, context: int) -> Dataset:
     """A corpus as token sequences of equal length, without padding."""
     if Path(source).is_file():
-        kind = "json" if source.endswith((".jsonl", ".json")) else "text"
-        data = load_dataset(kind, data_files=source, split="train")
+        if source.endswith((".jsonl", ".json")):
+            data = load_dataset("json", data_files=source, split="train")
+        else:
+            data = load_dataset("text", data_files=source, sample_by="paragraph", split="train")
     else:
         name, _, config = source.partition(":")
         data = load_dataset(name, config or None, split="train")
 
     def pack(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        texts = [text + tokenizer.eos_token for text in rows["text"]]
+        texts = [text.strip() + tokenizer.eos_token for text in rows["text"] if text.strip()]
         ids = list(chain.from_iterable(tokenizer(texts)["input_ids"]))
         cut = [ids[i : i + context] for i in range(0, len(ids) - context + 1, context)]
         return {"input_ids": cut, "labels": cut}
@@ -103,6 +105,8 @@ def main() -> None:
     corpora = {}
     for corpus in given.corpus:
         name, _, source = corpus.partition("=")
+        if not source:
+            raise SystemExit(f"--corpus {corpus} must be NAME=SOURCE")
         rows = sequences(source, tokenizer, given.context)
         if len(rows) <= given.valid:
             raise SystemExit(f"{source} has {len(rows)} sequences, --valid {given.valid} takes all")

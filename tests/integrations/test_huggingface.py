@@ -136,6 +136,30 @@ def test_a_resumed_training_equals_one_that_nobody_stopped(tmp_path):
     assert same(weights(again), weights(whole))
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(ROWS)
+
+
+@pytest.mark.parametrize("strategy", ["no", "epoch"])
+def test_a_step_that_the_end_of_a_streaming_epoch_interrupts_is_dropped(strategy, tmp_path):
+    """Six micro-batches are one step of four."""
+    model = Model()
+    plain = copy.deepcopy(model)
+    optimizer, own = (make_covon(m.named_parameters()) for m in (model, plain))
+    options = {"max_steps": 3, "eval_strategy": strategy}
+    run = trainer(model, optimizer, tmp_path, size=4, **options)
+    run.train_dataset = Stream()
+    run.train()
+    for _ in range(3):
+        accumulate(own, plain, BATCHES[:4], size=4, clip=0.05)
+        with own.sampled_params():  # the draw of the dropped step
+            pass
+        own.discard_samples()
+    own.consolidate()
+    torch.testing.assert_close(weights(model), weights(plain))
+
+
 def test_adapters_of_peft_alone_have_a_posterior_as_in_a_plain_loop(tmp_path):
     peft = pytest.importorskip("peft", reason="needs the extra language")
     base = Model()

@@ -141,12 +141,18 @@ def test_labels_are_on_the_answers_only(model, tmp_path):
 
 
 def test_finetune_errors_are_one_sentence(model, monkeypatch, tmp_path):
-    settings = json.loads((model / "tokenizer_config.json").read_text())
+    config = model / "tokenizer_config.json"
+    settings = json.loads(config.read_text())
     del settings["pad_token"]
-    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    config.write_text(json.dumps(settings))
     files = reasoning_files(tmp_path)
-    with pytest.raises(SystemExit, match="has no padding token: pass --pad-token"):
-        run("finetune.py", monkeypatch, "--model", model, *files)
+    for given in ([], ["--pad-token", "<unknown>"]):
+        with pytest.raises(SystemExit, match="has no padding token: pass --pad-token"):
+            run("finetune.py", monkeypatch, "--model", model, *files, *given)
+    config.write_text(json.dumps({**settings, "eos_token": None}))
+    with pytest.raises(SystemExit, match="has no end token for answers"):
+        run("finetune.py", monkeypatch, "--model", model, *files, "--pad-token", "<|end|>")
+    config.write_text(json.dumps(settings))
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(SystemExit, match=r"--score needs .*: pip install lm_eval"):
         run(
@@ -178,10 +184,21 @@ def test_pretrain(model, optimizer, monkeypatch, tmp_path, capsys):
         assert "transformer.wte.weight" in DiagGaussian.load(posterior).mean
 
 
+def test_documents_of_a_text_file_are_separated_by_blank_lines(model, tmp_path):
+    (tmp_path / "en.txt").write_text("1 + 1 = 2\n1 + 1 =\n\n\n2 + 1\n", encoding="utf-8")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    module = runpy.run_path(str(EXAMPLES / "pretrain.py"))
+    rows = module["sequences"](str(tmp_path / "en.txt"), tokenizer, 1)
+    text = tokenizer.decode([token for row in rows for token in row["input_ids"]])
+    assert text == "1 + 1 = 2\n1 + 1 =<|end|>2 + 1<|end|>"
+
+
 def test_a_corpus_without_text_to_train_on_is_one_sentence(model, monkeypatch, tmp_path):
     (tmp_path / "en.txt").write_text("short\n", encoding="utf-8")
     with pytest.raises(SystemExit, match=r"en\.txt has 0 sequences, --valid 200 takes all"):
         run("pretrain.py", monkeypatch, "--corpus", "en=en.txt", "--small", "--tokenizer", model)
+    with pytest.raises(SystemExit, match=r"--corpus en\.txt must be NAME=SOURCE"):
+        run("pretrain.py", monkeypatch, "--corpus", "en.txt", "--small", "--tokenizer", model)
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")

@@ -99,6 +99,26 @@ def test_validation_may_average_over_samples(linear):
     assert not any(same(drawn, weights(module.net)) for drawn in module.drawn)
 
 
+def test_checkpoints_within_a_step_hold_the_mean_and_change_nothing(linear):
+    """Lightning writes them on a cluster's signal, for instance."""
+
+    class Saving(Module):
+        def training_step(self, batch, index):
+            loss = super().training_step(batch, index)
+            saved.append(self.state_dict()["net.weight"].clone())
+            return loss
+
+    saved, saving, plain = [], Saving(linear), Module(linear)
+    fit(saving, PosteriorCallback(), epochs=1, size=2)
+    fit(plain, PosteriorCallback(), epochs=1, size=2)
+    assert torch.equal(saved[0], linear.weight)
+    assert not any(
+        torch.equal(mean, sample) for mean, sample in zip(saved, saving.seen, strict=True)
+    )
+    assert same(weights(saving.net), weights(plain.net))
+    assert torch.equal(saving.state_dict()["net.weight"], saving.net.weight)  # no hook is left
+
+
 @pytest.mark.parametrize("make", [make_covon, make_vcl])
 def test_without_the_callback_step_samples_by_itself_and_accumulation_is_an_error(make, linear):
     fit(module := Module(linear, make))
