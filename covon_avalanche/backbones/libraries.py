@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -129,7 +130,15 @@ def _open_clip(
     if pretrained and (model_name, tag) not in open_clip.list_pretrained():
         raise ValueError(f"open_clip has no weights {tag!r} for {model_name!r}")
     options = {} if image_size is None else {"force_image_size": image_size}
-    clip = open_clip.create_model(model_name, pretrained=tag if pretrained else None, **options)
+    if pretrained:
+        clip = open_clip.create_model(model_name, pretrained=tag, **options)
+    else:
+        disabled = logging.root.manager.disable
+        logging.disable(logging.WARNING)  # that weights are random, which a file may replace
+        try:
+            clip = open_clip.create_model(model_name, **options)
+        finally:
+            logging.disable(disabled)
     features = open_clip.get_model_config(model_name)["embed_dim"]
     visual, text = clip.visual, None
     if class_names is not None:

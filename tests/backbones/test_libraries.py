@@ -51,12 +51,14 @@ def test_timm_networks_of_two_heads_or_none_and_their_files(name, tmp_path):
     assert all(torch.equal(value, other[key]) for key, value in mine.state_dict().items())
 
 
-def test_the_image_tower_of_a_complete_clip_is_loaded(tmp_path):
+def test_the_image_tower_of_a_complete_clip_is_loaded_without_a_warning(tmp_path, caplog):
     open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
     name = add_tiny_clip(tmp_path)
     clip = open_clip.create_model(name.removeprefix("open_clip/")).eval()
     save_file(clip.state_dict(), tmp_path / "clip.safetensors")
+    caplog.clear()
     model = create_backbone(name, 3, weights=tmp_path / "clip.safetensors").eval()
+    assert not caplog.records
     save_file(model.state_dict(), tmp_path / "mine.safetensors")
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(model.visual(images), clip.encode_image(images))
