@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class GradientAccumulation:
-    """Mixin: each optimizer step follows the average loss over the examples of several
-    mini-batches::
+    """Mixin: averages the loss over the examples of several mini-batches in each step::
 
         class Accumulating(GradientAccumulation, Naive):
             accumulate = 4
 
-    ``train_mb_size`` is what is in memory at once. Plugins see each mini-batch as usual, but
-    ``before_update`` and ``after_update`` only where there is a step. The weights of a posterior
+    ``train_mb_size`` is what is on the device at once; the loader's batches of a step are drawn
+    before it. Plugins see each mini-batch as usual, but ``before_update`` and ``after_update`` only
+    where there is a step. The weights of a posterior
     optimizer are one sample during the mini-batches of a step; evaluate between epochs
     (``peval_mode="epoch"``), not within a step. The last step of an epoch may have fewer.
     Strategies with a ``training_epoch`` of their own, such as DER, cannot be mixed with it.
@@ -35,9 +35,9 @@ class GradientAccumulation:
         while step := list(islice(batches, own.accumulate)):
             if own._stop_training:
                 break
-            examples = sum(len(batch[1]) for batch in step)
-            for i, batch in enumerate(step):
-                own.mbatch = batch
+            sizes = [len(batch[1]) for batch in step]
+            for i, size in enumerate(sizes):
+                own.mbatch = step.pop(0)
                 own._unpack_minibatch()
                 own._before_training_iteration(**kwargs)
                 if i == 0:
@@ -49,11 +49,11 @@ class GradientAccumulation:
                 own.loss += own.criterion()
                 own._before_backward(**kwargs)
                 loss = own.loss
-                own.loss = loss * len(own.mb_y) / examples
+                own.loss = loss * size / sum(sizes)
                 own.backward()
                 own.loss = loss
                 own._after_backward(**kwargs)
-                if i + 1 == len(step):
+                if not step:
                     own._before_update(**kwargs)
                     own.optimizer_step()
                     own._after_update(**kwargs)

@@ -60,13 +60,21 @@ class Decay(SupervisedPlugin):
         strategy.loss = strategy.loss + sum(p.square().sum() for p in strategy.model.parameters())
 
 
-def test_accumulated_steps_equal_those_of_large_batches():
+class Twice(SupervisedPlugin):
+    """Adds examples to each mini-batch, as generative replay does."""
+
+    def before_training_iteration(self, strategy, **kwargs):
+        strategy.mbatch = [torch.cat([part, part]) for part in strategy.mbatch]
+
+
+@pytest.mark.parametrize("plugins", [[], [Twice()]])
+def test_accumulated_steps_equal_those_of_large_batches(plugins):
     found = []
     threefold = type("Threefold", (GradientAccumulation, Naive), {"accumulate": 3})
     for cls, size in ((Naive, 48), (threefold, 16), (threefold, 20)):  # 20 + 20 + 8
         benchmark, model = toy_benchmark(2), toy_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        strategy = make_naive(model, optimizer, Decay(), cls=cls, train_mb_size=size)
+        strategy = make_naive(model, optimizer, Decay(), *plugins, cls=cls, train_mb_size=size)
         for experience in benchmark.train_stream:
             strategy.train(experience, shuffle=False)
         found.append(weights(model))

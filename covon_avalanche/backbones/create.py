@@ -59,7 +59,7 @@ def create_backbone(
         if weights != "default":
             raise
         what = " ".join(str(error).split())
-        raise ValueError(f"the weights of {name} cannot be downloaded: {what}") from error
+        raise ValueError(f"the weights of {name} cannot be downloaded or loaded: {what}") from error
     if file is None:
         return model
     if library == "open_clip" and "logit_scale" in file:  # both towers

@@ -134,7 +134,7 @@ def _open_clip(
         clip = open_clip.create_model(model_name, pretrained=tag, **options)
     else:
         disabled = logging.root.manager.disable
-        logging.disable(logging.WARNING)  # that weights are random, which a file may replace
+        logging.disable(logging.WARNING)  # open_clip warns about random weights
         try:
             clip = open_clip.create_model(model_name, **options)
         finally:

@@ -33,7 +33,7 @@ from covon_avalanche.experiment.data_settings import Backbone, missing_mnist
 from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid, specs_of
 from covon_avalanche.experiment.precision import SLOW, is_slow
 from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
-from covon_avalanche.experiment.result import Result
+from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import RunFolder, error_sentence, finished_runs
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes
@@ -125,16 +125,24 @@ def run(
     folder = out or Path("runs") / chosen.name
     specs = specs_of(chosen)
     missing = missing_sentence(chosen, dataset_root)
-    new = [spec for spec in specs if not RunFolder(folder, chosen, *spec).is_finished()]
+    new, damaged = [], []
+    for spec in specs:
+        try:
+            if RunFolder(folder, chosen, *spec).result() is None:
+                new.append(spec)
+        except ResultError as error:
+            damaged.append(error)
+    if damaged and (dry_run or launcher is Launcher.slurm):
+        fail(str(damaged[0]))
     parallel = jobs or max(1, default_processes(chosen.device) // shares)
     parallel = min(parallel, max(1, len(new)))
     if dry_run:
         done = f"{len(specs) - len(new)} finished, {len(new)} to run, {parallel} in parallel"
         typer.echo(f"{chosen.title}: {_runs(specs)}, {done}")
-        mnist = missing_mnist(chosen.stream, dataset_root)
+        mnist = missing_mnist(chosen.stream, dataset_root) if new else None
         there = "The data are there." if mnist is None else f"MNIST will be downloaded to {mnist}."
         typer.echo(missing or there)
-        if isinstance(chosen.model, Backbone) and chosen.model.weights == "default":
+        if new and isinstance(chosen.model, Backbone) and chosen.model.weights == "default":
             name = chosen.model.backbone
             typer.echo(f"The weights of {name} will be downloaded, unless they are cached.")
         if new and not missing and mnist is None:
@@ -193,7 +201,7 @@ def _print_times(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 times = times or [estimated_seconds(recipe, strategy, options)]
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, FloatingPointError) as error:
             fail(f"{strategy}: {error_sentence(error)}")
         number, mean = sum(spec.strategy == strategy for spec in new), sum(times) / len(times)
         total += number * mean

@@ -24,7 +24,8 @@ class RidgeClassifier(ClosedFormHead):
     With features ``H``, one row per example, and one-hot labels ``Y``, the sums ``G = HᵀH`` and
     ``Q = HᵀY`` over all domains give the weights ``(G + ridge I)⁻¹ Q`` of the joint ridge
     regression, whatever the order of the domains. The ridge is chosen in each domain, by fitting
-    on four fifths of that domain's examples and validating on every fifth example.
+    on four fifths of that domain's examples and validating on every fifth example; a domain of
+    fewer than five keeps the ridge of the one before.
 
     With ``standardize`` features are centred and divided by their standard deviation over all
     domains, and an intercept is fitted that the ridge leaves alone. Both follow from the sums.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.result import Result
+from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import RunFolder, is_bad_input, run_error
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import worker_pool
@@ -67,11 +67,15 @@ def run_grid(
     """
     unfinished: list[RunSpec] = []
     for spec in specs:
-        folder = RunFolder(runs, recipe, *spec)
-        if folder.is_finished():
-            on_end(Outcome(spec, folder.result(), cached=True))
-        else:
+        try:
+            result = RunFolder(runs, recipe, *spec).result()
+        except ResultError as error:
+            on_end(Outcome(spec, error=str(error), bad_input=True))
+            continue
+        if result is None:
             unfinished.append(spec)
+        else:
+            on_end(Outcome(spec, result, cached=True))
     workers = max(1, min(processes, len(unfinished)))
     pending: dict[Future[Outcome], RunSpec] = {}
     try:

@@ -52,7 +52,7 @@ def run_in_folder(
     """Run, resume an interrupted run, or return the result of a finished one.
 
     :param runs: folder of all runs, see :class:`RunFolder`.
-    :raises ValueError: if another process works on this run; otherwise as :func:`run_strategy`.
+    :raises ValueError: if another process is running it; otherwise as :func:`run_strategy`.
     """
     if options.processes > 1 and not DistributedHelper.is_distributed:
         return run_in_processes(recipe, strategy, seed, runs, options)

@@ -146,15 +146,16 @@ def is_locked(file: Path) -> bool:
 
 def find_files(folder: Path, name: str) -> list[Path]:
     """Files of this name in a folder and all below it, linked ones included; each folder once."""
-    found, seen = [], set()
+    found, seen, top = [], set[Path](), folder.resolve()
     for parent, folders, files in os.walk(folder, followlinks=True):
-        folders.sort()
-        real = os.path.realpath(parent)
-        if real in seen:  # perhaps a link to a folder above
+        real = Path(parent).resolve()
+        if real in seen or real in top.parents:  # a link to a folder above, perhaps
             folders.clear()
-        elif name in files:
-            found.append(Path(parent, name))
+            continue
         seen.add(real)
+        folders.sort(key=lambda name: Path(parent, name).is_symlink())
+        if name in files:
+            found.append(Path(parent, name))
     return sorted(found)
 
 
@@ -200,7 +201,7 @@ class RunFolder(StoredRun):
         """Create the folder, keep other processes out, and log messages, warnings and the error
         that ends the run.
 
-        :raises ValueError: if another process works in it.
+        :raises ValueError: if another process is running it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock")
@@ -208,8 +209,8 @@ class RunFolder(StoredRun):
             lock.acquire(timeout=_LOCK_TIMEOUT)
         except Timeout:
             raise ValueError(
-                f"another process works on {self.path}: wait for its end or stop it, then start "
-                "the command again"
+                f"another process is running {self.path}: wait until it finishes or stop it, then "
+                "run the command again"
             ) from None
         try:
             self.remove_partial_files()
@@ -275,13 +276,6 @@ class RunFolder(StoredRun):
             result = result.model_copy(update=changes)
             result.save(self.result_file)
         return result
-
-    def is_finished(self) -> bool:
-        """Whether there is a result of this run that can be read."""
-        try:
-            return self.result() is not None
-        except ResultError:
-            return False
 
     def write_start(self, about: dict[str, Any]) -> int:
         """Write ``run.json``.

@@ -178,8 +178,9 @@ class Search:
         """A missing trial and its lock, or ``None`` if all are done or claimed by other processes.
 
         A trial of a killed process has no lock: it fails, and its index is free again. The seed of
-        the sampler depends on the index only, so that a resumed search draws what an uninterrupted
-        one does, and processes that search together draw different settings.
+        the sampler depends on the index, so that a resumed search draws what an uninterrupted one
+        does, and processes that search together draw different settings. An index that has failed
+        three times, perhaps for lack of memory, draws others.
         """
         folder = self.journal.parent / ".claims" / self._name
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,9 +195,12 @@ class Search:
                 return None
             lock = FileLock(folder / f"{index}.lock")
             lock.acquire()
-            if index == 0:
+            failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+            again = max(0, sum(t.user_attrs.get("index") == index for t in failed) - 2)
+            waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+            if index == 0 and not again and not waiting:
                 study.enqueue_trial(self._own_settings())
-            seed = self.seed + index
+            seed = self.seed + index + 1_000_003 * again
             study.sampler = TPESampler(seed=seed, n_startup_trials=5, constant_liar=True)
             claimed = study.ask()
             claimed.set_user_attr("index", index)

@@ -27,7 +27,8 @@ class PosteriorCallback(Callback):
 
     ``fit`` calls ``configure_optimizers``: an optimizer that is created there would begin the next
     task without the posterior. ``batch_size`` counts the examples of all micro-batches and
-    processes; let the loader drop an incomplete last batch.
+    processes: let the loader drop an incomplete last batch, and the accumulation divide the number
+    of micro-batches.
 
     One sample is in place during all micro-batches of a step; validation after it, checkpoints
     (within a step, too) and the trained module see the mean. Checkpoints that ``fit`` writes are

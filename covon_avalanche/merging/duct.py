@@ -86,6 +86,7 @@ class DUCT(nn.Module):
         self.register_buffer("change", torch.zeros_like(_flat(list(self.backbone.parameters()))))
         means = torch.full((num_domains, num_classes, features), torch.nan) if keep_means else None
         self.register_buffer("class_means", means)
+        self._in_training = False
         self.domains: Tensor
         """Number of domains begun."""
         self.pretrained: Tensor
@@ -109,10 +110,12 @@ class DUCT(nn.Module):
 
     @torch.no_grad()
     def begin_domain(self) -> None:
-        """Begin a domain with the pretrained backbone.
+        """Begin a domain with the pretrained backbone; again, if its training was interrupted.
 
         :raises ValueError: after the last of ``num_domains``.
         """
+        if self._in_training:
+            self.domains -= 1
         if int(self.domains) >= self.num_domains:
             raise ValueError(
                 f"num_domains is {self.num_domains}, but domain {self.num_domains + 1} begins"
@@ -121,6 +124,7 @@ class DUCT(nn.Module):
         for domain, weight in enumerate(self.head.blocks):
             weight.requires_grad_(domain == int(self.domains))  # the others take no part
         self.domains += 1
+        self._in_training = True
 
     @torch.no_grad()
     def merge_backbone(self) -> None:
@@ -130,6 +134,7 @@ class DUCT(nn.Module):
         pretrained = self.pretrained[: len(self.change)]
         self.change += self.alpha * (_flat(weights) - pretrained)
         _fill(weights, pretrained + self.change)
+        self._in_training = False
 
     def retrain_classifier(
         self,

@@ -57,7 +57,6 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
             check_positive("transport_reg", transport_reg)
         self.retrain_epochs, self.retrain_lr = retrain_epochs, retrain_lr
         self.transport_reg = transport_reg
-        self._in_domain = False
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Begin a domain.
@@ -75,10 +74,7 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
                 "DUCT trains each domain from the pretrained weights, without a prior: use an "
                 f"optimizer without a posterior, got {type(strategy.optimizer).__name__}"
             )
-        if self._in_domain:  # its training was interrupted
-            strategy.model.domains -= 1
         strategy.model.begin_domain()
-        self._in_domain = True
         if strategy.model.class_means is not None:
             strategy.model.keep_class_means(*_features(strategy))
         strategy.optimizer.state.clear()
@@ -87,7 +83,6 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
         """Merge the backbone and retrain the classifier."""
         model: DUCT = strategy.model
         model.merge_backbone()
-        self._in_domain = False
         if trained_batch_norms(model):
             update_batch_norm(model, task_loader(strategy, strategy.train_mb_size, shuffled=True))
         model.retrain_classifier(

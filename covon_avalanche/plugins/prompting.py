@@ -34,7 +34,6 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
         if max_grad_norm is not None:
             check_positive("max_grad_norm", max_grad_norm)
         self.max_grad_norm = max_grad_norm
-        self._in_domain = False
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Begin a domain.
@@ -48,10 +47,10 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
                 "method of covon_avalanche.prompting"
             )
         check_whole_task(strategy.experience)
-        if self._in_domain:  # its training was interrupted
+        if strategy.model.in_training:  # it was interrupted
             strategy.model.domains -= 1
         strategy.model.begin_domain()
-        self._in_domain = True
+        strategy.model.in_training = True
         if not isinstance(strategy.optimizer, PosteriorOptimizer):
             strategy.optimizer.state.clear()
 
@@ -72,4 +71,4 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """End the domain; the model passes over its data with the evaluation transform."""
         strategy.model.end_domain(lambda: task_loader(strategy, strategy.eval_mb_size))
-        self._in_domain = False
+        strategy.model.in_training = False

@@ -33,7 +33,7 @@ def add_squared_example_gradients(
     try:
         _add_by_func(model, sums, batch, criterion)
     except RuntimeError as error:
-        if not str(error).startswith("vmap"):  # it supports no control flow by data
+        if not str(error).startswith("vmap"):  # no data-dependent control flow
             raise
         for i in range(len(batch[1])):
             add_squared_gradients(model, sums, [column[i : i + 1] for column in batch], criterion)

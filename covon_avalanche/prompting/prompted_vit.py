@@ -52,7 +52,7 @@ class PromptedViT(nn.Module):
         self._queries: dict[tuple[Any, ...], Tensor] = {}  # the oldest first
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without kept features: parameters of a copy count their changes anew."""
+        """Without kept features: the version counters of a copy's parameters restart."""
         return {**self.__dict__, "_queries": {}}
 
     def train(self, mode: bool = True) -> PromptedViT:

@@ -8,15 +8,27 @@ normalisation are one multiplication and one addition, in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2.functional import resize
+
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image upright, by its EXIF orientation."""
 
 Transform = Callable[[Any], Any]
 
@@ -103,11 +115,13 @@ def resize_shorter(image: Tensor, size: int) -> Tensor:
 
 def pixels_of(image: Image.Image) -> Tensor:
     """A PIL image as a uint8 tensor of shape (3, height, width), in RGB; 16 bits become 8, and the
-    image is turned as its EXIF orientation says.
+    image is rotated according to its EXIF orientation.
 
     :raises ValueError: for 32-bit pixels, whose range is unknown.
     """
-    image = ImageOps.exif_transpose(image)
+    image.load()  # which turns a TIFF
+    with suppress(Exception):  # damaged EXIF data raise all kinds of errors
+        image = image.transpose(_UPRIGHT[image.getexif()[ExifTags.Base.Orientation]])
     if image.mode.startswith("I;16"):  # convert() would clip at 255
         image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     if image.mode in ("I", "F"):

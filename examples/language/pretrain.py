@@ -70,7 +70,7 @@ def sequences(source: str, tokenizer: Any, context: int) -> Dataset:
 
     def pack(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         texts = [text.strip() + tokenizer.eos_token for text in rows["text"] if text.strip()]
-        ids = list(chain.from_iterable(tokenizer(texts)["input_ids"]))
+        ids = list(chain.from_iterable(tokenizer(texts)["input_ids"])) if texts else []
         cut = [ids[i : i + context] for i in range(0, len(ids) - context + 1, context)]
         return {"input_ids": cut, "labels": cut}
 

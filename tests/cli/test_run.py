@@ -66,6 +66,8 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     says = f"covon: covon, seed 0: {result} is not a result: .*; remove it to run it again"
     assert re.match(says, damaged.stderr)
     assert f"{result} is not a result" in caplog.text
+    planned = covon(*arguments, "--dry-run")
+    assert (planned.exit_code, planned.stderr.count(f"{result} is not a result")) == (2, 1)
     rows = (out / "table.md").read_text(encoding="utf-8").splitlines()[2:]
     assert [row.split()[1] for row in rows] == ["**finetune**"]
     result.write_text(whole, encoding="utf-8")
@@ -94,7 +96,7 @@ def test_a_run_of_another_process_is_named_without_its_log(arguments, tmp_path):
         done = covon(*arguments, "--strategies", "finetune")
         assert run.log_file.exists()
     assert done.exit_code == 2, done.output
-    says = f"another process works on {run.path}: wait for its end or stop it, then start the"
+    says = f"another process is running {run.path}: wait until it finishes or stop it, then run the"
     assert done.stderr == f"covon: finetune, seed 0: {says} command again\n"
 
 
@@ -198,10 +200,10 @@ def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_tab
 
     # A recipe of the first runs, such as a report's, does not run with another file or without it.
     of_the_first = f'strategies.mine.source="{sources[0]}"'
-    for found in (f"is another one, with source = '{sources[1]}'", "is missing"):
+    for found in (f"'{sources[1]}'", "'no file'"):
         refused = covon(*command, "--set", of_the_first, "--set", "epochs=2")
         assert refused.exit_code == 2, refused.output
-        says = f"source = '{sources[0]}', the hash of its file, which {found}: restore the file"
+        says = f"(source = '{sources[0]}', now {found}): restore that version"
         assert says in refused.stderr
         (tmp_path / "scaled_plugin.py").unlink(missing_ok=True)
         monkeypatch.setattr(baselines, "_imported", {})

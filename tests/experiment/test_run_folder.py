@@ -17,7 +17,7 @@ from covon_avalanche.experiment.run_folder import RunFolder, Status, find_files,
 def test_one_process_at_a_time(recipe, tmp_path):
     with (
         RunFolder(tmp_path, recipe, "finetune", 0).opened(),
-        pytest.raises(ValueError, match="another process works on"),
+        pytest.raises(ValueError, match="another process is running"),
     ):
         assert RunFolder(tmp_path, recipe, "finetune", 0).is_running()
         run_in_folder(recipe, "finetune", 0, tmp_path)
@@ -131,7 +131,10 @@ def test_files_are_found_in_linked_folders_too_and_each_folder_once(tmp_path):
     (runs / "linked").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     (runs / "again").symlink_to(tmp_path / "elsewhere/d", target_is_directory=True)
     (runs / "a/up").symlink_to(runs, target_is_directory=True)
+    (runs / "0").symlink_to(tmp_path, target_is_directory=True)  # which has all of them
+    (runs / "1").symlink_to(runs / "a", target_is_directory=True)  # by its own name instead
     found = find_files(runs, "run.json")
     assert {file.resolve() for file in found} == {*tmp_path.rglob("run.json")}
     assert len(found) == 3
+    assert runs / "a/run.json" in found
     assert find_files(tmp_path / "missing", "run.json") == []

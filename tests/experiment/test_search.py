@@ -131,6 +131,26 @@ def test_interrupted_and_dead_trials_do_not_count(tmp_path, runs, monkeypatch):
     assert search.best(2)[1] == 0.52
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_settings_that_end_the_process_are_replaced_after_three_attempts(
+    tmp_path, runs, monkeypatch, index
+):
+    search = Search(recipe_of("finetune"), "finetune", tmp_path / "j", 0)
+    search.run(index)
+    tried = []
+
+    def dies(recipe, *arguments, **options):
+        tried.append(recipe.strategies["finetune"].lr)
+        raise SystemExit
+
+    monkeypatch.setattr(run, "run_strategy", dies)
+    for _ in range(5):
+        with pytest.raises(SystemExit):
+            search.run(index + 1)
+    assert len({*tried[:3]}) == 1
+    assert len({*tried}) == 3
+
+
 def test_a_search_of_an_earlier_version_is_continued(tmp_path, runs):
     """Its trials have no index."""
     search = Search(recipe_of("finetune"), "finetune", tmp_path / "j", 0)

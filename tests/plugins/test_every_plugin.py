@@ -116,6 +116,8 @@ def test_models_and_optimizers_that_do_not_fit_are_refused_before_training(
     model = model()
     before = weights(model)
     strategy = make_naive(model, optimizer(model), plugin())
+    if isinstance(model, torch.nn.Sequential):
+        strategy.eval(toy_benchmark(1).test_stream)  # evaluates as without the plugin
     with pytest.raises(ValueError, match=says):
         strategy.train(toy_benchmark(1).train_stream[0])
     assert same(weights(model), before)

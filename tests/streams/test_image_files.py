@@ -64,6 +64,13 @@ def test_images_are_turned_as_exif_says(tmp_path, suffix):
     assert (pixels - upright).abs().mean() < 8  # some formats are lossy
 
 
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+def test_images_with_damaged_exif_data_are_read(tmp_path, suffix):
+    with Image.open(picture(tmp_path / "x.png", 33, 47, 1)) as image:
+        image.save(tmp_path / f"junk.{suffix}", exif=b"Exif\x00\x00junk", dpi=(72, 72))
+    assert decode(tmp_path / f"junk.{suffix}").shape == (3, 47, 33)
+
+
 @pytest.mark.parametrize("suffix", ["bmp", "gif", "jpg", "pgm", "png", "ppm", "tif"])
 def test_huge_images_are_refused_in_every_format(tmp_path, monkeypatch, suffix):
     Image.new("L", (64, 64)).save(tmp_path / f"x.{suffix}")

@@ -212,11 +212,10 @@ class Custom(WithOptimizer):
                 "start again"
             )
         if self.source != now:
-            found = "is missing" if now is None else f"is another one, with source = {now!r}"
             raise ValueError(
-                f"the recipe needs {self.implementation} with source = {self.source!r}, the hash "
-                f"of its file, which {found}: restore the file, or start again without source in "
-                "the recipe"
+                f"the recipe was run with another version of the file of {self.implementation} "
+                f"(source = {self.source!r}, now {now or 'no file'!r}): restore that "
+                "version, or remove source from the recipe"
             )
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
