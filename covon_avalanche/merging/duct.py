@@ -86,7 +86,7 @@ class DUCT(nn.Module):
         self.register_buffer("change", torch.zeros_like(_flat(list(self.backbone.parameters()))))
         means = torch.full((num_domains, num_classes, features), torch.nan) if keep_means else None
         self.register_buffer("class_means", means)
-        self._in_training = False
+        self._in_domain = False
         self.domains: Tensor
         """Number of domains begun."""
         self.pretrained: Tensor
@@ -114,7 +114,7 @@ class DUCT(nn.Module):
 
         :raises ValueError: after the last of ``num_domains``.
         """
-        if self._in_training:
+        if self._in_domain:
             self.domains -= 1
         if int(self.domains) >= self.num_domains:
             raise ValueError(
@@ -124,7 +124,7 @@ class DUCT(nn.Module):
         for domain, weight in enumerate(self.head.blocks):
             weight.requires_grad_(domain == int(self.domains))  # the others take no part
         self.domains += 1
-        self._in_training = True
+        self._in_domain = True
 
     @torch.no_grad()
     def merge_backbone(self) -> None:
@@ -134,7 +134,7 @@ class DUCT(nn.Module):
         pretrained = self.pretrained[: len(self.change)]
         self.change += self.alpha * (_flat(weights) - pretrained)
         _fill(weights, pretrained + self.change)
-        self._in_training = False
+        self._in_domain = False
 
     def retrain_classifier(
         self,

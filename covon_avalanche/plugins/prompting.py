@@ -47,10 +47,10 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
                 "method of covon_avalanche.prompting"
             )
         check_whole_task(strategy.experience)
-        if strategy.model.in_training:  # it was interrupted
+        if strategy.model.in_domain:  # it was interrupted
             strategy.model.domains -= 1
         strategy.model.begin_domain()
-        strategy.model.in_training = True
+        strategy.model.in_domain = True
         if not isinstance(strategy.optimizer, PosteriorOptimizer):
             strategy.optimizer.state.clear()
 
@@ -71,4 +71,4 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """End the domain; the model passes over its data with the evaluation transform."""
         strategy.model.end_domain(lambda: task_loader(strategy, strategy.eval_mb_size))
-        strategy.model.in_training = False
+        strategy.model.in_domain = False

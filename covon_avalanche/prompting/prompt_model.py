@@ -43,7 +43,7 @@ class PromptModel(nn.Module):
         self.vit = vit
         self.num_classes, self.num_domains = self.head.out_features, num_domains
         self.register_buffer("domains", torch.zeros((), dtype=torch.long))
-        self.in_training = False
+        self.in_domain = False
         """Whether a training loop has begun the current domain and not ended it."""
         self.auxiliary_loss: Tensor | float = 0.0
         """Of the last forward pass in training; to be added to the loss."""
