@@ -86,7 +86,8 @@ class DUCT(nn.Module):
         self.register_buffer("change", torch.zeros_like(_flat(list(self.backbone.parameters()))))
         means = torch.full((num_domains, num_classes, features), torch.nan) if keep_means else None
         self.register_buffer("class_means", means)
-        self._in_domain = False
+        self.in_domain = False
+        """Whether a training loop has begun the current domain and not merged it."""
         self.domains: Tensor
         """Number of domains begun."""
         self.pretrained: Tensor
@@ -110,12 +111,10 @@ class DUCT(nn.Module):
 
     @torch.no_grad()
     def begin_domain(self) -> None:
-        """Begin a domain with the pretrained backbone; again, if its training was interrupted.
+        """Begin a domain with the pretrained backbone.
 
         :raises ValueError: after the last of ``num_domains``.
         """
-        if self._in_domain:
-            self.domains -= 1
         if int(self.domains) >= self.num_domains:
             raise ValueError(
                 f"num_domains is {self.num_domains}, but domain {self.num_domains + 1} begins"
@@ -124,7 +123,6 @@ class DUCT(nn.Module):
         for domain, weight in enumerate(self.head.blocks):
             weight.requires_grad_(domain == int(self.domains))  # the others take no part
         self.domains += 1
-        self._in_domain = True
 
     @torch.no_grad()
     def merge_backbone(self) -> None:
@@ -134,7 +132,6 @@ class DUCT(nn.Module):
         pretrained = self.pretrained[: len(self.change)]
         self.change += self.alpha * (_flat(weights) - pretrained)
         _fill(weights, pretrained + self.change)
-        self._in_domain = False
 
     def retrain_classifier(
         self,

@@ -74,7 +74,10 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
                 "DUCT trains each domain from the pretrained weights, without a prior: use an "
                 f"optimizer without a posterior, got {type(strategy.optimizer).__name__}"
             )
+        if strategy.model.in_domain:  # its training was interrupted
+            strategy.model.domains -= 1
         strategy.model.begin_domain()
+        strategy.model.in_domain = True
         if strategy.model.class_means is not None:
             strategy.model.keep_class_means(*_features(strategy))
         strategy.optimizer.state.clear()
@@ -83,6 +86,7 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
         """Merge the backbone and retrain the classifier."""
         model: DUCT = strategy.model
         model.merge_backbone()
+        model.in_domain = False
         if trained_batch_norms(model):
             update_batch_norm(model, task_loader(strategy, strategy.train_mb_size, shuffled=True))
         model.retrain_classifier(
