@@ -17,10 +17,10 @@ class GradientAccumulation:
 
     ``train_mb_size`` is what is on the device at once; the loader's batches of a step are drawn
     before it. Plugins see each mini-batch as usual, but ``before_update`` and ``after_update`` only
-    where there is a step. The weights of a posterior
-    optimizer are one sample during the mini-batches of a step; evaluate between epochs
-    (``peval_mode="epoch"``), not within a step. The last step of an epoch may have fewer.
-    Strategies with a ``training_epoch`` of their own, such as DER, cannot be mixed with it.
+    where there is a step. The weights of a posterior optimizer are one sample during the
+    mini-batches of a step; evaluate between epochs (``peval_mode="epoch"``), not within a step. The
+    last step of an epoch may have fewer mini-batches. Strategies with a ``training_epoch`` of their
+    own, such as DER, cannot be mixed with it.
     """
 
     accumulate: int = 2

@@ -114,7 +114,7 @@ def is_bad_input(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is Python's, numpy's or torch's for lack of memory, on any device."""
+    """Whether memory ran out, in Python, numpy or torch, on any device."""
     texts = "out of memory", "can't allocate memory"  # the second on the CPU
     return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 

@@ -40,10 +40,10 @@ class PosteriorCallback(TrainerCallback):
 
     One sample is in place during all micro-batches of a step; evaluation, checkpoints and logging
     see the mean. ``batch_size`` counts the examples of all micro-batches and processes. The last
-    step of an epoch has fewer unless ``dataloader_drop_last=True`` and the accumulation divides the
-    number of micro-batches. A step that the end of an epoch interrupts, as with a streaming data
-    set and accumulation, is dropped. Checkpoints that ``train`` writes are
-    from before the merge: call ``trainer.save_model()`` after it. To evaluate with a sample: ``with
+    step of an epoch has fewer unless ``dataloader_drop_last=True`` and the number of micro-batches
+    is a multiple of the accumulation. A step that is incomplete at the end of an epoch, which
+    happens with a streaming data set, is dropped. Checkpoints that ``train`` writes precede the
+    merge: call ``trainer.save_model()`` afterwards. To evaluate with a sample: ``with
     optimizer.sampled_params(train=False): trainer.evaluate()``.
 
     After an exception or Ctrl-C inside a step, the mean returns with the next evaluation, saving or

@@ -25,16 +25,16 @@ class PosteriorCallback(Callback):
 
         Trainer(accumulate_grad_batches=4, callbacks=[PosteriorCallback()]).fit(module, loader)
 
-    ``fit`` calls ``configure_optimizers``: an optimizer that is created there would begin the next
-    task without the posterior. ``batch_size`` counts the examples of all micro-batches and
-    processes: let the loader drop an incomplete last batch, and the accumulation divide the number
-    of micro-batches.
+    Every ``fit`` calls ``configure_optimizers``; an optimizer that is created there would start the
+    next task without the posterior. ``batch_size`` counts the examples of all micro-batches and
+    processes: use ``drop_last=True``, and a number of micro-batches that is a multiple of the
+    accumulation.
 
     One sample is in place during all micro-batches of a step; validation after it, checkpoints
-    (within a step, too) and the trained module see the mean. Checkpoints that ``fit`` writes are
-    from before the merge: call ``trainer.save_checkpoint`` after it, and test the module without
+    (even within a step) and the trained module see the mean. Checkpoints that ``fit`` writes
+    precede the merge: call ``trainer.save_checkpoint`` afterwards, and test the module without
     ``ckpt_path``. Without accumulation the callback is needed for the merge and for checkpoints
-    within a step, since ``step(closure)`` samples, too.
+    within a step only, since ``step(closure)`` samples, too.
     """
 
     def __init__(self, consolidate: bool = True) -> None:
@@ -55,7 +55,7 @@ class PosteriorCallback(Callback):
         def replace_samples(
             module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
         ) -> None:
-            """Lightning saves within a step before a cluster ends the job, and by time."""
+            """Store means: a signal or a time interval may make Lightning save within a step."""
             for name, p in module.named_parameters(
                 prefix.removesuffix("."), remove_duplicate=False
             ):

@@ -26,7 +26,7 @@ def add_squared_example_gradients(
     """Add the squared gradients of each example of a batch.
 
     From the layers' inputs and output gradients in one backward pass where that is exact, otherwise
-    by ``torch.func``, or one example after the other if it does not support the model.
+    by ``torch.func``, or one example at a time if that does not support the model.
     """
     if _supports_hooks(model) and _add_by_hooks(model, sums, batch, criterion):
         return
