@@ -2,7 +2,9 @@
 
 The formulas are those of ``covon.fast_step``. Parameters are the columns of a table of
 addresses; the work is cut into tiles, which threads share for large models with the same
-result. All tensors are float32, on the CPU, and dense, with the strides of their parameter.
+result. The inner loops go over ``GROUP`` entries and have no branches: where a prior is one number,
+they get an array filled with it. All tensors are float32, on the CPU, and dense, with the strides
+of their parameter.
 """
 
 from __future__ import annotations
@@ -135,56 +137,59 @@ def _all_below(table, limit, flags, first, stride):
 
 
 @njit(fastmath=FAST_MATH, **{**OPTIONS, "cache": False})  # its caller is cached
-def _draw_group(mean, sample, hess, prior, prior_given, noise, ess, prior0, begin, size):
+def _draw_group(mean, sample, hess, prior, noise, ess):
+    """Whether all precisions are positive."""
     good = i32(0)
-    for j in range(size):
-        i = u64(begin) + u64(j)
-        precision = ess * hess[i] + (prior[i] if prior_given else prior0)
+    for j in range(len(mean)):
+        i = u64(j)
+        precision = ess * hess[i] + prior[i]
         good = i32(good + i32(precision > f32(0)))
-        sample[i] = mean[i] + noise[u64(j)] * (f32(1) / np.sqrt(precision))
-    return good
+        sample[i] = mean[i] + noise[i] * (f32(1) / np.sqrt(precision))
+    return good == len(mean)
 
 
 @njit(**OPTIONS)
 def _draw(table, numbers, ess, prior0, key, flags, first, stride):
-    noise = np.empty(GROUP, f32)
+    noise, same_prior = np.empty(GROUP, f32), np.full(GROUP, prior0)
     tile = 0
     for k in range(table.shape[1]):
         size = table[0, k]
         mean, sample = array_at(table[1, k], size), array_at(table[2, k], size)
         hess, prior = array_at(table[3, k], size), array_at(table[4, k], size)
-        given = table[4, k] != 0
         for begin in range(0, size, _TILE):
             tile += 1
             if tile % stride != first:
                 continue
             for start in range(begin, min(begin + _TILE, size), GROUP):
-                n = min(GROUP, size - start)
+                stop = min(start + GROUP, size)
                 fill_group(noise, key, numbers[k], start // GROUP)
-                good = _draw_group(mean, sample, hess, prior, given, noise, ess, prior0, start, n)
-                if good != n:
+                if not _draw_group(
+                    mean[start:stop],
+                    sample[start:stop],
+                    hess[start:stop],
+                    prior[start:stop] if table[4, k] else same_prior[: stop - start],
+                    noise,
+                    ess,
+                ):
                     flags[k] = True
 
 
 @njit(**{**OPTIONS, "cache": False})
-def _step_tile(
-    squared, mean, sample, grad, momentum, hess, prior_mean, mean_given, prior, prior_given,
-    ess, prior0, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size,
-    begin, end,
+def _step_group(
+    squared, mean, sample, grad, momentum, hess, prior_mean, prior,
+    ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size,
 ):  # fmt: skip
     half, one = f32(0.5), f32(1)
     per_example = one / ess
-    for j in range(end - begin):
-        i = u64(begin) + u64(j)
-        g, m, h = grad[i], mean[i], hess[i]
-        delta = (prior[i] if prior_given else prior0) * per_example
+    for j in range(len(mean)):
+        i = u64(j)
+        g, m, h, delta = grad[i], mean[i], hess[i], prior[i] * per_example
         reparam = g * (sample[i] - m) * ess * (h + delta)  # line 6
         hess_hat = batch_size * g * g if squared else reparam
         average = momentum[i] + one_minus_beta1 * (g - momentum[i])  # line 7
         change = one_minus_beta2 * (hess_hat - h)
         h = h + change + half * change * change / (h + delta)  # line 8
-        pull = delta * (m - prior_mean[i] if mean_given else m)
-        newton = (average * debiasing + pull) / (h + delta)
+        newton = (average * debiasing + delta * (m - prior_mean[i])) / (h + delta)
         mean[i] = m - lr * min(max(newton, -clip_radius), clip_radius)  # line 9
         momentum[i] = average
         hess[i] = h
@@ -195,6 +200,7 @@ def _step(
     table, squared, ess, lr, one_minus_beta1, one_minus_beta2, debiasing, clip_radius, batch_size,
     prior0, first, stride,
 ):  # fmt: skip
+    zeros, same_prior = np.zeros(GROUP, f32), np.full(GROUP, prior0)
     tile = 0
     for k in range(table.shape[1]):
         size = table[0, k]
@@ -202,12 +208,25 @@ def _step(
         grad, momentum = array_at(table[3, k], size), array_at(table[4, k], size)
         hess = array_at(table[5, k], size)
         prior_mean, prior = array_at(table[6, k], size), array_at(table[7, k], size)
-        mean_given, prior_given = table[6, k] != 0, table[7, k] != 0
         for begin in range(0, size, _TILE):
             tile += 1
-            if tile % stride == first:
-                _step_tile(
-                    squared, mean, sample, grad, momentum, hess, prior_mean, mean_given, prior,
-                    prior_given, ess, prior0, one_minus_beta1, one_minus_beta2, lr, clip_radius,
-                    debiasing, batch_size, begin, min(begin + _TILE, size),
+            if tile % stride != first:
+                continue
+            for start in range(begin, min(begin + _TILE, size), GROUP):
+                stop = min(start + GROUP, size)
+                arrays = (
+                    mean[start:stop],
+                    sample[start:stop],
+                    grad[start:stop],
+                    momentum[start:stop],
+                    hess[start:stop],
+                    prior_mean[start:stop] if table[6, k] else zeros[: stop - start],
+                    prior[start:stop] if table[7, k] else same_prior[: stop - start],
+                )
+                settings = (
+                    ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size,
                 )  # fmt: skip
+                if squared:  # a constant, so that each estimate gets a loop of its own
+                    _step_group(True, *arrays, *settings)
+                else:
+                    _step_group(False, *arrays, *settings)

@@ -40,12 +40,29 @@ def array_at(address, size):
     return carray(_pointer(address), (size,))
 
 
+def _word_operation(name):
+    """An operation on two 32-bit words. numba's own turns them into 64-bit integers, of which a
+    vector holds half as many, and which processors multiply slowly."""
+
+    @intrinsic
+    def operation(typing_context, a, b):
+        def codegen(context, builder, signature, arguments):
+            return getattr(builder, name)(*arguments)
+
+        return types.uint32(types.uint32, types.uint32), codegen
+
+    return operation
+
+
+_add, _mul, _shl, _shr, _xor = map(_word_operation, ("add", "mul", "shl", "lshr", "xor"))
+
+
 @njit(inline="always")
 def _hash32(x):
     """``lowbias32``, Chris Wellons' 32-bit integer hash."""
-    x = u32(u32(x ^ (x >> u32(16))) * u32(0x7FEB352D))
-    x = u32(u32(x ^ (x >> u32(15))) * u32(0x846CA68B))
-    return u32(x ^ (x >> u32(16)))
+    x = _mul(_xor(x, _shr(x, u32(16))), u32(0x7FEB352D))
+    x = _mul(_xor(x, _shr(x, u32(15))), u32(0x846CA68B))
+    return _xor(x, _shr(x, u32(16)))
 
 
 @njit(inline="always")
@@ -75,18 +92,18 @@ def _log(u):
 @njit(inline="always")
 def _pair(word):
     """Two independent standard normals from one 32-bit word."""
-    uniform = (f32(i32(word >> u32(9))) + f32(0.5)) * f32(1.0 / 2**23)
+    uniform = (f32(i32(_shr(word, u32(9)))) + f32(0.5)) * f32(1.0 / 2**23)
     radius = f32(np.sqrt(f32(-2) * _log(uniform)))
     # The angle is the nearest multiple of pi/2 plus x in [-pi/4, pi/4).
-    turn = u32(word * u32(0x9E3779B9))
-    quadrant = u32(u32(turn + u32(2**29)) >> u32(30))
-    x = f32(i32(u32(turn << u32(2)))) * f32(2 * np.pi / 2**34)
+    turn = _mul(word, u32(0x9E3779B9))
+    quadrant = _shr(_add(turn, u32(2**29)), u32(30))
+    x = f32(i32(_shl(turn, u32(2)))) * f32(2 * np.pi / 2**34)
     z = x * x
     sine = (f32(8.15298e-3) * z - f32(1.6662833e-1)) * z * x + x
     cosine = ((f32(-1.35978e-3) * z + f32(4.165629e-2)) * z - f32(4.9999895e-1)) * z + f32(1)
-    odd = i32(quadrant & u32(1)) != i32(0)
-    sign = u32(u32(quadrant >> u32(1)) << u32(31))
-    signed = u32(radius.view(np.uint32) ^ sign).view(np.float32)
+    odd = _shl(quadrant, u32(31)) != u32(0)
+    sign = _shl(_shr(quadrant, u32(1)), u32(31))
+    signed = u32(_xor(radius.view(np.uint32), sign)).view(np.float32)
     return signed * (sine if odd else cosine), signed * (cosine if odd else sine)
 
 
@@ -100,10 +117,11 @@ def fill_group(out, key, number, group):
     :param group: index of the group within the parameter.
     """
     state = _mix64(u64(key + _mix64(u64(u64(u64(number) << u64(32)) + u64(group) + u64(1)))))
-    start, increment = u32(state), u32(u32(state >> u64(32)) | u32(1))
+    word, increment = u32(state), u32(u32(state >> u64(32)) | u32(1))
     for k in range(_HALF):
-        i, word = u64(k), u32(start + u32(u32(k) * increment))
+        i = u64(k)
         out[i], out[i + u64(_HALF)] = _pair(_hash32(word))
+        word = _add(word, increment)
 
 
 @njit("void(intp, intp, uint64, intp, intp)", **OPTIONS)
