@@ -32,30 +32,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0.dev0"
 
-_HOME = {
-    "DiagGaussian": "posterior",
-    "BayesByBackprop": "optim",
-    "CoVON": "optim",
-    "AdaRegPlugin": "plugins",
-    "CoVONPlugin": "plugins",
-    "EVCLPlugin": "plugins",
-    "EWCStarPlugin": "plugins",
-    "ICaRLPlugin": "plugins",
-    "MergePlugin": "plugins",
-    "RWalkPlugin": "plugins",
-    "SIPlugin": "plugins",
-    "TDVCLPlugin": "plugins",
-    "VCLPlugin": "plugins",
-    "AdaRegStrategy": "strategies",
-    "CoVONStrategy": "strategies",
-    "EWCStarStrategy": "strategies",
-    "VCLStrategy": "strategies",
-    "TensorBatches": "data_loading",
-    "accuracy_matrix": "report",
-    "load_results": "report",
-    "load_bundle": "experiment.bundle",
-    "save_bundle": "experiment.bundle",
+_NAMES = {
+    "posterior": ["DiagGaussian"],
+    "optim": ["BayesByBackprop", "CoVON"],
+    "plugins": [
+        *("AdaRegPlugin", "CoVONPlugin", "EVCLPlugin", "EWCStarPlugin", "ICaRLPlugin"),
+        *("MergePlugin", "RWalkPlugin", "SIPlugin", "TDVCLPlugin", "VCLPlugin"),
+    ],
+    "strategies": ["AdaRegStrategy", "CoVONStrategy", "EWCStarStrategy", "VCLStrategy"],
+    "data_loading": ["TensorBatches"],
+    "report": ["accuracy_matrix", "load_results"],
+    "experiment.bundle": ["load_bundle", "save_bundle"],
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 _PACKAGES = (
     *("backbones", "closed_form", "data_loading", "datasets", "evaluation", "experiment"),
