@@ -78,7 +78,7 @@ def results_frame(results: Iterable[Result]) -> pd.DataFrame:
 
 
 def _row(result: Result) -> dict[str, Any]:
-    settings = json.loads(json.dumps(upgrade_settings(result.settings)), object_hook=_without_none)
+    settings = dict(upgrade_settings(result.settings))
     if "precision" in result.machine:  # in use, where the recipe says "auto"
         settings["precision"] = result.machine["precision"]
     strategy = stored_strategy(settings["strategy"])
@@ -101,10 +101,6 @@ def _row(result: Result) -> dict[str, Any]:
         "settings": settings,
         **{f"settings.{key}": value for key, value in flatten(settings).items()},
     }
-
-
-def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if value is not None}
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:

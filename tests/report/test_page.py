@@ -177,7 +177,7 @@ class TestSettings:
 
     def test_settings_that_differ(self):
         comparison = compared(
-            made_up("a", 0, [[0.9]], own={"lr": 0.1, "schedule": [{"lr": 1.0}], "beta": None}),
+            made_up("a", 0, [[0.9]], own={"lr": 0.1, "schedule": [{"lr": 1.0}]}),
             made_up("b", 0, [[0.8]], own={"lr": 0.1, "ess": 5.0}),
             made_up("c", 0, [[0.8]], own={"lr": 0.1, "ess": 1e-9}),
         )

@@ -135,13 +135,6 @@ class TestComparisons:
         assert len({c.title for c in found}) == len({c.name for c in found}) == 3
         assert all(re.fullmatch(r"title of r \([0-9a-f]{6}\)", c.title) for c in found)
 
-    def test_a_setting_that_is_none_is_not_set(self):
-        stream = {"name": "Made", "n_experiences": 1}
-        runs = [made_up("covon", 0, [[0.9]], stream=stream)]
-        runs += [made_up("vcl", 0, [[0.9]], stream=stream | {"limit": n}) for n in (None, 3)]
-        found = split(*runs)
-        assert [list(c.summary.index) for c in found] == [["covon", "vcl"], ["vcl"]]
-
     def test_different_seeds_are_noticed_but_not_those_of_offline_training(self):
         runs = [made_up("a", seed, [[0.8]]) for seed in range(3)]
         same = [made_up("b", seed, [[0.7]]) for seed in range(3)]
