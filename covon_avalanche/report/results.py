@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import find_files, result_settings, upgrade_settings
 from covon_avalanche.safe_text import printable
 
+_log = logging.getLogger(__name__)
 _CALIBRATION = ("nll", "brier", "ece")
 _SAMPLED = tuple(f"sampled_{name}" for name in ("average_accuracy", *_CALIBRATION))
 _MATRIX = ("incremental_accuracy", "forgetting", "max_forgetting", "plasticity", "forward_transfer")
@@ -58,8 +60,9 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     :class:`~covon_avalanche.experiment.result.Result`, such as ``settings`` (resolved, nested) and
     ``accuracy`` (see :func:`accuracy_matrix`).
 
-    :param paths: folders of runs, ``result.json`` files, or ``.jsonl`` files with one result per
-        line. A run found twice is loaded once.
+    :param paths: folders of runs, whose damaged results are left out with a warning,
+        ``result.json`` files, or ``.jsonl`` files with one result per line. A run found twice is
+        loaded once.
     :raises ResultError: naming a missing path, a damaged file or two results of the same run that
         differ, or if no finished run is found.
     """
@@ -133,15 +136,18 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
 def _read(path: Path) -> Iterator[tuple[str, Result]]:
     """The results in a path, each with a description of its source."""
     if path.is_dir():
-        yield from ((str(file), Result.load(file)) for file in find_files(path, "result.json"))
+        for file in find_files(path, "result.json"):
+            try:
+                yield str(file), Result.load(file)
+            except ResultError as error:
+                _log.warning("%s", error)
     elif path.suffix != ".jsonl":
         yield str(path), Result.load(path)
     else:
         try:
-            with path.open(encoding="utf-8") as file:
-                lines = list(file)  # str.splitlines would also split at other characters
-        except (OSError, UnicodeDecodeError) as error:
-            raise ResultError(f"{path} cannot be read: {error}") from error
+            lines = path.read_bytes().splitlines()
+        except OSError as error:
+            raise ResultError(f"{path} cannot be read: {error.strerror}") from error
         for number, line in enumerate(lines, 1):
             source = f"{path}, line {number}"
             if line.strip():
