@@ -50,8 +50,7 @@ def write_archive(results: Sequence[Result], folder: Path, *, title: str | None 
             archive.write(path, path.relative_to(folder))
         for comparison in found:
             archive.writestr(f"{quote(comparison.name, safe='')}.toml", recipe(comparison))
-        lines = [f"{result.model_dump_json()}\n" for result in results]
-        archive.writestr("results.jsonl", "".join(lines))
+        archive.writestr("results.jsonl", "".join(f"{r.model_dump_json()}\n" for r in results))
     return file
 
 

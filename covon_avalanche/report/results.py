@@ -60,9 +60,8 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     :class:`~covon_avalanche.experiment.result.Result`, such as ``settings`` (resolved, nested) and
     ``accuracy`` (see :func:`accuracy_matrix`).
 
-    :param paths: folders of runs, whose damaged results are left out with a warning,
-        ``result.json`` files, or ``.jsonl`` files with one result per line. A run found twice is
-        loaded once.
+    :param paths: folders of runs (damaged ones are left out with a warning), ``result.json`` files,
+        or ``.jsonl`` files with one result per line. A run found twice is loaded once.
     :raises ResultError: naming a missing path, a damaged file or two results of the same run that
         differ, or if no finished run is found.
     """
