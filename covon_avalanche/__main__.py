@@ -11,7 +11,7 @@ def main() -> None:
     from covon_avalanche import cli
 
     signal.signal(signal.SIGINT, handler)
-    cli.main()
+    cli.app()
 
 
 if __name__ == "__main__":

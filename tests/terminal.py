@@ -17,15 +17,32 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
 from covon_avalanche.cli import app
+from covon_avalanche.experiment.recipe import shipped_recipes
+
+PLACEHOLDERS = {"RECIPE", "mine.toml", "my-pictures.toml", "strangers.toml"}
 
 
 def covon(*arguments: object, **options: Any) -> Result:
     """Run ``covon`` with these arguments, without a process of its own."""
     return CliRunner().invoke(app, [*map(str, arguments)], **options)
+
+
+def check_command(words: list[str], whole: bool = True) -> None:
+    """Fail if the command, an option or a shipped recipe does not exist, or an option is wrong."""
+    command = typer.main.get_command(app)
+    while words and hasattr(command, "commands") and not words[0].startswith("-"):
+        command, words = command.commands[words[0]], words[1:]
+    options = {"--help", *(option for parameter in command.params for option in parameter.opts)}
+    unknown = [word for word in words if word.startswith("-") and word not in options]
+    assert not unknown, f"covon {command.name} has no {unknown[0]}"
+    if whole and not hasattr(command, "commands"):
+        given = command.make_context(command.name, list(words)).params.get("recipe")
+        assert given in PLACEHOLDERS | {None, *shipped_recipes()}, f"there is no recipe {given}"
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 120) -> bool:

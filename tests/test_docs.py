@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import typer
+from terminal import check_command
 
 import covon_avalanche
-from covon_avalanche.cli import app
-from covon_avalanche.experiment.recipe import load_recipe, recipe_file, shipped_recipes
+from covon_avalanche.experiment.recipe import load_recipe, recipe_file
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -34,7 +33,6 @@ BLOCK = re.compile(
     r"^```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-PLACEHOLDERS = {"RECIPE", "mine.toml", "my-pictures.toml"}
 
 
 class Block(NamedTuple):
@@ -116,19 +114,6 @@ def test_commands_parse(page):
             check_command(words, whole)
         elif wanted := re.findall(r"^\.\[([\w,]+)\]$", words[-1]):
             assert set(wanted[0].split(",")) <= extras, words
-
-
-def check_command(words: list[str], whole: bool) -> None:
-    """Fail if the command, an option or a shipped recipe does not exist, or an option is wrong."""
-    command = typer.main.get_command(app)
-    while words and hasattr(command, "commands") and not words[0].startswith("-"):
-        command, words = command.commands[words[0]], words[1:]
-    options = {"--help", *(option for parameter in command.params for option in parameter.opts)}
-    unknown = [word for word in words if word.startswith("-") and word not in options]
-    assert not unknown, f"covon {command.name} has no {unknown[0]}"
-    if whole and not hasattr(command, "commands"):
-        given = command.make_context(command.name, list(words)).params.get("recipe")
-        assert given in PLACEHOLDERS | {None, *shipped_recipes()}, f"there is no recipe {given}"
 
 
 def test_versions_agree():

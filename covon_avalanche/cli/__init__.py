@@ -73,11 +73,6 @@ for prefix, commands in (("", app), ("data ", data.app)):
         info.epilog = epilog(prefix + (info.name or info.callback.__name__))
 
 
-def main() -> None:
-    """Entry point of the console script."""
-    app()
-
-
 def _print_version(version: bool) -> None:
     if version:
         typer.echo(__version__)
