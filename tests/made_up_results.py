@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from covon_avalanche.evaluation import AccuracyMatrix
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.report import Comparison, comparisons, results_frame
 
@@ -24,11 +25,9 @@ def made_up(
     seconds: float = 2.0,
     **changes: Any,
 ) -> Result:
-    """A run with these accuracies; what follows from them is computed here, anew."""
-    last = rows[-1]
-    counts = list(counts or [10] * len(last))
-    whole = None not in rows and not held_out and len(rows) > 1
-    past = range(len(rows) - 1)
+    """A run with these accuracies."""
+    counts = list(counts or [10] * len(rows[-1]))
+    matrix = AccuracyMatrix(counts, [row and [*row] for row in rows], held_out)
     known: dict[str, Any] = dict(
         recipe=recipe,
         strategy=strategy,
@@ -41,12 +40,12 @@ def made_up(
             "epochs": 3,
             "strategy": {"kind": kind, **(own or {})},
         },
-        accuracy=[None if row is None else list(row) for row in rows],
+        accuracy=matrix.rows,
         counts=counts,
         held_out=held_out,
-        average_accuracy=sum(last) / len(last),
-        weighted_accuracy=sum(a * n for a, n in zip(last, counts, strict=True)) / sum(counts),
-        bwt=sum(last[i] - rows[i][i] for i in past) / len(past) if whole else None,
+        average_accuracy=matrix.average_accuracy(),
+        weighted_accuracy=matrix.weighted_accuracy(),
+        bwt=matrix.bwt(),
         calibration={"nll": 0.5, "brier": 0.25, "ece": 0.125},
         train_seconds=[seconds] * len(rows),
         parameters=5,
