@@ -49,17 +49,6 @@ def test_images_get_a_class_and_its_uncertainty(bundle):
     assert len(table) == 4
 
 
-def test_hidden_files_of_a_folder_are_no_images(bundle, tmp_path):
-    image = (bundle / "images/more/0.png").read_bytes()
-    for name in ("a.png", "._a.png", "__MACOSX/._a.png", ".thumbnails/a.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(image if name == "a.png" else b"metadata")
-    done = covon("predict", bundle, tmp_path, "--csv")
-    assert done.exit_code == 0, done.output
-    rows = csv.DictReader(io.StringIO(done.stdout))
-    assert [row["image"] for row in rows] == [str(tmp_path / "a.png")]
-
-
 def test_what_cannot_be_predicted_is_one_sentence(bundle, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.png").write_text("no image")

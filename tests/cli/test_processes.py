@@ -19,8 +19,7 @@ from covon_avalanche.experiment import data_parallel, worker_pool
 @pytest.fixture
 def command(tmp_path):
     """A run, to be told in how many processes."""
-    strategies = {"bad": {"kind": "finetune", "lr": 1e30}}
-    strategies |= {name: STRATEGIES[name] for name in ("covon", "custom")}
+    strategies = {"bad": {"kind": "finetune", "lr": 1e30}, "covon": STRATEGIES["covon"]}
     recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
     return ["run", str(saved(recipe, tmp_path)), "--out", str(tmp_path / "out")]
 

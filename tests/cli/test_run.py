@@ -219,20 +219,24 @@ def group_members(group: int) -> list[str]:
     return found
 
 
-def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
-    command = [sys.executable, "-m", "covon_avalanche", "run", "--out", str(tmp_path)]
-    command += ["--jobs", "1", "--strategies", "finetune,covon", "--seeds", "0-9"]
+@pytest.mark.parametrize(
+    ("command", "begun"),
+    [(["run", "--seeds", "0-9"], "result.json"), (["search"], "trials.journal")],
+)
+def test_ctrl_c_leaves_whole_files_and_no_process_behind(command, begun, tmp_path):
+    command = [*command, "permuted-digits", "--out", str(tmp_path), "--jobs", "1"]
+    command += ["--strategies", "finetune,covon", "--set", "stream.validation_size=200"]
     command += ["--set", "stream.n_experiences=2"]
-    with in_a_terminal(command) as process:
-        wait_until(lambda: list(tmp_path.rglob("result.json")))
+    with in_a_terminal([sys.executable, "-m", "covon_avalanche", *command]) as process:
+        wait_until(lambda: list(tmp_path.rglob(begun)))
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Interrupted; the same command resumes from here." in output
     assert "Traceback" not in errors
-    results = list(tmp_path.rglob("result.json"))
-    assert 1 <= len(results) < 20
-    assert all(p.read_text().endswith("}\n") for p in results)
+    files = list(tmp_path.rglob(begun))
+    assert 1 <= len(files) < 20
+    assert all(p.read_text().endswith("}\n") for p in files)
     assert not list(tmp_path.rglob("*.part"))
     assert wait_until(lambda: not group_members(process.pid), seconds=20)
 
