@@ -16,12 +16,7 @@ from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.streams.transforms import image_transforms
 
 KINDS = {
-    **{name: STRATEGIES[name] for name in ("covon", "covon-gradsq", "finetune", "vcl", "evcl")},
-    **{name: STRATEGIES[name] for name in ("ewc-star", "ada-reg", "si", "ewc", "lwf", "mas")},
-    **{name: STRATEGIES[name] for name in ("upgd", "slca", "ncm", "ridge", "ranpac", "layup")},
-    **{name: STRATEGIES[name] for name in ("td-vcl", "duct", "joint", "cumulative", "icarl")},
-    **{name: STRATEGIES[name] for name in ("replay", "der", "gem", "rwalk")},
-    **{name: STRATEGIES[name] for name in ("agem", "er-ace")},
+    **{name: own for name, own in STRATEGIES.items() if name not in ("covon-nom", "ema", "cofima")},
     "custom": {
         "kind": "custom",
         "lr": 0.01,

@@ -7,7 +7,7 @@ from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,6 +30,9 @@ from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_
 from covon_avalanche.experiment.run_folder import error_sentence, is_bad_input
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
+
+if TYPE_CHECKING:
+    from covon_avalanche.experiment.search import Search
 
 
 def search(
@@ -77,34 +80,28 @@ def search(
     folder = out or Path("searches") / chosen.name
     folder.mkdir(parents=True, exist_ok=True)
     journal = folder / "trials.journal"
-    from covon_avalanche.experiment.search import space_of
+    from covon_avalanche.experiment.search import Search, space_of
 
-    searched = [name for name in chosen.strategies if space_of(chosen, name)]
-    options = RunOptions(dataset_root=dataset_root)
-    _run_trials(chosen, searched, journal, trials, seed, options, jobs)
-    best, comments = _best(given, held_out, list(chosen.strategies), journal, trials, seed)
+    searches = {
+        name: Search(held_out, name, journal, seed)
+        for name in held_out.strategies
+        if space_of(held_out, name)
+    }
+    wanted = [searches[name] for name in chosen.strategies if name in searches]
+    workers = jobs or default_processes(chosen.device)
+    _run_trials(wanted, trials, RunOptions(dataset_root=dataset_root), workers)
+    best, comments = _best(given, searches, wanted, trials)
     write_atomically(folder / "best.toml", recipe_text(best, comments))
     typer.echo(f"{folder}/best.toml: covon run {folder}/best.toml")
 
 
-def _run_trials(
-    recipe: Recipe,
-    searched: list[str],
-    journal: Path,
-    trials: int,
-    seed: int,
-    options: RunOptions,
-    jobs: int | None,
-) -> None:
+def _run_trials(searches: list[Search], trials: int, options: RunOptions, workers: int) -> None:
     """Search for strategies in parallel; several processes may work on the same one."""
-    workers = jobs or default_processes(recipe.device)
-    per_strategy = min(trials, max(1, -(-workers // max(1, len(searched)))))
-    names = [name for name in searched for _ in range(per_strategy)]
+    per_strategy = min(trials, max(1, -(-workers // max(1, len(searches)))))
+    shares = [search for search in searches for _ in range(per_strategy)]
     try:
         with worker_pool(workers) as pool:
-            futures = [
-                pool.submit(_work, recipe, name, journal, trials, seed, options) for name in names
-            ]
+            futures = [pool.submit(_work, search, trials, options) for search in shares]
             for future in as_completed(futures):
                 if (failure := future.result()) is not None:
                     sentence, bad_input = failure
@@ -115,53 +112,47 @@ def _run_trials(
     except BrokenProcessPool:
         fail(
             "a process was killed, perhaps out of memory; the trials in "
-            f"{journal} are kept, and the same command resumes the search",
+            f"{searches[0].journal} are kept, and the same command resumes the search",
             status=1,
         )
 
 
-def _work(
-    recipe: Recipe, strategy: str, journal: Path, trials: int, seed: int, options: RunOptions
-) -> tuple[str, bool] | None:
+def _work(search: Search, trials: int, options: RunOptions) -> tuple[str, bool] | None:
     """Run the search in a worker; return the error, if any."""
     try:
         warnings.filterwarnings("ignore")
         import optuna
 
-        from covon_avalanche.experiment.search import Search
-
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        Search(recipe, strategy, journal, seed).run(
-            trials, options, notify=partial(print, flush=True)
-        )
+        search.run(trials, options, notify=partial(print, flush=True))
     except (Exception, SystemExit) as error:
         return error_sentence(error), is_bad_input(error)
     return None
 
 
 def _best(
-    recipe: Recipe, held_out: Recipe, searched: list[str], journal: Path, trials: int, seed: int
+    recipe: Recipe, searches: dict[str, Search], wanted: list[Search], trials: int
 ) -> tuple[Recipe, dict[str, str]]:
     """The recipe with the best settings of all strategies searched so far, and comments."""
     import optuna
 
-    from covon_avalanche.experiment.search import Search, space_of, with_settings
+    from covon_avalanche.experiment.search import with_settings
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     comments = {}
     for name in recipe.strategies:
-        if not space_of(held_out, name):
+        search = searches.get(name)
+        if search is None:
             comments[name] = "nothing to search"
-            typer.echo(f"{name}: {comments[name]}")
-            continue
-        try:
-            settings, value = Search(held_out, name, journal, seed).best(trials)
-        except RecipeError:
-            if name in searched:
-                raise
-            continue
-        recipe = with_settings(recipe, name, settings)
-        comments[name] = f"validation A_T {100 * value:.2f} %"
+        else:
+            try:
+                settings, value = search.best(trials)
+            except RecipeError:
+                if search in wanted:
+                    raise
+                continue
+            recipe = with_settings(recipe, name, settings)
+            comments[name] = f"validation A_T {100 * value:.2f} %"
         typer.echo(f"{name}: {comments[name]}")
     found = {name: recipe.strategies[name] for name in comments}
     return recipe.model_copy(update={"strategies": found, "searched": list(found)}), comments

@@ -262,7 +262,7 @@ def test_how_many_runs_are_parallel(device, given, expected, tmp_path, monkeypat
     monkeypatch.setattr(search, "worker_pool", no_pool)
     given = ["--set", f'device="{device}"', "--out", str(tmp_path), *given]
     covon("run", *given)
-    covon("search", "permuted-digits", *given)
+    covon("search", "permuted-digits", "--validation-size", 0.2, *given)
     assert asked == [expected, expected]
 
 

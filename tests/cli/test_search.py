@@ -64,7 +64,7 @@ def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(search, "worker_pool", no_pool)
     for seed, lines in (("0", 1), ("1000", 0)):
-        done = covon("search", "permuted-digits", "--seed", seed)
+        done = covon("search", "permuted-digits", "--validation-size", 0.2, "--seed", seed)
         assert len(done.stderr.splitlines()) == lines
         assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
 
