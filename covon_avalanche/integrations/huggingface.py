@@ -56,7 +56,7 @@ class PosteriorCallback(TrainerCallback):
         """
         self.consolidate = consolidate
         self._sample = ExitStack()
-        self._hooks: list[Any] = []
+        self._hooks = ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check optimizer and precision.
@@ -69,11 +69,9 @@ class PosteriorCallback(TrainerCallback):
         self._discard_sample()
         _posterior_optimizer(kwargs["optimizer"]).discard_samples()
         # The Trainer has no callback for exceptions, and neither evaluates nor saves within a step.
-        self._remove_hooks()
-        self._hooks = [
-            model.register_forward_pre_hook(self._before_forward),
-            model.register_state_dict_pre_hook(self._discard_sample),
-        ]
+        self._hooks.close()
+        self._hooks.enter_context(model.register_forward_pre_hook(self._before_forward))
+        self._hooks.enter_context(model.register_state_dict_pre_hook(self._discard_sample))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, before the first micro-batch of a step."""
@@ -89,10 +87,6 @@ class PosteriorCallback(TrainerCallback):
         self._discard_sample()
         _posterior_optimizer(kwargs["optimizer"]).zero_grad()
 
-    def _remove_hooks(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
-
     def _before_forward(self, model: nn.Module, inputs: Any) -> None:
         if not model.training:
             self._discard_sample()
@@ -105,7 +99,7 @@ class PosteriorCallback(TrainerCallback):
         """Merge."""
         optimizer = _posterior_optimizer(kwargs["optimizer"])
         optimizer.discard_samples()
-        self._remove_hooks()
+        self._hooks.close()
         if self.consolidate:
             optimizer.consolidate()
 

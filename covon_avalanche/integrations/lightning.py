@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from lightning.pytorch import Callback
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from covon_avalanche.optim import PosteriorOptimizer
 
@@ -43,7 +42,7 @@ class PosteriorCallback(Callback):
         """
         self.consolidate = consolidate
         self._sample: AbstractContextManager[None] | None = None
-        self._hook: RemovableHandle | None = None
+        self._hook = ExitStack()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Check the optimizer, and let checkpoints hold the mean.
@@ -62,7 +61,7 @@ class PosteriorCallback(Callback):
                 if name in state:
                     state[name] = optimizer.mean_of(p)
 
-        self._hook = pl_module.register_state_dict_post_hook(replace_samples)
+        self._hook.enter_context(pl_module.register_state_dict_post_hook(replace_samples))
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -96,18 +95,13 @@ class PosteriorCallback(Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Restore the mean."""
         self._discard(trainer)
-        self._remove_hook()
+        self._hook.close()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Merge."""
-        self._remove_hook()
+        self._hook.close()
         if self.consolidate:
             _optimizer(trainer).consolidate()
-
-    def _remove_hook(self) -> None:
-        hook, self._hook = self._hook, None
-        if hook is not None:
-            hook.remove()
 
     def _discard(self, trainer: Any) -> None:
         self._sample = None
