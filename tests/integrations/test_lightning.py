@@ -31,7 +31,8 @@ class Module(lightning.LightningModule):
         self.validated = weights(self.net)
 
     def configure_optimizers(self):
-        return self.make(self.net.named_parameters(), seed=3)
+        optimizer = self.make(self.net.named_parameters(), seed=3)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
 
 
 def fit(module, *callbacks, epochs=2, path=None, size=1, **options):
@@ -45,14 +46,23 @@ def fit(module, *callbacks, epochs=2, path=None, size=1, **options):
     return trainer
 
 
+def fit_plainly(net, make, size=1, clip=float("inf")):
+    """The same without Lightning; the optimizer."""
+    optimizer = make(net.named_parameters(), seed=3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for _ in range(2):
+        accumulate(optimizer, net, list(DataLoader(DATA, 8)), size, clip)
+        scheduler.step()
+    return optimizer
+
+
 @pytest.mark.parametrize("make", [make_covon, make_vcl])
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("clip", [float("inf"), 0.05])
-def test_accumulation_and_clipping_equal_a_plain_loop(make, size, clip, linear):
+def test_accumulation_clipping_and_schedule_equal_a_plain_loop(make, size, clip, linear):
     module = Module(linear, make)
     trainer = fit(module, PosteriorCallback(), size=size, gradient_clip_val=clip)
-    optimizer = make(linear.named_parameters(), seed=3)
-    accumulate(optimizer, linear, list(DataLoader(DATA, 8)) * 2, size, clip)
+    optimizer = fit_plainly(linear, make, size, clip)
     assert same(module.validated, weights(linear))  # the mean
     optimizer.consolidate()
     assert same(weights(module.net), weights(linear))  # merged
@@ -60,24 +70,6 @@ def test_accumulation_and_clipping_equal_a_plain_loop(make, size, clip, linear):
     assert same(merged.precision, optimizer.posterior().precision)
     assert same(merged.mean, module.validated) == (make is make_vcl)
     assert len({w.sum().item() for w in module.seen}) == 12 // size  # a sample each step
-
-
-class Scheduled(Module):
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
-
-
-def test_a_schedule_by_epochs_equals_that_of_a_plain_loop(linear):
-    module = Scheduled(linear)
-    fit(module, PosteriorCallback(), epochs=3)
-    optimizer = make_covon(linear.named_parameters(), seed=3)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    for _ in range(3):
-        accumulate(optimizer, linear, list(DataLoader(DATA, 8)))
-        scheduler.step()
-    optimizer.consolidate()
-    assert same(weights(module.net), weights(linear))
 
 
 class Averaged(Module):
@@ -124,8 +116,7 @@ def test_without_the_callback_step_samples_by_itself_and_accumulation_is_an_erro
     fit(module := Module(linear, make))
     with pytest.raises(RuntimeError, match=r"outside of a sample before step\(closure\).*Callback"):
         fit(Module(linear, make), size=2)
-    optimizer = make(linear.named_parameters(), seed=3)
-    accumulate(optimizer, linear, list(DataLoader(DATA, 8)) * 2)
+    fit_plainly(linear, make)
     assert same(weights(module.net), weights(linear))
 
 
