@@ -2,14 +2,14 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
+import comparison
 import language
 import language_training as training
 import pytest
 import torch
 from language_memory import measure
-
-from covon_avalanche.atomic_write import write_atomically
 
 pytest.importorskip("transformers", reason="needs the extra language")
 WORDS = {"en": "the cat and the dog ", "de": "die Katze, der Hund ", "fr": "le chat, le chien "}
@@ -137,36 +137,31 @@ def test_search_runs_and_report(tokens, recipe, monkeypatch, tmp_path):
     monkeypatch.setattr(language, "ROOT", tmp_path)
     monkeypatch.setattr(language, "TRIALS", tmp_path / "results/trials.jsonl")
     monkeypatch.setattr(language, "STORED", tmp_path / "results/results.jsonl")
+    monkeypatch.setattr(comparison, "worker_pool", ThreadPoolExecutor)
     measured = []
 
-    def made_up(cases, measure, file, *arguments, processes):
-        rows = language.read_cases(file)
-        for case in cases:
-            if all(any(case[k] != row[k] for k in case) for row in rows):
-                measured.append(case["strategy"])
-                nats = 1 + abs(math.log(case["settings"]["lr"] / 2e-3))
-                curve = [
-                    {"learned": name, "step": i, "language": other, "nats": nats}
-                    | {"bits_per_byte": 0.5}
-                    for i, name in enumerate(WORDS)
-                    for other in WORDS
-                ]
-                versions = {"torch": "2", "avalanche-lib": "0.6"}
-                about = {"versions": versions, "machine": {"cores": 2, "processor": "x"}}
-                rows.append({**case, "curve": curve, "seconds": 1.0, **about})
-        rows[-1] = {k: v for k, v in rows[-1].items() if k != "curve"} | {"error": "diverged"}
-        write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
+    def measure(case, *_):
+        measured.append(case["strategy"])
+        if len(measured) == 6:
+            raise FloatingPointError("diverged")
+        known = {"nats": 1 + abs(math.log(case["settings"]["lr"] / 2e-3)), "bits_per_byte": 0.5}
+        curve = [
+            {"learned": name, "step": i, "language": other, **known}
+            for i, name in enumerate(WORDS)
+            for other in WORDS
+        ]
+        return {"curve": curve, "seconds": 1.0}
 
-    monkeypatch.setattr(language, "run_cases", made_up)
-    language.search(recipe, 2, tokens, None)
-    language.search(recipe, 3, tokens, None)
+    monkeypatch.setattr(language, "measure", measure)
+    for trials in (2, 3):
+        language.search(recipe, trials, tokens, 1)
     assert measured == ["finetune", "joint"] * 3
     trials = [t for t in language.read_cases(language.TRIALS) if t["strategy"] == "finetune"]
     best = min(trials, key=language.average)["settings"]
     assert language.best_settings(recipe, "finetune") == best
     finals = language.finals(recipe)
     assert {(case["part"], case["seed"]) for case in finals} == {("test", i) for i in range(3)}
-    made_up(finals, None, language.STORED, processes=None)
+    comparison.run_cases(finals, measure, language.STORED, processes=1)
     language.write_report(recipe)
     assert "| joint (offline)" in page.read_text()
     assert "| finetune" in page.read_text()
