@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import Naive
 from torch import nn
 from toy_optimizers import accumulate, make_covon, make_vcl
-from toys import columns, make_naive, same, toy_benchmark, toy_model, weights
+from toys import Watch, columns, make_naive, same, toy_benchmark, toy_model, weights
 
 from covon_avalanche import CoVONPlugin, VCLPlugin
 from covon_avalanche.loops import Autocast, GradientAccumulation, GradientClipping
@@ -40,41 +39,37 @@ def test_one_sample_computes_all_mini_batches_of_a_step(make, plugin):
 def test_merges_are_counted_in_steps():
     """Three mini-batches are two steps, in each of two epochs."""
 
-    class Steps(SupervisedPlugin):
-        def after_update(self, strategy, **kwargs):
-            merged.append(strategy.optimizer.prior().precision["2.bias"].sum().item())
+    def note(strategy):
+        merged.append(strategy.optimizer.prior().precision["2.bias"].sum().item())
 
     merged = []
     model = toy_model()
     optimizer = make_covon(model.named_parameters())
     plugin = CoVONPlugin(consolidate_every=3)
-    strategy = make_naive(model, optimizer, plugin, Steps(), cls=Accumulating)
+    strategy = make_naive(model, optimizer, plugin, Watch(after_update=note), cls=Accumulating)
     strategy.train(toy_benchmark(1).train_stream[0])
     assert merged[0] == merged[1] != merged[2] == merged[3]
 
 
-class Decay(SupervisedPlugin):
+def decay(strategy):
     """A penalty that counts once in the average over mini-batches."""
-
-    def before_backward(self, strategy, **kwargs):
-        strategy.loss = strategy.loss + sum(p.square().sum() for p in strategy.model.parameters())
+    strategy.loss = strategy.loss + sum(p.square().sum() for p in strategy.model.parameters())
 
 
-class Twice(SupervisedPlugin):
-    """Adds examples to each mini-batch, as generative replay does."""
-
-    def before_training_iteration(self, strategy, **kwargs):
-        strategy.mbatch = [torch.cat([part, part]) for part in strategy.mbatch]
+def double(strategy):
+    """Add examples to each mini-batch, as generative replay does."""
+    strategy.mbatch = [torch.cat([part, part]) for part in strategy.mbatch]
 
 
-@pytest.mark.parametrize("plugins", [[], [Twice()]])
-def test_accumulated_steps_equal_those_of_large_batches(plugins):
+@pytest.mark.parametrize("callbacks", [{}, {"before_training_iteration": double}])
+def test_accumulated_steps_equal_those_of_large_batches(callbacks):
     found = []
     threefold = type("Threefold", (GradientAccumulation, Naive), {"accumulate": 3})
     for cls, size in ((Naive, 48), (threefold, 16), (threefold, 20)):  # 20 + 20 + 8
         benchmark, model = toy_benchmark(2), toy_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        strategy = make_naive(model, optimizer, Decay(), *plugins, cls=cls, train_mb_size=size)
+        plugin = Watch(before_backward=decay, **callbacks)
+        strategy = make_naive(model, optimizer, plugin, cls=cls, train_mb_size=size)
         for experience in benchmark.train_stream:
             strategy.train(experience, shuffle=False)
         found.append(weights(model))
@@ -83,15 +78,14 @@ def test_accumulated_steps_equal_those_of_large_batches(plugins):
 
 
 def test_the_loss_that_plugins_see_is_that_of_the_mini_batch():
-    class Look(SupervisedPlugin):
-        def after_training_iteration(self, strategy, **kwargs):
-            expected = nn.functional.cross_entropy(strategy.mb_output, strategy.mb_y)
-            torch.testing.assert_close(strategy.loss.sum(), expected)
-            seen.append(expected)
+    def look(strategy):
+        expected = nn.functional.cross_entropy(strategy.mb_output, strategy.mb_y)
+        torch.testing.assert_close(strategy.loss.sum(), expected)
+        seen.append(expected)
 
     model, seen = toy_model(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    strategy = make_naive(model, optimizer, Look(), cls=Accumulating)
+    strategy = make_naive(model, optimizer, Watch(after_training_iteration=look), cls=Accumulating)
     strategy.train(toy_benchmark(1).train_stream[0])
     assert len(seen) == 6
 
