@@ -11,7 +11,6 @@ from torch import Tensor
 
 from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.closed_form.model import ClosedFormHead
-from covon_avalanche.closed_form.ridge import ridge_weight, standardized_ridge_weight
 
 RANPAC_RIDGES = tuple(10.0**k for k in range(-8, 9))
 STANDARDIZED_RIDGES = tuple(10.0 ** (k / 2) for k in range(2, 11))
@@ -169,9 +168,46 @@ class RidgeClassifier(ClosedFormHead):
 
     def _solve(self, gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
         """The weights, of shape (width, classes); those of the intercept come last."""
-        solve = standardized_ridge_weight if self.standardize else ridge_weight
+        solve = _standardized_weight if self.standardize else _weight
         return solve(gram, targets, ridge)
 
     def forward(self, features: Tensor) -> Tensor:
         """Regressed one-hot labels, of shape (batch, classes)."""
         return self._projected(features) @ self.weight
+
+
+def _weight(gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
+    """``(G + ridge I)⁻¹ Q``; with a larger ridge where that is numerically singular.
+
+    :param gram: ``G``, of shape (width, width).
+    :param targets: ``Q``, of shape (width, outputs).
+    :raises FloatingPointError: if the features were not finite.
+    """
+    if not torch.isfinite(gram).all():
+        raise FloatingPointError("the features of the network are not finite")
+    while True:
+        regularised = gram.clone()
+        regularised.diagonal().add_(ridge)
+        factor, failed = torch.linalg.cholesky_ex(regularised)
+        if not failed:
+            return torch.cholesky_solve(targets, factor)
+        ridge *= 10
+
+
+def _standardized_weight(gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
+    """The weight for features that are centred and divided by their standard deviations, and an
+    intercept that the ridge leaves alone, in terms of the features themselves.
+
+    A constant feature is centred, but not scaled.
+
+    :param gram: ``G`` of the features and, as the last, the constant 1.
+    :param targets: ``Q`` likewise.
+    :return: of shape (width + 1, outputs), with the intercept as the last row.
+    """
+    n, mean = gram[-1, -1], gram[:-1, -1] / gram[-1, -1]
+    covariance = gram[:-1, :-1] / n - mean.outer(mean)
+    variance = covariance.diagonal().clone()
+    scale = torch.where(variance > 1e-12 * (mean**2 + 1), variance.sqrt(), 1.0)
+    right = (targets[:-1] - mean.outer(targets[-1])) / scale[:, None]
+    weight = _weight(n * covariance / scale.outer(scale), right, ridge) / scale[:, None]
+    return torch.cat([weight, targets[-1:] / n - mean @ weight])

@@ -12,27 +12,24 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from covon_avalanche.posterior.fisher import in_mode
 
 
-def trained_batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """The layers with running statistics that ``model.train()`` puts into train mode."""
-    with in_mode(model, train=True):
-        return [
-            module
-            for module in model.modules()
-            if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
-        ]
-
-
 def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> None:
     """Re-estimate the running statistics at the present weights.
 
     They become the plain average over the batches, as in ``torch.optim.swa_utils.update_bn``,
     but dropout is off, and layers that stay in eval mode or receive no batch keep their
-    statistics, as all layers do if the pass is interrupted.
+    statistics, as all layers do if the pass is interrupted. Without batch norm there is no pass.
 
     :param batches: ``(input, target, *more)``, for ``model(input, *more)``; shuffled, because
         variances are computed within a batch.
     """
-    norms = trained_batch_norms(model)
+    with in_mode(model, train=True):
+        norms = [
+            module
+            for module in model.modules()
+            if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+        ]
+    if not norms:
+        return
     momenta = [norm.momentum for norm in norms]
     before = [copy.deepcopy(norm.state_dict()) for norm in norms]
     complete = False

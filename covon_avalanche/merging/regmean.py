@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -117,12 +117,23 @@ class RegMean(MergeRule):
         weights: Mapping[str, Tensor] = MappingProxyType({}),
         only: str | None = None,
     ) -> dict[str, Tensor]:
-        some = EvenlySpaced(task.batches(), self.share)
+        given = kept = 0
+
+        def some() -> Iterator[Batch]:
+            """Evenly spaced examples of each batch, at least one."""
+            nonlocal given, kept
+            for batch in task.batches():
+                rows = torch.arange(0, len(batch[0]), 1 / self.share).long()
+                given, kept = given + len(batch[0]), kept + len(rows)
+                yield [column[rows] for column in batch] if self.share < 1 else batch
+
         found = input_second_moments(
-            task.model, some, reduction=self.reduction, weights=weights, only=only
+            task.model, some(), reduction=self.reduction, weights=weights, only=only
         )
-        scale = some.given / some.kept if some.kept and self.reduction == "sum" else 1.0
-        return {name: a * scale for name, a in found.items()} if scale != 1 else found
+        if self.reduction == "sum" and self.share < 1:
+            for a in found.values():
+                a.mul_(given / kept)
+        return found
 
     def _merged_layer(self, task: Task, layer_name: str, a: Tensor) -> dict[str, Tensor]:
         """Merged weights of a layer that earlier tasks have used, by parameter name."""
@@ -161,22 +172,3 @@ class RegMean(MergeRule):
         """With smaller entries off the diagonal."""
         diagonal = torch.diag_embed(moments.diagonal(dim1=-2, dim2=-1))
         return self.alpha * moments + (1 - self.alpha) * diagonal
-
-
-class EvenlySpaced:
-    """Evenly spaced examples of each batch.
-
-    :param share: of the examples; at least one of each batch is kept.
-    """
-
-    def __init__(self, batches: Iterable[Batch], share: float) -> None:
-        self.batches, self.share = batches, share
-        self.given = self.kept = 0
-        """Examples so far."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.batches:
-            given = len(batch[0])
-            rows = torch.arange(0, given, 1 / self.share).long()
-            self.given, self.kept = self.given + given, self.kept + len(rows)
-            yield batch if len(rows) == given else [column[rows] for column in batch]

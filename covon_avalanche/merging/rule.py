@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from covon_avalanche.merging.batch_norm import trained_batch_norms, update_batch_norm
+from covon_avalanche.merging.batch_norm import update_batch_norm
 from covon_avalanche.optim import CoVON, PosteriorOptimizer
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.posterior.fisher import Batch
@@ -189,7 +189,7 @@ def merge_into(
         else:
             for p, mean in means.items():
                 p.copy_(mean)
-        if batch_norm_batches is not None and trained_batch_norms(model):
+        if batch_norm_batches is not None:
             update_batch_norm(model, batch_norm_batches())
         rule.observe(task)
 

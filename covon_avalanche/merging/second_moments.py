@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from covon_avalanche.merging.convolution_moments import (
+from covon_avalanche.merging.layers import merged_layers, own_parameters
+from covon_avalanche.merging.moment_sums import (
     add_patches,
+    add_rows,
+    exact_products,
     in_order_of_weight,
     is_pointwise,
 )
-from covon_avalanche.merging.layers import merged_layers, own_parameters
-from covon_avalanche.merging.moment_sums import add_rows, exact_products
 from covon_avalanche.merging.rule import Batch
 from covon_avalanche.posterior.fisher import in_mode
 

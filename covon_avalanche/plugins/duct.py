@@ -9,8 +9,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
 from covon_avalanche.checks import check_positive, check_whole
-from covon_avalanche.merging.batch_norm import trained_batch_norms, update_batch_norm
-from covon_avalanche.merging.duct import DUCT
+from covon_avalanche.merging import DUCT, update_batch_norm
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 from covon_avalanche.posterior.fisher import in_mode
@@ -87,8 +86,7 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
         model: DUCT = strategy.model
         model.merge_backbone()
         model.in_domain = False
-        if trained_batch_norms(model):
-            update_batch_norm(model, task_loader(strategy, strategy.train_mb_size, shuffled=True))
+        update_batch_norm(model, task_loader(strategy, strategy.train_mb_size, shuffled=True))
         model.retrain_classifier(
             *_features(strategy),
             epochs=self.retrain_epochs,
