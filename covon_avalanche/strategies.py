@@ -74,10 +74,9 @@ class _PluginStrategy(TensorBatches, SupervisedTemplate):
         plugins: Sequence[BasePlugin] | None = None,
         **template: Any,
     ) -> None:
-        given = list(plugins or ())
-        merging = [plugin for plugin in given if isinstance(plugin, MergePlugin)]
-        others = [plugin for plugin in given if not isinstance(plugin, MergePlugin)]
-        super().__init__(eval_mb_size=eval_mb_size, plugins=[*merging, own, *others], **template)
+        ordered = [own, *(plugins or ())]
+        ordered.sort(key=lambda plugin: not isinstance(plugin, MergePlugin))
+        super().__init__(eval_mb_size=eval_mb_size, plugins=ordered, **template)
 
 
 class _PosteriorStrategy(_PluginStrategy):

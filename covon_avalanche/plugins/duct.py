@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.merging import DUCT, update_batch_norm
 from covon_avalanche.optim import PosteriorOptimizer
-from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
-from covon_avalanche.posterior.fisher import in_mode
+from covon_avalanche.plugins.task_loader import check_whole_task, dataset_features, task_loader
 
 
 class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
@@ -78,7 +76,7 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
         strategy.model.begin_domain()
         strategy.model.in_domain = True
         if strategy.model.class_means is not None:
-            strategy.model.keep_class_means(*_features(strategy))
+            strategy.model.keep_class_means(*self._features(strategy))
         strategy.optimizer.state.clear()
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
@@ -88,7 +86,7 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
         model.in_domain = False
         update_batch_norm(model, task_loader(strategy, strategy.train_mb_size, shuffled=True))
         model.retrain_classifier(
-            *_features(strategy),
+            *self._features(strategy),
             epochs=self.retrain_epochs,
             lr=self.retrain_lr,
             mb_size=strategy.train_mb_size,
@@ -96,14 +94,6 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
         if self.transport_reg is not None:
             model.transport(self.transport_reg)
 
-
-def _features(strategy: Any) -> tuple[Tensor, Tensor]:
-    """Features of the current backbone, of shape (examples, width), and labels, in eval mode."""
-    features, labels = [], []
-    with in_mode(strategy.model, train=False), torch.no_grad():
-        for x, y in task_loader(strategy, strategy.eval_mb_size):
-            features.append(strategy.model.features(x))
-            labels.append(y)
-    if not labels:
-        raise ValueError("a domain has no training examples")
-    return torch.cat(features), torch.cat(labels)
+    def _features(self, strategy: Any) -> tuple[Tensor, Tensor]:
+        """Of the current backbone, and labels."""
+        return dataset_features(strategy.experience.dataset, strategy, strategy.model.features)

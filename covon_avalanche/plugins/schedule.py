@@ -38,26 +38,22 @@ def scheduled_values(schedule: Schedule | None, strategy: Any) -> Values:
 
 
 def apply_shared(strategy: Any, values: Values) -> None:
-    """Set the learning rate and the number of epochs, if given.
-
-    :raises ValueError: naming value and rule, before anything is set.
-    """
-    if "lr" in values:
-        check_positive("lr", values["lr"], zero=True)
-    if "epochs" in values:
-        check_whole("epochs", values["epochs"])
-        strategy.train_epochs = values["epochs"]
-    if "lr" in values:
-        set_lr(strategy, values["lr"])
-
-
-def set_lr(strategy: Any, lr: float) -> None:
-    """Set the learning rate of all groups, and of LR schedulers, which start from it.
+    """Set the number of epochs, and the learning rate of all groups and LR schedulers, if given.
 
     A torch scheduler scales the ``base_lrs`` it was constructed with, and Avalanche's
     ``LRSchedulerPlugin`` resets the groups to them after each experience. As after that
     reset, a scheduler's factor applies from its first step on.
+
+    :raises ValueError: naming value and rule, before anything is set.
     """
+    lr = values.get("lr")
+    if lr is not None:
+        check_positive("lr", lr, zero=True)
+    if "epochs" in values:
+        check_whole("epochs", values["epochs"])
+        strategy.train_epochs = values["epochs"]
+    if lr is None:
+        return
     for group in strategy.optimizer.param_groups:
         group["lr"] = lr
         if "initial_lr" in group:

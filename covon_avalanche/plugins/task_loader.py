@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -61,14 +61,28 @@ def dataset_loader(
         yield [value.to(strategy.device) for value in used]
 
 
-def dataset_features(data: Any, strategy: Any) -> tuple[Tensor, Tensor]:
-    """Inputs of the last layer, of shape (examples, width), and labels, in eval mode."""
-    model, labels = strategy.model, []
-    with in_mode(model, train=False), torch.no_grad(), penultimate_features(model) as features:
+def dataset_features(
+    data: Any, strategy: Any, features_of: Callable[..., Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Features of shape (examples, width), and labels, in eval mode.
+
+    :param features_of: of a batch of inputs; by default the inputs of the last layer.
+    :raises ValueError: without examples.
+    """
+    model, found = strategy.model, []
+
+    def penultimate(*batch: Tensor) -> Tensor:
+        with penultimate_features(model) as features:
+            model(*batch)
+        return features[-1]
+
+    with in_mode(model, train=False), torch.no_grad():
         for x, y, *task in dataset_loader(data.eval(), strategy, strategy.eval_mb_size):
-            model(x, *task)
-            labels.append(y)
-    return torch.cat(features), torch.cat(labels)
+            found.append(((features_of or penultimate)(x, *task), y))
+    if not found:
+        raise ValueError("a domain has no training examples")
+    features, labels = (torch.cat(column) for column in zip(*found, strict=True))
+    return features, labels
 
 
 def _columns(data: Any, order: Tensor, mb_size: int) -> Iterable[Sequence[Tensor]]:
