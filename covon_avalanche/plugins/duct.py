@@ -29,8 +29,8 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
     on the merged features, here computed once with the evaluation transform.
 
     Works with any optimizer without a posterior. Evaluations inside ``train`` (``eval_every``) see
-    the domain's own backbone instead of the merged one. A domain whose training was interrupted
-    does not count: the next one takes its place. Task identities are not used.
+    the domain's own backbone instead of the merged one. A domain that was interrupted does not
+    count: the next one takes its place. Task identities are not used.
     """
 
     def __init__(
@@ -82,17 +82,22 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Merge the backbone and retrain the classifier."""
         model: DUCT = strategy.model
-        model.merge_backbone()
+        before = model.change.clone()
+        try:
+            model.merge_backbone()
+            update_batch_norm(model, task_loader(strategy, strategy.train_mb_size, shuffled=True))
+            model.retrain_classifier(
+                *self._features(strategy),
+                epochs=self.retrain_epochs,
+                lr=self.retrain_lr,
+                mb_size=strategy.train_mb_size,
+            )
+            if self.transport_reg is not None:
+                model.transport(self.transport_reg)
+        except BaseException:  # the domain begins anew
+            model.change.copy_(before)
+            raise
         model.in_domain = False
-        update_batch_norm(model, task_loader(strategy, strategy.train_mb_size, shuffled=True))
-        model.retrain_classifier(
-            *self._features(strategy),
-            epochs=self.retrain_epochs,
-            lr=self.retrain_lr,
-            mb_size=strategy.train_mb_size,
-        )
-        if self.transport_reg is not None:
-            model.transport(self.transport_reg)
 
     def _features(self, strategy: Any) -> tuple[Tensor, Tensor]:
         """Of the current backbone, and labels."""

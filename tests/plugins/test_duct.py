@@ -56,19 +56,20 @@ def test_each_domain_starts_pretrained_and_the_result_is_task_arithmetic():
     assert (model.train()(x).argmax(1) == y).double().mean() > 0.9  # by the last classifier
 
 
-def test_an_interrupted_domain_does_not_count():
+@pytest.mark.parametrize("moment", ["backward", "retrain_classifier"])
+def test_an_interrupted_domain_does_not_count(moment, monkeypatch):
     model = DUCT(toy_model(), 4, 2)
     strategy = make_naive(model, sgd(model), DUCTPlugin(), train_epochs=1)
-    first, second = toy_benchmark(2).train_stream
 
-    def interrupt(strategy):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    strategy.plugins.append(Watch(after_training_iteration=interrupt))
-    with pytest.raises(KeyboardInterrupt):
-        strategy.train(first)
-    strategy.plugins.pop()
-    for domain, experience in enumerate((first, second)):
+    for domain, experience in enumerate(toy_benchmark(2).train_stream):
+        merged = model.change.clone()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(strategy if moment == "backward" else model, moment, interrupt)
+            strategy.train(experience)
+        assert torch.equal(model.change, merged)
         strategy.train(experience)
         assert model.domains == domain + 1
 
