@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from covon_avalanche.merging.layers import as_rows, merged_layers
+from covon_avalanche.merging.layers import as_rows, layer_names
 from covon_avalanche.merging.linalg import RIDGE, in_double, mean_diagonals, with_ridge
 from covon_avalanche.merging.regmean import RegMean
 from covon_avalanche.merging.rule import Batch, Task
@@ -134,7 +134,7 @@ def output_gradient_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[
     """
     names = {
         layer: name
-        for name, layer in merged_layers(model).items()
+        for layer, name in layer_names(model).items()
         if not isinstance(layer, nn.MultiheadAttention)
     }
     edges: list[tuple[nn.Module, GradientEdge]] = []

@@ -29,6 +29,15 @@ def merged_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+def layer_names(model: nn.Module) -> dict[nn.Module, str]:
+    """Their names. Tied layers, which share weight and bias, all have the name of the first."""
+    first: dict[tuple[int, ...], str] = {}
+    return {
+        layer: first.setdefault(tuple(map(id, own_parameters(layer))), name)
+        for name, layer in merged_layers(model).items()
+    }
+
+
 def own_parameters(layer: nn.Module) -> list[nn.Parameter]:
     """Weight and, if there is one, bias of a layer; empty if the weight is no parameter."""
     known = dict(layer.named_parameters(recurse=False))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from covon_avalanche.merging.layers import merged_layers, own_parameters
+from covon_avalanche.merging.layers import layer_names, own_parameters
 from covon_avalanche.merging.moment_sums import (
     add_patches,
     add_rows,
@@ -40,7 +40,8 @@ def input_second_moments(
 
     In eval mode, and at the precision of ``torch.autocast`` where it is on: then the inputs are
     those that the layer computes with, rounded to bfloat16, and their products are summed in
-    float32. Only layers that are called as modules take part; see :func:`merged_layers`.
+    float32. Only layers that are called as modules take part; see
+    :func:`~covon_avalanche.merging.layers.merged_layers`. Those of tied layers add up.
 
     :param batches: ``(input, target, *more)``, for ``model(input, *more)``.
     :param reduction: ``"mean"`` divides by the number of examples times positions.
@@ -51,7 +52,7 @@ def input_second_moments(
         of a convolution, or the query, key and value of attention.
     """
     sums: dict[str, Tensor] = {}  # see moment_sums
-    names = {layer: n for n, layer in merged_layers(model).items() if only in (None, n)}
+    names = {layer: n for layer, n in layer_names(model).items() if only in (None, n)}
     called = {
         layer
         for layer in model.modules()

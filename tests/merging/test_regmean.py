@@ -11,6 +11,7 @@ from toys import columns, make_strategy, same, toy_benchmark, toy_model, weights
 from covon_avalanche import CoVONPlugin
 from covon_avalanche.input_moments import InputMoments
 from covon_avalanche.merging import Eq8, RegMean, Task
+from covon_avalanche.merging.kfac import output_gradient_moments
 from covon_avalanche.merging.second_moments import input_second_moments
 
 
@@ -260,6 +261,21 @@ def test_a_layer_with_tied_weights_is_merged_under_the_parameters_name():
     rule, x = RegMean(), torch.tensor([[0, 1], [2, 3]])
     rule.observe(task_of(model, x))
     assert set(rule.merge(task_of(model, x, weights(model)))) == {"0.weight"}
+
+
+def test_tied_layers_are_merged_for_the_inputs_of_all():
+    """As one layer that has all of these inputs."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)) for _ in range(2)]
+    for model in models:
+        model[2].weight, model[2].bias = model[0].weight, model[0].bias
+    inputs = torch.randn(2, 20, 3)
+    alone = [model[0] for model in models]
+    both = [torch.cat([x, model[:2](x).detach()]) for model, x in zip(models, inputs, strict=True)]
+    assert output_gradient_moments(models[0], [(inputs[0], None)]).keys() == {"0"}
+    tied, single = merged_by(RegMean(), models, inputs), merged_by(RegMean(), alone, both)
+    torch.testing.assert_close(tied["0.weight"], single["weight"])
+    torch.testing.assert_close(tied["0.bias"], single["bias"])
 
 
 def test_a_strategy_merges_with_the_inputs_of_all_its_tasks():
