@@ -37,18 +37,17 @@ class FisherRule(MergeRule):
         self.criterion = criterion
         self.fisher: dict[str, Tensor] = {}
         """``F0`` by parameter name."""
-        self._task_fisher: dict[str, Tensor] = {}  # F, from merge to observe
 
     def merge(self, task: Task) -> dict[str, Tensor]:
-        self._task_fisher = self._measure(task)
+        task.measured = self._measure(task)
         merged = {}
         for name, m in task.trained().items():
-            m0, weight = task.before[name], self._weight(self._past(name), self._task_fisher[name])
-            merged[name] = m0 + weight * (m - m0)
+            f, m0 = task.measured[name], task.before[name]
+            merged[name] = m0 + self._weight(self._past(name, f), f) * (m - m0)
         return merged
 
-    def _past(self, name: str) -> Tensor:
-        return in_shape(self.fisher.get(name), torch.zeros_like(self._task_fisher[name]))
+    def _past(self, name: str, new: Tensor) -> Tensor:
+        return in_shape(self.fisher.get(name), torch.zeros_like(new))
 
     @abstractmethod
     def _measure(self, task: Task) -> dict[str, Tensor]:
@@ -73,8 +72,8 @@ class FisherMerge(FisherRule):
 
     def observe(self, task: Task) -> None:
         """Add the task's Fisher information, without another pass."""
-        added = {name: self._past(name) + f for name, f in self._task_fisher.items()}
-        self.fisher, self._task_fisher = {**self.fisher, **added}, {}
+        added = {name: self._past(name, f) + f for name, f in task.measured.items()}
+        self.fisher = {**self.fisher, **added}
 
     def _measure(self, task: Task) -> dict[str, Tensor]:
         return squared_example_gradients(task.model, task.batches(), self.criterion)
@@ -110,7 +109,7 @@ class CoFiMA(FisherRule):
 
     def observe(self, task: Task) -> None:
         """Keep the task's Fisher information instead of the one before, without another pass."""
-        self.fisher, self._task_fisher = self._task_fisher, {}
+        self.fisher = task.measured
 
     def _measure(self, task: Task) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}

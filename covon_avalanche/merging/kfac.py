@@ -51,14 +51,11 @@ class KFACMerge(RegMean):
         super().__init__()
         self.gradients: dict[str, Tensor] = {}
         """``G0`` by layer name, of shape (groups, outputs, outputs)."""
-        self._task_gradients: dict[str, Tensor] = {}  # G, in merge
 
     def merge(self, task: Task) -> dict[str, Tensor]:
         if self.moments:
-            self._task_gradients = _measured(task)
-        merged = super().merge(task)
-        self._task_gradients = {}
-        return merged
+            task.measured = _measured(task)
+        return super().merge(task)
 
     def observe(self, task: Task) -> None:
         """Add the curvature of the task's data at the merged weights."""
@@ -76,16 +73,17 @@ class KFACMerge(RegMean):
                 added[name] = torch.lerp(g, g0, share)
         self.gradients = {**self.gradients, **added}
 
-    def _least_change(self, layer: str, w0: Tensor, w: Tensor, a0: Tensor, a: Tensor) -> Tensor:
-        if layer not in self.gradients or layer not in self._task_gradients:
-            return super()._least_change(layer, w0, w, a0, a)
-        known = len(w) // len(a)
+    def _merged_change(
+        self, task: Task, layer: str, change: Tensor, a0: Tensor, a: Tensor
+    ) -> Tensor:
+        if layer not in self.gradients or layer not in task.measured:
+            return super()._merged_change(task, layer, change, a0, a)
+        known = change.shape[1]
         g0, g = (
             part[layer][:, :known, :known] + _DAMPING * torch.eye(known).to(part[layer])
-            for part in (self.gradients, self._task_gradients)
+            for part in (self.gradients, task.measured)
         )
-        change = (w - w0).unflatten(0, (len(a), -1))
-        return w0 + merged_change(change, a0, g0, a, g).flatten(0, 1)
+        return merged_change(change, a0, g0, a, g)
 
 
 def _measured(task: Task) -> dict[str, Tensor]:

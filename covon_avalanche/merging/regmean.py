@@ -82,7 +82,6 @@ class RegMean(MergeRule):
         """``A0`` by layer name, as from :func:`input_second_moments`, summed over tasks."""
         self.outputs: dict[str, int] = {}
         """Number of outputs that the layer had in the last task; later ones have no past."""
-        self._task_moments: dict[str, Tensor] = {}  # A, from merge to observe, with one pass
 
     def merge(self, task: Task) -> dict[str, Tensor]:
         """See :class:`MergeRule`.
@@ -99,17 +98,16 @@ class RegMean(MergeRule):
                     new[name] = self._measure(task, merged, name)[name]
                 merged |= self._merged_layer(task, name, new[name])
         if self.passes == 1:
-            self._task_moments = new
+            task.measured = new
         return merged
 
     def observe(self, task: Task) -> None:
         """Add the moments of the task's data, at the merged weights unless ``passes=1``."""
         layers = merged_layers(task.model)
-        new = self._measure(task) if self.passes == 2 else self._task_moments
+        new = self._measure(task) if self.passes == 2 else task.measured
         added = {n: a + self.moments[n] if n in self.moments else a for n, a in new.items()}
         self.moments = {**self.moments, **added}
         self.outputs = {**self.outputs, **{n: len(as_rows(layers[n])) for n in new}}
-        self._task_moments = {}
 
     def _measure(
         self,
@@ -147,26 +145,23 @@ class RegMean(MergeRule):
         layer = merged_layers(task.model)[layer_name]
         w0 = in_double(as_rows(layer, {p: task.before[names[p]] for p in own_parameters(layer)}))
         w = in_double(as_rows(layer))
-        known = slice(0, self.outputs[layer_name])
-        rows = w.clone()
-        rows[known] = self._least_change(
-            layer_name, w0[known], w[known], self._shrunk(a0), self._shrunk(a)
-        )
+        known = self.outputs[layer_name]
+        change = (w - w0)[:known].unflatten(0, (len(a), -1))
+        a0, a = in_double(self._shrunk(a0)), in_double(self._shrunk(a))
+        w[:known] = w0[:known] + self._merged_change(task, layer_name, change, a0, a).flatten(0, 1)
         return {
-            names[p]: value.to(p) for p, value in from_rows(layer, rows).items() if p.requires_grad
+            names[p]: value.to(p) for p, value in from_rows(layer, w).items() if p.requires_grad
         }
 
-    def _least_change(self, layer: str, w0: Tensor, w: Tensor, a0: Tensor, a: Tensor) -> Tensor:
-        """``W0 + (W - W0) A (A0 + A)⁻¹``, by groups of outputs.
+    def _merged_change(
+        self, task: Task, layer: str, change: Tensor, a0: Tensor, a: Tensor
+    ) -> Tensor:
+        """``(W - W0) A (A0 + A)⁻¹``, in float64.
 
-        :param w0: and ``w``, of shape (outputs, d), in float64.
+        :param change: ``W - W0``, of shape (groups, outputs, d).
         :param a0: and ``a``, of shape (groups, d, d).
         """
-        a0, a = in_double(a0), in_double(a)
-        change = (w - w0).unflatten(0, (len(a), -1))
-        # of shape (groups, outputs, d)
-        step = torch.linalg.solve(with_ridge(a0 + a), (change @ a).mT).mT
-        return w0 + step.flatten(0, 1)
+        return torch.linalg.solve(with_ridge(a0 + a), (change @ a).mT).mT
 
     def _shrunk(self, moments: Tensor) -> Tensor:
         """With smaller entries off the diagonal."""

@@ -43,6 +43,8 @@ class Task:
         """
         self.model = model
         self.has_prior = has_prior
+        self.measured: dict[str, Tensor] = {}
+        """What :meth:`MergeRule.merge` leaves for :meth:`MergeRule.observe`."""
         self._given = before
         self._batches = batches
 

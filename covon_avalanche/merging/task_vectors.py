@@ -41,7 +41,6 @@ class TaskVectorRule(MergeRule):
         """The task vectors so far as one, by parameter name."""
         self.last: dict[str, Tensor] = {}
         """Between tasks: the last task's weights before its merge; with ``start="last"``."""
-        self._vectors: dict[str, Tensor] = {}  # of the task, from merge to observe
 
     @torch.no_grad()
     def begin_task(self, model: nn.Module) -> None:
@@ -66,19 +65,18 @@ class TaskVectorRule(MergeRule):
                 f"{type(self).__name__} needs the weights before training: call "
                 "rule.begin_task(model) at the beginning of each task"
             )
-        self._vectors = self._trimmed({n: m - self.pretrained[n] for n, m in trained.items()})
+        task.measured = self._trimmed({n: m - self.pretrained[n] for n, m in trained.items()})
         if self.start == "last":
             self.last = {name: m.clone() for name, m in trained.items()}
         return {
             name: self.pretrained[name] + self.coefficient * self._combine(name, d)
-            for name, d in self._vectors.items()
+            for name, d in task.measured.items()
         }
 
     def observe(self, task: Task) -> None:
         """Add the task's vectors to those of the earlier tasks."""
-        added = {name: self._combine(name, d) for name, d in self._vectors.items()}
+        added = {name: self._combine(name, d) for name, d in task.measured.items()}
         self.combined = {**self.combined, **added}
-        self._vectors = {}
 
     def _trimmed(self, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
         """What is used of a task's vectors."""
@@ -156,7 +154,7 @@ class TIES(TaskVectorRule):
 
     def observe(self, task: Task) -> None:
         """Keep the task's vectors."""
-        self.tasks, self._vectors = [*self.tasks, self._vectors], {}
+        self.tasks = [*self.tasks, task.measured]
 
     def _trimmed(self, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
         sizes = torch.cat([d.abs().flatten() for d in vectors.values()])
