@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from avalanche.training import Naive
 from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import EWC
 from interrupted_runs import run_with_stops
@@ -28,80 +27,83 @@ from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.merging import EMA, MagMax, RegMean, Task
 
 
-def make(rule, model, *, cls=Naive, optimizer=adamw, **options):
-    """A strategy of Avalanche's that merges, and a list with each task's weights before and after
-    the merge."""
-    ends = []
+def make(kind, rule, model):
+    """A strategy that merges, and each task's weights at its start, before and after the merge."""
+    found = []
+
+    def note_start(strategy):
+        if strategy.clock.train_exp_epochs == 0:
+            found.append([weights(model)])
 
     def note_fast(strategy):
         if strategy.clock.train_exp_epochs == strategy.train_epochs - 1:
-            ends.append([weights(model)])
+            found[-1].append(weights(model))
 
     watch = Watch(
+        before_training_epoch=note_start,
         after_training_epoch=note_fast,
-        after_training_exp=lambda strategy: ends[-1].append(weights(model)),
+        after_training_exp=lambda strategy: found[-1].append(weights(model)),
     )
-    return make_naive(model, optimizer(model), MergePlugin(rule), watch, cls=cls, **options), ends
+    if kind == "covon":
+        return make_strategy("covon", model, merge=rule, plugins=[watch]), found
+    plugins = MergePlugin(rule), watch
+    if kind == "ewc":
+        return make_naive(model, sgd(model), *plugins, cls=EWC, ewc_lambda=0.1), found
+    return make_naive(model, adamw(model), *plugins), found
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(
-    ("optimizer", "cls", "own"), [(adamw, Naive, {}), (sgd, EWC, {"ewc_lambda": 0.1})]
-)
-def test_each_task_ends_with_the_rules_weights(rule, optimizer, cls, own):
+@pytest.mark.parametrize("kind", ["adamw", "ewc", "covon"])
+def test_each_task_starts_and_ends_with_the_rules_weights(rule, kind):
     """Those that the rule computes by hand from the weights before and after each task."""
     model, copied, by_hand = toy_model(), toy_model(), RULES[rule]()
-    before = weights(model)
-    strategy, ends = make(RULES[rule](), model, cls=cls, optimizer=optimizer, **own)
+    strategy, found = make(kind, RULES[rule](), model)
+    covon = kind == "covon"
+    before = strategy.optimizer.prior().mean if covon else weights(model)
     for t, experience in enumerate(toy_benchmark().train_stream):
         strategy.train(experience)
+        start, fast, merged = found[t]
         by_hand.begin_task(copied)
-        fast, merged = ends[t]
+        assert same(start, weights(copied))
         x, y = columns(experience)
         if by_hand.shuffled:
             order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
             x, y = x[order], y[order]
-        task = Task(copied, before, lambda x=x, y=y: zip(x.split(64), y.split(64), strict=True))
+        batches = list(zip(x.split(64), y.split(64), strict=True))
+        task = Task(copied, before, lambda batches=batches: batches, has_prior=covon)
         copied.load_state_dict(fast)
-        copied.load_state_dict({**fast, **by_hand.merge(task)})
+        own = by_hand.merge(task)
+        left_out = merged if covon else fast  # by Eq. 8
+        copied.load_state_dict({**left_out, **own})
         by_hand.observe(task)
         assert same(merged, weights(copied))
         assert same(merged, weights(model))
         assert t == 0 or not same(merged, fast)
         before = merged
+    assert own.keys() == merged.keys()
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in TASK_VECTORS])
 def test_a_growing_classifier_keeps_the_new_weights_of_new_classes(rule):
     benchmark = toy_benchmark(3, classes_per_experience=2)
-    strategy, ends = make(RULES[rule](), Head())
+    strategy, found = make("adamw", RULES[rule](), Head())
     for t, experience in enumerate(benchmark.train_stream):
         strategy.eval(benchmark.test_stream[t])  # the head grows here, before it is trained
         strategy.train(experience)
-        fast, merged = (end["head.classifier.weight"] for end in ends[t])
+        _, fast, merged = (end["head.classifier.weight"] for end in found[t])
         assert merged.shape == (2 * t + 2, 10)
         torch.testing.assert_close(merged[2 * t :], fast[2 * t :], rtol=1e-6, atol=1e-7)
         assert t == 0 or not torch.equal(merged[: 2 * t], fast[: 2 * t])
 
 
 @pytest.mark.parametrize("start", ["pretrained", "last"])
-def test_task_vectors_restart_training_where_they_say(start):
-    """From the pretrained weights with a new optimizer state, from the last ones with the old."""
-    model, rule, starts, first = toy_model(), MagMax(start=start), [], weights(toy_model())
-    watch = Watch(
-        before_training_epoch=lambda strategy: starts.append(
-            (weights(model), len(strategy.optimizer.state))
-        )
-    )
-    strategy = make_naive(model, adamw(model), MergePlugin(rule), watch, train_epochs=1)
-    one, two = toy_benchmark(2).train_stream
-    strategy.train(one)
-    merged, last = weights(model), dict(rule.last)
-    strategy.train(two)
-    assert same(starts[0][0], first)
-    assert same(starts[1][0], first if start == "pretrained" else last)
-    assert not same(starts[1][0], merged)
-    assert bool(starts[1][1]) == (start == "last")
+def test_tasks_from_the_pretrained_weights_have_a_new_optimizer_state(start):
+    model, sizes = toy_model(), []
+    watch = Watch(before_training_epoch=lambda s: sizes.append(len(s.optimizer.state)))
+    plugins = MergePlugin(MagMax(start=start)), watch
+    strategy = make_naive(model, adamw(model), *plugins, train_epochs=1)
+    strategy.train(toy_benchmark(2).train_stream)
+    assert sizes == [0, 0 if start == "pretrained" else 4]
 
 
 class Sampling(SupervisedPlugin):
