@@ -24,28 +24,29 @@ class Average(MergeRule):
     def merge(self, task: Task) -> dict[str, Tensor]:
         merged = {}
         for name, m in task.trained().items():
-            m0 = task.before[name]
-            merged[name] = m0 + self._weight(name, m, task) * (m - m0)
+            m0, weight = task.before[name], self._weight(self._counts(name, m), task)
+            merged[name] = m0 + weight.view([*m.shape[:1], *[1] * (m.dim() - 1)]) * (m - m0)
         return merged
 
     def observe(self, task: Task) -> None:
         """Count the task for the rows that it has changed."""
         counted = {}
         for name, p in task.trained().items():
-            changed = _by_row(p != task.before[name]).any(1)
-            counted[name] = self._counts(name, p) + changed
+            changed = p != task.before[name]
+            rows = changed.flatten(1).any(1) if p.dim() > 1 else changed.flatten()
+            counted[name] = self._counts(name, p) + rows
         self.tasks = {**self.tasks, **counted}
 
     def _counts(self, name: str, p: Tensor) -> Tensor:
-        """Tasks so far, by row; 0 for rows that are new."""
-        counts = torch.zeros(len(_by_row(p)), dtype=p.dtype, device=p.device)
+        """Tasks so far, by row; 0 for rows that are new. A scalar is one row."""
+        counts = torch.zeros(p.shape[:1].numel(), dtype=p.dtype, device=p.device)
         known = self.tasks.get(name, counts[:0])
         counts[: len(known)] = known
         return counts
 
-    def _weight(self, name: str, m: Tensor, task: Task) -> Tensor | float:
-        """Weight of the new task, broadcast over the parameter's rows."""
-        return _along_rows(1 / (self._counts(name, m) + 1), m)
+    def _weight(self, counts: Tensor, task: Task) -> Tensor:
+        """Weight of the new task, by row."""
+        return 1 / (counts + 1)
 
 
 class EMA(Average):
@@ -66,18 +67,5 @@ class EMA(Average):
         check_gamma(gamma)
         self.gamma = gamma
 
-    def _weight(self, name: str, m: Tensor, task: Task) -> Tensor | float:
-        if task.has_prior:
-            return self.gamma
-        counts = self._counts(name, m)
-        return _along_rows(torch.where(counts > 0, self.gamma, 1.0).to(m), m)
-
-
-def _by_row(p: Tensor) -> Tensor:
-    """As a matrix with one row for each output; a scalar has one."""
-    return p.flatten(1) if p.dim() > 1 else p.reshape(-1, 1)
-
-
-def _along_rows(values: Tensor, p: Tensor) -> Tensor:
-    """Values by row in a shape that broadcasts to the parameter's."""
-    return values.view(-1, *[1] * (p.dim() - 1)) if p.dim() else values.view(())
+    def _weight(self, counts: Tensor, task: Task) -> Tensor:
+        return torch.where((counts > 0) | task.has_prior, self.gamma, 1.0).to(counts)
