@@ -1,8 +1,4 @@
-"""DUCT: merging backbones that each domain fine-tunes from the pretrained weights.
-
-Zhou et al., "Dual Consolidation for Pre-Trained Model-Based Domain-Incremental Learning" (CVPR
-2025), as in the authors' released experiments, which weigh all domains alike.
-"""
+"""DUCT: merging backbones that each domain fine-tunes from the pretrained weights."""
 
 from __future__ import annotations
 
@@ -44,6 +40,9 @@ class CosineHead(nn.Module):
 
 class DUCT(nn.Module):
     """A network for DUCT: a backbone that is merged after each domain, and a classifier per domain.
+
+    Zhou et al., "Dual Consolidation for Pre-Trained Model-Based Domain-Incremental Learning" (CVPR
+    2025), as in the authors' released experiments, which weigh all domains alike.
 
     Each domain fine-tunes the pretrained backbone ``θ0`` and its own classifier. Then the backbones
     are merged, ``θ = θ0 + Σ alpha (θ_t - θ0)`` over the domains so far (task arithmetic), and the

@@ -38,11 +38,8 @@ class RegMean(MergeRule):
     Takes two forward passes over each task's data, but only one for the first task. Outputs and
     layers that no earlier task has used keep their new weights, as do the parameters of other
     modules (:func:`~covon_avalanche.merging.layers.merged_layers` lists them; with CoVON
-    those are merged by Eq. 8).
-
-    With CoVON only the mean is RegMean's. The precision is that of Eq. 8, a diagonal one, and so
-    ``posterior()``, samples for prediction and the next task's prior are N(merged weights,
-    1 / (s0 + γ (s - s0))): the covariance of ``A ⊗ I`` is used for the mean alone.
+    those are merged by Eq. 8). With CoVON ``A ⊗ I`` is used for the mean alone: the precision is
+    that of Eq. 8.
     """
 
     needs_data = True

@@ -14,7 +14,7 @@ from covon_avalanche.plugins.task_loader import check_whole_task, dataset_featur
 
 
 class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
-    """DUCT: fine-tune the pretrained backbone on each domain, merge, retrain the classifier::
+    """Fine-tunes, merges and retrains a :class:`~covon_avalanche.merging.DUCT` network::
 
         model = DUCT(create_backbone("vit-b16-in1k", 65, weights="default"), 65, num_domains=4)
         groups = [{"params": model.head.parameters()},
@@ -22,10 +22,8 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
         optimizer = SGD(groups, lr=0.1, momentum=0.9, weight_decay=5e-4)
         Naive(model=model, optimizer=optimizer, plugins=[DUCTPlugin()])
 
-    Zhou et al., "Dual Consolidation for Pre-Trained Model-Based Domain-Incremental Learning" (CVPR
-    2025), as released, where the backbones' weights do not depend on the domains' similarity. Each
-    domain starts with the pretrained backbone and a new optimizer state. After it the backbone is
-    merged, statistics of batch norm are re-estimated, and the domain's classifier is retrained
+    Each domain starts with the pretrained backbone and a new optimizer state. After it the backbone
+    is merged, statistics of batch norm are re-estimated, and the domain's classifier is retrained
     on the merged features, here computed once with the evaluation transform.
 
     Works with any optimizer without a posterior. Evaluations inside ``train`` (``eval_every``) see
