@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -95,10 +95,15 @@ class RidgeClassifier(ClosedFormHead):
         self.targets: Tensor
         self.weight: Tensor
         self.scores: Tensor | None  # of the ridges, over all domains
-        self.chosen: list[float] = []
-        """The ridge of each domain."""
+        self.register_buffer("ridge", torch.tensor(self.ridges[-1], dtype=torch.float64))
+        self.ridge: Tensor
+        """Of the last domain."""
         self._domain: tuple[Tensor, Tensor] | None = None  # G and Q of the current domain
         self._held_out: list[tuple[Tensor, Tensor]] = []
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        state.setdefault(f"{prefix}ridge", self.ridge)  # saved before it was kept
+        super()._load_from_state_dict(state, prefix, *others)
 
     def begin_domain(self) -> None:
         self._domain, self._held_out = None, []
@@ -131,7 +136,7 @@ class RidgeClassifier(ClosedFormHead):
             best = scores.max()
             ridge = max(r for r, score in zip(self.ridges, scores, strict=True) if score == best)
         else:
-            ridge = self.chosen[-1] if self.chosen else self.ridges[-1]
+            ridge = float(self.ridge)
         gram, targets = self._domain
         gram += self.gram
         targets += self.targets
@@ -141,7 +146,7 @@ class RidgeClassifier(ClosedFormHead):
         self.gram, self.targets = gram, targets
         if self.scores is not None:
             self.scores = scores
-        self.chosen.append(ridge)
+        self.ridge.fill_(ridge)
         self._domain, self._held_out = None, []
 
     def _held_out_scores(self, gram: Tensor, targets: Tensor) -> Tensor | None:
