@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.last_layer import classifier, last_layer, pooled
-from covon_avalanche.merging.transport import transported
+from covon_avalanche.merging.transport import transport_plan
 
 
 class CosineHead(nn.Module):
@@ -178,20 +178,26 @@ class DUCT(nn.Module):
 
     @torch.no_grad()
     def transport(self, reg: float) -> None:
-        """Move the classifiers of earlier domains towards the current one's.
+        """Move the classifiers ``W_o`` of earlier domains towards the current one's ``W``.
 
-        See :func:`covon_avalanche.merging.transport.transported`.
+        To ``(1 - alpha) W_o + alpha C Sᵀ W``, where the plan ``S`` transports the current domain's
+        class means to those of the earlier one, and ``C`` is the number of classes: in DUCT's
+        released code, without ``C``, the second term is 1/C of a classifier's size. Classes that a
+        domain lacks take no part.
 
         :param reg: entropic regularisation, in units of the distance.
         """
         if self.class_means is None:
             raise ValueError("transport needs class means: pass keep_means=True")
         current = int(self.domains) - 1
-        new = self.head.blocks[current], self.class_means[current]
-        for domain in range(current):
-            old = self.head.blocks[domain], self.class_means[domain]
-            moved = transported(*old, *new, alpha=self.alpha, reg=reg)
-            self.head.blocks[domain].copy_(moved)
+        known = ~self.class_means.isnan().any(2)  # of shape (domains, classes)
+        new = known[current]
+        for domain, weight in enumerate(self.head.blocks[:current]):
+            old = known[domain]
+            distances = torch.cdist(self.class_means[current, new], self.class_means[domain, old])
+            plan = transport_plan(distances, reg)
+            moved = int(old.sum()) * plan.T @ self.head.blocks[current][new]
+            weight[old] = (1 - self.alpha) * weight[old] + self.alpha * moved
 
 
 def _without_last_layer(network: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Optimal transport between the classes of two domains, which moves a domain's classifier."""
+"""Optimal transport between the classes of two domains, for DUCT."""
 
 from __future__ import annotations
 
@@ -12,36 +12,6 @@ from covon_avalanche.merging.linalg import in_double
 
 _SINKHORN_STEPS = 1000
 _SINKHORN_TOLERANCE = 1e-7
-
-
-def transported(
-    weight: Tensor,
-    means: Tensor,
-    new_weight: Tensor,
-    new_means: Tensor,
-    *,
-    alpha: float,
-    reg: float,
-) -> Tensor:
-    """An earlier domain's classifier ``W_o``, moved towards the current one ``W``.
-
-    ``(1 - alpha) W_o + alpha C Sᵀ W``, where the plan ``S`` transports the current domain's class
-    means to those of the earlier one, see :func:`transport_plan`, and ``C`` is the number of
-    classes: in DUCT's released code, without ``C``, the second term is 1/C of a classifier's size.
-    Classes that a domain lacks take no part.
-
-    :param weight: ``W_o``, of shape (classes, width), as are the following.
-    :param means: the earlier domain's class means, NaN for classes that it lacks.
-    :param new_weight: ``W``.
-    :param new_means: the current domain's class means, likewise.
-    :param reg: entropic regularisation, in units of the distance.
-    """
-    old, new = ~means.isnan().any(1), ~new_means.isnan().any(1)
-    plan = transport_plan(torch.cdist(new_means[new], means[old]), reg)
-    moved = int(old.sum()) * plan.T @ new_weight[new]
-    result = weight.clone()
-    result[old] = (1 - alpha) * weight[old] + alpha * moved
-    return result
 
 
 def transport_plan(cost: Tensor, reg: float) -> Tensor:
