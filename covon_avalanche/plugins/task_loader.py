@@ -56,7 +56,13 @@ def dataset_loader(
     if shuffled:
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
         order = order[: max(len(data) // mb_size * mb_size, mb_size)]
-    for batch in _columns(data, order, mb_size):
+    rows, collate = rows_of(data), getattr(data, "collate_fn", None)
+    batches: Iterable[Sequence[Tensor]] = (
+        DataLoader(data, batch_size=mb_size, sampler=order.tolist(), collate_fn=collate)
+        if rows is None
+        else map(rows, order.split(mb_size))
+    )
+    for batch in batches:
         used = [*batch[:2], batch[-1]] if multi_task else batch[:2]
         yield [value.to(strategy.device) for value in used]
 
@@ -83,11 +89,3 @@ def dataset_features(
         raise ValueError("a domain has no training examples")
     features, labels = (torch.cat(column) for column in zip(*found, strict=True))
     return features, labels
-
-
-def _columns(data: Any, order: Tensor, mb_size: int) -> Iterable[Sequence[Tensor]]:
-    rows = rows_of(data)
-    if rows is not None:
-        return map(rows, order.split(mb_size))
-    collate = getattr(data, "collate_fn", None)
-    return DataLoader(data, batch_size=mb_size, sampler=order.tolist(), collate_fn=collate)
