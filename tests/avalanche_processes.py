@@ -2,6 +2,7 @@
 
 import os
 import random
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,12 +11,11 @@ from avalanche.distributed import DistributedHelper
 from avalanche.training import Naive
 from avalanche.training.plugins import AGEMPlugin, EvaluationPlugin, GEMPlugin, ReplayPlugin
 from avalanche.training.plugins import SupervisedPlugin as NoPlugin
-from torch.optim import SGD, AdamW
 from toy_optimizers import make_covon, make_vcl
 from toy_vits import toy_image_benchmark, toy_vit
-from toys import make_naive, make_strategy, toy_benchmark, toy_model
+from toys import adamw, make_naive, make_strategy, sgd, toy_benchmark, toy_model
 
-from covon_avalanche import EVCLPlugin, MergePlugin, SIPlugin
+from covon_avalanche import CoVONPlugin, EVCLPlugin, MergePlugin, SIPlugin
 from covon_avalanche.closed_form import (
     ClosedFormModel,
     FeatureExtractor,
@@ -40,44 +40,31 @@ from covon_avalanche.strategies import ERACEStrategy
 IMAGES = 50  # odd halves: the evaluation of one process repeats an image
 
 
-def generator():
-    return torch.Generator().manual_seed(5)
+def covon(model):
+    options = {"hess_approx": "gradsq", "batch_size": None}
+    return make_covon(model.named_parameters(), seed=5, **options)
 
 
-def covon(model, **options):
-    return make_strategy(
-        "covon",
-        model,
-        optimizer=make_covon(
-            model.named_parameters(), generator=generator(), hess_approx="gradsq", batch_size=None
-        ),
-        **options,
-    )
+def vcl(model):
+    return make_vcl(model.named_parameters(), seed=5)
+
+
+def naive(optimizer, plugin):
+    """Makes fine-tuning with a plugin."""
+    return lambda model, **options: make_naive(model, optimizer(model), plugin(), **options)
 
 
 KINDS = {
-    "covon": covon,
-    "covon with RegMean": lambda model, **options: covon(model, merge=RegMean(), **options),
-    "vcl": lambda model, **options: make_strategy(
-        "vcl",
-        model,
-        optimizer=make_vcl(model.named_parameters(), generator=generator()),
-        **options,
+    "covon": lambda model, **options: make_strategy(
+        "covon", model, optimizer=covon(model), **options
     ),
-    "evcl": lambda model, **options: make_naive(
-        model,
-        make_vcl(model.named_parameters(), generator=generator()),
-        EVCLPlugin(strength=0.1),
-        **options,
-    ),
-    "ada-reg": lambda model, **options: make_strategy("ada-reg", model, **options),
-    "ewc-star": lambda model, **options: make_strategy("ewc-star", model, **options),
-    "si": lambda model, **options: make_naive(
-        model, SGD(model.parameters(), lr=0.05), SIPlugin(0.1), **options
-    ),
-    "merged": lambda model, **options: make_naive(
-        model, AdamW(model.parameters(), lr=0.01), MergePlugin(FisherMerge()), **options
-    ),
+    "covon with RegMean": naive(covon, lambda: CoVONPlugin(merge=RegMean())),
+    "vcl": lambda model, **options: make_strategy("vcl", model, optimizer=vcl(model), **options),
+    "evcl": naive(vcl, lambda: EVCLPlugin(strength=0.1)),
+    "ada-reg": partial(make_strategy, "ada-reg"),
+    "ewc-star": partial(make_strategy, "ewc-star"),
+    "si": naive(sgd, lambda: SIPlugin(0.1)),
+    "merged": naive(adamw, lambda: MergePlugin(FisherMerge())),
 }
 
 
@@ -134,7 +121,7 @@ def train(kind: str, world: int = 1, device: str = "cpu", parallel: bool = False
             options |= {"mem_size": 20, "batch_size_mem": 8}
         strategy = make_naive(
             model,
-            SGD(model.parameters(), lr=0.05),
+            sgd(model),
             plugin(),
             cls=classes[parallel or world > 1],
             **options,
