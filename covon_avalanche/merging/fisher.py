@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,13 +17,16 @@ from covon_avalanche.posterior.fisher import (
 _LEAST_FISHER = 1e-4  # CoFiMA's
 
 
-class FisherRule(MergeRule):
-    """Base of rules that weigh by the Fisher information ``F`` of each task::
+class FisherMerge(MergeRule):
+    """Fisher-weighted averaging, kept as a running average over the tasks::
 
-        m1 = m0 + weight(F0, F) (m - m0)
+        m1 = (F0 m0 + F m) / (F0 + F),    F0 ← F0 + F
 
-    ``F`` is computed at the task's final weights before the merge, in one pass with gradients over
-    its data; ``F0`` is what the rule remembers of the earlier tasks, 0 for new weights.
+    with the exact empirical Fisher information ``F`` of each task at its final weights before the
+    merge, in loss²/weight² per example, so that every task has equal weight regardless of its
+    size. Takes one pass with gradients over each task's data. Weights whose Fisher information has
+    been zero in all tasks, such as those of classes that are new, keep their new values. Matena and
+    Raffel, "Merging Models with Fisher-Weighted Averaging" (NeurIPS 2022); written from the paper.
     """
 
     needs_data = True
@@ -46,44 +47,26 @@ class FisherRule(MergeRule):
             merged[name] = m0 + self._weight(self._past(name, f), f) * (m - m0)
         return merged
 
-    def _past(self, name: str, new: Tensor) -> Tensor:
-        return in_shape(self.fisher.get(name), torch.zeros_like(new))
-
-    @abstractmethod
-    def _measure(self, task: Task) -> dict[str, Tensor]:
-        """``F`` by parameter name."""
-
-    @abstractmethod
-    def _weight(self, past: Tensor, new: Tensor) -> Tensor:
-        """Weight of the new task, from ``F0`` and ``F``."""
-
-
-class FisherMerge(FisherRule):
-    """Fisher-weighted averaging, kept as a running average over the tasks::
-
-        m1 = (F0 m0 + F m) / (F0 + F),    F0 ← F0 + F
-
-    with the exact empirical Fisher information ``F`` of each task at its final weights before the
-    merge, in loss²/weight² per example, so that every task has equal weight regardless of its
-    size. Weights whose Fisher information has been zero in all tasks, such as those of classes
-    that are new, keep their new values. Matena and Raffel, "Merging Models with Fisher-Weighted
-    Averaging" (NeurIPS 2022); written from the paper.
-    """
-
     def observe(self, task: Task) -> None:
         """Add the task's Fisher information, without another pass."""
         added = {name: self._past(name, f) + f for name, f in task.measured.items()}
         self.fisher = {**self.fisher, **added}
 
+    def _past(self, name: str, new: Tensor) -> Tensor:
+        """``F0``, 0 for new weights."""
+        return in_shape(self.fisher.get(name), torch.zeros_like(new))
+
     def _measure(self, task: Task) -> dict[str, Tensor]:
+        """``F`` by parameter name."""
         return squared_example_gradients(task.model, task.batches(), self.criterion)
 
     def _weight(self, past: Tensor, new: Tensor) -> Tensor:
+        """Weight of the new task, from ``F0`` and ``F``."""
         weight = new / (past + new)
         return torch.where(weight.isnan() & new.isfinite(), 1.0, weight)  # 0 / 0
 
 
-class CoFiMA(FisherRule):
+class CoFiMA(FisherMerge):
     """Averaging of the last two models, weighted by their diagonal Fisher information::
 
         m1 = ((1 - γ) F0 m0 + γ F m) / ((1 - γ) F0 + γ F),    F0 ← F
