@@ -291,25 +291,18 @@ def test_the_deprecated_names_still_work():
 def test_the_transposed_linear_layers_of_transformers_merge_as_linear_ones():
     layers = pytest.importorskip("transformers.pytorch_utils", reason="needs the extra language")
     torch.manual_seed(0)
-    linear = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-    transposed = nn.Sequential(layers.Conv1D(6, 4), nn.Tanh(), layers.Conv1D(3, 6))
-    rules = RegMean(), RegMean()
-    for seed in (1, 2):
-        x = torch.randn(30, 4, generator=torch.Generator().manual_seed(seed))
-        before = {n: p.detach().clone() for n, p in linear.named_parameters()}
-        for p in linear.parameters():
-            p.data += torch.randn_like(p)
-        for name, p in transposed.named_parameters():
-            p.data = linear.get_parameter(name).detach().t().clone()
-        pairs = zip((linear, transposed), rules, strict=True)
-        merged = {}
-        for model, rule in pairs:
-            old = before if model is linear else {n: w.t() for n, w in before.items()}
-            merged[model] = rule.merge(task_of(model, x, old))
-            rule.observe(task_of(model, x))
-    assert set(merged[linear]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    for name, value in merged[linear].items():
-        torch.testing.assert_close(merged[transposed][name].t(), value)
+    linear = [nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)) for _ in range(2)]
+    transposed = [
+        nn.Sequential(layers.Conv1D(6, 4), nn.Tanh(), layers.Conv1D(3, 6)) for _ in linear
+    ]
+    for model, like in zip(transposed, linear, strict=True):
+        for name, p in model.named_parameters():
+            p.data = like.get_parameter(name).detach().t().clone()
+    inputs = torch.randn(2, 30, 4)
+    expected, found = (merged_by(RegMean(), models, inputs) for models in (linear, transposed))
+    assert set(expected) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].t(), value)
 
 
 def test_a_layer_with_two_names_stays_itself_when_measured_layer_by_layer():
@@ -324,18 +317,12 @@ def test_a_layer_with_two_names_stays_itself_when_measured_layer_by_layer():
             return self.head(input=self.again(self.first(x)))
 
     torch.manual_seed(0)
-    model, rule = Twice(), RegMean(layerwise=True)
-    x = torch.randn(9, 3)
-    rule.observe(task_of(model, x))
-    before, weight = weights(model), model.first.weight
-    with torch.no_grad():
-        for p in model.parameters():
-            p += torch.randn_like(p)
-    after = weights(model)
-    merged = rule.merge(task_of(model, x, before))
-    assert set(merged) == set(before)
-    assert model.first.weight is weight
-    assert same(weights(model), after)
+    before, after = Twice(), Twice()
+    left, weight = weights(after), after.first.weight
+    merged = merged_by(RegMean(layerwise=True), (before, after), torch.randn(2, 9, 3))
+    assert set(merged) == set(left)
+    assert after.first.weight is weight
+    assert same(weights(after), left)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])

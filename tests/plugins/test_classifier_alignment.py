@@ -1,13 +1,12 @@
 """Classifier alignment in Avalanche's training loop."""
 
 import torch
-from avalanche.training.plugins import EvaluationPlugin
 from toys import (
     Head,
     Watch,
     columns,
-    make_covon,
     make_naive,
+    make_strategy,
     same,
     sgd,
     toy_benchmark,
@@ -17,7 +16,6 @@ from toys import (
 
 from covon_avalanche.merging.alignment import align_classifier, fit_gaussians
 from covon_avalanche.plugins import ClassifierAlignmentPlugin
-from covon_avalanche.strategies import CoVONStrategy
 
 
 def test_after_each_domain_the_head_is_retrained_on_gaussians_of_its_inputs():
@@ -61,13 +59,7 @@ def test_covon_predicts_with_the_retrained_layer_and_learns_from_its_prior():
         ends.append(weights(model))
 
     aligned = ClassifierAlignmentPlugin(samples=8), Watch(after_training_exp=after)
-    strategy = CoVONStrategy(
-        model=model,
-        optimizer=make_covon(model.named_parameters()),
-        criterion=torch.nn.CrossEntropyLoss(),
-        plugins=[first, *aligned],
-        evaluator=EvaluationPlugin(),
-    )
+    strategy = make_strategy("covon", model, plugins=[first, *aligned])
     for experience in toy_benchmark(3).train_stream:
         strategy.train(experience)
     for t in (1, 2):
