@@ -82,47 +82,29 @@ def align_classifier(
     parameters = [p for p in layer.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("the last layer is frozen: it cannot be aligned")
-    sampler = _Sampler(domains)
+    # By pair of class and domain:
+    means = torch.cat([(0.9 + 0.1 * t / len(domains)) * d.means for t, d in enumerate(domains, 1)])
+    labels = torch.cat([d.classes for d in domains])
+    domain = torch.cat([torch.full_like(d.classes, t) for t, d in enumerate(domains)])
+    roots = [_root(d.covariance) for d in domains]
     optimizer = torch.optim.SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay)
     schedule = CosineAnnealingLR(optimizer, epochs)
     with torch.enable_grad():
         for _ in range(epochs):
-            order = torch.randperm(len(sampler) * samples) % len(sampler)
+            order = torch.randperm(len(labels) * samples) % len(labels)
             for chosen in order.split(_MB_SIZE):
-                x, y = (column.to(layer.weight.device) for column in sampler.draw(chosen))
-                z = F.linear(x.to(layer.weight.dtype), layer.weight.flatten(1), layer.bias)
+                x, noise = means[chosen], torch.randn(len(chosen), means.shape[1])
+                for t in domain[chosen].unique().tolist():
+                    rows = domain[chosen] == t
+                    x[rows] += noise[rows] @ roots[t]
+                z = F.linear(x.to(layer.weight), layer.weight.flatten(1), layer.bias)
                 norm = z.norm(dim=1, keepdim=True) + 1e-7
-                loss = F.cross_entropy(z / (_TEMPERATURE * norm), y)
+                loss = F.cross_entropy(z / (_TEMPERATURE * norm), labels[chosen].to(z.device))
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
             schedule.step()
     optimizer.zero_grad()
-
-
-class _Sampler:
-    """Draws features of the Gaussians of all classes and domains."""
-
-    def __init__(self, domains: Sequence[FeatureGaussians]) -> None:
-        number = len(domains)
-        scales = [0.9 + 0.1 * (t + 1) / number for t in range(number)]
-        scaled = [scale * d.means for scale, d in zip(scales, domains, strict=True)]
-        self.means = torch.cat(scaled)
-        self.labels = torch.cat([d.classes for d in domains])
-        sizes = torch.tensor([len(d.classes) for d in domains])
-        self.domain = torch.arange(number).repeat_interleave(sizes)
-        self.roots = [_root(d.covariance) for d in domains]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def draw(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and labels of these pairs of class and domain."""
-        noise = torch.randn(len(chosen), self.means.shape[1])
-        x, domain = self.means[chosen], self.domain[chosen]
-        for t in domain.unique().tolist():
-            x[domain == t] += noise[domain == t] @ self.roots[t]
-        return x, self.labels[chosen]
 
 
 def _root(covariance: Tensor) -> Tensor:
