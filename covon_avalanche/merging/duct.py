@@ -86,7 +86,7 @@ class DUCT(nn.Module):
         means = torch.full((num_domains, num_classes, features), torch.nan) if keep_means else None
         self.register_buffer("class_means", means)
         self.in_domain = False
-        """Whether a training loop has begun the current domain and not merged it."""
+        """Whether a training loop has begun the current domain and not finished it."""
         self.domains: Tensor
         """Number of domains begun."""
         self.pretrained: Tensor
