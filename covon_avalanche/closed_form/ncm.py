@@ -25,21 +25,18 @@ class NearestClassMean(ClosedFormHead):
         self.num_classes = num_classes
         self.register_buffer("sums", torch.zeros(num_classes, width, dtype=torch.float64))
         self.sums: Tensor
-        self._domain: Tensor | None = None  # sums of the current domain
+        self._domain: Tensor  # sums of the current domain
 
     def begin_domain(self) -> None:
-        self._domain = None
+        self._domain = torch.zeros_like(self.sums)
 
     def update(self, features: Tensor, labels: Tensor, first_index: int = 0) -> None:
-        if self._domain is None:
-            self._domain = torch.zeros_like(self.sums)
         self._domain.index_add_(0, labels, features.to(self.sums.dtype))
 
     def end_domain(self) -> None:
         """Add the domain's sums, whose direction is that of the means."""
-        if self._domain is not None:
-            self.sums += self._domain
-        self._domain = None
+        self.sums += self._domain
+        del self._domain
 
     def forward(self, features: Tensor) -> Tensor:
         """Cosine similarities of shape (batch, classes)."""

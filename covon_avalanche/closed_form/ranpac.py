@@ -98,19 +98,18 @@ class RidgeClassifier(ClosedFormHead):
         self.register_buffer("ridge", torch.tensor(self.ridges[-1], dtype=torch.float64))
         self.ridge: Tensor
         """Of the last domain."""
-        self._domain: tuple[Tensor, Tensor] | None = None  # G and Q of the current domain
-        self._held_out: list[tuple[Tensor, Tensor]] = []
+        self._domain: tuple[Tensor, Tensor]  # G and Q of the current domain
+        self._held_out: list[tuple[Tensor, Tensor]]
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
         state.setdefault(f"{prefix}ridge", self.ridge)  # saved before it was kept
         super()._load_from_state_dict(state, prefix, *others)
 
     def begin_domain(self) -> None:
-        self._domain, self._held_out = None, []
+        self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
+        self._held_out = []
 
     def update(self, features: Tensor, labels: Tensor, first_index: int = 0) -> None:
-        if self._domain is None:
-            self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
         numbers = first_index + torch.arange(len(labels), device=labels.device)
         held_out = numbers % _HELD_OUT == _HELD_OUT - 1
         self._held_out.append((features[held_out], labels[held_out]))
@@ -127,8 +126,6 @@ class RidgeClassifier(ClosedFormHead):
 
         :raises FloatingPointError: if features are not finite; the domain is not added then.
         """
-        if self._domain is None:
-            return
         scores = self._held_out_scores(*self._domain)
         if self.scores is not None:
             scores = self.scores if scores is None else self.scores + scores
@@ -147,7 +144,7 @@ class RidgeClassifier(ClosedFormHead):
         if self.scores is not None:
             self.scores = scores
         self.ridge.fill_(ridge)
-        self._domain, self._held_out = None, []
+        del self._domain, self._held_out
 
     def _held_out_scores(self, gram: Tensor, targets: Tensor) -> Tensor | None:
         """Of each ridge, the higher the better; ``None`` for a domain of fewer than 5 examples."""

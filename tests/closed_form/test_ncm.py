@@ -8,10 +8,13 @@ from covon_avalanche.closed_form import NearestClassMean
 
 def test_the_mean_of_a_class_is_over_all_domains():
     head = NearestClassMean(2, 4)
-    head.update(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1]))
-    head.end_domain()
-    head.update(torch.tensor([[0.0, 1.0], [4.0, 0.0], [0.0, -1.0]]), torch.tensor([0, 1, 3]))
-    head.end_domain()
+    for features, labels in (
+        ([[1.0, 0.0], [0.0, 2.0]], [0, 1]),
+        ([[0.0, 1.0], [4.0, 0.0], [0.0, -1.0]], [0, 1, 3]),
+    ):
+        head.begin_domain()
+        head.update(torch.tensor(features), torch.tensor(labels))
+        head.end_domain()
     means = torch.tensor([[0.5, 0.5], [2.0, 1.0], [0.0, -1.0]])
     x = torch.tensor([[3.0, 1.0], [-1.0, -7.0]])
     scores = head(x)
