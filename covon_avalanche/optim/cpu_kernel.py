@@ -1,10 +1,17 @@
-"""CoVON's arithmetic on CPUs: one pass over memory, compiled by numba.
+"""Noise and CoVON's arithmetic on CPUs, compiled by numba.
 
-The formulas are those of ``covon.fast_step``. Parameters are the columns of a table of
-addresses; the work is cut into tiles, which threads share for large models with the same
-result. The inner loops go over ``GROUP`` entries and have no branches: where a prior is one number,
-they get an array filled with it. All tensors are float32, on the CPU, and dense, with the strides
-of their parameter.
+The formulas of a step are those of ``covon.fast_step``, in one pass over memory. Parameters are
+the columns of a table of addresses; the work is cut into tiles, which threads share for large
+models with the same result. The inner loops go over ``GROUP`` entries and have no branches: where a
+prior is one number, they get an array filled with it. All tensors are float32, on the CPU, and
+dense, with the strides of their parameter.
+
+Standard normals come in groups of ``GROUP``. A group's 64-bit state is a SplitMix64 hash of (key,
+parameter, group); it seeds a 32-bit sequence with its own start and increment, as in
+SplittableRandom (Steele, Lea and Flood, OOPSLA 2014), hashed by lowbias32. Each 32-bit word
+becomes a pair of normals by the Box-Muller transform: the radius from its upper 23 bits, the
+angle from the word times the golden ratio, which spreads the far tails over all directions.
+Logarithm, sine and cosine are minimax polynomials with relative errors of about 1e-6.
 """
 
 from __future__ import annotations
@@ -16,16 +23,19 @@ from functools import cache
 
 import numpy as np
 import torch
-from numba import njit
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
 from torch import Tensor
 
-from covon_avalanche.optim.noise import FAST_MATH, GROUP, OPTIONS, array_at, fill_group
-
-# numba's cache of these kernels does not notice a change of noise.py, which they inline.
+GROUP = 1024
+_HALF = GROUP // 2
 _TILE = 16 * GROUP  # entries that a thread takes at a time
 _ONE_THREAD = 2**20  # entries below which starting threads takes longer than the work
+OPTIONS = dict(nogil=True, cache=True, error_model="numpy")
+_FAST_MATH = {"contract", "nsz", "arcp", "afn"}
 
-i32, i64, f32, u64 = np.int32, np.int64, np.float32, np.uint64
+i32, i64, u32, u64, f32 = np.int32, np.int64, np.uint32, np.uint64, np.float32
 
 
 def draw(
@@ -123,20 +133,138 @@ def _pool(threads: int, process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="covon-step")
 
 
+# Noise -------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _pointer(typing_context, address):
+    def codegen(context, builder, signature, arguments):
+        kind = context.get_value_type(signature.return_type.dtype)
+        return builder.inttoptr(arguments[0], ir.PointerType(kind))
+
+    return types.CPointer(types.float32)(address), codegen
+
+
+@njit(inline="always")
+def _array_at(address, size):
+    """The float32 array of ``size`` entries at an integer address."""
+    return carray(_pointer(address), (size,))
+
+
+def _word_operation(name):
+    """An operation on two 32-bit words. numba's own turns them into 64-bit integers, of which a
+    vector holds half as many, and which processors multiply slowly."""
+
+    @intrinsic
+    def operation(typing_context, a, b):
+        def codegen(context, builder, signature, arguments):
+            return getattr(builder, name)(*arguments)
+
+        return types.uint32(types.uint32, types.uint32), codegen
+
+    return operation
+
+
+_add, _mul, _shl, _shr, _xor = map(_word_operation, ("add", "mul", "shl", "lshr", "xor"))
+
+
+@njit(inline="always")
+def _hash32(x):
+    """``lowbias32``, Chris Wellons' 32-bit integer hash."""
+    x = _mul(_xor(x, _shr(x, u32(16))), u32(0x7FEB352D))
+    x = _mul(_xor(x, _shr(x, u32(15))), u32(0x846CA68B))
+    return _xor(x, _shr(x, u32(16)))
+
+
+@njit(inline="always")
+def _mix64(z):
+    """SplitMix64's finaliser."""
+    z = u64(z ^ (z >> u64(30))) * u64(0xBF58476D1CE4E5B9)
+    z = u64(z ^ (z >> u64(27))) * u64(0x94D049BB133111EB)
+    return u64(z ^ (z >> u64(31)))
+
+
+@njit(inline="always")
+def _log(u):
+    """Natural logarithm of a normal float32 in (0, 1): exponent, and log(1 + x) by a polynomial
+    on sqrt(1/2) <= 1 + x < sqrt(2)."""
+    bits = f32(u).view(np.int32)
+    exponent = i32(i32(bits - i32(0x3F3504F3)) >> i32(23))
+    x = i32(bits - i32(exponent << i32(23))).view(np.float32) - f32(1)
+    y = f32(1.1949442e-1)
+    y = y * x - f32(1.8587615e-1)
+    y = y * x + f32(2.0449122e-1)
+    y = y * x - f32(2.4919062e-1)
+    y = y * x + f32(3.3319221e-1)
+    y = y * x - f32(5.0000849e-1)
+    return y * x * x + x + f32(exponent) * f32(0.6931471805599453)
+
+
+@njit(inline="always")
+def _pair(word):
+    """Two independent standard normals from one 32-bit word."""
+    uniform = (f32(i32(_shr(word, u32(9)))) + f32(0.5)) * f32(1.0 / 2**23)
+    radius = f32(np.sqrt(f32(-2) * _log(uniform)))
+    # The angle is the nearest multiple of pi/2 plus x in [-pi/4, pi/4).
+    turn = _mul(word, u32(0x9E3779B9))
+    quadrant = _shr(_add(turn, u32(2**29)), u32(30))
+    x = f32(i32(_shl(turn, u32(2)))) * f32(2 * np.pi / 2**34)
+    z = x * x
+    sine = (f32(8.15298e-3) * z - f32(1.6662833e-1)) * z * x + x
+    cosine = ((f32(-1.35978e-3) * z + f32(4.165629e-2)) * z - f32(4.9999895e-1)) * z + f32(1)
+    odd = _shl(quadrant, u32(31)) != u32(0)
+    sign = _shl(_shr(quadrant, u32(1)), u32(31))
+    signed = u32(_xor(radius.view(np.uint32), sign)).view(np.float32)
+    return signed * (sine if odd else cosine), signed * (cosine if odd else sine)
+
+
+@njit(fastmath=_FAST_MATH, **OPTIONS)
+def _fill_group(out, key, number, group):
+    """Write a group of a parameter's standard normals.
+
+    :param out: float32 array of ``GROUP`` entries.
+    :param key: of the draw, 64 bits.
+    :param number: of the parameter, below 2**32.
+    :param group: index of the group within the parameter.
+    """
+    state = _mix64(u64(key + _mix64(u64(u64(u64(number) << u64(32)) + u64(group) + u64(1)))))
+    word, increment = u32(state), u32(u32(state >> u64(32)) | u32(1))
+    for k in range(_HALF):
+        i = u64(k)
+        out[i], out[i + u64(_HALF)] = _pair(_hash32(word))
+        word = _add(word, increment)
+
+
+@njit("void(intp, intp, uint64, intp, intp)", **OPTIONS)
+def fill_normal(address, size, key, number, first):
+    """Write standard normals to ``size`` float32 entries at an address.
+
+    :param first: the group that they begin with.
+    """
+    out, noise = _array_at(address, size), np.empty(GROUP, f32)
+    whole = size // GROUP
+    for group in range(whole):
+        _fill_group(out[group * GROUP : (group + 1) * GROUP], key, number, first + group)
+    if size > whole * GROUP:
+        _fill_group(noise, key, number, first + whole)
+        for i in range(whole * GROUP, size):
+            out[i] = noise[i - whole * GROUP]
+
+
 # Kernels -----------------------------------------------------------------------------------
 
 
 @njit(**OPTIONS)
 def _all_below(table, limit, flags, first, stride):
     for k in range(first, table.shape[1], stride):
-        grad = array_at(table[1, k], table[0, k])
+        grad = _array_at(table[1, k], table[0, k])
         largest = i32(0)  # the bits of a float32 without its sign; those of NaN are largest of all
         for i in range(len(grad)):
             largest = max(largest, i32(f32(grad[u64(i)]).view(np.int32) & i32(0x7FFFFFFF)))
         flags[k] = largest >= f32(limit).view(np.int32)
 
 
-@njit(fastmath=FAST_MATH, **{**OPTIONS, "cache": False})  # its caller is cached
+@njit(fastmath=_FAST_MATH, **{**OPTIONS, "cache": False})  # its caller is cached
 def _draw_group(mean, sample, hess, prior, noise, ess):
     """Whether all precisions are positive."""
     good = i32(0)
@@ -154,15 +282,15 @@ def _draw(table, numbers, ess, prior0, key, flags, first, stride):
     tile = 0
     for k in range(table.shape[1]):
         size = table[0, k]
-        mean, sample = array_at(table[1, k], size), array_at(table[2, k], size)
-        hess, prior = array_at(table[3, k], size), array_at(table[4, k], size)
+        mean, sample = _array_at(table[1, k], size), _array_at(table[2, k], size)
+        hess, prior = _array_at(table[3, k], size), _array_at(table[4, k], size)
         for begin in range(0, size, _TILE):
             tile += 1
             if tile % stride != first:
                 continue
             for start in range(begin, min(begin + _TILE, size), GROUP):
                 stop = min(start + GROUP, size)
-                fill_group(noise, key, numbers[k], start // GROUP)
+                _fill_group(noise, key, numbers[k], start // GROUP)
                 if not _draw_group(
                     mean[start:stop],
                     sample[start:stop],
@@ -204,10 +332,10 @@ def _step(
     tile = 0
     for k in range(table.shape[1]):
         size = table[0, k]
-        mean, sample = array_at(table[1, k], size), array_at(table[2, k], size)
-        grad, momentum = array_at(table[3, k], size), array_at(table[4, k], size)
-        hess = array_at(table[5, k], size)
-        prior_mean, prior = array_at(table[6, k], size), array_at(table[7, k], size)
+        mean, sample = _array_at(table[1, k], size), _array_at(table[2, k], size)
+        grad, momentum = _array_at(table[3, k], size), _array_at(table[4, k], size)
+        hess = _array_at(table[5, k], size)
+        prior_mean, prior = _array_at(table[6, k], size), _array_at(table[7, k], size)
         for begin in range(0, size, _TILE):
             tile += 1
             if tile % stride != first:

@@ -49,8 +49,8 @@ def next_noise_key(group: dict[str, Any], generator: torch.Generator | None) -> 
 def fill_normal_(out: Tensor, key: int, number: int) -> Tensor:
     """Replace all entries of a tensor by standard normals.
 
-    On a CPU with numba they are those of ``optim/noise.py``; elsewhere those of a torch generator
-    that is seeded by key, number and block. Each process's part of a DTensor gets the noise that
+    On a CPU with numba they are those of ``cpu_kernel``; elsewhere those of a torch generator that
+    is seeded by key, number and block. Each process's part of a DTensor gets the noise that
     it would have in the whole.
 
     :param out: any shape, dtype and device.
@@ -74,7 +74,7 @@ def fill_normal_(out: Tensor, key: int, number: int) -> Tensor:
 def _noise(begin: int, size: int, total: int, key: int, number: int, like: Tensor) -> Tensor:
     """Entries ``begin`` to ``begin + size`` of the noise of a parameter with ``total`` entries."""
     fill = compiled_fill() if like.device.type == "cpu" else None
-    block = _BLOCK if fill is None else 1024  # noise.GROUP
+    block = _BLOCK if fill is None else 1024  # cpu_kernel.GROUP
     first, skipped = divmod(begin, block)
     if fill is not None:
         whole = torch.empty(skipped + size)
@@ -91,11 +91,11 @@ def _noise(begin: int, size: int, total: int, key: int, number: int, like: Tenso
 
 @cache
 def compiled_fill() -> Callable[[int, int, int, int, int], None] | None:
-    """``noise.fill_normal``, or ``None`` where numba does not work."""
+    """``cpu_kernel.fill_normal``, or ``None`` where numba does not work."""
     try:
         import numba
 
-        from covon_avalanche.optim.noise import fill_normal
+        from covon_avalanche.optim.cpu_kernel import fill_normal
     except ImportError:  # numba is missing, or not available for this Python yet
         return None
     except RuntimeError as error:  # it finds no folder that it may write to

@@ -25,7 +25,7 @@ from toy_optimizers import (
 )
 
 from covon_avalanche import DiagGaussian, optim
-from covon_avalanche.optim import noise, samples  # noqa: F401
+from covon_avalanche.optim import cpu_kernel, samples  # noqa: F401
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -58,8 +58,8 @@ def test_where_numba_does_not_work_torch_does(trouble, monkeypatch):
         monkeypatch.setattr(CacheImpl, "_locator_classes", [])
     else:
         monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    monkeypatch.setattr(optim, "noise", optim.noise)  # put back afterwards
-    monkeypatch.delitem(sys.modules, "covon_avalanche.optim.noise")
+    monkeypatch.setattr(optim, "cpu_kernel", optim.cpu_kernel)  # put back afterwards
+    monkeypatch.delitem(sys.modules, "covon_avalanche.optim.cpu_kernel")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = samples.compiled_fill.__wrapped__()
