@@ -20,6 +20,7 @@ from covon_avalanche.optim.posterior_optimizer import (
     Group,
     PosteriorOptimizer,
     State,
+    first_precision,
 )
 from covon_avalanche.posterior.gaussian import DiagGaussian
 
@@ -122,23 +123,19 @@ class BayesByBackprop(PosteriorOptimizer):
             "importance": {"prior_mean"},
         }
 
-    def _first_prior(self, p: Tensor, group: Group) -> State:
-        precision = torch.full_like(p, group["ess"] * group["weight_decay"])
-        return {"prior_mean": torch.zeros_like(p), "prior_precision": precision}
-
-    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float | None:
+    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor:
         state = self.state.get(p, {})
         if "log_std" in state:
             return torch.exp(-2 * state["log_std"])
         if "prior_precision" in state:  # a given prior, before the first step
             return state["prior_precision"]
-        return group["std_init"] ** -2 if train else None
+        return torch.full_like(p, group["std_init"] ** -2)
 
     def _propose(
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         """Gradient step on ``E_q[loss] + KL(q || prior) / ess``; theta = m + exp(log_std) eps."""
-        prior_precision = state.get("prior_precision", group["ess"] * group["weight_decay"])
+        prior_precision = state.get("prior_precision", first_precision(group))
         prior_hess = prior_precision / group["ess"]
         variance = torch.exp(2 * state["log_std"])
         mean_grad = grad + prior_hess * (p - state.get("prior_mean", 0.0))

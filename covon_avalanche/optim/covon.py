@@ -35,6 +35,7 @@ from covon_avalanche.optim.posterior_optimizer import (
     NamedParam,
     PosteriorOptimizer,
     State,
+    first_precision,
 )
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
@@ -136,11 +137,6 @@ class Bucket(NamedTuple):
             if "prior_precision" in known
             else first_precision(self.group),
         )
-
-
-def first_precision(group: Group) -> float:
-    """Precision of the prior of a group's parameters in the first task (1/weight²)."""
-    return float(group["ess"]) * float(group["weight_decay"])
 
 
 class CoVON(PosteriorOptimizer):
@@ -315,14 +311,6 @@ class CoVON(PosteriorOptimizer):
             start["prior_mean"] = p.detach().clone()
         return start
 
-    def _first_prior(self, p: Tensor, group: Group) -> State:
-        init = group["prior_mean"] == "init"
-        precision = first_precision(group)
-        return {
-            "prior_mean": p.detach().clone() if init else torch.zeros_like(p, requires_grad=False),
-            "prior_precision": torch.full_like(p, precision, requires_grad=False),
-        }
-
     def _state_needs(self, group: Group) -> dict[str, set[str]]:
         return {
             "step": {"momentum", "hess"},
@@ -335,10 +323,9 @@ class CoVON(PosteriorOptimizer):
         """Precision of the current prior; a number until the first consolidation."""
         return state.get("prior_precision", first_precision(group))
 
-    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | None:
-        state = self.state.get(p, {})
-        if not train and "hess" not in state:  # between tasks the posterior is the next prior
-            return state.get("prior_precision")
+    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor:
+        if not train and "hess" not in self.state[p]:  # the posterior is the next task's prior
+            return self.state[p]["prior_precision"]
         state = self._task_state(p, group)
         precision: Tensor = group["ess"] * state["hess"] + self._prior_precision(state, group)
         return precision
@@ -353,7 +340,6 @@ class CoVON(PosteriorOptimizer):
             self._batch_size()  # raises where the step would, before the forward pass
         if self.implementation == "reference":
             return super()._draw(params, buffers, train, key)
-        params = [n for n in params if train or self.state.get(n.param)]
         drawn = {n.param: self._buffer(buffers, n.param, n.name) for n in params}
         draw = multi_tensor.draw
         if self._use_cpu_kernel(drawn.values()):
@@ -377,10 +363,36 @@ class CoVON(PosteriorOptimizer):
         return drawn
 
     def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
-        """Algorithm 1, lines 6 to 9, by the kernel or by multi-tensor operations; otherwise
-        :func:`fast_step` for each parameter."""
-        step, samples, grads = self._fast_version(params, record)
-        if step is None:
+        """Algorithm 1, lines 6 to 9, by the kernel or by multi-tensor operations; by
+        :func:`fast_step` if asked for, or if a gradient on a CPU is not finite or too large."""
+        if self.implementation == "reference" or not params:
+            super()._step(params, record)
+            return
+        averaged = record.mc_samples > 1
+        samples: dict[Tensor, Tensor] = {}  # of several, their statistics
+        grads: dict[Tensor, Tensor] = {}
+        for name, p, *_ in params:
+            assert p.grad is not None
+            sample = record.statistic(p) if averaged else record.buffers[p].content
+            samples[p] = match_layout(sample, p, name, "the sample")
+            grads[p] = match_layout(p.grad, p, name, "the gradient")
+        # so that neither Hessian estimates nor their squares overflow float32
+        largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE
+        limit = min(_LARGEST_GRADIENT, largest**0.5) if record.squared else _LARGEST_GRADIENT
+        step: Callable[..., None]
+        if not averaged and self._use_cpu_kernel(record.buffers[p] for p in samples):
+            from covon_avalanche.optim import cpu_kernel
+
+            step, fit = cpu_kernel.step, cpu_kernel.all_below(list(grads.values()), limit)
+        else:
+            bounds = [(list(grads.values()), limit)]
+            if averaged:
+                bounds.append((list(samples.values()), largest))
+            names = [named.name for named in params]
+            fit, allowed = self._deferred.check(names, list(samples), bounds, self._iteration())
+            compiled = self.implementation == "compiled"
+            step = partial(multi_tensor.step, averaged=averaged, compiled=compiled, allowed=allowed)
+        if not fit:
             super()._step(params, record)
             return
         bump_versions(named.param for named in params)
@@ -397,41 +409,6 @@ class CoVON(PosteriorOptimizer):
             for p, state in zip(bucket.params, bucket.states, strict=True):
                 state["step"] += 1
                 self.state[p] = state
-
-    def _fast_version(
-        self, params: list[NamedParam], record: SampleAccumulator
-    ) -> tuple[Callable[..., None] | None, dict[Tensor, Tensor], dict[Tensor, Tensor]]:
-        """A function that makes a step, with the samples (of several, their statistics) and
-        gradients that it takes; ``None`` if :func:`fast_step` must make it, because it was asked
-        for or a gradient on a CPU is not finite, or too large."""
-        if self.implementation == "reference" or not params:
-            return None, {}, {}
-        averaged, samples, grads = record.mc_samples > 1, {}, {}
-        for name, p, *_ in params:
-            assert p.grad is not None
-            sample = record.statistic(p) if averaged else record.buffer(p).content
-            samples[p] = match_layout(sample, p, name, "the sample")
-            grads[p] = match_layout(p.grad, p, name, "the gradient")
-        # so that neither Hessian estimates nor their squares overflow float32
-        largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE
-        limit = min(_LARGEST_GRADIENT, largest**0.5) if record.squared else _LARGEST_GRADIENT
-        if not averaged and self._use_cpu_kernel(record.buffer(p) for p in samples):
-            from covon_avalanche.optim import cpu_kernel
-
-            fit = cpu_kernel.all_below(list(grads.values()), limit)
-            return cpu_kernel.step if fit else None, samples, grads
-        bounds = [(list(grads.values()), limit)]
-        if averaged:
-            bounds.append((list(samples.values()), largest))
-        names = [named.name for named in params]
-        allowed = self._deferred.check(names, list(samples), bounds, self._iteration())
-        step = partial(
-            multi_tensor.step,
-            averaged=averaged,
-            compiled=self.implementation == "compiled",
-            allowed=allowed or {},
-        )
-        return None if allowed is None else step, samples, grads
 
     def _use_cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> bool:
         """Whether numba makes a draw or a step; it does if it can for all parameters."""

@@ -84,7 +84,7 @@ def step(
 
     :param samples: theta, which is used up; with ``averaged`` the statistic of ``fast_step``.
     :param compiled: by ``torch.compile``, on accelerators.
-    :param allowed: what :meth:`DeferredCheck.check` returned.
+    :param allowed: the scalars of :meth:`DeferredCheck.check`.
     """
     device, squared = means[0].device, hess_approx == "gradsq"
     scalars: dict[str, Any] = dict(
@@ -248,7 +248,7 @@ class DeferredCheck:
         means: list[Tensor],
         bounds: list[tuple[list[Tensor], float]],
         step: int,
-    ) -> dict[torch.device, Tensor] | None:
+    ) -> tuple[bool, dict[torch.device, Tensor]]:
         """Look at the gradients of a step; raise for those of earlier steps. With sharded
         parameters all processes must call it.
 
@@ -256,8 +256,8 @@ class DeferredCheck:
         :param means: the parameters.
         :param bounds: for each parameter a gradient or statistic, and what its norm must be below.
         :param step: of the task, for the error.
-        :return: for each accelerator a scalar on it, whether all there are finite and below the
-            bounds; ``None`` if one on a CPU is not.
+        :return: whether all on a CPU are finite and below the bounds; and for each accelerator a
+            scalar on it, whether all there are.
         """
         self.raise_if_bad(wait=False)
         allowed: dict[torch.device, Tensor] = {}
@@ -276,8 +276,8 @@ class DeferredCheck:
                 self._pending.append(([names[i] for i in there], step, answer, event))
                 allowed[device] = below.all()
             elif not below.all():
-                return None
-        return allowed
+                return False, {}
+        return True, allowed
 
     def raise_if_bad(self, *, wait: bool) -> None:
         """Raise for a step that was skipped.

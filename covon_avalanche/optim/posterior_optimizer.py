@@ -45,6 +45,11 @@ class NamedParam(NamedTuple):
     number: int
 
 
+def first_precision(group: Group) -> float:
+    """Precision of the prior of a group's parameters in the first task (1/weight²)."""
+    return float(group["ess"]) * float(group["weight_decay"])
+
+
 class PosteriorOptimizer(Optimizer, ABC):
     """Base of :class:`CoVON` and :class:`BayesByBackprop`.
 
@@ -98,13 +103,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         """State entries of a parameter that begin anew with its first step in a task."""
 
     @abstractmethod
-    def _first_prior(self, p: Tensor, group: Group) -> State:
-        """State entries, as tensors, of a parameter that no task has trained yet."""
-
-    @abstractmethod
-    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor | float | None:
-        """Precision (1/weight²) to sample a parameter with; to predict (``train=False``)
-        ``None`` for one that nothing has trained and no prior was given for."""
+    def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor:
+        """Precision (1/weight²) to sample a parameter with, to train or to predict; to predict, the
+        parameter has a state."""
 
     @abstractmethod
     def _propose(
@@ -186,8 +187,13 @@ class PosteriorOptimizer(Optimizer, ABC):
         """Draw a sample and swap it with the mean."""
         if train and self._record.count == 0:
             self._record = self._new_record()  # settings may have changed since
-        trained = [n for n in self._named_params() if n.param.requires_grad]
-        params = [n for n in trained if has_entries(n.param, n.name)]
+        params = [
+            n
+            for n in self._named_params()
+            if n.param.requires_grad
+            and has_entries(n.param, n.name)
+            and (train or self.state.get(n.param))  # the untrained are certain in predictions
+        ]
         # A sample that waits for its step keeps its buffer.
         waits = self._record.count > 0 and self.mc_samples == 1
         buffers = {} if waits else self._buffers
@@ -238,13 +244,10 @@ class PosteriorOptimizer(Optimizer, ABC):
         lowest: list[tuple[str, Tensor]] = []
         drawn: dict[Tensor, SampleBuffer] = {}
         for name, p, group, number in params:
-            value = self._precision(p, group, train)
-            if value is None:
-                continue
-            precision = torch.as_tensor(local(value), dtype=p.dtype, device=p.device)
+            drawn[p] = self._buffer(buffers, p, name)
+            precision = local(self._precision(p, group, train))
             if precision.numel():  # a process may have no row of a sharded parameter
                 lowest.append((name, precision.min()))
-            drawn[p] = self._buffer(buffers, p, name)
             noise = fill_normal_(drawn[p].content, key, number)
             local(noise).mul_(precision.rsqrt()).add_(local(p))
         check_precisions(lowest)
@@ -341,13 +344,13 @@ class PosteriorOptimizer(Optimizer, ABC):
             p = named.param
             if p.grad is None or not p.requires_grad or not p.numel():
                 continue
-            if not record.covers(p):
+            if p not in record.buffers:
                 raise RuntimeError(
                     f"{named.name!r} has a gradient that was computed outside of sampled_params()"
                 )
             if p.grad.is_sparse:
                 raise ValueError(f"{named.name!r} has a sparse gradient, which is not supported")
-            if not record.buffer(p).fits(p):
+            if not record.buffers[p].fits(p):
                 raise RuntimeError(
                     f"{named.name!r} was cast or moved between its sample and step()"
                 )
@@ -396,16 +399,11 @@ class PosteriorOptimizer(Optimizer, ABC):
             ``model.named_parameters()`` to its constructor), else ``"group.index"``.
         :raises ValueError: for a parameter that is not in the optimizer.
         """
-        given = self._names(named_parameters)
         means, precisions = {}, {}
-        for _, p, group, _ in self._named_params():
-            value = self._precision(p, group, train=False)
-            if p not in given or value is None:
-                continue
-            mean = self.mean_of(p)
-            precision = value if isinstance(value, Tensor) else torch.full_like(mean, value)
-            means[given[p]] = gathered(mean)
-            precisions[given[p]] = gathered(precision)
+        for name, p, group, _ in self._named_params(named_parameters):
+            if self.state.get(p):
+                means[name] = gathered(self.mean_of(p))
+                precisions[name] = gathered(self._precision(p, group, train=False))
         return DiagGaussian(means, precisions)
 
     @torch.no_grad()
@@ -416,14 +414,21 @@ class PosteriorOptimizer(Optimizer, ABC):
         :raises ValueError: if ``ess`` is not set.
         """
         self._check_ess()
-        given = self._names(named_parameters)
         means, precisions = {}, {}
-        for _, p, group, _ in self._named_params():
-            if p in given:
-                state = {**self._first_prior(self.mean_of(p), group), **self.state.get(p, {})}
-                means[given[p]] = gathered(state["prior_mean"])
-                precisions[given[p]] = gathered(state["prior_precision"])
+        for name, p, group, _ in self._named_params(named_parameters):
+            state = {**self._first_prior(self.mean_of(p), group), **self.state.get(p, {})}
+            means[name] = gathered(state["prior_mean"])
+            precisions[name] = gathered(state["prior_precision"])
         return DiagGaussian(means, precisions)
+
+    def _first_prior(self, p: Tensor, group: Group) -> State:
+        """State entries, as tensors, of a parameter that no task has trained yet."""
+        init = group.get("prior_mean") == "init"
+        precision = first_precision(group)
+        return {
+            "prior_mean": p.detach().clone() if init else torch.zeros_like(p, requires_grad=False),
+            "prior_precision": torch.full_like(p, precision, requires_grad=False),
+        }
 
     def mean_of(self, p: Tensor) -> Tensor:
         """The posterior's mean of a parameter, inside of a sample, too; not a copy."""
@@ -510,26 +515,25 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     # torch.optim -----------------------------------------------------------------------
 
-    def _named_params(self) -> Iterator[NamedParam]:
-        """All parameters, with the names the optimizer was constructed with
-        (``model.named_parameters()``), else ``"group.index"``."""
+    def _named_params(
+        self, given: Iterable[tuple[str, Tensor]] | None = None
+    ) -> Iterator[NamedParam]:
+        """The given parameters with these names, or all with the names the optimizer was
+        constructed with (``model.named_parameters()``), else ``"group.index"``."""
+        unseen = None if given is None else {p: name for name, p in given}
         number = 0
         for i, group in enumerate(self.param_groups):
             names = group.get("param_names", ())
             named = len(names) == len(group["params"])
             for j, p in enumerate(group["params"]):
-                yield NamedParam(names[j] if named else f"{i}.{j}", p, group, number)
+                if unseen is None:
+                    yield NamedParam(names[j] if named else f"{i}.{j}", p, group, number)
+                elif p in unseen:
+                    yield NamedParam(unseen.pop(p), p, group, number)
                 number += 1
-
-    def _names(self, named_parameters: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
-        names = {p: name for name, p, *_ in self._named_params()}
-        if named_parameters is None:
-            return names
-        given = {p: name for name, p in named_parameters}
-        unknown = sorted(n for p, n in given.items() if p not in names)
-        if unknown:
+        if unseen:
+            unknown = sorted(unseen.values())
             raise ValueError(f"these parameters are not in the optimizer: {unknown}")
-        return given
 
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)

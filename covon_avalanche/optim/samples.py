@@ -220,7 +220,8 @@ class SampleAccumulator:
     def __init__(self, mc_samples: int, squared: bool = False) -> None:
         self.mc_samples, self.squared = mc_samples, squared
         self.count = 0
-        self._buffers: dict[Tensor, SampleBuffer] = {}  # of the last sample
+        self.buffers: dict[Tensor, SampleBuffer] = {}
+        """Of the last sample, of each parameter that had a gradient in one of the samples."""
         self._grad: dict[Tensor, Tensor] = {}  # several: the sum, afterwards what p.grad is
         self._statistic: dict[Tensor, Tensor] = {}  # several: the sum, afterwards the average
         self._norm: dict[Tensor, Tensor] = {}  # of the average gradient when it was handed out
@@ -229,10 +230,6 @@ class SampleAccumulator:
     def complete(self) -> bool:
         """Whether a step may follow."""
         return self.count == self.mc_samples
-
-    def covers(self, p: Tensor) -> bool:
-        """Whether the parameter had a gradient in one of the samples."""
-        return p in self._grad
 
     @torch.no_grad()
     def add(self, samples: Mapping[Tensor, SampleBuffer]) -> None:
@@ -245,7 +242,7 @@ class SampleAccumulator:
         for p, buffer in samples.items():
             if p.grad is None:
                 continue
-            self._buffers[p] = buffer
+            self.buffers[p] = buffer
             if self.mc_samples == 1:
                 self._grad[p] = p.grad
                 continue
@@ -270,16 +267,12 @@ class SampleAccumulator:
         nobody cleared it."""
         return any(p.grad is grad for p, grad in self._grad.items())
 
-    def buffer(self, p: Tensor) -> SampleBuffer:
-        """That of the last sample."""
-        return self._buffers[p]
-
     @torch.no_grad()
     def statistic(self, p: Tensor) -> Tensor:
         """Its average over the samples, a new tensor, at the scale of what ``p.grad`` is now."""
         assert p.grad is not None
         if self.mc_samples == 1:
-            return self._statistic_of(p, self._buffers[p].content, p.grad)
+            return self._statistic_of(p, self.buffers[p].content, p.grad)
         norm = self._norm[p]
         scale = torch.linalg.vector_norm(local(p.grad)) / norm
         scale = torch.where(norm > 0, scale, torch.ones_like(scale))
