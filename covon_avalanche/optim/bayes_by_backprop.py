@@ -145,16 +145,10 @@ class BayesByBackprop(PosteriorOptimizer):
             std = variance.sqrt()
             mean_grad += weight * (p - state["prior_mean"])
             log_std_grad += weight * (std - prior_precision.rsqrt()) * std
-        step = state["step"] + 1
-        new: State = {"step": step}
+        new: State = {"step": state["step"] + 1}
         if group["inner"] == "adam":  # the gradients become Adam's directions
-            options = dict(betas=group["betas"], eps=group["eps"])
-            mean_grad, new["exp_avg"], new["exp_avg_sq"] = adam_step(
-                mean_grad, state["exp_avg"], state["exp_avg_sq"], step, **options
-            )
-            log_std_grad, new["log_std_exp_avg"], new["log_std_exp_avg_sq"] = adam_step(
-                log_std_grad, state["log_std_exp_avg"], state["log_std_exp_avg_sq"], step, **options
-            )
+            mean_grad = _adam(mean_grad, "", state, new, group)
+            log_std_grad = _adam(log_std_grad, "log_std_", state, new, group)
         log_std = state["log_std"] - group["lr"] * log_std_grad
         # NaN, which no step takes, where float32 cannot hold the precision
         new["log_std"] = torch.where(log_std.abs() < 43, log_std, torch.nan)
@@ -188,18 +182,11 @@ class BayesByBackprop(PosteriorOptimizer):
             self.discard_samples()
 
 
-def adam_step(
-    grad: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: int,
-    *,
-    betas: tuple[float, float],
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Adam's direction and its new moments (Kingma and Ba 2015, Algorithm 1)."""
-    beta1, beta2 = betas
-    exp_avg = exp_avg.lerp(grad, 1 - beta1)
-    exp_avg_sq = exp_avg_sq.lerp(grad.square(), 1 - beta2)
-    denominator = (exp_avg_sq / (1 - beta2**step)).sqrt() + eps
-    return exp_avg / (1 - beta1**step) / denominator, exp_avg, exp_avg_sq
+def _adam(grad: Tensor, prefix: str, state: State, new: State, group: Group) -> Tensor:
+    """Adam's direction (Kingma and Ba 2015, Algorithm 1); its moments are added to ``new``."""
+    (beta1, beta2), step = group["betas"], new["step"]
+    average = state[f"{prefix}exp_avg"].lerp(grad, 1 - beta1)
+    squares = state[f"{prefix}exp_avg_sq"].lerp(grad.square(), 1 - beta2)
+    new |= {f"{prefix}exp_avg": average, f"{prefix}exp_avg_sq": squares}
+    denominator = (squares / (1 - beta2**step)).sqrt() + group["eps"]
+    return average / (1 - beta1**step) / denominator

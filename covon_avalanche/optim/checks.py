@@ -7,7 +7,6 @@ from numbers import Real
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -56,16 +55,6 @@ def has_entries(p: Tensor, name: str) -> bool:
             "device, before the optimizer is made"
         )
     return p.numel() > 0
-
-
-def check_generator(generator: torch.Generator | None) -> None:
-    """Refuse to draw the seed of the noise anew in each of several processes."""
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    if generator is None and several:
-        raise ValueError(
-            "DDP averages gradients first, so all ranks need identical noise: pass "
-            "generator=torch.Generator(device).manual_seed(seed) with the same seed on all ranks"
-        )
 
 
 def check_precisions(lowest: list[tuple[str, Tensor]]) -> None:

@@ -62,7 +62,13 @@ def diagnose(parameters: Sequence[Trained], hess_approx: HessApprox) -> Diagnost
         entries += hess.numel()
         at_start += int(near.sum())
         learned += _squares(hess - initial * group["hess_init"])
-        noise += _noise(local(p.grad), group, hess, precision, hess_approx) * squared_weights
+        if hess_approx == "gradsq":  # the variance of a single estimate
+            single = 2 * _squares(hess)
+        elif p.grad is None:
+            single = math.nan
+        else:
+            single = (local(p.grad).square() * precision).sum(dtype=torch.float64).item()
+        noise += single / group["mc_samples"] * squared_weights
         prior += _squares((mean - state.get("prior_mean", 0.0)) * (prior_precision / ess))
         data += _squares(state["momentum"] / (1 - beta1**step if group["debias"] else 1.0))
         variance += (1 / precision).sum(dtype=torch.float64).item()
@@ -86,22 +92,6 @@ def warn_unless_learned(steps: int, found: Diagnostics) -> None:
             "consolidate()",
             stacklevel=3,
         )
-
-
-def _noise(
-    grad: Tensor | None,
-    group: Mapping[str, Any],
-    hess: Tensor,
-    precision: Tensor,
-    hess_approx: HessApprox,
-) -> float:
-    """Sum of the variances of a single estimate."""
-    if hess_approx == "gradsq":
-        return 2 * _squares(hess) / group["mc_samples"]
-    if grad is None:
-        return math.nan
-    variances = grad.square() * precision
-    return variances.sum(dtype=torch.float64).item() / group["mc_samples"]
 
 
 def _squares(x: Tensor) -> float:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.optim.checks import (
     check_finite,
+    check_given,
     check_parameter,
     check_precisions,
     check_state,
@@ -448,11 +449,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             if name not in prior.mean:
                 continue
             mean, precision = prior.mean[name], prior.precision[name]
-            if mean.shape != p.shape:
-                raise ValueError(
-                    f"the prior of {name!r} must have shape {tuple(p.shape)}, "
-                    f"got {tuple(mean.shape)}"
-                )
+            check_given(name, mean, p, "prior")
             check_gaussian(name, mean, precision)
             self.state[p] = {
                 "prior_mean": torch.empty_like(p, requires_grad=False).copy_(mean),

@@ -24,17 +24,6 @@ from covon_avalanche.posterior.gaussian import DiagGaussian, embed
 _ADAM_FAMILY = (Adam, AdamW, NAdam, RAdam)
 
 
-def explicit_pull(parameter: Tensor, anchor: Tensor, rate: Tensor) -> Tensor:
-    """The pull of the entries with ``rate < 1``, to be made before the gradient step."""
-    stable = torch.where(rate < 1, rate, torch.zeros_like(rate))
-    return parameter - stable * (parameter - anchor)
-
-
-def implicit_pull(parameter: Tensor, anchor: Tensor, rate: Tensor) -> Tensor:
-    """The pull of the entries with ``rate >= 1``, to be made after the gradient step."""
-    return torch.where(rate < 1, parameter, (parameter + rate * anchor) / (1 + rate))
-
-
 @torch.no_grad()
 def pull_(
     named_parameters: Iterable[tuple[str, Tensor]],
@@ -45,21 +34,26 @@ def pull_(
     *,
     implicit: bool,
 ) -> None:
-    """Pull the parameters that the optimizer steps toward the anchor, in place.
+    """Pull the parameters that the optimizer steps toward the anchor, in place: before its step
+    the entries with ``rate < 1``, after it, ``implicit``, the others.
 
     :param ess: effective sample size of the current task, in examples.
     :param largest: the anchor's largest precision by parameter name; most parameters need no
         implicit pull.
     """
     lr = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    pull = implicit_pull if implicit else explicit_pull
     for name, p in named_parameters:
         if p not in lr or not p.requires_grad or p.grad is None or name not in largest:
             continue
         scale = lr[p] / ess
         most = scale * largest[name]
-        if most > 0 and (most >= 1 or not implicit):
-            p.copy_(pull(p, anchor.mean[name], scale * anchor.precision[name]))
+        if most == 0 or (implicit and most < 1):
+            continue
+        mean, rate = anchor.mean[name], scale * anchor.precision[name]
+        if implicit:
+            p.copy_(torch.where(rate < 1, p, (p + rate * mean) / (1 + rate)))
+        else:
+            p.sub_(torch.where(rate < 1, rate, 0) * (p - mean))
 
 
 def check_adam_family(optimizer: Optimizer, user: str) -> None:

@@ -11,9 +11,9 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from covon_avalanche.optim.checks import check_generator
 from covon_avalanche.optim.sharding import first_entry, is_sharded, local, sharded_like
 
 # Noise -----------------------------------------------------------------------------------
@@ -38,7 +38,12 @@ def next_noise_key(group: dict[str, Any], generator: torch.Generator | None) -> 
     :raises ValueError: without a generator in a distributed run.
     """
     if group["noise_seed"] is None:
-        check_generator(generator)
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if generator is None and several:
+            raise ValueError(
+                "DDP averages gradients first, so all ranks need identical noise: pass generator="
+                "torch.Generator(device).manual_seed(seed) with the same seed on all ranks"
+            )
         device = "cpu" if generator is None else generator.device
         draw = torch.randint(2**63 - 1, (), generator=generator, device=device)
         group["noise_seed"] = int(draw)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,16 +65,6 @@ def _supports_hooks(model: nn.Module) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of a layer: its input, and the graph edge of its output (an in-place activation may
-    have changed the output tensor itself since)."""
-
-    layer: nn.Module
-    input: Tensor
-    edge: GradientEdge
-
-
 def _add_by_hooks(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion) -> bool:
     """Return whether the layers were called as is needed; otherwise nothing is added."""
     x, y, *more = batch
@@ -84,46 +73,42 @@ def _add_by_hooks(model: nn.Module, sums: Sums, batch: Batch, criterion: Criteri
         for name, layer in model.named_modules()
         if any(p.requires_grad for p in layer.parameters(recurse=False))
     }
-    calls: list[_Call] = []
+    # The input of each call, and the graph edge of its output, which an in-place activation may
+    # have changed since.
+    calls: list[tuple[nn.Module, Tensor, GradientEdge]] = []
 
     def keep(
         layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         x = next(iter((*args, *kwargs.values())))
-        calls.append(_Call(layer, x.detach(), get_gradient_edge(output)))
+        calls.append((layer, x.detach(), get_gradient_edge(output)))
 
     with ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
         loss = criterion(model(x, *more), y) * len(y)
-    # The hooks capture exact per-example gradients only if each layer is called once.
-    called = {call.layer for call in calls}
-    plain = len(called) == len(calls) and all(_rows_are_examples(call, len(y)) for call in calls)
-    if not (plain and _take_no_part(loss, [layer for layer in layers if layer not in called])):
+    # The hooks capture exact per-example gradients only if each layer is called once, and those
+    # that are not called, such as other tasks' heads, have no gradient.
+    called = {layer for layer, *_ in calls}
+    if len(called) < len(calls) or not all(_rows_are_examples(c, x, len(y)) for c, x, _ in calls):
         return False
-    gradients = torch.autograd.grad(loss, [call.edge for call in calls], allow_unused=True)
-    for call, g in zip(calls, gradients, strict=True):
+    idle = [layer for layer in layers if layer not in called]
+    weights = [p for layer in idle for p in layer.parameters(recurse=False) if p.requires_grad]
+    inputs = [*(edge for *_, edge in calls), *weights]
+    gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+    if any(g is not None for g in gradients[len(calls) :]):
+        return False
+    for (layer, a, _), g in zip(calls, gradients, strict=False):
         if g is not None:
-            prefix = layers[call.layer]
-            weight, bias = sums.get(f"{prefix}weight"), sums.get(f"{prefix}bias")
-            _add_layer(call.layer, call.input, g, weight, bias)
+            weight, bias = (sums.get(f"{layers[layer]}{name}") for name in ("weight", "bias"))
+            _add_layer(layer, a, g, weight, bias)
     return True
 
 
-def _take_no_part(loss: Tensor, layers: Sequence[nn.Module]) -> bool:
-    """Whether layers that were not called, such as other tasks' heads, have no gradient."""
-    own = [p for layer in layers for p in layer.parameters(recurse=False) if p.requires_grad]
-    if not own:
-        return True
-    gradients = torch.autograd.grad(loss, own, retain_graph=True, allow_unused=True)
-    return all(g is None for g in gradients)
-
-
-def _rows_are_examples(call: _Call, examples: int) -> bool:
+def _rows_are_examples(layer: nn.Module, a: Tensor, examples: int) -> bool:
     """Whether the first dimension of the layer's input is unambiguously the batch."""
-    shape = call.input.shape
-    doubtful = isinstance(call.layer, nn.Linear) and len(shape) > 2 and shape[1] == examples
-    return len(shape) > 1 and shape[0] == examples and not doubtful
+    doubtful = isinstance(layer, nn.Linear) and a.dim() > 2 and a.shape[1] == examples
+    return a.dim() > 1 and len(a) == examples and not doubtful
 
 
 @torch.no_grad()

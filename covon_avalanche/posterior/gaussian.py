@@ -44,9 +44,7 @@ class DiagGaussian:
         return f"DiagGaussian({len(self.mean)} tensors, {entries:,} entries)"
 
     def __post_init__(self) -> None:
-        if self.mean.keys() != self.precision.keys():
-            odd = sorted(self.mean.keys() ^ self.precision.keys())
-            raise ValueError(f"mean and precision must have the same names, differ in {odd}")
+        _check_names("mean and precision", self.mean, self.precision)
         for name, mean in self.mean.items():
             if mean.shape != self.precision[name].shape:
                 raise ValueError(
@@ -172,7 +170,7 @@ def merge(
     check_gamma(gamma)
     if gamma_precision is not None:
         check_gamma(gamma_precision, "gamma_precision")
-    _check_names(prior, posterior)
+    _check_names("both Gaussians", prior.mean, posterior.mean)
     means, precisions = {}, {}
     for name, mean in posterior.mean.items():
         means[name], precisions[name] = merge_tensors(
@@ -202,7 +200,7 @@ def pool(gaussians: Sequence[DiagGaussian], weights: Sequence[float]) -> DiagGau
     if not all(w > 0 for w in weights):
         raise ValueError(f"weights must be > 0, got {list(weights)}")
     for other in gaussians[1:]:
-        _check_names(gaussians[0], other)
+        _check_names("all Gaussians", gaussians[0].mean, other.mean)
     means, precisions = {}, {}
     for name in gaussians[0].mean:
         scaled = [w * g.precision[name] for w, g in zip(weights, gaussians, strict=True)]
@@ -218,7 +216,7 @@ def kl(q: DiagGaussian, p: DiagGaussian) -> Tensor:
     :return: a scalar tensor, differentiable in both.
     :raises ValueError: where the names differ.
     """
-    _check_names(p, q)
+    _check_names("both Gaussians", p.mean, q.mean)
     terms = []
     for name, mean in q.mean.items():
         ratio = p.precision[name] / q.precision[name]
@@ -245,7 +243,8 @@ def embed(small: Tensor, into: Tensor) -> Tensor:
     return result
 
 
-def _check_names(prior: DiagGaussian, posterior: DiagGaussian) -> None:
-    if prior.mean.keys() != posterior.mean.keys():
-        odd = sorted(prior.mean.keys() ^ posterior.mean.keys())
-        raise ValueError(f"both Gaussians must be over the same names, differ in {odd}")
+def _check_names(what: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+    if a.keys() != b.keys():
+        raise ValueError(
+            f"{what} must have the same names, differ in {sorted(a.keys() ^ b.keys())}"
+        )
