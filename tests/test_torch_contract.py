@@ -1,4 +1,4 @@
-"""What users of ``torch.optim`` rely on holds for CoVON and VCL as for SGD and AdamW.
+"""What users of ``torch.optim`` rely on holds for CoVON, VCL and UPGD as for SGD and AdamW.
 
 Written from the ideas of torch's tests of its own optimizers. Every step has a closure, which all
 optimizers take. ``benchmarks/peer_suites.py`` counts the cases.
@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from covon_avalanche.optim import BayesByBackprop, CoVON
+from covon_avalanche.optim import UPGD, BayesByBackprop, CoVON
 
 OPTIMIZERS = {
     "SGD": partial(SGD, lr=0.02, momentum=0.9),
@@ -27,6 +27,7 @@ OPTIMIZERS = {
     "CoVON": partial(CoVON, lr=0.2, ess=1e4, batch_size=8),
     "CoVON_reparam": partial(CoVON, lr=0.2, ess=1e4, hess_approx="reparam"),
     "BayesByBackprop": partial(BayesByBackprop, lr=0.02, ess=1e4, std_init=0.01),
+    "UPGD": partial(UPGD, lr=0.2),
 }
 PARAMETERS = {
     "tensors": lambda net: net.parameters(),
@@ -246,6 +247,7 @@ def only_torchs_own(reason):
         [
             pytest.param(make, id=name, marks=() if name in ("SGD", "AdamW") else fails)
             for name, make in OPTIMIZERS.items()
+            if name != "UPGD"
         ],
     )
 

@@ -1,8 +1,6 @@
-"""UPGD against its formulas in float64 numpy."""
+"""UPGD against its formulas in float64 numpy; ``test_torch_contract`` copies and resumes it."""
 
-import copy
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -95,43 +93,6 @@ def test_without_a_positive_utility_weights_change_as_in_gradient_descent(grad):
     p.grad = torch.full_like(p, grad)
     optimizer.step()
     assert p.item() == pytest.approx(2 - 0.5 * grad)
-
-
-def test_a_closure_is_a_plain_step_and_its_loss_is_returned():
-    runs = []
-    for closed in (True, False):
-        model = network()
-        optimizer = make(model.parameters())
-
-        def loss(model=model):
-            value = model(torch.ones(2, 4).double()).square().sum()
-            value.backward()
-            return value
-
-        found = optimizer.step(loss) if closed else (loss(), optimizer.step())[0]
-        runs.append({**contents(optimizer), "loss": found.detach()})
-    assert same(*runs)
-
-
-@pytest.mark.parametrize("how", ["state_dict", "copy", "pickle"])
-def test_a_resumed_run_equals_an_uninterrupted_one(how):
-    """The new optimizer has other settings and another seed, which the state replaces."""
-    model = network()
-    optimizer = make(model.parameters())
-    train(optimizer, model, 5)
-    if how == "state_dict":
-        resumed = copy.deepcopy(model)
-        again = make(resumed.parameters(), seed=7, lr=1.0)
-        again.load_state_dict(pickle.loads(pickle.dumps(optimizer.state_dict())))
-    elif how == "copy":
-        resumed, again = copy.deepcopy((model, optimizer))
-    else:
-        resumed, again = pickle.loads(pickle.dumps((model, optimizer)))
-    assert same(contents(again), contents(optimizer))
-    train(optimizer, model, 5, start=5)
-    train(again, resumed, 5, start=5)
-    assert same(contents(again), contents(optimizer))
-    assert again.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
 
 
 def test_the_seed_comes_from_the_generator_or_torchs_global_one():
