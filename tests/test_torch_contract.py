@@ -189,16 +189,18 @@ def test_an_optimizer_is_freed_at_once(make):
 def test_groups_are_added_and_printed(make):
     case = Case(make)
     case.train(1)
-    new = nn.Parameter(torch.ones(3))
+    new, still = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
     case.optimizer.add_param_group({"params": [new], "lr": 0.3})
+    case.optimizer.add_param_group({"params": [still], "lr": 0.0})
 
     def loss():
-        value = case.loss() + new.square().sum()
-        new.square().sum().backward()
+        value = case.loss()
+        (new * still).sum().backward()
         return value
 
     case.optimizer.step(loss)
     assert (new < 1).all()
+    assert (still == 1).all()
     assert "lr: 0.3" in repr(case.optimizer)
 
 

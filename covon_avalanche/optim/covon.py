@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -341,14 +341,10 @@ class CoVON(PosteriorOptimizer):
         if self.implementation == "reference":
             return super()._draw(params, buffers, train, key)
         drawn = {n.param: self._buffer(buffers, n.param, n.name) for n in params}
-        draw = multi_tensor.draw
-        if self._use_cpu_kernel(drawn.values()):
-            from covon_avalanche.optim import cpu_kernel
-
-            draw = cpu_kernel.draw
+        kernel = self._cpu_kernel(drawn.values()) or multi_tensor
         positive = True
         for bucket in self._buckets(params, train):
-            positive &= draw(
+            positive &= kernel.draw(
                 bucket.params,
                 [drawn[p].content for p in bucket.params],
                 bucket.entries("hess"),
@@ -379,11 +375,9 @@ class CoVON(PosteriorOptimizer):
         # so that neither Hessian estimates nor their squares overflow float32
         largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE
         limit = min(_LARGEST_GRADIENT, largest**0.5) if record.squared else _LARGEST_GRADIENT
-        step: Callable[..., None]
-        if not averaged and self._use_cpu_kernel(record.buffers[p] for p in samples):
-            from covon_avalanche.optim import cpu_kernel
-
-            step, fit = cpu_kernel.step, cpu_kernel.all_below(list(grads.values()), limit)
+        kernel = None if averaged else self._cpu_kernel(record.buffers[p] for p in samples)
+        if kernel is not None:
+            step, fit = kernel.step, kernel.all_below(list(grads.values()), limit)
         else:
             bounds = [(list(grads.values()), limit)]
             if averaged:
@@ -410,13 +404,17 @@ class CoVON(PosteriorOptimizer):
                 state["step"] += 1
                 self.state[p] = state
 
-    def _use_cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> bool:
-        """Whether numba makes a draw or a step; it does if it can for all parameters."""
+    def _cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> Any:
+        """The module ``cpu_kernel`` if it can make a draw or a step for all parameters."""
         if self.implementation == "foreach" or not all(b.for_cpu_kernel for b in buffers):
-            return False
-        if self.implementation == "compiled" and compiled_fill() is None:
-            raise ValueError("implementation='compiled' needs a working numba on a CPU")
-        return compiled_fill() is not None
+            return None
+        if compiled_fill() is None:
+            if self.implementation == "compiled":
+                raise ValueError("implementation='compiled' needs a working numba on a CPU")
+            return None
+        from covon_avalanche.optim import cpu_kernel
+
+        return cpu_kernel
 
     def _buckets(self, params: list[NamedParam], train: bool) -> list[Bucket]:
         """The parameters in as few lists as the fast versions allow."""

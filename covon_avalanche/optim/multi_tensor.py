@@ -38,10 +38,8 @@ def draw(
     ess: float,
     key: int,
 ) -> bool:
-    """Write posterior samples (Algorithm 1, line 4).
+    """Write posterior samples (Algorithm 1, line 4), with noise as in ``samples.fill_normal_``.
 
-    :param numbers: of the parameters within the optimizer, for their noise.
-    :param key: of the noise.
     :return: whether all precisions on a CPU are positive; those on an accelerator are not
         looked at, to avoid synchronising with it.
     """
