@@ -89,8 +89,11 @@ def in_a_task(implementation, *dtypes, prior="tensors", sizes=SIZES, **options) 
     for i, n in enumerate(sizes):
         start = torch.randn(n, generator=generator).to(dtypes[i % len(dtypes)])
         groups.append({"params": [nn.Parameter(start)]})
-        if prior == "mixed":
-            groups[i] |= own_settings(i // 2, weight_decay=i // 3 / 100)
+        if prior == "mixed":  # one has no momentum and another no clipping
+            j = i // 2
+            betas = (0.0 if j == 2 else 0.8 - j / 10, 0.99 - j / 100)
+            groups[i] |= dict(ess=30.0 + j, lr=0.1 / (j + 1), weight_decay=i // 3 / 100)
+            groups[i] |= dict(betas=betas, clip_radius=float("inf") if j == 3 else 0.5)
     settings = dict(ess=60.0, betas=(0.9, 0.99), clip_radius=0.5, batch_size=17, **options)
     optimizer = make_covon(groups, implementation=implementation, **settings)
     entries = ("momentum", "hess", "prior_mean", "prior_precision")
@@ -102,13 +105,6 @@ def in_a_task(implementation, *dtypes, prior="tensors", sizes=SIZES, **options) 
             positive = key in ("hess", "prior_precision")
             optimizer.state[p][key] = value.abs() + 0.1 if positive else value
     return optimizer
-
-
-def own_settings(i: int, **others) -> dict:
-    """Of one group among several; one has no momentum and another no clipping."""
-    betas = (0.0 if i == 2 else 0.8 - i / 10, 0.99 - i / 100)
-    clip_radius = float("inf") if i == 3 else 0.5
-    return dict(ess=30.0 + i, lr=0.1 / (i + 1), betas=betas, clip_radius=clip_radius, **others)
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:

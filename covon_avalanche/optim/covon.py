@@ -124,19 +124,10 @@ class Bucket(NamedTuple):
         """The iteration of the task that comes next, from 1."""
         return int(self.states[0]["step"]) + 1
 
-    def entries(self, key: str) -> list[Tensor]:
-        """An entry of the state of each parameter, of its shape."""
-        return [state[key] for state in self.states]
-
-    def prior(self) -> tuple[list[Tensor] | float, list[Tensor] | float]:
-        """Means and precisions (1/weight²): tensors or, in the first task, one number for all."""
-        known = self.states[0]
-        return (
-            self.entries("prior_mean") if "prior_mean" in known else 0.0,
-            self.entries("prior_precision")
-            if "prior_precision" in known
-            else first_precision(self.group),
-        )
+    def entries(self, key: str, number: float = 0.0) -> Any:
+        """An entry of the state of each parameter, of its shape; of a prior, in the first task, one
+        number for all."""
+        return [state[key] for state in self.states] if key in self.states[0] else number
 
 
 class CoVON(PosteriorOptimizer):
@@ -348,7 +339,7 @@ class CoVON(PosteriorOptimizer):
                 bucket.params,
                 [drawn[p].content for p in bucket.params],
                 bucket.entries("hess"),
-                bucket.prior()[1],
+                bucket.entries("prior_precision", first_precision(bucket.group)),
                 bucket.numbers,
                 ess=float(bucket.group["ess"]),
                 key=key,
@@ -397,7 +388,8 @@ class CoVON(PosteriorOptimizer):
                 [grads[p] for p in bucket.params],
                 bucket.entries("momentum"),
                 bucket.entries("hess"),
-                *bucket.prior(),
+                bucket.entries("prior_mean"),
+                bucket.entries("prior_precision", first_precision(bucket.group)),
                 **self._settings(bucket.group, bucket.i),
             )
             for p, state in zip(bucket.params, bucket.states, strict=True):

@@ -121,13 +121,7 @@ def _add_layer(
     a, g = a.to(dtype), g.to(dtype)
     if isinstance(module, nn.Conv2d) and not isinstance(module.padding, str):
         groups = module.groups
-        a = F.unfold(
-            a,
-            module.kernel_size,
-            dilation=module.dilation,
-            padding=module.padding,
-            stride=module.stride,
-        )
+        a = F.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)
         a = a.unflatten(1, (groups, -1)).transpose(2, 3)  # n, groups, positions, in
         g = g.flatten(2).unflatten(1, (groups, -1)).transpose(2, 3)  # n, groups, positions, out
     else:
