@@ -7,20 +7,21 @@ tensor per parameter that requires a gradient, in loss²/weight² per example. A
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, grad, vmap
 
-from covon_avalanche.posterior.example_gradients import (
-    Batch,
-    Criterion,
-    Sums,
-    add_squared_example_gradients,
-    add_squared_gradients,
-)
+Batch = Sequence[Tensor]
+Criterion = Callable[[Tensor, Tensor], Tensor]
+Sums = dict[str, Tensor]
+
+_CHUNK = 2**25  # entries of per-example gradients that are in memory at once
 
 
 def squared_batch_gradients(
@@ -35,7 +36,7 @@ def squared_batch_gradients(
     :param criterion: loss, averaged over the batch.
     :raises ValueError: if there are no examples.
     """
-    return _average(add_squared_gradients, model, batches, criterion)
+    return _average(_add_squared_gradients, model, batches, criterion)
 
 
 def squared_example_gradients(
@@ -51,7 +52,7 @@ def squared_example_gradients(
     :param criterion: loss, averaged over the batch; one example's must not depend on others.
     :raises ValueError: if there are no examples.
     """
-    return _average(add_squared_example_gradients, model, batches, criterion)
+    return _average(_add_squared_example_gradients, model, batches, criterion)
 
 
 def _average(
@@ -86,3 +87,153 @@ def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
         for module, flag in flags.items():
             module.training = flag
+
+
+# What a batch adds to the sums -----------------------------------------------------------
+
+
+def _add_squared_example_gradients(
+    model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion
+) -> None:
+    """Add the squared gradients of each example of a batch."""
+    if _supports_hooks(model) and _add_by_hooks(model, sums, batch, criterion):
+        return
+    try:
+        _add_by_func(model, sums, batch, criterion)
+    except RuntimeError as error:
+        if not str(error).startswith("vmap"):  # no data-dependent control flow
+            raise
+        for i in range(len(batch[1])):
+            _add_squared_gradients(model, sums, [column[i : i + 1] for column in batch], criterion)
+
+
+def _add_squared_gradients(
+    model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion
+) -> None:
+    """Add ``(B g)²``, with ``g`` the gradient of the mean loss of a batch of ``B`` examples."""
+    x, y, *more = batch
+    parameters = [model.get_parameter(name) for name in sums]
+    loss = criterion(model(x, *more), y)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for total, gradient in zip(sums.values(), gradients, strict=True):
+        if gradient is not None:
+            total += (len(y) * gradient).square()
+
+
+def _supports_hooks(model: nn.Module) -> bool:
+    """Whether every trained parameter belongs to one plain Linear or Conv2d layer alone."""
+    owners: set[Tensor] = set()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if not parameter.requires_grad:
+                continue
+            conv = type(module) is nn.Conv2d and (
+                module.padding_mode == "zeros" and not isinstance(module.padding, str)
+            )
+            if not (conv or type(module) is nn.Linear) or parameter in owners:
+                return False
+            owners.add(parameter)
+    return True
+
+
+def _add_by_hooks(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion) -> bool:
+    """Return whether the layers were called as is needed; otherwise nothing is added."""
+    x, y, *more = batch
+    layers = {
+        layer: f"{name}." if name else ""
+        for name, layer in model.named_modules()
+        if any(p.requires_grad for p in layer.parameters(recurse=False))
+    }
+    # The input of each call, and the graph edge of its output, which an in-place activation may
+    # have changed since.
+    calls: list[tuple[nn.Module, Tensor, GradientEdge]] = []
+
+    def keep(
+        layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        x = next(iter((*args, *kwargs.values())))
+        calls.append((layer, x.detach(), get_gradient_edge(output)))
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
+        loss = criterion(model(x, *more), y) * len(y)
+    # The hooks capture exact per-example gradients only if each layer is called once, and those
+    # that are not called, such as other tasks' heads, have no gradient.
+    called = {layer for layer, *_ in calls}
+    if len(called) < len(calls) or not all(_rows_are_examples(c, x, len(y)) for c, x, _ in calls):
+        return False
+    idle = [layer for layer in layers if layer not in called]
+    weights = [p for layer in idle for p in layer.parameters(recurse=False) if p.requires_grad]
+    inputs = [*(edge for *_, edge in calls), *weights]
+    gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+    if any(g is not None for g in gradients[len(calls) :]):
+        return False
+    for (layer, a, _), g in zip(calls, gradients, strict=False):
+        if g is not None:
+            weight, bias = (sums.get(f"{layers[layer]}{name}") for name in ("weight", "bias"))
+            _add_layer(layer, a, g, weight, bias)
+    return True
+
+
+def _rows_are_examples(layer: nn.Module, a: Tensor, examples: int) -> bool:
+    """Whether the first dimension of the layer's input is unambiguously the batch."""
+    doubtful = isinstance(layer, nn.Linear) and a.dim() > 2 and a.shape[1] == examples
+    return a.dim() > 1 and len(a) == examples and not doubtful
+
+
+@torch.no_grad()
+def _add_layer(
+    module: nn.Module, a: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> None:
+    """Add one layer's squared per-example gradients, from its input and output gradient, whose
+    dtypes may differ from the weights' under autocast."""
+    dtype = next(module.parameters(recurse=False)).dtype
+    a, g = a.to(dtype), g.to(dtype)
+    if isinstance(module, nn.Conv2d) and not isinstance(module.padding, str):
+        groups = module.groups
+        a = F.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)
+        a = a.unflatten(1, (groups, -1)).transpose(2, 3)  # n, groups, positions, in
+        g = g.flatten(2).unflatten(1, (groups, -1)).transpose(2, 3)  # n, groups, positions, out
+    else:
+        a = a.reshape(len(a), 1, -1, a.shape[-1])
+        g = g.reshape(len(g), 1, -1, g.shape[-1])
+    if bias is not None:
+        bias += g.sum(2).square().sum(0).view_as(bias)
+    if weight is None:
+        return
+    if a.shape[2] == 1:  # the square of an outer product is the product of squares
+        product = torch.einsum("ngpo,ngpi->goi", g.square(), a.square())
+        weight += product.reshape(weight.shape)
+        return
+    for rows in torch.arange(len(a)).split(max(1, _CHUNK // weight.numel())):
+        product = torch.einsum("ngpo,ngpi->ngoi", g[rows], a[rows])
+        weight += product.square().sum(0).reshape(weight.shape)
+
+
+def _add_by_func(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion) -> None:
+    x, y, *more = batch
+    trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    names = {p: n for n, p in model.named_parameters()}
+    # By module, because functional_call does not restore a module that it finds by two names.
+    slots = {
+        f"{prefix}.{key}" if prefix else key: names[p]
+        for prefix, module in model.named_modules()
+        for key, p in module.named_parameters(recurse=False, remove_duplicate=False)
+        if p.requires_grad
+    }
+
+    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor, *more: Tensor) -> Tensor:
+        arguments = (x[None], *(m[None] for m in more))
+        swapped = {slot: weights[name] for slot, name in slots.items()}
+        return criterion(functional_call(model, swapped, arguments, tie_weights=False), y[None])
+
+    example_gradients = vmap(
+        grad(loss), in_dims=(None, 0, 0, *(0 for _ in more)), randomness="different"
+    )
+    entries = sum(p.numel() for p in trained.values())
+    for rows in torch.arange(len(y)).split(max(1, _CHUNK // max(1, entries))):
+        with torch.autocast(x.device.type, enabled=False):  # vmap's layer norm cannot mix dtypes
+            gradients = example_gradients(trained, x[rows], y[rows], *(m[rows] for m in more))
+        for name, value in gradients.items():
+            sums[name] += value.square().sum(0)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from covon_avalanche.posterior import example_gradients
+from covon_avalanche.posterior import fisher
 from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_example_gradients
 
 
@@ -130,7 +130,7 @@ def test_exact_squares_equal_the_loop_whatever_the_batches_and_chunks(case, size
     batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
     expected = by_loop(model, x, y)
     torch.testing.assert_close(squared_example_gradients(model, batches), expected)
-    monkeypatch.setattr(example_gradients, "_CHUNK", 1)
+    monkeypatch.setattr(fisher, "_CHUNK", 1)
     torch.testing.assert_close(squared_example_gradients(model, batches), expected)
     assert len(list(model.parameters())) == len(expected)  # functional_call may replace them
 
@@ -138,7 +138,7 @@ def test_exact_squares_equal_the_loop_whatever_the_batches_and_chunks(case, size
 def test_plain_layers_go_by_hooks_and_the_rest_by_torch_func(case, monkeypatch):
     name, model, x, y = case
     by_func = []
-    monkeypatch.setattr(example_gradients, "_add_by_func", lambda *given: by_func.append(given))
+    monkeypatch.setattr(fisher, "_add_by_func", lambda *given: by_func.append(given))
     squared_example_gradients(model, [(x, y)])
     assert bool(by_func) == (name not in BY_HOOKS)
 
