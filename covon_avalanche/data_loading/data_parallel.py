@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from covon_avalanche.data_loading.loading import draw_batches
+from covon_avalanche.data_loading.loading import TensorLoader
 from covon_avalanche.data_loading.unwrapping import rows_of
 
 
@@ -108,17 +108,13 @@ def _share(batch: Any, start: int) -> Any:
 
     :param start: position of the batch's first example.
     """
-    return batch[
-        (DistributedHelper.rank - start) % DistributedHelper.world_size :: (
-            DistributedHelper.world_size
-        )
-    ]
+    processes = DistributedHelper.world_size
+    return batch[(DistributedHelper.rank - start) % processes :: processes]
 
 
-class ShareLoader:
-    """This process's share of batches, shuffled as torch's ``DataLoader`` does with the same global
-    seed. A share without examples, of a last batch that is too small, has the batch's first one,
-    which callers must not count.
+class ShareLoader(TensorLoader):
+    """This process's share of the batches. A share without examples, of a last batch that is too
+    small, has the batch's first one, which callers must not count.
 
     Random transforms draw other numbers in each process, and leave torch's global generator, which
     all processes need in the same state, as it is.
@@ -132,23 +128,19 @@ class ShareLoader:
         num_workers: int,
         drop_last: bool = False,
     ) -> None:
-        self.dataset, self.batch_size, self.shuffle = dataset, batch_size, shuffle
-        self.num_workers, self.drop_last = num_workers, drop_last
-        self.rows = rows_of(dataset)
+        super().__init__(rows_of(dataset), dataset, batch_size, shuffle, drop_last)
+        self.num_workers = num_workers
 
-    def __len__(self) -> int:
-        full, rest = divmod(len(self.dataset), self.batch_size)
-        return full + (rest > 0 and not self.drop_last)
+    def draw(self) -> tuple[int, Sequence[Tensor]]:
+        base_seed, whole = super().draw()
+        shares = [_share(batch, i * self.batch_size) for i, batch in enumerate(whole)]
+        return base_seed, [own if len(own) else b[:1] for own, b in zip(shares, whole, strict=True)]
 
     def __iter__(self) -> Iterator[Any]:
-        base_seed, whole = draw_batches(len(self.dataset), self.batch_size, self.shuffle)
-        whole = whole[: len(self)]
-        shares = [_share(batch, i * self.batch_size) for i, batch in enumerate(whole)]
-        shares = [own if len(own) else b[:1] for own, b in zip(shares, whole, strict=True)]
         if self.rows is not None:
-            for indices in shares:
-                yield list(self.rows(indices))
+            yield from super().__iter__()
             return
+        base_seed, shares = self.draw()
         generator = torch.Generator().manual_seed((base_seed + DistributedHelper.rank) % 2**63)
         loader = DataLoader(
             self.dataset,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -64,36 +64,39 @@ def _is_not_overridden(strategy: Any, following: Any, name: str) -> bool:
 
 
 class TensorLoader:
-    """Batches of rows, shuffled as torch's ``DataLoader`` does with the same global seed."""
+    """Batches of rows, shuffled as torch's ``DataLoader`` does with the same global seed.
+
+    :param rows: of :func:`rows_of`.
+    """
 
     def __init__(
-        self, rows: Rows, dataset: Any, batch_size: int, shuffle: bool, drop_last: bool
+        self, rows: Rows | None, dataset: Any, batch_size: int, shuffle: bool, drop_last: bool
     ) -> None:
-        self.rows, self.dataset, self.batch_size = rows, dataset, batch_size
+        self.rows: Any = rows
+        self.dataset, self.batch_size = dataset, batch_size
         self.shuffle, self.drop_last = shuffle, drop_last
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.dataset), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
-    def __iter__(self) -> Iterator[list[Tensor]]:
-        _, batches = draw_batches(len(self.dataset), self.batch_size, self.shuffle)
-        for indices in batches[: len(self)]:
+    def __iter__(self) -> Iterator[Any]:
+        for indices in self.draw()[1]:
             yield list(self.rows(indices))
 
+    def draw(self) -> tuple[int, Sequence[Tensor]]:
+        """The indices of an epoch's batches, with the same draws from torch's global generator as
+        ``DataLoader`` makes.
 
-def draw_batches(n: int, batch_size: int, shuffle: bool) -> tuple[int, tuple[Tensor, ...]]:
-    """The indices of an epoch's batches, with the same draws from torch's global generator as
-    ``DataLoader`` makes.
+        :return: the base seed of the loader's workers, and int64 indices; the last batch may be
+            smaller.
+        """
 
-    :return: the base seed of the loader's workers, and int64 indices; the last batch may be
-        smaller.
-    """
+        def draw_seed() -> int:
+            return int(torch.empty((), dtype=torch.int64).random_().item())
 
-    def draw_seed() -> int:
-        return int(torch.empty((), dtype=torch.int64).random_().item())
-
-    base_seed, order = draw_seed(), torch.arange(n)
-    if shuffle:
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(draw_seed()))
-    return base_seed, order.split(batch_size)
+        n = len(self.dataset)
+        base_seed, order = draw_seed(), torch.arange(n)
+        if self.shuffle:
+            order = torch.randperm(n, generator=torch.Generator().manual_seed(draw_seed()))
+        return base_seed, order.split(self.batch_size)[: len(self)]
