@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import zipfile
-import zlib
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
@@ -81,24 +79,12 @@ def _fetch(file: RemoteFile, part: Path, progress: Callable[[int], None]) -> Non
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a zip archive into a folder; existing files of the same names are replaced.
 
-    Nothing is written outside the folder, whatever the paths in the archive (``zipfile`` sees to
-    that), and links become plain files. The folder changes when all is unpacked.
+    ``zipfile`` writes nothing outside the folder, and links as plain files.
 
     :raises ValueError: for an archive that cannot be unpacked.
     """
-    scratch = folder / f".{archive.name}.unpacking"
-    shutil.rmtree(scratch, ignore_errors=True)  # of a killed process
     try:
         with zipfile.ZipFile(archive) as packed:
-            packed.extractall(scratch)
-        for path in sorted(scratch.rglob("*")):  # folders come before their files
-            target = folder / path.relative_to(scratch)
-            if path.is_dir():
-                target.mkdir(exist_ok=True)
-            else:
-                path.replace(target)
-    # RuntimeError: encrypted, or compressed in a way that zipfile does not know.
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError) as error:
+            packed.extractall(folder)
+    except (zipfile.BadZipFile, OSError) as error:
         raise ValueError(f"{archive} cannot be unpacked: {error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

