@@ -105,7 +105,7 @@ def verify_data(
     problems = report.problems
     for problem in problems:
         typer.echo(problem)
-    good = sum(not entry.problem for entry in report.entries)
+    good = (report.images["problem"] == "").sum()
     typer.echo(f"{dataset.name}: {good} good images, {len(problems)} problems")
     raise typer.Exit(1 if problems else 0)
 

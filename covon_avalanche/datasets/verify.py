@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +22,24 @@ from covon_avalanche.streams.image_files import image_files
 COLUMNS = ("file", "domain", "label", "split", "bytes", "sha256")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A row of a manifest; ``problem`` is empty for a good image."""
-
-    file: Path
-    domain: str
-    label: str
-    split: str
-    bytes: int = 0
-    sha256: str = ""
-    problem: str = ""
-
-
 @dataclass
 class Report:
     """The result of :func:`verify`."""
 
     classes: list[str]
     """Names by class id."""
-    entries: list[Entry] = field(default_factory=list)
-    extra: list[Path] = field(default_factory=list)
+    images: pd.DataFrame
+    """A row per image, with ``COLUMNS`` and ``problem``, which is empty for a good image."""
+    extra: list[Path]
     """Images in the folders of the domains that belong to no split."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
     """Warnings about counts that differ from those of the published data set."""
 
     @property
     def problems(self) -> list[str]:
         """One sentence for each note and each missing, empty, damaged or extra image."""
-        bad = [f"{e.file}: {e.problem}" for e in self.entries if e.problem]
+        both = zip(self.images["file"], self.images["problem"], strict=True)
+        bad = [f"{file}: {problem}" for file, problem in both if problem]
         return [*self.notes, *bad, *(f"{file}: belongs to no split" for file in self.extra)]
 
 
@@ -73,55 +62,52 @@ def verify(
         warnings.simplefilter("always")
         benchmark = stream(dataset_root=root, **options)
     notes = [str(w.message) for w in caught if w.category is UserWarning]
-    report = Report(benchmark.classes, notes=notes)
     listed = [
-        Entry(file, domain, benchmark.classes[label], split)
+        (file, domain, benchmark.classes[label], split)
         for split, domains in benchmark.images.items()
         for domain, images in domains.items()
         for file, label in zip(images.files, images.labels, strict=True)
     ]
+    rows = []
     with ThreadPoolExecutor(cpu_count()) as pool:
-        for entry in pool.map(_read, listed):
-            report.entries.append(entry)
-            progress(len(report.entries), len(listed))
-    folders = {folder for folder in _searched(root, listed) if folder.is_dir()}
-    found = {file for folder in folders for file in image_files(folder)}
-    report.extra = sorted(found - {entry.file for entry in listed})
-    return report
+        for row, found in zip(listed, pool.map(_read, (file for file, *_ in listed)), strict=True):
+            rows.append(row + found)
+            progress(len(rows), len(listed))
+    table = pd.DataFrame(rows, columns=[*COLUMNS, "problem"])
+    folders = {folder for folder in _searched(root, table) if folder.is_dir()}
+    there = {file for folder in folders for file in image_files(folder)}
+    return Report(benchmark.classes, table, sorted(there - {*table["file"]}), notes)
 
 
 def write_manifest(report: Report, file: Path) -> None:
     """Write the good images and the class ids to a CSV table for ``DomainFolders``, atomically."""
-    good = [entry for entry in report.entries if not entry.problem]
-    table = pd.DataFrame(good, columns=[*COLUMNS])
-    table["file"] = [os.path.relpath(e.file.resolve(), file.parent.resolve()) for e in good]
-    manifest.write_manifest(file, report.classes, table)
+    good = report.images[report.images["problem"] == ""]
+    paths = [os.path.relpath(f.resolve(), file.parent.resolve()) for f in good["file"]]
+    manifest.write_manifest(file, report.classes, good.assign(file=paths)[[*COLUMNS]])
 
 
-def _read(entry: Entry) -> Entry:
-    """The entry with size and hash, or with its problem."""
+def _read(file: Path) -> tuple[int, str, str]:
+    """Size and hash of an image, and its problem."""
     try:
-        data = entry.file.read_bytes()
+        data = file.read_bytes()
     except FileNotFoundError:
-        return replace(entry, problem="is missing")
+        return 0, "", "is missing"
     except OSError as error:
-        return replace(entry, problem=f"cannot be read: {error.strerror}")
+        return 0, "", f"cannot be read: {error.strerror}"
     if not data:
-        return replace(entry, problem="is empty")
+        return 0, "", "is empty"
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
     except Exception as error:  # decoders raise all kinds of errors on damaged files
-        return replace(entry, problem=f"cannot be decoded: {error}")
-    return replace(entry, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        return 0, "", f"cannot be decoded: {error}"
+    return len(data), hashlib.sha256(data).hexdigest(), ""
 
 
-def _searched(root: Path, listed: list[Entry]) -> Iterator[Path]:
+def _searched(root: Path, images: pd.DataFrame) -> Iterator[Path]:
     """The folders of the images, or the domain's folder that contains all of a split."""
-    parts: dict[tuple[str, str], set[Path]] = {}
-    for entry in listed:
-        parts.setdefault((entry.domain, entry.split), set()).add(entry.file.parent)
-    for (domain, _), folders in parts.items():
+    for (domain, _), files in images.groupby(["domain", "split"])["file"]:
+        folders = {file.parent for file in files}
         shared = Path(os.path.commonpath(folders))
         of_domain = shared.is_relative_to(root) and domain in shared.relative_to(root).parts
         yield from [shared] if of_domain else folders

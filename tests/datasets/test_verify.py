@@ -20,8 +20,8 @@ def test_a_whole_data_set_has_no_problems(tmp_path, monkeypatch):
     monkeypatch.setattr("covon_avalanche.streams.pacs.COUNTS", {"photo": 70, "sketch": 70})
     report = verify(PACS, root, **OPTIONS)
     assert report.problems == []
-    assert len(report.entries) == 140
-    assert len({e.sha256 for e in report.entries}) == 14  # one picture a class and domain
+    assert len(report.images) == 140
+    assert report.images["sha256"].nunique() == 14  # one picture a class and domain
 
 
 def test_each_problem_is_named(tmp_path):
