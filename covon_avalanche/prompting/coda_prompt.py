@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covon_avalanche.prompting.prefixes import as_prefix, check_prefix_length, existing_layers
 from covon_avalanche.prompting.prompt_model import PromptModel
+from covon_avalanche.prompting.prompted_vit import check_prefix_length
 
 
 class CODAPrompt(PromptModel):
@@ -28,8 +28,6 @@ class CODAPrompt(PromptModel):
     orthogonality penalty is omitted; its weight is 0 in the authors' settings. The head is shared,
     and classes are never masked (the authors mask those of earlier tasks in training).
 
-    :param network: see :class:`PromptModel`.
-    :param num_domains: number of domains that will be learned.
     :param pool: components per layer, of all domains; the remainder of ``pool / num_domains`` is
         not used.
     :param length: tokens of a component; half of them are keys, half are values of the attention.
@@ -37,6 +35,8 @@ class CODAPrompt(PromptModel):
         left out.
     :raises ValueError: if the network has none of the layers, or its features are too narrow for
         that many orthogonal components.
+
+    See :class:`PromptModel` for the other parameters.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class CODAPrompt(PromptModel):
                 f"pool must be <= {min(feature_width, length * width)}, the width of the features, "
                 f"so that components can be orthogonal, got {pool}"
             )
-        self.layers = existing_layers(self.vit, layers)
+        self.layers = self.vit.existing(layers)
 
         def vectors(*shape: int) -> nn.ParameterList:
             shape = (len(self.layers), own, *shape)
@@ -98,9 +98,8 @@ class CODAPrompt(PromptModel):
 
     def training_logits(self, x: Tensor) -> Tensor:
         """See :class:`PromptModel`; the same in training and evaluation."""
-        tokens = zip(self.layers, self.prefix_tokens(x), strict=True)
-        prefixes = {layer: as_prefix(of_layer) for layer, of_layer in tokens}
-        return self.head(self.vit(x, prefixes=prefixes))
+        prefixes = [tokens.chunk(2, 1) for tokens in self.prefix_tokens(x)]
+        return self.head(self.vit(x, prefixes=dict(zip(self.layers, prefixes, strict=True))))
 
     def predicted_logits(self, x: Tensor) -> Tensor:
         return self.training_logits(x)

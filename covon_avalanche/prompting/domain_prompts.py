@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from covon_avalanche.checks import check_whole
 from covon_avalanche.prompting.prompt_model import PromptModel
-from covon_avalanche.prompting.selectors import DomainSelector
+from covon_avalanche.prompting.selectors import DomainSelector, NearestCentre
 
 
 class DomainPrompts(PromptModel):
@@ -20,22 +20,26 @@ class DomainPrompts(PromptModel):
 
     For a test image, the parameters of the domain that a selector chooses by the features of the
     frozen network are used; images are grouped by domain, so that each needs one forward pass
-    beside that of its features. Each method creates its ``selector``.
+    beside that of its features. The default ``selector`` is :class:`NearestCentre`.
 
-    :param network: see :class:`PromptModel`.
-    :param num_domains: number of domains that will be learned.
     :param prompts: tokens per domain.
+    :param centres: K-means centres per domain.
+
+    See :class:`PromptModel` for the other parameters.
     """
 
     selector: DomainSelector
 
-    def __init__(self, network: nn.Module, num_domains: int, *, prompts: int) -> None:
+    def __init__(
+        self, network: nn.Module, num_domains: int, *, prompts: int = 10, centres: int = 5
+    ) -> None:
         super().__init__(network, num_domains)
         check_whole("prompts", prompts)
         bound = 1 / math.sqrt(self.vit.width)
         self.prompts = nn.ParameterList(
             torch.empty(prompts, self.vit.width).uniform_(-bound, bound) for _ in range(num_domains)
         )
+        self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
 
     def take_heads(self) -> nn.ModuleList:
         """A copy of the shared head for each domain, in its place."""
@@ -52,7 +56,11 @@ class DomainPrompts(PromptModel):
 
     def predicted_logits(self, x: Tensor) -> Tensor:
         domains = self.selector(self.vit.query(x))
-        return self.each_domain(domains, lambda rows, domain: self.domain_logits(x[rows], domain))
+        order, logits = [], []
+        for domain in domains.unique().tolist():
+            order.append((domains == domain).nonzero()[:, 0])
+            logits.append(self.domain_logits(x[order[-1]], domain))
+        return torch.cat(logits)[torch.cat(order).argsort()]
 
     @torch.no_grad()
     def end_domain(self, batches: Callable[[], Iterable[Sequence[Tensor]]]) -> None:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_positive
-from covon_avalanche.prompting.prefixes import as_prefix, check_prefix_length, existing_layers
 from covon_avalanche.prompting.prompt_model import PromptModel
+from covon_avalanche.prompting.prompted_vit import check_prefix_length
 
 
 class DualPrompt(PromptModel):
@@ -27,8 +27,6 @@ class DualPrompt(PromptModel):
     (CODA-Prompt's authors sum over the batch: their gradient of the keys is larger by the size of
     the batch, to which Adam is invariant.) The head is shared, and classes are never masked.
 
-    :param network: see :class:`PromptModel`.
-    :param num_domains: number of domains that will be learned.
     :param general_length: tokens of a general prefix; half of them are keys, half are values.
     :param expert_length: tokens of an expert prefix.
     :param general_layers: layers with a general prefix, counted from 0; those that the network does
@@ -36,6 +34,8 @@ class DualPrompt(PromptModel):
     :param expert_layers: layers with an expert prefix, likewise.
     :param key_weight: weight of the loss of the keys.
     :raises ValueError: if the network has none of the layers, or a layer is named twice.
+
+    See :class:`PromptModel` for the other parameters.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class DualPrompt(PromptModel):
         check_prefix_length("general_length", general_length)
         check_prefix_length("expert_length", expert_length)
         check_positive("key_weight", key_weight, zero=True)
-        self.general_layers = existing_layers(self.vit, general_layers)
-        self.expert_layers = existing_layers(self.vit, expert_layers)
+        self.general_layers = self.vit.existing(general_layers)
+        self.expert_layers = self.vit.existing(expert_layers)
         if both := sorted({*self.general_layers} & {*self.expert_layers}):
             raise ValueError(f"general_layers and expert_layers must differ, both have {both}")
         self.key_weight = key_weight
@@ -78,12 +78,9 @@ class DualPrompt(PromptModel):
 
     def _logits(self, x: Tensor, experts: Iterable[Tensor]) -> Tensor:
         """With an expert prefix per layer, of shape (batch or 1, length, width)."""
-        prefixes = {}
-        for layer, tokens in zip(self.general_layers, self.general, strict=True):
-            prefixes[layer] = as_prefix(tokens[None])
-        for layer, tokens in zip(self.expert_layers, experts, strict=True):
-            prefixes[layer] = as_prefix(tokens)
-        return self.head(self.vit(x, prefixes=prefixes))
+        layers = [*self.general_layers, *self.expert_layers]
+        prefixes = [tokens.chunk(2, 1) for tokens in (*self.general[:, None], *experts)]
+        return self.head(self.vit(x, prefixes=dict(zip(layers, prefixes, strict=True))))
 
     def training_logits(self, x: Tensor) -> Tensor:
         similarities = self._similarities(x, self.keys[self.domain][None])

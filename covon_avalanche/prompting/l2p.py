@@ -25,13 +25,13 @@ class L2P(PromptModel):
     Classes are never masked, and the backbone is frozen (the authors' configuration for CORe50
     trains it).
 
-    :param network: see :class:`PromptModel`.
-    :param num_domains: number of domains that will be learned; the pool does not depend on it.
-    :param pool: number of prompts.
+    :param pool: number of prompts, of all domains together.
     :param length: tokens per prompt.
     :param top_k: number of prompts that an image uses.
     :param key_weight: weight of the loss of the keys.
     :param batchwise: in training, use the same prompts for all images of a batch.
+
+    See :class:`PromptModel` for the other parameters.
     """
 
     def __init__(

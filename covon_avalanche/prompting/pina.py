@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
-from covon_avalanche.prompting.selectors import NearestCentre
 
 AdapterInit = Literal["xavier", "zeros"]
 
@@ -44,14 +43,12 @@ class PINA(DomainPrompts):
     the domain with the nearest K-means centre of frozen features are used, as in the authors'
     code; the patch-shuffle selector of the paper is not implemented.
 
-    :param network: see :class:`PromptModel`.
-    :param num_domains: number of domains that will be learned.
-    :param prompts: tokens per domain.
     :param adapter: where adapters are.
     :param bottleneck: of adapters.
     :param adapter_init: ``"xavier"`` as published, which perturbs the features at first, or
         ``"zeros"``, which needs fewer steps.
-    :param centres: K-means centres per domain.
+
+    See :class:`DomainPrompts` for the other parameters.
     """
 
     def __init__(
@@ -66,8 +63,7 @@ class PINA(DomainPrompts):
         centres: int = 5,
     ) -> None:
         check_choice("adapter", adapter, ("shallow", "deep"))
-        super().__init__(network, num_domains, prompts=prompts)
-        self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
+        super().__init__(network, num_domains, prompts=prompts, centres=centres)
         self.adapter = adapter
         deep = adapter == "deep"
         width, number = (self.vit.width, self.vit.depth) if deep else (self.vit.feature_width, 1)
@@ -83,11 +79,10 @@ class PINA(DomainPrompts):
         return [self.prompts[self.domain], *own.parameters()]
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
-        adapters = list(self.adapters[domain - 1]) if domain > 0 else []  # type: ignore[call-overload]
+        adapters: Any = self.adapters[domain - 1] if domain > 0 else []
         if self.adapter == "deep":
-            features = self.vit(x, self.prompts[domain], adapters=adapters or None)
-        else:
-            features = self.vit(x, self.prompts[domain])
-            for adapter in adapters:
-                features = features + adapter(features)
+            return self.head(self.vit(x, self.prompts[domain], adapters=adapters))
+        features = self.vit(x, self.prompts[domain])
+        for adapter in adapters:
+            features = features + adapter(features)
         return self.head(features)

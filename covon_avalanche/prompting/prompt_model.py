@@ -111,16 +111,3 @@ class PromptModel(nn.Module):
         total = rows[: self.counted_images].sum(0)
         dist.all_reduce(total)
         return total
-
-    def each_domain(self, domains: Tensor, f: Callable[[Tensor, int], Tensor]) -> Tensor:
-        """Compute rows domain by domain: one forward pass per image, whatever their number.
-
-        :param domains: the selected domain of each image, of shape (batch,).
-        :param f: from the indices of the images of a domain, and the domain, to their rows.
-        """
-        order, rows = [], []
-        for domain in domains.unique().tolist():
-            indices = (domains == domain).nonzero()[:, 0]
-            order.append(indices)
-            rows.append(f(indices, int(domain)))
-        return torch.cat(rows)[torch.cat(order).argsort()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from covon_avalanche.prompting.towers import in_heads, tower_of
 
-Prefix = tuple[Tensor, Tensor]
+Prefix = Sequence[Tensor]
 """Keys and values, each of shape (batch or 1, length, width)."""
 Adapter = Callable[[Tensor], Tensor]
 """Maps tokens of shape (batch, tokens, width) to what is added to them."""
+Adapters = Sequence[Adapter] | nn.ModuleList
 
 _MOST_QUERIES = 2**15
 
@@ -54,6 +55,20 @@ class PromptedViT(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Without kept features: the version counters of a copy's parameters restart."""
         return {**self.__dict__, "_queries": {}}
+
+    def existing(self, layers: Iterable[int]) -> tuple[int, ...]:
+        """Those of ``layers``, counted from 0, that the network has, in ascending order.
+
+        :raises ValueError: if it has none of them.
+        """
+        wanted = sorted(set(layers))
+        found = tuple(layer for layer in wanted if 0 <= layer < self.depth)
+        if not found:
+            raise ValueError(
+                f"prefixes need a network with at least one of the layers {wanted}, got one with "
+                f"{self.depth} layers, counted from 0"
+            )
+        return found
 
     def train(self, mode: bool = True) -> PromptedViT:
         """Stay in evaluation mode."""
@@ -102,8 +117,8 @@ class PromptedViT(nn.Module):
         prompts: Tensor | None = None,
         *,
         prefixes: Mapping[int, Prefix] | None = None,
-        adapters: Sequence[Adapter] | None = None,
-        parallel_adapters: Sequence[Adapter] | None = None,
+        adapters: Adapters | None = None,
+        parallel_adapters: Adapters | None = None,
         prompt_positions: bool = False,
         readout: Literal["class", "prompts"] = "class",
     ) -> Tensor:
@@ -137,7 +152,7 @@ class PromptedViT(nn.Module):
         for i in range(self.depth):
             parallel = None if parallel_adapters is None else parallel_adapters[i]
             tokens = self._block(i, tokens, (prefixes or {}).get(i), parallel)
-            if adapters is not None:
+            if adapters:
                 tokens = tokens + adapters[i](tokens)
         tokens = tokens[:, :1] if readout == "class" else tokens[:, 1 : 1 + length]
         return self._tower.finish(tokens).mean(1)
@@ -178,3 +193,9 @@ def take_classifier(network: nn.Module) -> nn.Linear:
         )
     network.head = nn.Identity()
     return classifier
+
+
+def check_prefix_length(name: str, length: int) -> None:
+    """Raise a ``ValueError`` unless half of the tokens can be keys, and half of them values."""
+    if length < 2 or length % 2:
+        raise ValueError(f"{name} must be even and >= 2, got {length}")

@@ -27,11 +27,10 @@ class SLiPrompts(DomainPrompts):
         model = SLiPrompts(network, num_domains=5)
 
     :param network: a CLIP with its text tower, as above; both stay frozen.
-    :param num_domains: number of domains that will be learned.
-    :param prompts: tokens per domain in the image tower.
     :param context: tokens per domain before class names.
-    :param centres: K-means centres per domain.
     :raises ValueError: for a network without text tower.
+
+    See :class:`DomainPrompts` for the other parameters.
     """
 
     selector: NearestCentre
@@ -53,8 +52,7 @@ class SLiPrompts(DomainPrompts):
                 f"got {type(network).__name__}"
             )
         check_whole("context", context)
-        super().__init__(network, num_domains, prompts=prompts)
-        self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
+        super().__init__(network, num_domains, prompts=prompts, centres=centres)
         del self.head
         self.contexts = nn.ParameterList(
             torch.empty(context, text.width).normal_(std=0.02) for _ in range(num_domains)

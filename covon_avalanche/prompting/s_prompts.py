@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
-from covon_avalanche.prompting.selectors import NearestCentre
 
 
 class SPrompts(DomainPrompts):
@@ -19,17 +18,13 @@ class SPrompts(DomainPrompts):
     centres are computed from images with the evaluation transform (the authors': with the training
     transform).
 
-    :param network: see :class:`PromptModel`.
-    :param num_domains: number of domains that will be learned.
-    :param prompts: tokens per domain.
-    :param centres: K-means centres per domain.
+    See :class:`DomainPrompts` for the parameters.
     """
 
     def __init__(
         self, network: nn.Module, num_domains: int, *, prompts: int = 10, centres: int = 5
     ) -> None:
-        super().__init__(network, num_domains, prompts=prompts)
-        self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
+        super().__init__(network, num_domains, prompts=prompts, centres=centres)
         self.heads = self.take_heads()
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:

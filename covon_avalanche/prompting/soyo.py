@@ -18,12 +18,7 @@ class SOYO(DomainPrompts):
     Each domain has its own prompts, adapters behind each block, and linear head. The domain of a
     test image is chosen by :class:`MixtureSelector`.
 
-    :param network: see :class:`PromptModel`.
-    :param num_domains: number of domains that will be learned.
-    :param prompts: tokens per domain.
-    :param bottleneck: of adapters.
-    :param adapter_init: ``"xavier"`` as published, which perturbs the features at first, or
-        ``"zeros"``, which needs fewer steps.
+    See :class:`PINA` for the parameters.
     """
 
     def __init__(
@@ -53,5 +48,5 @@ class SOYO(DomainPrompts):
         return [self.prompts[domain], *own.parameters()]
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
-        adapters = list(self.adapters[domain])  # type: ignore[call-overload]
-        return self.heads[domain](self.vit(x, self.prompts[domain], adapters=adapters))
+        features = self.vit(x, self.prompts[domain], adapters=self.adapters[domain])
+        return self.heads[domain](features)

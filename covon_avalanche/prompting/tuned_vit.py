@@ -99,5 +99,4 @@ class TunedViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of shape (batch, classes)."""
-        adapters = None if self.adapters is None else list(self.adapters)
-        return self.head(self.vit(x, self.prompts, parallel_adapters=adapters))
+        return self.head(self.vit(x, self.prompts, parallel_adapters=self.adapters))
