@@ -31,8 +31,7 @@ def create_backbone(
     :param weights: ``None`` for random weights, ``"default"`` to download the library's, or the
         path of a ``.safetensors`` or ``.pth`` file. Of a complete CLIP the image tower is used.
     :param image_size: height and width of the input, for networks with a fixed input size; others
-        ignore it. The position embedding of a ViT of timm or open_clip is resampled from the
-        weights' image size.
+        ignore it. The position embedding of a ViT is resampled from the weights' image size.
     :param class_names: keep the text tower of a CLIP, too, as attribute ``text``, which embeds
         these names, in the order of the labels.
     :raises ValueError: for an unknown name, weights that do not fit, with their keys, or cannot be

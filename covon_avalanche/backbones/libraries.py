@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
+from torchvision import models
+from torchvision.models.vision_transformer import interpolate_embeddings
 
 from covon_avalanche.backbones.text_tower import TextTower
 
@@ -46,14 +50,15 @@ def _optional_import(package: str) -> Any:
 
 
 def _torchvision(name: str, num_classes: int, pretrained: bool, image_size: int | None) -> Network:
-    from torchvision.models import get_model
-
     if name in ("googlenet", "inception_v3"):
         raise ValueError(f"torchvision's {name!r} has auxiliary outputs, which are not supported")
-    options: dict[str, Any] = {"weights": "DEFAULT" if pretrained else None}
     if image_size is not None and name.startswith("vit_"):
-        options["image_size"] = image_size
-    model = get_model(name, **options)
+        model = models.get_model(name, image_size=image_size)
+        if pretrained:
+            state = models.get_model_weights(name).DEFAULT.get_state_dict(check_hash=True)
+            model.load_state_dict(resample_positions(state, model))
+    else:
+        model = models.get_model(name, weights="DEFAULT" if pretrained else None)
     *_, head = (key for key, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d))
     _replace_head(model, head, num_classes)
     return model, (head,)
@@ -153,20 +158,20 @@ def _clip_and_tag(name: str) -> tuple[str, str]:
     return model_name, tag
 
 
-def resample_positions(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a ViT of timm or open_clip with position embeddings for the model's images."""
-    found = {"pos_embed", "visual.positional_embedding"} & weights.keys()
-    for key in found & model.state_dict().keys():
-        stored, wanted = weights[key], model.state_dict()[key]
-        if stored.shape == wanted.shape:
+def resample_positions(weights: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+    """The weights of a ViT with position embeddings for the model's images."""
+    parameters = model.state_dict()
+    if "encoder.pos_embedding" in weights.keys() & parameters.keys():  # torchvision's
+        return interpolate_embeddings(model.image_size, model.patch_size, OrderedDict(weights))
+    for key in {"pos_embed", "visual.positional_embedding"} & weights.keys() & parameters.keys():
+        stored, wanted = weights[key], parameters[key]
+        grid = getattr(model.patch_embed if key == "pos_embed" else model.visual, "grid_size", None)
+        if stored.shape == wanted.shape or grid is None or wanted.dim() > 3:
             continue
-        vit: Any = getattr(model, "visual", model)
-        clip = vit is not model
-        prefix = 1 if clip else 0 if vit.no_embed_class else vit.num_prefix_tokens
         resampled = _optional_import("timm.layers").resample_abs_pos_embed(
             stored.reshape(1, -1, stored.shape[-1]),
-            new_size=list(vit.grid_size if clip else vit.patch_embed.grid_size),
-            num_prefix_tokens=prefix,
+            new_size=list(grid),
+            num_prefix_tokens=wanted.shape[-2] - math.prod(grid),
         )
         weights = weights | {key: resampled.view_as(wanted)}
     return weights
@@ -196,9 +201,7 @@ def normalisation(name: str) -> dict[str, tuple[float, ...]]:
 
 
 def _of_torchvision(name: str) -> tuple[Any, Any]:
-    from torchvision.models import get_model_weights
-
-    transforms = get_model_weights(name).DEFAULT.transforms()
+    transforms = models.get_model_weights(name).DEFAULT.transforms()
     return transforms.mean, transforms.std
 
 

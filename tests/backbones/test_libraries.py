@@ -1,9 +1,13 @@
 """Heads for the networks of torchvision, timm and open_clip, and their normalisation."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torchvision.models import _api
+from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 from toy_vits import add_tiny_clip
 
 from covon_avalanche.backbones import ALIASES, create_backbone, normalisation
@@ -14,6 +18,25 @@ from covon_avalanche.streams import image_transforms
 def test_torchvision_heads(name):
     model = create_backbone(f"torchvision/{name}", 5).eval()
     assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+
+
+def test_position_embeddings_of_torchvision_are_resampled(tmp_path, monkeypatch):
+    def tiny(weights=None, image_size=32):
+        return VisionTransformer(image_size, 8, 1, 2, 16, 16)
+
+    state = tiny().state_dict()
+    save_file(state, tmp_path / "vit.safetensors")
+    downloaded = SimpleNamespace(get_state_dict=lambda **_: dict(state))
+    monkeypatch.setitem(_api.BUILTIN_MODELS, "vit_tiny", tiny)
+    monkeypatch.setattr(
+        "torchvision.models.get_model_weights", lambda _: SimpleNamespace(DEFAULT=downloaded)
+    )
+    wanted = interpolate_embeddings(64, 8, dict(state))["encoder.pos_embedding"]
+    for weights in ("default", tmp_path / "vit.safetensors"):
+        model = create_backbone("torchvision/vit_tiny", 3, weights=weights, image_size=64)
+        assert torch.equal(model.encoder.pos_embedding, wanted)
+        assert torch.equal(model.conv_proj.weight, state["conv_proj.weight"])
+        assert model(torch.randn(2, 3, 64, 64)).shape == (2, 3)
 
 
 def test_timm_heads_tags_and_sizes():
@@ -49,6 +72,24 @@ def test_timm_networks_of_two_heads_or_none_and_their_files(name, tmp_path):
             assert key.startswith("head") or torch.equal(value, weights[key])
     mine = create_backbone(f"timm/{name}", 9, weights=tmp_path / "other.safetensors")
     assert all(torch.equal(value, other[key]) for key, value in mine.state_dict().items())
+
+
+def test_position_embeddings_of_timm_are_resampled_with_or_without_class_token(tmp_path):
+    timm = pytest.importorskip("timm", reason="needs the extra vision")
+    for name, prefix in (("cait_xxs24_224", 0), ("deit_tiny_distilled_patch16_224", 2)):
+        state = timm.create_model(name).state_dict()
+        save_file(state, tmp_path / "large.safetensors")
+        options = {"weights": tmp_path / "large.safetensors", "image_size": 64}
+        model = create_backbone(f"timm/{name}", 5, **options)
+        assert model.pos_embed.shape[1] == prefix + 4 * 4
+        assert torch.equal(model.pos_embed[:, :prefix], state["pos_embed"][:, :prefix])
+        assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+    state = timm.create_model("volo_d1_224").state_dict()
+    save_file(state, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=r"(?s)does not fit timm/volo_d1_224: .* for pos_embed"):
+        create_backbone(
+            "timm/volo_d1_224", 5, weights=tmp_path / "other.safetensors", image_size=64
+        )
 
 
 def test_the_image_tower_of_a_complete_clip_is_loaded_without_a_warning(tmp_path, caplog):
