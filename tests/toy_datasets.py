@@ -1,4 +1,4 @@
-"""Data sets of tensors and of images, and loaders for them, for tests of data loading."""
+"""Data sets of tensors, and loaders for them, for tests of data loading."""
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
@@ -10,24 +10,9 @@ from avalanche.benchmarks.utils import (
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
 from torch import nn
-from torch.utils.data import Dataset
 
 from covon_avalanche import TensorBatches
 from covon_avalanche.streams import PermutedDigits
-
-
-class Pictures(Dataset):
-    """Like a folder of images: rows one by one."""
-
-    def __init__(self, n=50):
-        self.x = torch.randint(256, (n, 3, 4, 4), dtype=torch.uint8)
-        self.targets = torch.randint(3, (n,)).tolist()
-
-    def __len__(self):
-        return len(self.targets)
-
-    def __getitem__(self, index):
-        return self.x[index], self.targets[index]
 
 
 def digits():

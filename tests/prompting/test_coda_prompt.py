@@ -89,10 +89,3 @@ def test_components_of_earlier_domains_have_no_gradient():
         assert earlier.grad is None
         assert later.grad is None
         assert current.grad.abs().sum() > 0
-
-
-def test_layers_that_the_network_lacks_are_left_out():
-    model = CODAPrompt(toy_vit(2), 2, pool=4)
-    assert model.layers == (0, 1)
-    model.begin_domain()
-    assert model.prefix_tokens(X).shape == (2, len(X), 8, 16)
