@@ -196,28 +196,18 @@ def normalisation(name: str) -> dict[str, tuple[float, ...]]:
     :raises ValueError: for an unknown name.
     """
     library, model_name = library_and_model(name)
-    mean, std = _NORMALISATION[library](model_name)
+    if library == "torchvision":
+        transforms = models.get_model_weights(model_name).DEFAULT.transforms()
+        mean, std = transforms.mean, transforms.std
+    elif library == "timm":
+        config = _timm_config(model_name)
+        mean, std = config.mean, config.std
+    else:
+        open_clip = _optional_import("open_clip")
+        clip, tag = _clip_and_tag(model_name)
+        found = open_clip.get_pretrained_cfg(clip, tag) if tag else {}
+        if tag and not found:
+            raise ValueError(f"open_clip has no weights {tag!r} for {clip!r}")
+        mean = found.get("mean") or open_clip.OPENAI_DATASET_MEAN
+        std = found.get("std") or open_clip.OPENAI_DATASET_STD
     return {"mean": tuple(map(float, mean)), "std": tuple(map(float, std))}
-
-
-def _of_torchvision(name: str) -> tuple[Any, Any]:
-    transforms = models.get_model_weights(name).DEFAULT.transforms()
-    return transforms.mean, transforms.std
-
-
-def _of_timm(name: str) -> tuple[Any, Any]:
-    config = _timm_config(name)
-    return config.mean, config.std
-
-
-def _of_open_clip(name: str) -> tuple[Any, Any]:
-    open_clip = _optional_import("open_clip")
-    model_name, tag = _clip_and_tag(name)
-    config = open_clip.get_pretrained_cfg(model_name, tag) if tag else {}
-    if tag and not config:
-        raise ValueError(f"open_clip has no weights {tag!r} for {model_name!r}")
-    mean = config.get("mean") or open_clip.OPENAI_DATASET_MEAN
-    return mean, config.get("std") or open_clip.OPENAI_DATASET_STD
-
-
-_NORMALISATION = {"torchvision": _of_torchvision, "timm": _of_timm, "open_clip": _of_open_clip}
