@@ -13,6 +13,7 @@ from typing import Literal
 from avalanche.benchmarks import CLScenario
 from typing_extensions import Unpack
 
+from covon_avalanche.checks import check_choice
 from covon_avalanche.domain_orders import TRACKS
 from covon_avalanche.streams.image_benchmark import (
     ImageOptions,
@@ -48,8 +49,7 @@ def CDDB(
 
     See :func:`image_benchmark` for the other parameters.
     """
-    if track not in TRACKS:
-        raise ValueError(f"track must be one of {list(TRACKS)}, got {track!r}")
+    check_choice("track", track, [*TRACKS])
     root = data_root(dataset_root, "CDDB")
     names = choose_domains(domains, TRACKS[track], f"CDDB ({track})")
     train = {name: _labelled(root / name / "train") for name in names}

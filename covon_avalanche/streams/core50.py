@@ -15,6 +15,7 @@ from typing import Literal
 from avalanche.benchmarks import CLScenario
 from typing_extensions import Unpack
 
+from covon_avalanche.checks import check_choice
 from covon_avalanche.domain_orders import NI_ORDERS, check_core50_run, core50_sessions
 from covon_avalanche.streams.image_benchmark import (
     ImageOptions,
@@ -61,12 +62,9 @@ def CORe50(
 
     See :func:`image_benchmark` for the other parameters.
     """
-    if split not in _TEST_SESSIONS:
-        raise ValueError(f"split must be one of {list(_TEST_SESSIONS)}, got {split!r}")
-    if labels not in ("object", "category"):
-        raise ValueError(f"labels must be 'object' or 'category', got {labels!r}")
-    if not 0 <= run < len(NI_ORDERS):
-        raise ValueError(f"run must be in 0 to {len(NI_ORDERS) - 1}, got {run}")
+    check_choice("split", split, [*_TEST_SESSIONS])
+    check_choice("labels", labels, ("object", "category"))
+    check_choice("run", run, range(len(NI_ORDERS)))
     root = data_root(dataset_root, "core50")
     test = _TEST_SESSIONS[split]
     train = choose_domains(domains, core50_sessions(split, run), f"CORe50 ({split}, run {run})")

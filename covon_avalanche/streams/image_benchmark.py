@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms import Compose, ToPILImage
 from typing_extensions import Unpack
 
+from covon_avalanche.checks import check_whole
 from covon_avalanche.streams.image_files import ImageFiles, TrainAndTest
 from covon_avalanche.streams.pixel_cache import cached
 from covon_avalanche.streams.transforms import Transform, image_transforms
@@ -87,13 +88,12 @@ def image_benchmark(
     """
     if not 0 <= validation_size < 1:
         raise ValueError(f"validation_size must be a fraction in [0, 1), got {validation_size}")
-    for option, value in (("limit", limit), ("train_limit", train_limit)):
-        if value is not None and value < 1:
-            raise ValueError(f"{option} must be >= 1, got {value}")
+    for option, most in (("limit", limit), ("train_limit", train_limit)):
+        if most is not None:
+            check_whole(option, most)
+    check_whole("cache_size", cache_size)
     if isinstance(classes, str) or len(set(classes)) < len(classes):
         raise ValueError(f"classes must be a list of distinct names, got {classes!r}")
-    if cache_size < 1:
-        raise ValueError(f"cache_size must be >= 1, got {cache_size}")
     trained, tested = ({f for some in part.values() for f in some.files} for part in (train, test))
     if both := trained & tested:
         raise ValueError(f"{min(both)} is a training image and a test image")

@@ -20,6 +20,7 @@ from torchvision.datasets import MNIST
 from torchvision.transforms import Normalize
 from typing_extensions import Unpack
 
+from covon_avalanche.checks import check_whole
 from covon_avalanche.streams.image_benchmark import data_root, one_head_benchmark
 
 Transform = Callable[[Tensor], Tensor]
@@ -170,8 +171,7 @@ def _benchmark(
     train_transform: Transform | None = None,
     eval_transform: Transform | None = None,
 ) -> CLScenario:
-    if n_experiences < 1:
-        raise ValueError(f"n_experiences must be >= 1, got {n_experiences}")
+    check_whole("n_experiences", n_experiences)
     distinct = n_experiences if n_permutations is None else n_permutations
     if not 1 <= distinct <= n_experiences:
         raise ValueError(

@@ -19,6 +19,8 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2.functional import resize
 
+from covon_avalanche.checks import check_whole
+
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -56,8 +58,7 @@ def image_transforms(
     :return: two functions of a PIL image or a uint8 tensor of shape (3, height, width), which
         return a float tensor of shape (3, size, size).
     """
-    if size < 1:
-        raise ValueError(f"size must be >= 1, got {size}")
+    check_whole("size", size)
     if not (len(mean) == len(std) == 3 and all(s > 0 for s in std)):
         raise ValueError(f"mean and std must be three numbers each, std > 0, got {mean}, {std}")
     colours = tuple(map(float, mean)), tuple(map(float, std))

@@ -40,9 +40,9 @@ def test_orders_are_permutations_of_the_official_sessions():
     [
         ({"run": 3, "domains": ["s4", "s9"]}, r"in the order of run 3, .*, got \['s4', 's9'\]"),
         ({"run": 3, "split": "authors"}, "run is for the official split, got run 3 with the split"),
-        ({"run": 10}, "run must be in 0 to 9, got 10"),
+        ({"run": 10}, "run must be one of 0, 1, .*, 9, got 10"),
         ({"split": "Official"}, "split must be one of .*, got 'Official'"),
-        ({"labels": "class"}, "labels must be 'object' or 'category', got 'class'"),
+        ({"labels": "class"}, "labels must be one of 'object', 'category', got 'class'"),
     ],
 )
 def test_options_without_effect_or_meaning_are_refused(root, options, message):

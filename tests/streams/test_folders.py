@@ -79,9 +79,9 @@ def test_errors_name_the_value_and_the_rule(tmp_path):
     root = own(tmp_path / "good", "plain")
     for options, message in (
         ({"validation_size": 1.0}, r"validation_size must be a fraction in \[0, 1\), got 1.0"),
-        ({"limit": 0}, "^limit must be >= 1, got 0"),
-        ({"train_limit": 0}, "^train_limit must be >= 1, got 0"),
-        ({"cache_size": 0}, "cache_size must be >= 1, got 0"),
+        ({"limit": 0}, "^limit must be an integer >= 1, got 0"),
+        ({"train_limit": 0}, "^train_limit must be an integer >= 1, got 0"),
+        ({"cache_size": 0}, "cache_size must be an integer >= 1, got 0"),
         ({"domains": ["dawn"]}, r"has the domains \['day', 'night'\], got \['dawn'\]"),
         ({"domains": ["day", "day"]}, "domains must be distinct"),
         ({"domains": "ab"}, "domains must be a list of names, got 'ab'"),

@@ -120,7 +120,7 @@ def test_transforms_get_the_permuted_image_in_0_1():
 @pytest.mark.parametrize(
     ("n", "options", "message"),
     [
-        (0, {}, "n_experiences must be >= 1, got 0"),
+        (0, {}, "n_experiences must be an integer >= 1, got 0"),
         (5, {"n_permutations": 0}, "from 1 to n_experiences = 5, got 0"),
         (5, {"n_permutations": 6}, "from 1 to n_experiences = 5, got 6"),
         (1, {"validation_size": 1437}, "validation_size must be .* below 1437, got 1437"),

@@ -51,7 +51,7 @@ def test_they_are_compared_by_what_they_do_and_check_their_values():
     assert image_transforms(32) == image_transforms(32)
     assert image_transforms(32)[0] != image_transforms(32)[1]
     assert image_transforms(32) != image_transforms(32, mean=MEAN)
-    with pytest.raises(ValueError, match="size must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="size must be an integer >= 1, got 0"):
         image_transforms(0)
     with pytest.raises(ValueError, match=r"std > 0, got .*\(1, 1, 0\)"):
         image_transforms(std=(1, 1, 0))
