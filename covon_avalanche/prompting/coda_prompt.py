@@ -86,7 +86,7 @@ class CODAPrompt(PromptModel):
     def prefix_tokens(self, x: Tensor) -> Tensor:
         """The weighted sums of the components, of shape (layers, batch, length, width)."""
         components, keys, attention = (
-            _earlier_detached([*of][: max(1, int(self.domains))])
+            torch.cat([*of][: max(1, int(self.domains))], 1)
             for of in (self.components, self.keys, self.attention)
         )
         q = self.vit.query(x)
@@ -103,12 +103,6 @@ class CODAPrompt(PromptModel):
 
     def predicted_logits(self, x: Tensor) -> Tensor:
         return self.training_logits(x)
-
-
-def _earlier_detached(domains: Sequence[Tensor]) -> Tensor:
-    """Of all domains, of shape (layers, components, ...); only the last has a gradient."""
-    *earlier, current = domains
-    return torch.cat([*(p.detach() for p in earlier), current], 1)
 
 
 def _gram_schmidt(vectors: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from toy_vits import toy_clip, toy_vit
 from covon_avalanche.prompting import SPrompts
 
 
-@pytest.fixture(params=[toy_vit, toy_clip], scope="module")
-def model(request):
+@pytest.fixture(scope="module")
+def model():
     torch.manual_seed(0)
-    return trained(SPrompts(request.param(), 3, prompts=4))
+    return trained(SPrompts(toy_clip(), 3, prompts=4))
 
 
 def nearest(model, x):

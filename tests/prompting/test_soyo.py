@@ -1,17 +1,15 @@
 """SOYO: logits by matrix products."""
 
-import pytest
 import torch
 from toy_prompting import explicit_adapters, some_images, trained
-from toy_vits import toy_clip, toy_vit
+from toy_vits import toy_clip
 
 from covon_avalanche.prompting import SOYO
 
 
-@pytest.mark.parametrize("make", [toy_vit, toy_clip])
-def test_logits_are_those_of_the_selected_domain(make):
+def test_logits_are_those_of_the_selected_domain():
     torch.manual_seed(0)
-    model, x = trained(SOYO(make(), 3, prompts=4, bottleneck=2)), some_images()
+    model, x = trained(SOYO(toy_clip(), 3, prompts=4, bottleneck=2)), some_images()
     queries = torch.nn.functional.normalize(model.vit.query(x))
     domains = (queries @ model.selector.weight.T + model.selector.bias).argmax(1)
     assert set(domains.tolist()) == {0, 1, 2}
