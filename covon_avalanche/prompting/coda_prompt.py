@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -68,11 +68,6 @@ class CODAPrompt(PromptModel):
         self.components = vectors(length, width)
         self.keys = vectors(feature_width)
         self.attention = vectors(feature_width)
-
-    def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """The current domain's components, keys and attention vectors, and the head."""
-        own = [of[self.domain] for of in (self.components, self.keys, self.attention)]
-        return [*own, *self.head.parameters()]
 
     @torch.no_grad()
     def begin_domain(self) -> None:

@@ -66,11 +66,6 @@ class DualPrompt(PromptModel):
         )
         self.keys = nn.ParameterList(torch.rand(experts, feature_width) for _ in range(num_domains))
 
-    def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """The general prefixes, the current domain's expert prefixes and keys, and the head."""
-        own = [self.experts[self.domain], self.keys[self.domain]]
-        return [self.general, *own, *self.head.parameters()]
-
     def _similarities(self, x: Tensor, keys: Tensor) -> Tensor:
         """Cosines of shape (batch, domains, layers) with keys of (domains, layers, width)."""
         q = F.normalize(self.vit.query(x))

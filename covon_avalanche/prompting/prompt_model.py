@@ -76,8 +76,16 @@ class PromptModel(nn.Module):
             p.grad = None
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """What the current domain trains; by default all parameters except the ViT's."""
-        return [p for name, p in self.named_parameters() if not name.startswith("vit.")]
+        """What the current domain trains: by default all parameters except the ViT's, and of each
+        ``ParameterList`` or ``ModuleList``, which must have an element per domain, its own."""
+        yield from self.parameters(recurse=False)
+        for name, part in self.named_children():
+            if isinstance(part, nn.ParameterList):
+                yield part[self.domain]
+            elif isinstance(part, nn.ModuleList):
+                yield from part[self.domain].parameters()
+            elif name != "vit":
+                yield from part.parameters()
 
     def end_domain(self, batches: Callable[[], Iterable[Sequence[Tensor]]]) -> None:
         """Compute what a method keeps of the domain; by default nothing.

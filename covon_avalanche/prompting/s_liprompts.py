@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -57,10 +56,6 @@ class SLiPrompts(DomainPrompts):
         self.contexts = nn.ParameterList(
             torch.empty(context, text.width).normal_(std=0.02) for _ in range(num_domains)
         )
-
-    def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """The current domain's prompts and context."""
-        return [self.prompts[self.domain], self.contexts[self.domain]]
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
         text: Any = self.vit.network.text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import Tensor, nn
 
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
@@ -26,10 +24,6 @@ class SPrompts(DomainPrompts):
     ) -> None:
         super().__init__(network, num_domains, prompts=prompts, centres=centres)
         self.heads = self.take_heads()
-
-    def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """The current domain's prompts and head."""
-        return [self.prompts[self.domain], *self.heads[self.domain].parameters()]
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
         return self.heads[domain](self.vit(x, self.prompts[domain]))

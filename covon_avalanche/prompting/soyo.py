@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import Tensor, nn
 
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
@@ -40,12 +38,6 @@ class SOYO(DomainPrompts):
             )
             for _ in range(num_domains)
         )
-
-    def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """The current domain's prompts, adapters and head."""
-        domain = self.domain
-        own = nn.ModuleList([self.adapters[domain], self.heads[domain]])
-        return [self.prompts[domain], *own.parameters()]
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
         features = self.vit(x, self.prompts[domain], adapters=self.adapters[domain])
