@@ -59,7 +59,7 @@ class CODAPrompt(PromptModel):
                 f"pool must be <= {min(feature_width, length * width)}, the width of the features, "
                 f"so that components can be orthogonal, got {pool}"
             )
-        self.layers = self.vit.existing(layers)
+        self.layers = self.vit.existing_layers(layers)
 
         def vectors(*shape: int) -> nn.ParameterList:
             shape = (len(self.layers), own, *shape)

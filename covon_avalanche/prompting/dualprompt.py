@@ -53,8 +53,8 @@ class DualPrompt(PromptModel):
         check_prefix_length("general_length", general_length)
         check_prefix_length("expert_length", expert_length)
         check_positive("key_weight", key_weight, zero=True)
-        self.general_layers = self.vit.existing(general_layers)
-        self.expert_layers = self.vit.existing(expert_layers)
+        self.general_layers = self.vit.existing_layers(general_layers)
+        self.expert_layers = self.vit.existing_layers(expert_layers)
         if both := sorted({*self.general_layers} & {*self.expert_layers}):
             raise ValueError(f"general_layers and expert_layers must differ, both have {both}")
         self.key_weight = key_weight

@@ -56,7 +56,7 @@ class PromptedViT(nn.Module):
         """Without kept features: the version counters of a copy's parameters restart."""
         return {**self.__dict__, "_queries": {}}
 
-    def existing(self, layers: Iterable[int]) -> tuple[int, ...]:
+    def existing_layers(self, layers: Iterable[int]) -> tuple[int, ...]:
         """Those of ``layers``, counted from 0, that the network has, in ascending order.
 
         :raises ValueError: if it has none of them.
