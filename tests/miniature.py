@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 
 from covon_avalanche.streams.domainnet import CLASSES
-from covon_avalanche.streams.image_files import ImageFiles
 from covon_avalanche.streams.imagenet_r import CLASSES as CLASSES_OF_IMAGENET_R
 from covon_avalanche.streams.office_home import CLASSES as CLASSES_OF_OFFICE_HOME
 from covon_avalanche.streams.pacs import CLASSES as CLASSES_OF_PACS
@@ -143,15 +142,6 @@ def picture(file: Path, width: int, height: int, seed: int, **options) -> Path:
     small = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
     Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(file, **options)
     return file
-
-
-def pictures(root: Path) -> ImageFiles:
-    """Images larger and smaller than 32 pixels, in portrait and landscape format."""
-    shapes = {"a.png": (80, 50), "b.jpg": (40, 90), "c.jpg": (20, 20), "d.png": (32, 32)}
-    files = [
-        picture(root / name, *shape, seed) for seed, (name, shape) in enumerate(shapes.items())
-    ]
-    return ImageFiles(files, [0, 1, 2, 3])
 
 
 # Reading any of them -------------------------------------------------------------------

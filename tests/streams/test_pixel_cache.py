@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from avalanche.benchmarks.datasets import dataset_utils
-from miniature import OWN_CODES, check_labels, open_stream, own, pacs, picture, pictures
+from miniature import OWN_CODES, check_labels, open_stream, own, pacs, picture
 from small_recipes import STRATEGIES, small_recipe
 from torch.utils.data import DataLoader
 
@@ -19,9 +19,13 @@ from covon_avalanche.streams.image_files import ImageFiles, decode
 from covon_avalanche.streams.pixel_cache import cached
 
 
-@pytest.fixture(name="pictures")
-def _pictures(tmp_path) -> ImageFiles:
-    return pictures(tmp_path / "images")
+@pytest.fixture
+def pictures(tmp_path) -> ImageFiles:
+    """Images larger and smaller than 32 pixels, in portrait and landscape format."""
+    shapes = {"a.png": (80, 50), "b.jpg": (40, 90), "c.jpg": (20, 20), "d.png": (32, 32)}
+    sizes = enumerate(shapes.items())
+    files = [picture(tmp_path / "images" / name, *shape, seed) for seed, (name, shape) in sizes]
+    return ImageFiles(files, [0, 1, 2, 3])
 
 
 def opened(images, folder):
