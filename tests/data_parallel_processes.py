@@ -11,7 +11,8 @@ from toy_vits import add_tiny_clip
 
 from covon_avalanche import streams
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.run import join_run, run_in_folder
+from covon_avalanche.experiment.run import train_in_folder
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.streams.transforms import image_transforms
 
@@ -92,6 +93,9 @@ def work(rank: int, folder: str) -> None:
     path, often = Path(folder), OFTEN.checkpoint_seconds
     options = RunOptions(path, processes=2, checkpoint_seconds=often)
     for name, own in recipes(path).items():
-        run = run_in_folder if rank == 0 else join_run
-        run(own, name, 0, path, options)
+        folder = RunFolder(path, own, name, 0)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        result = train_in_folder(own, name, 0, path, options)
+        if rank == 0:
+            folder.write_result(result)
     dist.destroy_process_group()

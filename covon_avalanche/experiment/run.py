@@ -54,38 +54,35 @@ def run_in_folder(
     :param runs: folder of all runs, see :class:`RunFolder`.
     :raises ValueError: if another process is running it; otherwise as :func:`run_strategy`.
     """
-    if options.processes > 1 and not DistributedHelper.is_distributed:
-        return run_in_processes(recipe, strategy, seed, runs, options)
     folder = RunFolder(runs, recipe, strategy, seed)
     with folder.opened():
-        stored = folder.result()
-        DistributedHelper.broadcast_object(stored is None)
-        if stored is not None:
+        if (stored := folder.result()) is not None:
             return stored
         about = {"versions": machine.versions(), "machine": machine.machine(recipe.device)}
         starts = folder.write_start({"seed": seed, **about})
-        title = f"{recipe.name}, {strategy}, seed {seed}"
-        with training_loggers(folder.path, options, title, folder.settings) as loggers:
-            run = _Run(recipe, strategy, seed, options, folder=folder, loggers=loggers)
-            result = run.finish()
-        if options.bundle:
-            run.write_bundle(folder.path / "bundle", result)
+        train = train_in_folder if options.processes == 1 else run_in_processes
+        result = train(recipe, strategy, seed, runs, options)
         result.resumed = starts - 1
         folder.write_result(result)
         return result
 
 
-def join_run(recipe: Recipe, strategy: str, seed: int, runs: Path, options: RunOptions) -> None:
-    """Train a share of each batch, while the main process is in :func:`run_in_folder`; only that
-    one writes files, except for the error that stops this process."""
-    folder = RunFolder(runs, recipe, strategy, seed)
-    if not DistributedHelper.broadcast_object(None):  # which waits until the folder is there
-        return
-    try:
-        _Run(recipe, strategy, seed, options, folder=folder).finish()
-    except (Exception, SystemExit):
-        with folder.logged():
-            raise
+def train_in_folder(
+    recipe: Recipe, strategy: str, seed: int, runs: Path, options: RunOptions
+) -> Result:
+    """In each process of a run; only the main one writes, except for the error that stops it."""
+    folder, main = RunFolder(runs, recipe, strategy, seed), DistributedHelper.is_main_process
+    title = f"{recipe.name}, {strategy}, seed {seed}"
+    asked = options if main else RunOptions()
+    with (
+        folder.logged(logging.INFO if main else logging.ERROR),
+        training_loggers(folder.path, asked, title, folder.settings) as loggers,
+    ):
+        run = _Run(recipe, strategy, seed, options, folder=folder, loggers=loggers)
+        result = run.finish()
+        if asked.bundle:
+            run.write_bundle(folder.path / "bundle", result)
+    return result
 
 
 def run_strategy(

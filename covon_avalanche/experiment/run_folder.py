@@ -198,8 +198,7 @@ class RunFolder(StoredRun):
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Create the folder, keep other processes out, and log messages, warnings and the error
-        that ends the run.
+        """Create the folder, keep other processes out, and note the error that ends the run.
 
         :raises ValueError: if another process is running it.
         """
@@ -214,8 +213,7 @@ class RunFolder(StoredRun):
             ) from None
         try:
             self.remove_partial_files()
-            with self.logged():
-                yield
+            yield
         except (Exception, SystemExit) as error:
             self.write_failure(run_error(error))
             raise
@@ -223,13 +221,16 @@ class RunFolder(StoredRun):
             lock.release()
 
     @contextmanager
-    def logged(self) -> Iterator[None]:
-        """Write the package's messages, warnings, and the exception that ends the run to the
-        log."""
+    def logged(self, level: int = logging.INFO) -> Iterator[None]:
+        """Write the package's messages, warnings, and the exception that ends the run to the log.
+
+        :param level: of the messages.
+        """
         handler = logging.FileHandler(self.log_file, encoding="utf-8", errors="backslashreplace")
+        handler.setLevel(level)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         package, python = logging.getLogger("covon_avalanche"), logging.getLogger("py.warnings")
-        level = package.level
+        before = package.level
         package.setLevel(logging.INFO)
         package.addHandler(handler)
         python.addHandler(handler)
@@ -243,7 +244,7 @@ class RunFolder(StoredRun):
             logging.captureWarnings(False)
             python.removeHandler(handler)
             package.removeHandler(handler)
-            package.setLevel(level)
+            package.setLevel(before)
             handler.close()
 
     def remove_partial_files(self) -> None:

@@ -92,7 +92,7 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
 @pytest.mark.usefixtures("in_this_process")
 def test_a_run_of_another_process_is_named_without_its_log(arguments, tmp_path):
     run = RunFolder(tmp_path / "out", load_recipe(arguments[1]), "finetune", 0)
-    with run.opened():
+    with run.opened(), run.logged():
         done = covon(*arguments, "--strategies", "finetune")
         assert run.log_file.exists()
     assert done.exit_code == 2, done.output

@@ -59,7 +59,7 @@ def test_the_status_is_that_of_the_latest_epoch_and_of_the_error(recipe, tmp_pat
 
 def test_the_log_has_the_warnings_of_a_run(recipe, tmp_path):
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
-    with folder.opened():
+    with folder.opened(), folder.logged():
         warnings.warn("the posterior is flat", stacklevel=1)
     assert "UserWarning: the posterior is flat" in folder.log_file.read_text()
     with pytest.warns(UserWarning, match="afterwards"):
