@@ -24,19 +24,15 @@ class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[cal
     query networks, replayed examples and posterior samples count. Passes at the end of a domain
     do not.
 
-    :param on_epoch: called after each epoch.
-    :param on_batch: called after each batch.
+    :param on_progress: called after each batch with its number in the epoch, counted from 1, and
+        after each epoch with 0.
     """
 
-    not_stored = frozenset({"on_epoch", "on_batch", "_since", "_counter"})
+    not_stored = frozenset({"on_progress", "_since", "_counter"})
 
-    def __init__(
-        self,
-        on_epoch: Callable[[Epoch], None] = lambda epoch: None,
-        on_batch: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, on_progress: Callable[[int], None] = lambda batch: None) -> None:
         super().__init__()
-        self.on_epoch, self.on_batch = on_epoch, on_batch
+        self.on_progress = on_progress
         self.epochs: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         """Of training, by experience, without interruptions."""
@@ -97,7 +93,7 @@ class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[cal
         self._loss = self._loss.to(loss.device) + loss
         self._hits = self._hits.to(hits.device) + hits
         self._images += memory + size
-        self.on_batch()
+        self.on_progress(strategy.clock.train_epoch_iterations + 1)
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         experience = len(self.seconds) - 1
@@ -117,7 +113,7 @@ class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[cal
             )
         self.epochs.append(epoch.model_dump())
         self._begin()
-        self.on_epoch(epoch)
+        self.on_progress(0)
         self._since = time.perf_counter()  # the call does not count as training
 
     def after_training(self, strategy: Any, **kwargs: Any) -> None:

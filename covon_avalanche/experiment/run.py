@@ -43,7 +43,7 @@ from covon_avalanche.plugins.posterior import PosteriorPlugin
 OnDomain = Callable[[int, float], None]
 _log = logging.getLogger(__name__)
 _TIMED = 6  # batches; the first, which may compile, does not count
-_WRITE_EVERY = 1.0  # seconds, for epochs that are shorter
+_WRITE_EVERY = 1.0  # seconds
 
 
 def run_in_folder(
@@ -127,12 +127,13 @@ def _timed_seconds(run: _Run) -> float:
     run._build()
     ends = [time.perf_counter()]
 
-    def note_end() -> None:
-        ends.append(time.perf_counter())
+    def note_end(batch: int) -> None:
+        if batch > 0:
+            ends.append(time.perf_counter())
         if len(ends) > _TIMED:
             raise TimeoutError
 
-    run.log.on_batch = note_end
+    run.log.on_progress = note_end
     stream = run.benchmark.train_stream
     with suppress(TimeoutError):
         run.strategy.train(stream[0])
@@ -189,8 +190,8 @@ class _Run:
             network, self.benchmark.n_classes, recipe.stream.n_experiences, self.example[None]
         )
         self.metrics = DomainMetrics(self.stream)
-        self.log = EpochLog(self._epoch_done, self._batch_done)
-        self._written_at = self._status_at = 0.0
+        self.log = EpochLog(self._write_progress)
+        self._written_at, self._written_epochs = 0.0, 0
         loggers, logged_metrics = self.loggers
         evaluator = Evaluator(self.metrics, *logged_metrics, loggers=list(loggers))
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
@@ -212,7 +213,7 @@ class _Run:
             self.strategy.eval(self.benchmark.streams[self.stream], **workers)
             curve = self.metrics.matrix.curve()
             self.on_domain(len(curve), curve[-1] or 0.0)
-            self._write_status()
+            self._write_progress()
             if checkpointer is not None:
                 checkpointer.end_experience()
 
@@ -228,35 +229,30 @@ class _Run:
         self.strategy.checkpointer = checkpointer
         return checkpointer
 
-    def _epoch_done(self, epoch: Epoch) -> None:
-        """Rewrite all epochs, because those after a checkpoint are repeated: after the last of a
-        domain, otherwise at most once a second."""
-        last = epoch.epoch + 1 == self.strategy.train_epochs
-        due = last or time.monotonic() > self._written_at + _WRITE_EVERY
-        if due and self.folder is not None and DistributedHelper.is_main_process:
-            self.folder.write_epochs(self.log.epochs)
-            self._write_status()
-            self._written_at = time.monotonic()
-
-    def _batch_done(self) -> None:
-        if time.monotonic() > self._status_at + _WRITE_EVERY:
-            self._write_status(batch=self.strategy.clock.train_epoch_iterations + 1)
-
-    def _write_status(self, batch: int = 0) -> None:
+    def _write_progress(self, batch: int = 0) -> None:
+        """Write the status and all epochs, because those after a checkpoint are repeated: at the
+        end of a domain, otherwise at most once a second."""
         if self.folder is None or not DistributedHelper.is_main_process:
             return
-        self._status_at = time.monotonic()
+        epochs = self.log.epochs
+        is_last = not epochs or epochs[-1]["epoch"] + 1 == self.strategy.train_epochs
+        at_end = batch == 0 and is_last
+        if not at_end and time.monotonic() <= self._written_at + _WRITE_EVERY:
+            return
+        if len(epochs) != self._written_epochs:
+            self.folder.write_epochs(epochs)
         images = len(getattr(self.strategy, "adapted_dataset", ()) or ())
         status = Status(
             domains=len(self.metrics.matrix.curve()),
             of_domains=1 if self.settings.kind == "joint" else self.recipe.stream.n_experiences,
-            epoch=Epoch(**self.log.epochs[-1]) if self.log.epochs else None,
+            epoch=Epoch(**epochs[-1]) if epochs else None,
             of_epochs=self.strategy.train_epochs,
             batch=batch,
             of_batches=max(batch, math.ceil(images / self.recipe.train_mb_size)),
             accuracy=self.metrics.matrix.curve()[-1] if self.metrics.matrix.rows else None,
         )
         self.folder.write_status(status)
+        self._written_at, self._written_epochs = time.monotonic(), len(epochs)
 
     def _note_diagnostics(self) -> None:
         """Keep and log CoVON's diagnostics of the experience just trained."""
