@@ -166,7 +166,9 @@ class Search:
         while (claim := self._claim(study, trials)) is not None:
             lock, trial = claim
             try:
-                ended = self._run_trial(study, trial, options)
+                ended = study.tell(trial, self._objective(trial, options))
+            except optuna.TrialPruned:
+                ended = study.tell(trial, state=TrialState.PRUNED)
             finally:
                 lock.release()
             pruned = ended.state is TrialState.PRUNED
@@ -210,16 +212,6 @@ class Search:
         """The recipe's, where the space includes them."""
         flat, space = _flat(self.settings), space_of(self.recipe, self.strategy)
         return {key: flat[key] for key, values in space.items() if _lies_in(flat[key], values)}
-
-    def _run_trial(
-        self, study: optuna.Study, trial: optuna.Trial, options: RunOptions
-    ) -> FrozenTrial:
-        """Run a trial and store its value."""
-        try:
-            value = self._objective(trial, options)
-        except optuna.TrialPruned:
-            return study.tell(trial, state=TrialState.PRUNED)
-        return study.tell(trial, value)
 
     def _objective(self, trial: optuna.Trial, options: RunOptions) -> float:
         from covon_avalanche.experiment.run import run_strategy
