@@ -106,29 +106,12 @@ def test_a_search_alone_is_reproducible_and_interruptions_do_not_change_it(tmp_p
     for _ in killed:
         with pytest.raises(SystemExit):
             Search(recipe, "finetune", tmp_path / "parts", 7).run(9)
+        Search(recipe, "finetune", tmp_path / "parts", 7).study().ask()  # killed before it ran
     for budget in (7, 9):
         Search(recipe, "finetune", tmp_path / "parts", 7).run(budget)
     assert len(calls) == 9 + 4
     assert calls[:3] == [0.01] * 3  # the recipe's own settings until their trial is done
     assert trials(tmp_path / "parts") == trials(tmp_path / "whole")
-
-
-def test_interrupted_and_dead_trials_do_not_count(tmp_path, runs, monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    search = Search(recipe_of("finetune"), "finetune", tmp_path / "j", 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "run_strategy", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            search.run(2)
-    search.run(2)
-    assert [settings.lr for settings in runs].count(0.01) == 1  # the recipe's own after all
-    search.study().ask()  # its process is killed
-    search.run(3)
-    states = [trial.state.name for trial in search.study().get_trials()]
-    assert states == ["FAIL", "COMPLETE", "COMPLETE", "FAIL", "COMPLETE"]
-    assert search.best(2)[1] == 0.52
 
 
 @pytest.mark.parametrize("index", [0, 1])

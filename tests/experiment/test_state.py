@@ -261,6 +261,14 @@ def test_what_the_new_run_lacks_is_named():
         through(root, {"plugin": None})
 
 
+def test_another_model_is_refused():
+    state = from_file(capture({"model": nn.Linear(3, 2)}, {}))
+    with pytest.raises(StateError, match=r"weight is \[2, 4\], but \[2, 3\] .* another model"):
+        restore(state, {"model": nn.Linear(4, 2)}, {})
+    with pytest.raises(StateError, match="is another model: it differs in bias"):
+        restore(state, {"model": nn.Linear(3, 2, bias=False)}, {})
+
+
 @pytest.mark.parametrize(
     "node",
     [
