@@ -68,7 +68,7 @@ class Result(BaseModel):
     """The resolved recipe of this run."""
     accuracy: list[list[float] | None]
     """``accuracy[t][i]``, see :class:`AccuracyMatrix`."""
-    counts: list[int]
+    counts: list[Annotated[int, Field(ge=1)]]
     """Images per domain in ``stream``."""
     held_out: bool = False
     """Whether the domains of ``stream`` are never trained on (CORe50's test sessions)."""
@@ -111,21 +111,11 @@ class Result(BaseModel):
         strategy = self.settings.get("strategy")
         if not isinstance(strategy, dict) or not isinstance(strategy.get("kind"), str):
             raise ValueError("settings.strategy.kind is missing")
-        if not isinstance(self.settings.get("stream", {}), dict):
-            raise ValueError("settings.stream must be a table")
-        if not self.accuracy or self.accuracy[-1] is None:
-            raise ValueError("accuracy has no row after the last domain")
-        if not self.counts or min(self.counts) < 1:
-            raise ValueError(f"counts must be at least 1 for each domain, got {self.counts}")
-        for t, row in enumerate(self.accuracy):
-            if row is not None and len(row) != len(self.counts):
-                raise ValueError(
-                    f"accuracy.{t} has {len(row)} domains, but counts has {len(self.counts)}"
-                )
-        if not self.held_out and len(self.accuracy) != len(self.counts):
-            raise ValueError(
-                f"accuracy has {len(self.accuracy)} rows for the {len(self.counts)} domains"
-            )
+        rows, domains = self.accuracy, len(self.counts)
+        last = bool(rows) and rows[-1] is not None
+        fits = all(len(row) == domains for row in rows if row is not None)
+        if not (last and fits and (self.held_out or len(rows) == domains)):
+            raise ValueError(f"accuracy = {rows} does not fit counts = {self.counts}")
         return self
 
     @property

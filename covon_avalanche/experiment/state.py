@@ -395,15 +395,10 @@ class _Restore:
                 raise StateError(f"{path}: {node.name} cannot be created again")
             there = copy.deepcopy(alike[0])  # a method's copy of the model
         tensors, stored = _tensors(there), node.content["tensors"]
-        if tensors.keys() != stored.keys():
-            names = sorted(tensors.keys() ^ stored.keys())
-            raise StateError(f"{path} is another model: it differs in {', '.join(names[:5])}")
+        shapes = [{name: t.shape for name, t in part.items()} for part in (tensors, stored)]
+        if different := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
+            raise StateError(f"{path} is another model: it differs in {', '.join(different[:5])}")
         for name, tensor in tensors.items():
-            if stored[name].shape != tensor.shape:
-                raise StateError(
-                    f"{path}: {name} is {list(tensor.shape)}, but {list(stored[name].shape)} is "
-                    "stored: this is another model"
-                )
             tensor.data = stored[name].data  # whose memory others may share
             tensor.requires_grad_(stored[name].requires_grad)
             self._made[id(stored[name])] = tensor  # who refers to it later means the module's

@@ -75,7 +75,6 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("strategies.finetune.lr=fast", r"strategies\.finetune\.lr = 'fast': "),
         ("strategies.finetune.momentum=0.9", r"momentum = 0\.9: needs optimizer = \"sgd\""),
         ("strategies.finetune.merge=eq8", "merge = 'eq8': "),
         ("strategies.finetune.kind=ewcc", r"strategies\.finetune: .*'ewcc'.*'covon'"),
@@ -89,9 +88,7 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("strategies.own.implementation=m.C", "= 'm.C': .*should match pattern"),
         ("strategies.own.arguments={ x = [1979-05-27] }", "not a valid JSON value"),
         ('strategies={ "../x" = {} }', r"'\.\./x' is not a strategy name"),
-        ("epochs=1.5", r"epochs = 1\.5: "),
         ("device=tpu", "device = 'tpu': "),
-        ("seeds=[-1]", r"seeds\.0 = -1: "),
         ("seeds=[]", r"seeds = \[\]: .*at least 1"),
         ("seeds=[0, 0]", r"seeds = \[0, 0\]: .*distinct"),
         ("strategy.mine=1", "strategy: unknown key"),
@@ -100,11 +97,9 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("stream.n_domains=2", r"stream\.n_domains: unknown key; known are .*permute_first"),
         ("stream={}", r"stream\.name: is missing; known are PermutedDigits, "),
         ("model={ hidden_layers = 1 }", r"model\.hidden_size: is missing"),
-        ("search.mien={}", "search: .*no strategy 'mien'; known are finetune, mine"),
         ("search.mine.lr={ low = 0.2, high = 0.1 }", r"lr: low must be below high, got 0\.2 and"),
         ("search.mine.lr={ low = 0.1, hgih = 2 }", r"lr\.hgih: unknown key; known are low, high"),
         ("search.mine.lr={ low = 0.1 }", "lr: give low and high, or choices"),
-        ("name", "a setting must look like KEY=VALUE, got 'name'"),
         ("name.mine=1", "name.mine: name is a value, not a table"),
     ],
 )
@@ -147,8 +142,6 @@ def test_a_choice_of_strategies_has_only_their_spaces(tmp_path):
     assert validate(recipe.model_dump(), "chosen") == recipe
 
 
-def test_errors_list_the_known_names_and_name_missing_files():
-    with pytest.raises(RecipeError, match=r"no recipe 'permuted'; known are .*permuted-digits"):
-        load_recipe("permuted")
+def test_missing_files_are_named():
     with pytest.raises(RecipeError, match="cannot be read: No such file"):
         load_recipe("nowhere/recipe.toml")

@@ -263,10 +263,9 @@ def test_what_the_new_run_lacks_is_named():
 
 def test_another_model_is_refused():
     state = from_file(capture({"model": nn.Linear(3, 2)}, {}))
-    with pytest.raises(StateError, match=r"weight is \[2, 4\], but \[2, 3\] .* another model"):
-        restore(state, {"model": nn.Linear(4, 2)}, {})
-    with pytest.raises(StateError, match="is another model: it differs in bias"):
-        restore(state, {"model": nn.Linear(3, 2, bias=False)}, {})
+    for other, name in ((nn.Linear(4, 2), "weight"), (nn.Linear(3, 2, bias=False), "bias")):
+        with pytest.raises(StateError, match=f"is another model: it differs in {name}$"):
+            restore(state, {"model": other}, {})
 
 
 @pytest.mark.parametrize(
