@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import submitit
@@ -14,24 +13,18 @@ from covon_avalanche.experiment.recipe import Recipe, parse_setting
 from covon_avalanche.experiment.run_options import RunOptions
 
 
-@dataclass(frozen=True)
 class ClusterRun(Checkpointable):
     """A run as a job. It is submitted again before its time is up, and resumes from the run's
     checkpoints."""
 
-    recipe: Recipe
-    spec: RunSpec
-    runs: Path
-    options: RunOptions
-
-    def __call__(self) -> float:
+    def __call__(self, recipe: Recipe, spec: RunSpec, runs: Path, options: RunOptions) -> float:
         """Run with a single thread, like local runs; the average accuracy."""
         import torch
 
         from covon_avalanche.experiment.run import run_in_folder
 
         torch.set_num_threads(1)
-        return run_in_folder(self.recipe, *self.spec, self.runs, self.options).average_accuracy
+        return run_in_folder(recipe, *spec, runs, options).average_accuracy
 
 
 def submit(
@@ -65,7 +58,8 @@ def submit(
     try:
         with executor.batch():
             jobs = [
-                executor.submit(ClusterRun(recipe, spec, runs.resolve(), options)) for spec in specs
+                executor.submit(ClusterRun(), recipe, spec, runs.resolve(), options)
+                for spec in specs
             ]
     except (RuntimeError, OSError) as error:  # RuntimeError: submitit's FailedSubmissionError
         raise ValueError(f"the runs cannot be submitted: {' '.join(str(error).split())}") from error

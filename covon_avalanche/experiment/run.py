@@ -115,17 +115,9 @@ def estimated_seconds(recipe: Recipe, strategy: str, options: RunOptions = RunOp
     if isinstance(recipe.model, Backbone) and recipe.model.weights == "default":
         model = recipe.model.model_copy(update={"weights": ""})
         recipe = recipe.model_copy(update={"model": model})
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _timed_seconds(_Run(recipe, strategy, recipe.seeds[0], options))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _timed_seconds(run: _Run) -> float:
+    run = _Run(recipe, strategy, recipe.seeds[0], options)
     run._build()
-    ends = [time.perf_counter()]
+    threads, ends = torch.get_num_threads(), [time.perf_counter()]
 
     def note_end(batch: int) -> None:
         if batch > 0:
@@ -135,8 +127,12 @@ def _timed_seconds(run: _Run) -> float:
 
     run.log.on_progress = note_end
     stream = run.benchmark.train_stream
-    with suppress(TimeoutError):
-        run.strategy.train(stream[0])
+    torch.set_num_threads(1)
+    try:
+        with suppress(TimeoutError):
+            run.strategy.train(stream[0])
+    finally:
+        torch.set_num_threads(threads)
     seconds = np.diff(ends)
     if len(seconds) == 0:  # nothing is trained by gradients
         return len(stream) * (time.perf_counter() - ends[0])

@@ -65,12 +65,8 @@ def test_all_methods_of_recipes_for_a_vit_can_be_built(name, tmp_path):
     x = benchmark.train_stream[0].dataset.eval()[0][0][None]
     for key, method in recipe.strategies.items():
         suited = {"coda-p": {"pool": 8}, "layup": {"blocks": 2}}.get(method.kind, {})
-        method = method.model_copy(update=suited)
-        network = build_model(recipe.model, benchmark, tmp_path, method.needs_text)
-        built = method.wrap_model(network, benchmark.n_classes, len(domains), x)
-        strategy = build_strategy(method, recipe, built, EvaluationPlugin(), EpochLog())
-        strategy.model.eval()
-        assert strategy.model(x).shape == (1, benchmark.n_classes), key
+        model = built(recipe, method.model_copy(update=suited), benchmark, tmp_path).model.eval()
+        assert model(x).shape == (1, benchmark.n_classes), key
 
 
 def test_streams_that_know_their_domains_need_none_in_a_recipe(tmp_path):
@@ -195,14 +191,12 @@ def test_networks_fit_the_image_size_and_images_are_normalised_for_the_backbone(
     torch.testing.assert_close(pixels["vit-b16-in1k"], (bare - 0.5) / 0.5)
 
 
-def built(recipe, name):
-    """Benchmark and strategy, as a run builds them."""
-    benchmark, settings = build_benchmark(recipe, seed=0), recipe.strategies[name]
-    network = build_model(recipe.model, benchmark)
-    model = settings.wrap_model(
-        network, benchmark.n_classes, recipe.stream.n_experiences, torch.zeros(1, 64)
-    )
-    return benchmark, build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
+def built(recipe, settings, benchmark, root=None):
+    """The strategy, as a run builds it."""
+    network = build_model(recipe.model, benchmark, root, settings.needs_text)
+    x, domains = benchmark.train_stream[0].dataset.eval()[0][0][None], len(benchmark.train_stream)
+    model = settings.wrap_model(network, benchmark.n_classes, domains, x)
+    return build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
 
 
 class OwnOptimizer(Naive):
@@ -232,7 +226,8 @@ SCHEDULE = [{"epochs": 3}, {"epochs": 2}, {"epochs": 1}]
 def test_the_cosine_falls_in_every_group_within_each_domain(settings, rates):
     stream = {"name": "PermutedDigits", "n_experiences": 3}
     recipe = small_recipe({"own": settings}, stream=stream, final_lr_factor=0.2, epochs=3)
-    benchmark, strategy = built(recipe, "own")
+    benchmark = build_benchmark(recipe, seed=0)
+    strategy = built(recipe, recipe.strategies["own"], benchmark)
     found = []
 
     class Rates(SupervisedPlugin):
@@ -251,7 +246,8 @@ def test_avalanche_leaves_the_groups_of_head_and_backbone_as_they_are(kind):
     own = STRATEGIES[kind] | {"lr": 0.1, "backbone_lr_factor": 1e-30}
     own |= {"merge": "none"} if kind == "covon" else {"optimizer": "sgd"}
     recipe = small_recipe({kind: own}, epochs=1)
-    benchmark, strategy = built(recipe, kind)
+    benchmark = build_benchmark(recipe, seed=0)
+    strategy = built(recipe, recipe.strategies[kind], benchmark)
     model = strategy.model
     head = {id(p) for p in recipe.strategies[kind].head(model).parameters()}
     before = [(p, p.detach().clone()) for p in model.parameters()]

@@ -41,7 +41,7 @@ def executor_of(monkeypatch, submit):
 
 
 def test_parameters_are_toml_values_and_the_name_is_the_recipes(recipe, tmp_path, monkeypatch):
-    given = executor_of(monkeypatch, lambda run: SimpleNamespace(job_id=1))
+    given = executor_of(monkeypatch, lambda *_: SimpleNamespace(job_id=1))
     jobs, parameters = [RunSpec("finetune", 0)], ["mem_gb=1.5", "slurm_account=0042"]
     submit(recipe, jobs, tmp_path, parameters=parameters)
     assert given == {"mem_gb": 1.5, "slurm_account": "0042", "name": recipe.name}
@@ -61,7 +61,7 @@ def test_jobs_and_parameters_that_are_refused(recipe, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"submitit rejected a parameter: .*colour"):
         submit(recipe, jobs, tmp_path, parameters=["colour=blue"], cluster="local")
 
-    def refuse(run):
+    def refuse(*_):
         raise submitit.core.utils.FailedSubmissionError("sbatch: error:\n invalid partition")
 
     executor_of(monkeypatch, refuse)
@@ -70,7 +70,7 @@ def test_jobs_and_parameters_that_are_refused(recipe, tmp_path, monkeypatch):
 
 
 def test_a_requeued_job_is_the_same_call(recipe, tmp_path):
-    job = ClusterRun(recipe, RunSpec("finetune", 0), tmp_path, RunOptions())
-    again = pickle.loads(pickle.dumps(job.checkpoint())).function
-    assert again == job
-    assert again() == run_strategy(recipe, "finetune", 0).average_accuracy
+    arguments = recipe, RunSpec("finetune", 0), tmp_path, RunOptions()
+    again = pickle.loads(pickle.dumps(ClusterRun().checkpoint(*arguments)))
+    assert again.args == arguments
+    assert again.function(*again.args) == run_strategy(recipe, "finetune", 0).average_accuracy

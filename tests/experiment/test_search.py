@@ -244,11 +244,7 @@ def test_spaces(name, given, searched):
 def test_the_space_of_every_strategy_has_only_what_it_takes():
     recipe = recipe_of(*STRATEGIES)
     for name in STRATEGIES:
-        space = space_of(recipe, name)
-        assert ("lr" in space) == (name not in CLOSED_FORM)
-        for key, values in space.items():
-            for end in values.ends:
-                with_settings(recipe, name, {key: end})
+        assert ("lr" in space_of(recipe, name)) == (name not in CLOSED_FORM)  # or an error
 
 
 @pytest.mark.parametrize(
