@@ -46,26 +46,13 @@ def training_loggers(
     with ExitStack() as stack:
         if options.tensorboard:
             loggers.append(TensorboardLogger(folder / "tensorboard"))
-        if options.wandb is not None:
-            loggers.append(_Wandb(options.wandb, folder, title, settings))
-            stack.push(_finish_wandb)
-        if options.mlflow is not None:
-            loggers.append(_MLflow(options.mlflow, folder, title, settings))
-            stack.push(_finish_mlflow)
+        for cls, project in ((_Wandb, options.wandb), (_MLflow, options.mlflow)):
+            if project is not None:
+                logger = cls(project, folder, title, settings)
+                loggers.append(logger)
+                stack.push(logger.finish)
         metrics = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
         yield loggers, metrics if loggers else []
-
-
-def _finish_wandb(error: type[BaseException] | None, *_: object) -> None:
-    import wandb
-
-    wandb.finish(exit_code=int(error is not None))
-
-
-def _finish_mlflow(error: type[BaseException] | None, *_: object) -> None:
-    import mlflow
-
-    mlflow.end_run("FINISHED" if error is None else "FAILED")
 
 
 class _MLflow(BaseLogger):
@@ -83,12 +70,14 @@ class _MLflow(BaseLogger):
             write_atomically(id_file, run.info.run_id)
             (flat,) = pd.json_normalize(settings).to_dict("records")
             mlflow.log_params(flat)
+        self.mlflow = mlflow
 
     def log_single_metric(self, name: str, value: Any, x_plot: int) -> None:
-        import mlflow
-
         if isinstance(value, (int, float)):
-            mlflow.log_metric(name, value, step=x_plot)
+            self.mlflow.log_metric(name, value, step=x_plot)
+
+    def finish(self, error: type[BaseException] | None, *_: object) -> None:
+        self.mlflow.end_run("FINISHED" if error is None else "FAILED")
 
 
 class _Wandb(WandBLogger):
@@ -115,3 +104,6 @@ class _Wandb(WandBLogger):
         self.step = x_plot
         if isinstance(value, (int, float)):
             self.wandb.log({name: value}, step=x_plot)
+
+    def finish(self, error: type[BaseException] | None, *_: object) -> None:
+        self.wandb.finish(exit_code=int(error is not None))
