@@ -1,5 +1,4 @@
-"""One run in several processes, which compute shares of each batch. Importing it does not import
-torch."""
+"""One run in several processes, which compute shares of each batch."""
 
 from __future__ import annotations
 
@@ -7,14 +6,14 @@ import os
 from concurrent.futures import as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from avalanche.distributed import DistributedHelper
 
 from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import worker_pool
-
-if TYPE_CHECKING:
-    from covon_avalanche.experiment.result import Result
 
 _GRACE_SECONDS = 2.0  # after a failure, for the other processes to say why
 
@@ -28,8 +27,6 @@ def run_in_processes(
     :raises BrokenProcessPool: if one of them was killed.
     :raises Exception: what stopped the first of the others. No process is left behind.
     """
-    import torch.distributed as dist
-
     count = options.processes
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with worker_pool(count) as pool:
@@ -50,9 +47,6 @@ def _work(
     rank: int, port: int, recipe: Recipe, strategy: str, seed: int, runs: Path, options: RunOptions
 ) -> Result:
     """In each process, as torchrun would start it with the store of its agent."""
-    import torch.distributed as dist
-    from avalanche.distributed import DistributedHelper
-
     from covon_avalanche.experiment.run import train_in_folder
 
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": options.processes}

@@ -228,12 +228,10 @@ class _Run:
     def _write_progress(self, batch: int = 0) -> None:
         """Write the status and all epochs, because those after a checkpoint are repeated: at the
         end of a domain, otherwise at most once a second."""
-        if self.folder is None or not DistributedHelper.is_main_process:
-            return
-        epochs = self.log.epochs
-        is_last = not epochs or epochs[-1]["epoch"] + 1 == self.strategy.train_epochs
-        at_end = batch == 0 and is_last
-        if not at_end and time.monotonic() <= self._written_at + _WRITE_EVERY:
+        epochs, each = self.log.epochs, self.strategy.train_epochs
+        at_end = batch == 0 and (not epochs or epochs[-1]["epoch"] + 1 == each)
+        due = at_end or time.monotonic() > self._written_at + _WRITE_EVERY
+        if not due or self.folder is None or not DistributedHelper.is_main_process:
             return
         if len(epochs) != self._written_epochs:
             self.folder.write_epochs(epochs)
@@ -242,7 +240,7 @@ class _Run:
             domains=len(self.metrics.matrix.curve()),
             of_domains=1 if self.settings.kind == "joint" else self.recipe.stream.n_experiences,
             epoch=Epoch(**epochs[-1]) if epochs else None,
-            of_epochs=self.strategy.train_epochs,
+            of_epochs=each,
             batch=batch,
             of_batches=max(batch, math.ceil(images / self.recipe.train_mb_size)),
             accuracy=self.metrics.matrix.curve()[-1] if self.metrics.matrix.rows else None,
