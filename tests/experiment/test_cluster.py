@@ -1,9 +1,8 @@
 """Jobs for a cluster, tried as processes of this machine."""
 
-import contextlib
 import pickle
 import time
-from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import submitit
@@ -28,30 +27,24 @@ def test_submitted_runs_are_the_same_as_local_ones(recipe, tmp_path):
     assert list((tmp_path / "submitit").glob("*_log.out"))
 
 
-def executor_of(monkeypatch, submit):
-    """Replace submitit's; returns the parameters that it gets."""
-    given = {}
-    executor = SimpleNamespace(
-        update_parameters=lambda **parameters: given.update(parameters),
-        batch=contextlib.nullcontext,
-        submit=submit,
-    )
-    monkeypatch.setattr(submitit, "AutoExecutor", lambda *_, **__: executor)
-    return given
+def executor_of(monkeypatch):
+    """In place of submitit's."""
+    made = MagicMock()
+    monkeypatch.setattr(submitit, "AutoExecutor", made)
+    return made.return_value
 
 
 def test_parameters_are_toml_values_and_the_name_is_the_recipes(recipe, tmp_path, monkeypatch):
-    given = executor_of(monkeypatch, lambda *_: SimpleNamespace(job_id=1))
-    jobs, parameters = [RunSpec("finetune", 0)], ["mem_gb=1.5", "slurm_account=0042"]
-    submit(recipe, jobs, tmp_path, parameters=parameters)
-    assert given == {"mem_gb": 1.5, "slurm_account": "0042", "name": recipe.name}
+    given, jobs = executor_of(monkeypatch).update_parameters, [RunSpec("finetune", 0)]
+    submit(recipe, jobs, tmp_path, parameters=["mem_gb=1.5", "slurm_account=0042"])
+    given.assert_called_with(mem_gb=1.5, slurm_account="0042", name=recipe.name)
     submit(recipe, jobs, tmp_path, parameters=["name=mine"])
-    assert given["name"] == "mine"
+    given.assert_called_with(name="mine")
     submit(recipe, jobs, tmp_path, RunOptions(processes=4))
-    assert given["cpus_per_task"] == 4
+    given.assert_called_with(cpus_per_task=4, name=recipe.name)
     cuda = recipe.model_copy(update={"device": "cuda"})
     submit(cuda, jobs, tmp_path, RunOptions(processes=4))
-    assert given["gpus_per_node"] == 4
+    given.assert_called_with(gpus_per_node=4, name=recipe.name)
 
 
 def test_jobs_and_parameters_that_are_refused(recipe, tmp_path, monkeypatch):
@@ -61,10 +54,8 @@ def test_jobs_and_parameters_that_are_refused(recipe, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"submitit rejected a parameter: .*colour"):
         submit(recipe, jobs, tmp_path, parameters=["colour=blue"], cluster="local")
 
-    def refuse(*_):
-        raise submitit.core.utils.FailedSubmissionError("sbatch: error:\n invalid partition")
-
-    executor_of(monkeypatch, refuse)
+    refused = submitit.core.utils.FailedSubmissionError("sbatch: error:\n invalid partition")
+    executor_of(monkeypatch).submit.side_effect = refused
     with pytest.raises(ValueError, match=r"cannot be submitted: sbatch: error: invalid p.*n$"):
         submit(recipe, jobs, tmp_path)
 

@@ -1,13 +1,11 @@
 """Several processes train a run to the result of one; only the main process writes."""
 
-from itertools import chain
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from avalanche.benchmarks.utils import as_classification_dataset
-from avalanche.benchmarks.utils.data_loader import ReplayDataLoader
 from data_parallel_processes import CLIP, KINDS, VIT, recipe, recipes, remove_randomness, work
 from interrupted_runs import run_until_killed
 from miniature import pacs
@@ -15,7 +13,7 @@ from small_recipes import OFTEN, STRATEGIES, short_recipe, small_recipe
 from terminal import in_two_processes
 from torch.utils.data import TensorDataset
 
-from covon_avalanche.data_loading import ShareLoader, TensorLoader, data_parallel, rows_of
+from covon_avalanche.data_loading import ShareLoader, data_parallel
 from covon_avalanche.experiment import build
 from covon_avalanche.experiment.registry import KINDS as ALL_KINDS
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
@@ -80,23 +78,8 @@ def test_two_gpus_have_the_result_of_one(tmp_path):
 
 
 def test_all_kinds_are_here():
-    digits = [recipe().strategies[name] for name in KINDS]
-    prompts = {ALL_KINDS[settings["kind"]] for settings in (*VIT.values(), *CLIP.values())}
-    assert {*map(type, digits), *prompts} == {*ALL_KINDS.values()}
-
-
-def test_the_loader_of_a_plugin_is_shared_instead_of_sampled(monkeypatch):
-    helper = SimpleNamespace(rank=1, world_size=2)
-    monkeypatch.setattr(data_parallel, "DistributedHelper", helper)
-    data = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10) % 2)
-    data.targets = data.tensors[1]
-    data = as_classification_dataset(data)
-    loader = ReplayDataLoader(data, data, batch_size=4, batch_size_mem=4, shuffle=False)
-    loader.distributed_sampling, loader.n_iterations = True, 2  # as where it is created
-    shares = data_parallel.SharesOf(loader)
-    found = [(x.flatten().tolist(), shares.batch_share) for x, *_ in shares]
-    assert len(found) == len(shares) == 3
-    assert found[0] == ([1.0, 3.0, 1.0, 3.0], (4, 8))  # of the images, then of the memory
+    found = {settings["kind"] for part in (KINDS, VIT, CLIP) for settings in part.values()}
+    assert found == {*ALL_KINDS}
 
 
 def noisy(x):
@@ -104,50 +87,23 @@ def noisy(x):
     return -x - torch.rand(1) / 2
 
 
-@pytest.mark.parametrize("transform", [None, noisy])
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_the_shares_of_all_processes_make_up_the_batches_of_one(transform, shuffle, monkeypatch):
+def test_random_transforms_differ_between_processes_and_leave_the_global_generator(monkeypatch):
     data = TensorDataset(torch.arange(22.0)[:, None], torch.arange(22) % 2)
     data.targets = data.tensors[1]
-    groups = {"train": (transform, None), "eval": (transform, None)}
-    data = as_classification_dataset(data, transform_groups=groups if transform else None)
-    assert (rows_of(data) is None) == (transform is not None)
-
-    fractions, states = [], []
-
-    def batches(loader):
-        torch.manual_seed(3)
-        found = []
-        for x, *_ in loader:
-            fractions.extend((x.abs() % 1).tolist())
-            found.append(x.trunc().flatten().tolist())
-        states.append(torch.get_rng_state())
-        return found
-
-    plain = as_classification_dataset(data) if transform is None else None
-    alone = plain and batches(TensorLoader(rows_of(plain), plain, 7, shuffle, False))
-    found = []
+    groups = {"train": (noisy, None), "eval": (noisy, None)}
+    data = as_classification_dataset(data, transform_groups=groups)
+    drawn, states = [], []
     for rank in range(3):
         helper = SimpleNamespace(rank=rank, world_size=3)
         monkeypatch.setattr(data_parallel, "DistributedHelper", helper)
-        loader = ShareLoader(data, 7, shuffle, 0)
-        found.append(batches(loader))
-        assert len(found[-1]) == len(loader) == 4
-        short = ShareLoader(data, 7, False, 0, drop_last=True)
-        assert len(list(short)) == len(short) == 3
+        torch.manual_seed(3)
+        *whole, last = [x.flatten() for x, *_ in ShareLoader(data, 7, True, 0)]
+        drawn += torch.cat(whole).tolist()
+        states.append(torch.get_rng_state())
+        assert (len(whole), len(last)) == (3, 1)
+        assert len([*ShareLoader(data, 7, True, 0, drop_last=True)]) == 3
+    assert len({int(x) for x in drawn}) == len({x % 1 for x in drawn}) == 21
     assert all(torch.equal(state, states[0]) for state in states)
-    if transform is not None:
-        assert len({value for (value,) in fractions}) == len(fractions)  # drawn once each
-    last = [share[-1] for share in found]
-    assert last[0] == last[1] == last[2]  # one image, that of the first process; others repeat it
-    whole = [sorted(chain(*shares)) for shares in zip(*found, strict=True)]
-    whole[-1] = last[0]
-    sign = 1 if transform is None else -1
-    assert sorted(chain(*whole)) == sorted(sign * float(i) for i in range(22))
-    if alone is not None:
-        assert whole == [sorted(batch) for batch in alone]
-    if not shuffle:
-        assert found[1][1] == [sign * 7.0, sign * 10.0, sign * 13.0]  # by position in the epoch
 
 
 def test_classes_of_users_must_declare_that_they_work(monkeypatch):

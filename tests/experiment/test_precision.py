@@ -1,5 +1,7 @@
 """The precision of a run: chosen by the machine, recorded, with a warning where it is slow."""
 
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 from small_recipes import short_recipe
@@ -54,22 +56,10 @@ def test_bfloat16_on_a_processor_without_it_warns(processor, recwarn):
 
 
 def test_an_accelerator_is_asked_without_emulation(monkeypatch):
-    asked = []
-
-    def supported(including_emulation=True):
-        asked.append((torch.cuda.current_device(), including_emulation))
-        return False
-
-    class Device:
-        def __init__(self, name):
-            monkeypatch.setattr(torch.cuda, "current_device", lambda: name)
-
-        def __enter__(self): ...
-
-        def __exit__(self, *_): ...
-
-    monkeypatch.setattr(torch.cuda, "device", Device)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    cuda = MagicMock()
+    cuda.is_bf16_supported.return_value = False
+    monkeypatch.setattr(torch, "cuda", cuda)
     assert precision.used_precision("auto", "cuda:1") == "float32"
-    assert asked == [("cuda:1", False)]
+    cuda.device.assert_called_once_with("cuda:1")
+    cuda.is_bf16_supported.assert_called_once_with(including_emulation=False)
     assert precision.used_precision("auto", "mps") == "float32"

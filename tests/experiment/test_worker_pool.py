@@ -10,10 +10,10 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
-from failing_tasks import fail
 
 from covon_avalanche.experiment.worker_pool import worker_pool
 
+LOCAL = "class LocalError(Exception): ...\nraise LocalError('only here')"
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 
 
@@ -84,11 +84,11 @@ def test_workers_end_when_only_the_command_is_killed(tmp_path):
 def test_errors_of_tasks_arrive_and_the_process_goes_on():
     with worker_pool(1) as pool:
         first = pool.submit(os.getpid).result()
-        for kind, error, text in (
-            ("exit", RuntimeError, "SystemExit: 3"),
-            ("local", RuntimeError, "LocalError: only here"),
-            ("several arguments", UnicodeDecodeError, "no start byte"),
+        for function, argument, error, text in (
+            (sys.exit, 3, RuntimeError, "SystemExit: 3"),
+            (exec, LOCAL, RuntimeError, "LocalError: only here"),
+            (bytes.decode, b"\xff", UnicodeDecodeError, "invalid start byte"),
         ):
             with pytest.raises(error, match=text):
-                pool.submit(fail, kind).result()
+                pool.submit(function, argument).result()
             assert pool.submit(os.getpid).result() == first
