@@ -6,7 +6,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from covon_avalanche.experiment.checkpoint import (
     save_checkpoint,
     stored_points,
 )
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.state import StateError, capture, restore
 
@@ -75,8 +75,7 @@ class Checkpointer:
     A method with an open iterator over its memory is only stored between experiences. A strategy
     that cannot be stored at all restarts from the beginning.
 
-    :param folder: for the files.
-    :param run: identity of the run; checkpoints of others are not used.
+    :param folder: of the run, whose hash is its identity: checkpoints of others are not used.
     :param root: ``"model"``, ``"strategy"`` and what else belongs to the state; all of it is
         changed in place.
     :param data: of the benchmark, see :func:`~covon_avalanche.experiment.state.benchmark_data`.
@@ -85,14 +84,14 @@ class Checkpointer:
 
     def __init__(
         self,
-        folder: Path,
-        run: str,
+        folder: RunFolder,
         root: dict[str, Any],
         data: dict[str, Any],
         options: RunOptions,
         on_store: Callable[[float], None],
     ) -> None:
-        self.folder, self.run, self.root, self.data = folder, run, root, data
+        self.folder, self.run = folder.checkpoint_folder, folder.hash
+        self.root, self.data = root, data
         self.options, self.on_store = options, on_store
         self._inside = _is_plain(root["strategy"])
         self._device = root["strategy"].device

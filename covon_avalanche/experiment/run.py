@@ -196,7 +196,13 @@ class _Run:
     def _train(self) -> None:
         """Train on the remaining experiences, and evaluate after each."""
         machine.reset_peak_memory(self.recipe.device)
-        checkpointer = None if self.folder is None else self._checkpointer(self.folder)
+        if self.folder is not None:
+            root = {"model": self.model, "strategy": self.strategy, "diagnostics": self.diagnostics}
+            data, on_store = benchmark_data(self.benchmark.streams), self.log.leave_out
+            self.strategy.checkpointer = Checkpointer(
+                self.folder, root, data, self.options, on_store
+            )
+        checkpointer: Checkpointer | None = self.strategy.checkpointer
         first = 0 if checkpointer is None else checkpointer.resume()
         stream, workers = self.benchmark.train_stream, {"num_workers": self.recipe.workers}
         experiences = [stream] if self.settings.kind == "joint" else list(stream)
@@ -212,18 +218,6 @@ class _Run:
             self._write_progress()
             if checkpointer is not None:
                 checkpointer.end_experience()
-
-    def _checkpointer(self, folder: RunFolder) -> Checkpointer:
-        checkpointer = Checkpointer(
-            folder.checkpoint_folder,
-            folder.hash,
-            {"model": self.model, "strategy": self.strategy, "diagnostics": self.diagnostics},
-            benchmark_data(self.benchmark.streams),
-            self.options,
-            on_store=self.log.leave_out,
-        )
-        self.strategy.checkpointer = checkpointer
-        return checkpointer
 
     def _write_progress(self, batch: int = 0) -> None:
         """Write the status and all epochs, because those after a checkpoint are repeated: at the
