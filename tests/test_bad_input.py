@@ -232,6 +232,11 @@ class TestResults:
         ("changes", "sentence"),
         [
             ({"settings": {"strategy": "covon"}}, "settings.strategy.kind is missing"),
+            (
+                {"settings": {"strategy": {"kind": "covon"}, "stream": "PACS"}},
+                "settings.stream must be a table",
+            ),
+            ({"counts": [], "accuracy": [[]], "held_out": True}, "counts: List should have at lea"),
             ({"accuracy": []}, "accuracy = [] does not fit counts = [10, 10]"),
             ({"accuracy": [[0.9, 0.1], None]}, "accuracy = [[0.9, 0.1], None] does not fit "),
             ({"accuracy": [[0.9], [0.8, 0.8]]}, "accuracy = [[0.9], [0.8, 0.8]] does not fit "),

@@ -96,6 +96,8 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):  # as saved by training scripts
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not (isinstance(content, dict) and all(isinstance(x, Tensor) for x in content.values())):
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(x, Tensor) for name, x in content.items()
+    ):
         raise ValueError(f"{path} must hold tensors by name, and nothing else")
     return content

@@ -21,7 +21,7 @@ class ClosedFormHead(nn.Module):
 
     @abstractmethod
     def begin_domain(self) -> None:
-        """Start a domain; sums of an interrupted pass are discarded."""
+        """Start a domain, before its first examples; sums of an interrupted pass are discarded."""
 
     @abstractmethod
     def update(self, features: Tensor, labels: Tensor, first_index: int = 0) -> None:

@@ -68,7 +68,7 @@ class Result(BaseModel):
     """The resolved recipe of this run."""
     accuracy: list[list[float] | None]
     """``accuracy[t][i]``, see :class:`AccuracyMatrix`."""
-    counts: list[Annotated[int, Field(ge=1)]]
+    counts: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
     """Images per domain in ``stream``."""
     held_out: bool = False
     """Whether the domains of ``stream`` are never trained on (CORe50's test sessions)."""
@@ -111,6 +111,8 @@ class Result(BaseModel):
         strategy = self.settings.get("strategy")
         if not isinstance(strategy, dict) or not isinstance(strategy.get("kind"), str):
             raise ValueError("settings.strategy.kind is missing")
+        if not isinstance(self.settings.get("stream", {}), dict):
+            raise ValueError("settings.stream must be a table")
         rows, domains = self.accuracy, len(self.counts)
         last = bool(rows) and rows[-1] is not None
         fits = all(len(row) == domains for row in rows if row is not None)

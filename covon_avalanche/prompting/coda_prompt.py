@@ -81,7 +81,7 @@ class CODAPrompt(PromptModel):
     def prefix_tokens(self, x: Tensor) -> Tensor:
         """The weighted sums of the components, of shape (layers, batch, length, width)."""
         components, keys, attention = (
-            torch.cat([*of][: max(1, int(self.domains))], 1)
+            _earlier_detached([*of][: max(1, int(self.domains))])
             for of in (self.components, self.keys, self.attention)
         )
         q = self.vit.query(x)
@@ -98,6 +98,13 @@ class CODAPrompt(PromptModel):
 
     def predicted_logits(self, x: Tensor) -> Tensor:
         return self.training_logits(x)
+
+
+def _earlier_detached(domains: Sequence[Tensor]) -> Tensor:
+    """Of all domains, of shape (layers, components, ...); only the last has a gradient, also in a
+    model that has loaded a state dict within a domain."""
+    *earlier, current = domains
+    return torch.cat([*(p.detach() for p in earlier), current], 1)
 
 
 def _gram_schmidt(vectors: Tensor) -> Tensor:

@@ -47,6 +47,22 @@ def test_download_fetches_unpacks_and_does_nothing_the_second_time(pictures, tmp
     assert len(pictures.asked) == 2
 
 
+def test_an_interrupted_unpacking_is_repeated(pictures, tmp_path, monkeypatch):
+    command = "data", "download", "Pictures", "--root", tmp_path
+    image = tmp_path / "pictures/photo/dog/1.jpg"
+
+    def half(*_):
+        image.parent.mkdir(parents=True)
+        image.write_bytes(b"a pic")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cli_data, "unpack", half)
+        assert covon(*command).exit_code == 130
+    assert covon(*command).exit_code == 0
+    assert image.read_bytes() == b"a picture"
+
+
 def test_one_of_two_concurrent_downloads_waits(pictures, tmp_path, monkeypatch):
     def slow(*arguments, **options):
         time.sleep(0.05)

@@ -75,3 +75,15 @@ def test_prefixes_are_weighted_sums_of_the_components_so_far(domains):
     torch.testing.assert_close(model.train()(X), logits)
     torch.testing.assert_close(model.eval()(X), logits)
     assert model.auxiliary_loss == 0
+
+
+def test_components_of_earlier_domains_have_no_gradient():
+    """Even in a model that loads a state dict within a domain, where nothing is frozen."""
+    model = small()
+    for _ in range(2):
+        model.begin_domain()
+    model.requires_grad_(True).train()(X).sum().backward()
+    for earlier, current, later in model_parts(model):
+        assert earlier.grad is None
+        assert later.grad is None
+        assert current.grad.abs().sum() > 0
