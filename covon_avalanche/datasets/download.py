@@ -79,7 +79,8 @@ def _fetch(file: RemoteFile, part: Path, progress: Callable[[int], None]) -> Non
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a zip archive into a folder; existing files of the same names are replaced.
 
-    ``zipfile`` writes nothing outside the folder, and links as plain files.
+    ``zipfile`` never writes outside the folder, and extracts links as plain files. If it is
+    interrupted, the folder holds a part of the files: unpack again.
 
     :raises ValueError: for an archive that cannot be unpacked.
     """

@@ -70,7 +70,7 @@ def run_in_folder(
 def train_in_folder(
     recipe: Recipe, strategy: str, seed: int, runs: Path, options: RunOptions
 ) -> Result:
-    """In each process of a run; only the main one writes, except for the error that stops it."""
+    """Train in one of the run's processes. Only the main one writes, except for tracebacks."""
     folder, main = RunFolder(runs, recipe, strategy, seed), DistributedHelper.is_main_process
     title = f"{recipe.name}, {strategy}, seed {seed}"
     asked = options if main else RunOptions()

@@ -184,7 +184,7 @@ class RunFolder(StoredRun):
     """``RUNS/STRATEGY/seed-SEED-HASH`` with
 
     ``run.json``: settings, versions and machine; ``data.json``: numbers of images, class names;
-    ``log.txt``: the package's messages, and the traceback of what stopped the run;
+    ``log.txt``: the package's messages, and the traceback of what stopped training;
     ``metrics.jsonl``: one line per epoch; ``status.json`` and ``checkpoints``, while it is not
     finished; ``result.json``, when it is.
     """

@@ -68,4 +68,4 @@ class EMA(Average):
         self.gamma = gamma
 
     def _weight(self, counts: Tensor, task: Task) -> Tensor:
-        return torch.where((counts > 0) | task.has_prior, self.gamma, 1.0).to(counts)
+        return torch.where((counts > 0) | task.has_prior, counts.new_tensor(self.gamma), 1.0)

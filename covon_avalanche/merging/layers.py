@@ -30,7 +30,8 @@ def merged_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def layer_names(model: nn.Module) -> dict[nn.Module, str]:
-    """Their names. Tied layers, which share weight and bias, all have the name of the first."""
+    """The names of :func:`merged_layers`, by layer; tied layers, which share weight and bias, have
+    that of the first."""
     first: dict[tuple[int, ...], str] = {}
     return {
         layer: first.setdefault(tuple(map(id, own_parameters(layer))), name)

@@ -105,7 +105,8 @@ class MergeRule(ABC):
         """
 
     def observe(self, task: Task) -> None:  # noqa: B027 (a rule without memory needs none)
-        """Update what the rule remembers; called when the merged weights are in place."""
+        """Update what the rule remembers; called when the merged weights are in place, with the
+        object that :meth:`merge` was given."""
 
 
 class Eq8(MergeRule):

@@ -125,8 +125,8 @@ class Bucket(NamedTuple):
         return int(self.states[0]["step"]) + 1
 
     def entries(self, key: str, number: float = 0.0) -> Any:
-        """An entry of the state of each parameter, of its shape; of a prior, in the first task, one
-        number for all."""
+        """One state entry of each parameter; before the first consolidation, a prior is a single
+        number."""
         return [state[key] for state in self.states] if key in self.states[0] else number
 
 

@@ -105,8 +105,8 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor:
-        """Precision (1/weight²) to sample a parameter with, to train or to predict; to predict, the
-        parameter has a state."""
+        """Precision (1/weight²) to sample a parameter with, to train or to predict. For prediction,
+        the parameter has a state."""
 
     @abstractmethod
     def _propose(
@@ -193,7 +193,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             for n in self._named_params()
             if n.param.requires_grad
             and has_entries(n.param, n.name)
-            and (train or self.state.get(n.param))  # the untrained are certain in predictions
+            and (train or self.state.get(n.param))  # without a state, not sampled to predict
         ]
         # A sample that waits for its step keeps its buffer.
         waits = self._record.count > 0 and self.mc_samples == 1

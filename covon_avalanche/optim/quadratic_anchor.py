@@ -34,9 +34,10 @@ def pull_(
     *,
     implicit: bool,
 ) -> None:
-    """Pull the parameters that the optimizer steps toward the anchor, in place: before its step
-    the entries with ``rate < 1``, after it, ``implicit``, the others.
+    """Pull the parameters that the optimizer steps toward the anchor, in place.
 
+    :param implicit: pull the entries with ``rate >= 1``, after the optimizer's step; otherwise
+        those with ``rate < 1``, before it.
     :param ess: effective sample size of the current task, in examples.
     :param largest: the anchor's largest precision by parameter name; most parameters need no
         implicit pull.

@@ -80,7 +80,8 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Merge the backbone and retrain the classifier."""
         model: DUCT = strategy.model
-        before = model.change.clone()
+        changed = [model.change, *(block.detach() for block in model.head.blocks)]
+        before = [tensor.clone() for tensor in changed]
         try:
             model.merge_backbone()
             update_batch_norm(model, task_loader(strategy, strategy.train_mb_size, shuffled=True))
@@ -93,7 +94,8 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
             if self.transport_reg is not None:
                 model.transport(self.transport_reg)
         except BaseException:  # the domain begins anew
-            model.change.copy_(before)
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
             raise
         model.in_domain = False
 

@@ -16,7 +16,8 @@ class SOYO(DomainPrompts):
     Each domain has its own prompts, adapters behind each block, and linear head. The domain of a
     test image is chosen by :class:`MixtureSelector`.
 
-    See :class:`PINA` for the parameters.
+    See :class:`PINA` for ``bottleneck`` and ``adapter_init``, and :class:`DomainPrompts` for the
+    other parameters.
     """
 
     def __init__(

@@ -56,20 +56,24 @@ def test_each_domain_starts_pretrained_and_the_result_is_task_arithmetic():
     assert (model.train()(x).argmax(1) == y).double().mean() > 0.9  # by the last classifier
 
 
-@pytest.mark.parametrize("moment", ["backward", "retrain_classifier"])
+@pytest.mark.parametrize("moment", ["backward", "retrain_classifier", "transport"])
 def test_an_interrupted_domain_does_not_count(moment, monkeypatch):
-    model = DUCT(toy_model(), 4, 2)
-    strategy = make_naive(model, sgd(model), DUCTPlugin(), train_epochs=1)
+    model = DUCT(toy_model(), 4, 2, keep_means=True)
+    strategy = make_naive(model, sgd(model), DUCTPlugin(transport_reg=0.1), train_epochs=1)
+    transport = model.transport
 
-    def interrupt(*_, **__):
+    def interrupt(*arguments, **_):
+        if moment == "transport":
+            transport(*arguments)
         raise KeyboardInterrupt
 
     for domain, experience in enumerate(toy_benchmark(2).train_stream):
-        merged = model.change.clone()
+        merged, earlier = model.change.clone(), [b.clone() for b in model.head.blocks[:domain]]
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(strategy if moment == "backward" else model, moment, interrupt)
             strategy.train(experience)
         assert torch.equal(model.change, merged)
+        assert all(map(torch.equal, model.head.blocks, earlier))
         strategy.train(experience)
         assert model.domains == domain + 1
 
