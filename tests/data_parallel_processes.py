@@ -93,9 +93,9 @@ def work(rank: int, folder: str) -> None:
     path, often = Path(folder), OFTEN.checkpoint_seconds
     options = RunOptions(path, processes=2, checkpoint_seconds=often)
     for name, own in recipes(path).items():
-        folder = RunFolder(path, own, name, 0)
-        folder.path.mkdir(parents=True, exist_ok=True)
+        run = RunFolder(path, own, name, 0)
+        run.path.mkdir(parents=True, exist_ok=True)
         result = train_in_folder(own, name, 0, path, options)
         if rank == 0:
-            folder.write_result(result)
+            run.write_result(result)
     dist.destroy_process_group()

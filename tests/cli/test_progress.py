@@ -89,16 +89,3 @@ def test_without_a_terminal_there_is_a_line_per_domain_and_finished_run(grid):
         "covon, seed 0: domain 1/2, A_t 62.50 %",
         "covon, seed 0: A_T 80.00 %, 4.0 s",
     ]
-
-
-def test_batches_count_within_long_epochs():
-    about = {"loss": 0.25, "accuracy": 0.5, "images": 3000, "seconds": 2.0}
-    first = Status(of_domains=2, of_epochs=4, batch=25, of_batches=100)
-    assert (first.share, str(first)) == (0.25 / 8, "domain 1/2, epoch 1/4, batch 25/100")
-    assert str(Status(of_domains=2, of_epochs=4)) == ""
-    last = Epoch(experience=0, epoch=3, **about)  # the domain is trained, and evaluated
-    second = first.model_copy(update={"epoch": last, "domains": 1})
-    assert second.share == 4.25 / 8
-    assert str(second).startswith("domain 2/2, epoch 1/4, batch 25/100, loss 0.250")
-    shorter = second.model_copy(update={"of_epochs": 2})  # a schedule's
-    assert str(shorter).startswith("domain 2/2, epoch 1/2, batch 25/100")

@@ -1,10 +1,18 @@
 """``covon search`` as a user calls it."""
 
+import os
+import signal
+import sys
+from types import SimpleNamespace
+
+import psutil
 import pytest
+from optuna.trial import TrialState
 from small_recipes import STRATEGIES, saved, small_recipe
-from terminal import covon
+from terminal import covon, in_a_terminal, wait_until
 
 from covon_avalanche.cli import search
+from covon_avalanche.experiment import run as experiment_run
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.search import Search
 
@@ -67,6 +75,31 @@ def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
         done = covon("search", "permuted-digits", "--validation-size", 0.2, "--seed", seed)
         assert len(done.stderr.splitlines()) == lines
         assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
+
+
+def test_ctrl_c_ends_a_search_and_the_same_command_repeats_its_trial(tmp_path, monkeypatch):
+    recipe = recipe_of("finetune", "ewc-star").model_copy(update={"epochs": 1000})
+    file, journal = saved(recipe, tmp_path), tmp_path / "trials.journal"
+    command = [sys.executable, "-m", "covon_avalanche", "search", str(file), "--jobs", "1"]
+    command += ["--out", str(tmp_path), "--seed", "77"]
+    with in_a_terminal(command) as process:
+        # Not merely enqueued: its settings are drawn, and the objective runs.
+        assert wait_until(lambda: journal.exists() and '"param_name"' in journal.read_text())
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Interrupted; the same command resumes from here." in output
+    assert "Traceback" not in errors
+    assert not psutil.wait_procs(children, timeout=20)[1]
+    searches = [Search(recipe, name, journal, 77) for name in recipe.strategies]
+    assert [len(search.study().get_trials()) for search in searches] == [1, 0]
+    result = SimpleNamespace(average_accuracy=0.5)
+    monkeypatch.setattr(experiment_run, "run_strategy", lambda *_, **__: result)
+    searches[0].run(1)
+    trials = searches[0].study().get_trials()
+    assert [trial.state for trial in trials] == [TrialState.FAIL, TrialState.COMPLETE]
+    assert trials[0].params == trials[1].params == {"lr": STRATEGIES["finetune"]["lr"]}
 
 
 def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch):

@@ -10,11 +10,11 @@ from data_parallel_processes import CLIP, KINDS, VIT, recipe, recipes, remove_ra
 from interrupted_runs import run_until_killed
 from miniature import pacs
 from small_recipes import OFTEN, STRATEGIES, short_recipe, small_recipe
-from terminal import in_two_processes
+from terminal import forks, in_two_processes
 from torch.utils.data import TensorDataset
 
 from covon_avalanche.data_loading import ShareLoader, data_parallel
-from covon_avalanche.experiment import build
+from covon_avalanche.experiment import build, worker_pool
 from covon_avalanche.experiment.registry import KINDS as ALL_KINDS
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder
@@ -75,6 +75,18 @@ def test_two_gpus_have_the_result_of_one(tmp_path):
     assert (two.machine["processes"], two.counts) == (2, one.counts)
     for row, expected in zip(two.accuracy, one.accuracy, strict=True):
         assert row == pytest.approx(expected, abs=1.1 / min(one.counts))  # of one image
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_in_two_processes_ends_with_its_stored_result(tmp_path, monkeypatch):
+    context = forks()
+    monkeypatch.setattr(worker_pool.multiprocessing, "get_context", lambda _: context)
+    own, options = short_recipe("finetune", epochs=1), RunOptions(processes=2)
+    result = run_in_folder(own, "finetune", 0, tmp_path, options)
+    folder = RunFolder(tmp_path, own, "finetune", 0)
+    assert (result.machine["processes"], result.resumed, folder.status()) == (2, 0, None)
+    assert folder.result() == result
+    assert run_in_folder(own, "finetune", 0, tmp_path, options) == result  # is not repeated
 
 
 def test_all_kinds_are_here():

@@ -6,6 +6,7 @@ from covon_avalanche.experiment.recipe import (
     RecipeError,
     choose,
     load_recipe,
+    parse_seeds,
     recipe_text,
     shipped_recipes,
     validate,
@@ -145,3 +146,8 @@ def test_a_choice_of_strategies_has_only_their_spaces(tmp_path):
 def test_missing_files_are_named():
     with pytest.raises(RecipeError, match="cannot be read: No such file"):
         load_recipe("nowhere/recipe.toml")
+
+
+def test_seeds_are_lists_and_ranges_without_repeats():
+    assert parse_seeds("0-3") == [0, 1, 2, 3]
+    assert parse_seeds("7, 2-3,2") == [7, 2, 3]

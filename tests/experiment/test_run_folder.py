@@ -1,4 +1,4 @@
-"""The folder of a run: one process, its log, its name, existing results, changed data."""
+"""The folder of a run: its status, its log, its hash, existing results, changed data."""
 
 import errno
 import math
@@ -47,6 +47,19 @@ def test_the_status_is_that_of_the_latest_epoch_and_of_the_error(recipe, tmp_pat
     assert folder.status() == status.model_copy(update={"error": "no such luck"})
     run_in_folder(recipe, "finetune", 0, tmp_path)
     assert folder.status() is None
+
+
+def test_batches_count_within_long_epochs():
+    about = {"loss": 0.25, "accuracy": 0.5, "images": 3000, "seconds": 2.0}
+    first = Status(of_domains=2, of_epochs=4, batch=25, of_batches=100)
+    assert (first.share, str(first)) == (0.25 / 8, "domain 1/2, epoch 1/4, batch 25/100")
+    assert str(Status(of_domains=2, of_epochs=4)) == ""
+    last = Epoch(experience=0, epoch=3, **about)  # the domain is trained, and evaluated
+    second = first.model_copy(update={"epoch": last, "domains": 1})
+    assert second.share == 4.25 / 8
+    assert str(second).startswith("domain 2/2, epoch 1/4, batch 25/100, loss 0.250")
+    shorter = second.model_copy(update={"of_epochs": 2})  # a schedule's
+    assert str(shorter).startswith("domain 2/2, epoch 1/2, batch 25/100")
 
 
 def test_the_log_has_the_warnings_of_a_run(recipe, tmp_path):
