@@ -55,12 +55,12 @@ def test_samples_have_the_moments_of_their_class_and_domain(monkeypatch):
     monkeypatch.setattr(
         F, "cross_entropy", lambda *own: drawn[1].append(own[1]) or cross_entropy(*own)
     )
-    align_classifier(nn.Linear(3, 3), [first, second], samples=50_000, epochs=1)
+    align_classifier(nn.Linear(3, 3), [first, second], samples=100_000, epochs=1)
     x, y = (torch.cat(batches) for batches in drawn)
     expected = [(0.95 * first.means[0], first), (0.95 * first.means[1], first)]
     for label, (mean, domain) in enumerate([*expected, (second.means[0], second)]):
         own, size = x[y == label], domain.covariance.abs().max().item()
-        assert len(own) == 50_000
+        assert len(own) == 100_000
         np.testing.assert_allclose(own.mean(0), mean, atol=0.02 * size**0.5)
         np.testing.assert_allclose(np.cov(own.T), domain.covariance, atol=0.02 * size)
 

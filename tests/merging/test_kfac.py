@@ -96,6 +96,19 @@ def test_gradient_moments_are_those_of_single_examples():
     torch.testing.assert_close(found, wanted)
 
 
+def test_tied_layers_have_the_gradients_of_all():
+    torch.manual_seed(0)
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    tied[2].weight, tied[2].bias = tied[0].weight, tied[0].bias
+    x, generator = torch.randn(20, 3), torch.Generator().manual_seed(0)
+    first = tied[0](x)
+    last = tied[1:](first)
+    labels = last.detach().softmax(1).multinomial(1, generator=generator)[:, 0]
+    loss = F.cross_entropy(last, labels, reduction="sum")
+    wanted = sum(g.T @ g for g in torch.autograd.grad(loss, [first, last]))
+    torch.testing.assert_close(output_gradient_moments(tied, [(x, None)]), {"0": wanted[None]})
+
+
 def test_merged_weights_solve_the_system_of_both_tasks():
     torch.manual_seed(0)
     layers, inputs = [nn.Linear(4, 3, bias=False) for _ in range(2)], torch.randn(2, 30, 4)

@@ -1,4 +1,4 @@
-"""RegMean against least squares, and in a strategy."""
+"""RegMean against least squares, for each kind of layer."""
 
 import copy
 
@@ -11,7 +11,6 @@ from toys import make_strategy, same, toy_model, weights
 from covon_avalanche import CoVONPlugin
 from covon_avalanche.input_moments import InputMoments
 from covon_avalanche.merging import Eq8, RegMean, Task
-from covon_avalanche.merging.kfac import output_gradient_moments
 from covon_avalanche.merging.second_moments import input_second_moments
 
 
@@ -259,7 +258,6 @@ def test_tied_layers_are_merged_for_the_inputs_of_all():
     inputs = torch.randn(2, 20, 3)
     alone = [model[0] for model in models]
     both = [torch.cat([x, model[:2](x).detach()]) for model, x in zip(models, inputs, strict=True)]
-    assert output_gradient_moments(models[0], [(inputs[0], None)]).keys() == {"0"}
     tied, single = merged_by(RegMean(), models, inputs), merged_by(RegMean(), alone, both)
     torch.testing.assert_close(tied["0.weight"], single["weight"])
     torch.testing.assert_close(tied["0.bias"], single["bias"])

@@ -1,4 +1,4 @@
-"""MergePlugin in Avalanche's strategies, with any optimizer."""
+"""Merge rules in Avalanche's strategies: MergePlugin with any optimizer, and CoVONPlugin."""
 
 import pytest
 import torch
@@ -128,6 +128,17 @@ def test_with_covon_it_consolidates_or_leaves_that_to_covons_plugin(model):
         strategy = make_strategy(kind, toy_model(), plugins=[MergePlugin(RegMean())])
         with pytest.raises(ValueError, match=f"{name} and MergePlugin would both merge"):
             strategy.train(toy_benchmark(1).train_stream)
+
+
+def test_with_covon_the_prior_stays_at_the_merged_weights():
+    model, priors = toy_model(), []
+    watch = Watch(before_training_epoch=lambda s: priors.append(dict(s.optimizer.prior().mean)))
+    strategy = make_strategy("covon", model, merge=MagMax(), plugins=[watch], train_epochs=1)
+    one, two = toy_benchmark(2).train_stream
+    strategy.train(one)
+    merged = weights(model)
+    strategy.train(two)
+    assert same(priors[1], merged)
 
 
 @pytest.mark.parametrize("kind", ["ada-reg", "ewc-star"])
