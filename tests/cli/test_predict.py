@@ -26,6 +26,7 @@ def bundle(tmp_path_factory):
     for i, colour in enumerate(["red", "green", "blue"]):
         (folder / "images/more").mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (80, 70), colour).save(folder / f"images/more/{i}.png")
+    (folder / "images/more/._0.png").write_bytes(b"metadata")  # hidden: not an image
     return folder
 
 

@@ -23,7 +23,7 @@ def processor(monkeypatch):
 
 
 def run(name):
-    return run_strategy(short_recipe("finetune", precision=name), "finetune", 0)
+    return run_strategy(short_recipe("covon", precision=name), "covon", 0)  # of float32 weights
 
 
 def test_auto_is_bfloat16_where_the_processor_has_it(processor):
@@ -60,6 +60,8 @@ def test_an_accelerator_is_asked_without_emulation(monkeypatch):
     cuda.is_bf16_supported.return_value = False
     monkeypatch.setattr(torch, "cuda", cuda)
     assert precision.used_precision("auto", "cuda:1") == "float32"
+    calls = [name for name, *_ in cuda.mock_calls]
+    assert calls[:3] == ["device", "device().__enter__", "is_bf16_supported"]
     cuda.device.assert_called_once_with("cuda:1")
     cuda.is_bf16_supported.assert_called_once_with(including_emulation=False)
     assert precision.used_precision("auto", "mps") == "float32"

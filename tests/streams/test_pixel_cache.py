@@ -14,7 +14,7 @@ from small_recipes import STRATEGIES, small_recipe
 from torch.utils.data import DataLoader
 
 from covon_avalanche.experiment.build import build_benchmark
-from covon_avalanche.streams import DomainFolders, image_transforms, pixel_cache
+from covon_avalanche.streams import PACS, DomainFolders, image_transforms, pixel_cache
 from covon_avalanche.streams.image_files import ImageFiles, decode
 from covon_avalanche.streams.pixel_cache import cached
 
@@ -66,6 +66,20 @@ def test_small_images_stay_and_large_ones_are_resized_once(pictures, tmp_path, d
         for i in (2, 3):
             assert torch.equal(images[i][0], pictures[i][0])
     assert same_pixels(images.take([3, 0]), [images[3], images[0]])
+
+
+def test_a_benchmark_is_the_same_with_and_without(tmp_path):
+    root, rows = pacs(tmp_path / "PACS"), []
+    for seed, file in enumerate(root.rglob("*.jpg")):
+        picture(file, 10, 8, seed)  # not of one colour, so that random transforms differ
+    options = {"domains": ["photo"], "validation_size": 0.2}
+    options["train_transform"] = image_transforms(7)[0]
+    for more in ({}, {"cache": tmp_path / "cache"}):
+        streams = open_stream(PACS, root, **options, **more).streams
+        torch.manual_seed(0)
+        data = [streams[name][0].dataset.train() for name in ("train", "valid", "test")]
+        rows.append([x for part in data for x, *_ in part])
+    assert all(torch.equal(a, b) for a, b in zip(*rows, strict=True))
 
 
 def test_labels_splits_and_users_own_transforms_stay(tmp_path, decoded):
