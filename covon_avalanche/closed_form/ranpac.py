@@ -97,7 +97,7 @@ class RidgeClassifier(ClosedFormHead):
         self.scores: Tensor | None  # of the ridges, over all domains
         self.register_buffer("ridge", torch.tensor(self.ridges[-1], dtype=torch.float64))
         self.ridge: Tensor
-        """Of the last domain."""
+        """The ridge of the last domain, a scalar."""
         self._domain: tuple[Tensor, Tensor]  # G and Q of the current domain
         self._held_out: list[tuple[Tensor, Tensor]]
 

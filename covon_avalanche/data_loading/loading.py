@@ -66,7 +66,7 @@ def _is_not_overridden(strategy: Any, following: Any, name: str) -> bool:
 class TensorLoader:
     """Batches of rows, shuffled as torch's ``DataLoader`` does with the same global seed.
 
-    :param rows: result of :func:`rows_of`.
+    :param rows: result of :func:`rows_of`; only subclasses take ``None``.
     """
 
     def __init__(

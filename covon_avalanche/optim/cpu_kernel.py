@@ -1,5 +1,8 @@
 """Noise and CoVON's arithmetic on CPUs, compiled by numba.
 
+They share a file because numba's cache of a function does not notice a change of what it inlines
+from another file.
+
 The formulas of a step are those of ``covon.fast_step``, in one pass over memory. Parameters are
 the columns of a table of addresses; the work is cut into tiles, which threads share for large
 models with the same result. The inner loops go over ``GROUP`` entries and have no branches: where a
@@ -264,7 +267,7 @@ def _all_below(table, limit, flags, first, stride):
 
 @njit(fastmath=_FAST_MATH, **{**OPTIONS, "cache": False})  # its caller is cached
 def _draw_group(mean, sample, hess, prior, noise, ess):
-    """Whether all precisions are positive."""
+    """Write a group of samples; return whether all precisions are positive."""
     good = i32(0)
     for j in range(len(mean)):
         i = u64(j)
@@ -305,6 +308,7 @@ def _step_group(
     squared, mean, sample, grad, momentum, hess, prior_mean, prior,
     ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size,
 ):  # fmt: skip
+    """Update a group in place, see :func:`step`; ``prior`` is a precision (1/weight²)."""
     half, one = f32(0.5), f32(1)
     per_example = one / ess
     for j in range(len(mean)):

@@ -193,7 +193,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             for n in self._named_params()
             if n.param.requires_grad
             and has_entries(n.param, n.name)
-            and (train or self.state.get(n.param))  # without a state, not sampled to predict
+            and (train or self.state.get(n.param))  # predictions sample those with a state
         ]
         # A sample that waits for its step keeps its buffer.
         waits = self._record.count > 0 and self.mc_samples == 1

@@ -100,5 +100,5 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
         model.in_domain = False
 
     def _features(self, strategy: Any) -> tuple[Tensor, Tensor]:
-        """Of the current backbone, and labels."""
+        """Features of the current backbone, of shape (examples, width), and labels."""
         return dataset_features(strategy.experience.dataset, strategy, strategy.model.features)

@@ -57,7 +57,7 @@ class PromptedViT(nn.Module):
         return {**self.__dict__, "_queries": {}}
 
     def existing_layers(self, layers: Iterable[int]) -> tuple[int, ...]:
-        """Those of ``layers``, counted from 0, that the network has, in ascending order.
+        """The requested layers that the network has, counted from 0, in ascending order.
 
         :raises ValueError: if it has none of them.
         """
