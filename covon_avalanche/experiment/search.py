@@ -45,7 +45,7 @@ def space_of(recipe: Recipe, strategy: str) -> dict[str, Space]:
             key: Space(low=value / 10, high=value * 10)
             for key, value in settings.model_dump().items()
             if isinstance(value, float) and value > 0
-            if key not in settings.not_searched and _is_unbounded(settings, key)
+            if settings.is_searched(key) and _is_unbounded(settings, key)
         }
     known = _flat(settings)
     for key, values in space.items():

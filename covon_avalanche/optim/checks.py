@@ -101,7 +101,8 @@ def check_state(
         if key == "step":
             check_whole(f"step of {name!r}", value, least=0)
             continue
-        if not isinstance(value, Tensor) or value.shape != p.shape:
+        one_number = key in ("scale", "step_square") and isinstance(value, Tensor)
+        if not isinstance(value, Tensor) or value.shape != (() if one_number else p.shape):
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
                 f"{key} of {name!r} must be a tensor of shape {tuple(p.shape)}, got {shape}"

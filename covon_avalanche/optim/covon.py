@@ -25,11 +25,12 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.checks import check_choice, check_positive
-from covon_avalanche.optim import multi_tensor
+from covon_avalanche.optim import multi_tensor, natural_units
 from covon_avalanche.optim.checks import check_betas, check_given, check_precisions
 from covon_avalanche.optim.diagnostics import Diagnostics, diagnose, warn_unless_learned
 from covon_avalanche.optim.hessian import HessApprox, beta2_at
 from covon_avalanche.optim.interrupts import defer_interrupt
+from covon_avalanche.optim.natural_units import ess_of, has_natural_units, per_raw_step
 from covon_avalanche.optim.posterior_optimizer import (
     Group,
     NamedParam,
@@ -45,7 +46,7 @@ from covon_avalanche.optim.samples import (
     compiled_fill,
     match_layout,
 )
-from covon_avalanche.optim.sharding import local
+from covon_avalanche.optim.sharding import local, sum_everywhere
 from covon_avalanche.posterior.gaussian import (
     DiagGaussian,
     check_gamma,
@@ -62,6 +63,11 @@ Algorithm 1 as printed has no ``clip_radius``, the paper's experiments have one;
 ``clip_radius=float("inf")``."""
 
 _GAMMA_PRECISION = 2.0  # for estimates that are never negative; chosen in docs/permuted-mnist.md
+_PAPERS_DEFAULTS: dict[str, Any] = dict(
+    lr=0.01, hess_init=0.03, weight_decay=1e-4, gamma=0.9, gamma_precision="auto", clip_radius=0.1
+)
+_NATURAL = {"examples", "noise", "prior_width", "data_precision", "ess_per_example"}
+_FROM_PRESET = ("noise", "prior_width", "data_precision", "gamma", "gamma_precision")
 _LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate may overflow float32
 _LARGEST_ESTIMATE = 1e15  # beyond it the square of a Hessian estimate may
 _MANY_STEPS = 100  # before them a precision is not expected to be learned
@@ -85,6 +91,7 @@ def fast_step(
     clip_radius: float,
     hess_approx: HessApprox,
     batch_size: float,
+    per_step: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Iteration ``i`` of Algorithm 1's inner loop for one parameter tensor, after the gradient.
 
@@ -93,6 +100,7 @@ def fast_step(
     :param statistic: average over the posterior samples of ``grad * (theta - mean)``, or, for
         ``"gradsq"``, of ``grad²``; theta was drawn with the variance of line 4.
     :param grad: average gradient of the mini-batch loss over the samples (line 5), loss/weight.
+    :param per_step: in natural units: one over the typical raw step, see ``natural_units``.
     :return: new mean, momentum and hess. All tensors have the shape of the parameter.
     """
     delta = prior_precision / ess
@@ -105,9 +113,37 @@ def fast_step(
     # line 8; the retraction of its last term keeps hess + delta positive (Lin et al., 2020)
     change = (1 - beta2) * (hess_hat - hess)
     hess = hess + change + 0.5 * change.square() / (hess + delta)
-    newton = (momentum_hat + delta * (mean - prior_mean)) / (hess + delta)
-    mean = mean - lr * newton.clamp(-clip_radius, clip_radius)  # line 9
+    slope = momentum_hat + delta * (mean - prior_mean)
+    if per_step is None:
+        change = slope / (hess + delta)  # the Newton step
+    else:
+        change = per_step * slope / (hess + delta).sqrt()
+    mean = mean - lr * change.clamp(-clip_radius, clip_radius)  # line 9
     return mean, momentum, hess
+
+
+def _with_defaults(settings: Group) -> Group:
+    """Settings with the defaults of their units: the paper's, if ``ess`` or ``hess_init`` is given.
+
+    :raises ValueError: if both kinds of units are given.
+    """
+    given = {name for name, value in settings.items() if value is not None}
+    papers, natural = given & {"ess", "hess_init"}, given & _NATURAL
+    if papers and natural:
+        absolute, relative = (" and ".join(sorted(names)) for names in (papers, natural))
+        raise ValueError(
+            f"settings must have one kind of units, got {absolute} in the paper's and {relative} "
+            "relative to the weights"
+        )
+    if papers:
+        defaults = _PAPERS_DEFAULTS
+    else:
+        preset = {key: natural_units.FROM_SCRATCH[key] for key in _FROM_PRESET}
+        defaults = dict(lr=1e-3, clip_radius=1.0, weight_decay=0.0, **preset)
+    missing = {name for name in defaults if settings[name] in (None, "preset")}
+    if settings["gamma_precision"] is None:  # which is a value
+        missing.discard("gamma_precision")
+    return settings | {name: defaults[name] for name in missing}
 
 
 class Bucket(NamedTuple):
@@ -136,32 +172,44 @@ class CoVON(PosteriorOptimizer):
     The posterior of a parameter is N(m, 1/(ess * hess + prior_precision)), where ``m`` is
     the parameter itself. See :class:`PosteriorOptimizer` for how to step.
 
+    Settings have natural units: ``lr`` is AdamW's, noise and prior are relative to the weights, and
+    ``gamma`` is the one knob between plasticity and stability. Other defaults are those of
+    ``natural_units.FROM_SCRATCH``, for networks with random weights; for pretrained ones use
+    :meth:`finetuning`. With ``ess`` or ``hess_init`` settings have the paper's units instead, see
+    *Settings in the paper's units* below.
+
     :param params: parameters, named parameters or groups, as for any torch optimizer. With
         names (``model.named_parameters()``) posteriors and errors carry them.
-    :param lr: learning rate of the Newton step (dimensionless; not that of Adam).
-    :param ess: effective sample size lambda, in examples; the number of training examples
-        of the task is the Bayesian choice. A larger value means less noise and, if it is larger
-        than in earlier tasks, more forgetting of them. May be left out if a plugin with
-        ``ess_per_example`` sets it.
-    :param hess_init: Hessian per example (loss/weight²) at the start of each task.
+    :param lr: learning rate as AdamW's: the largest change of a weight in a step is
+        ``lr * clip_radius``, a typical one a third of ``lr``. Default 1e-3.
+    :param gamma: merging coefficient of Eq. 8 in (0, 1]. Lower values are more stable, higher ones
+        more plastic; 1, for the precision too, is CoVON-NoM, plain VCL. Above 1, an
+        over-relaxation, is allowed with a warning.
+    :param examples: training examples of the task, for tasks of different sizes: each weighs in
+        proportion. With Avalanche :class:`CoVONPlugin` sets it. By default all weigh the same.
+    :param batch_size: examples behind a step's gradient (over all processes). With Avalanche
+        :class:`CoVONPlugin` sets it in each step. In natural units it matters only where
+        steps differ in it; in the paper's units ``"gradsq"`` needs it. A step with fewer
+        examples overestimates the Hessian: drop an incomplete last batch, or set the value in
+        ``param_groups[0]`` before the step. Only the first group's value is used.
+    :param noise: standard deviation of the posterior at the start of the first task, relative to
+        the root mean square of a parameter tensor.
+    :param prior_width: standard deviation of the first prior, relative to the same.
+    :param data_precision: how many times the initial precision the data of a task add to it, judged
+        by the gradients of the very first step. It sets ``ess``, the effective sample size: see
+        ``optim/natural_units.py``.
+    :param ess_per_example: sets the effective sample size directly, as this times ``examples``,
+        instead of ``data_precision``.
     :param betas: averaging coefficients of gradient and Hessian. ``None`` for the latter: an
         average whose window grows within the task, to ``50 + t / 10`` after ``t`` steps, see
         :func:`beta2_at`; a number gives the fixed coefficient of Algorithm 1.
-    :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
-        ``s0 = ess * weight_decay``. New parameters of later tasks start with it too. 0, as in
-        timm's groups without weight decay, is an improper flat prior: only ``hess`` bounds the
-        variance then, so keep ``hess_init`` positive, or give ``min_weight_decay``.
-    :param min_weight_decay: least ``weight_decay`` of any group, such as timm's for biases and
-        norms.
-    :param gamma: merging coefficient of Eq. 8 in (0, 1]; 1, for the precision too, is CoVON-NoM,
-        plain VCL. Above 1, an over-relaxation, is allowed with a warning.
     :param gamma_precision: the coefficient for the precision that a task adds to the prior:
         ``s1 = s0 + gamma_precision * (s - s0)``. ``None``: ``gamma``, as in Eq. 8. With a number,
         the mean is normalised by its own weights (see ``posterior.merge``). Above 1 it keeps more
         of the past than Bayes' rule, and the merged posterior is narrower; it needs a Hessian
         estimate that is never negative (``"gradsq"``). ``"auto"``: 2 with ``"gradsq"``, else
         ``None``.
-    :param clip_radius: largest change of a weight in a step, in units of ``lr``;
+    :param clip_radius: largest change of a weight in a step, in units of ``lr``, 1 by default;
         ``float("inf")`` for none. While the Hessian estimate is dominated by noise, unlimited
         Newton steps diverge.
     :param debias: correct the gradient average for its start at zero.
@@ -174,10 +222,6 @@ class CoVON(PosteriorOptimizer):
     :param hess_approx: the estimate of the Hessian's diagonal: ``"gradsq"``, the squared gradient
         times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. See
         ``optim/hessian.py`` for derivations and noise. The same in all groups.
-    :param batch_size: examples behind a step's gradient (over all processes), for
-        ``"gradsq"``; with Avalanche :class:`CoVONPlugin` sets it in each step. A step with fewer
-        examples overestimates the Hessian: drop an incomplete last batch, or set the value in
-        ``param_groups[0]`` before the step. Only the first group's value is used.
     :param consolidation: what happens at the end of a task: ``"merge"``, Eq. 8; ``"replace"``, no
         slow state: what the task alone adds to the first prior becomes the prior (negative entries
         of the Hessian count as 0); ``"none"``, plain IVON without consolidation. The last two, and
@@ -193,9 +237,27 @@ class CoVON(PosteriorOptimizer):
         implementations draw the same samples.
     :raises ValueError: naming the value and the rule.
 
-    State per parameter: ``momentum``, ``hess``, ``step`` within a task; ``prior_mean`` and
-    ``prior_precision`` from the first consolidation on, or from the start with ``prior``. Until
-    then the prior's precision is a number, and so is its mean, except with ``"init"``.
+    **Settings in the paper's units**, if ``ess`` or ``hess_init`` is given:
+
+    - ``ess``: effective sample size lambda, in examples; the number of training examples of the
+      task is the Bayesian choice. The first noise has the standard deviation
+      ``1 / sqrt(ess * (hess_init + weight_decay))``, which must be small against the weights:
+      for pretrained networks ``ess`` is 1e6 to 1e9. May be left out if a plugin with
+      ``ess_per_example`` sets it.
+    - ``hess_init``: Hessian per example (loss/weight²) at the start of each task; 0.03.
+    - ``weight_decay``: precision per example of the first prior N(0, 1/s0), that is
+      ``s0 = ess * weight_decay``; 1e-4. New parameters of later tasks start with it too. 0, as in
+      timm's groups without weight decay, is an improper flat prior: only ``hess`` bounds the
+      variance then, so keep ``hess_init`` positive, or give ``min_weight_decay``, the least
+      ``weight_decay`` of any group.
+    - ``lr`` is that of the Newton step (dimensionless, not that of Adam), 0.01; ``clip_radius`` is
+      0.1, ``gamma`` 0.9 and ``gamma_precision`` ``"auto"``.
+
+    State per parameter: ``momentum``, ``hess``, ``step`` within a task, in natural units also the
+    scalars ``scale`` and ``step_square`` (see ``natural_units``); ``prior_mean`` and
+    ``prior_precision``, in the paper's units only from the first consolidation on, or with
+    ``prior``: until then the prior's precision is a number, and so is its mean, except with
+    ``"init"``.
 
     On a CPU all gradients are checked before a step changes anything. An accelerator skips a step
     with gradients that are not finite, or so large that a float32 Hessian might overflow, without
@@ -209,39 +271,54 @@ class CoVON(PosteriorOptimizer):
         self,
         params: Any,
         *,
+        lr: float | None = None,
+        gamma: float | None = None,
+        examples: float | None = None,
+        batch_size: float | None = None,
+        noise: float | None = None,
+        prior_width: float | None = None,
+        data_precision: float | None = None,
+        ess_per_example: float | None = None,
         ess: float | None = None,
-        lr: float = 0.01,
-        hess_init: float = 0.03,
-        betas: tuple[float, float | None] = (0.9, None),
-        weight_decay: float = 1e-4,
+        hess_init: float | None = None,
+        weight_decay: float | None = None,
         min_weight_decay: float = 0.0,
-        gamma: float = 0.9,
-        gamma_precision: float | Literal["auto"] | None = "auto",
-        clip_radius: float = 0.1,
+        betas: tuple[float, float | None] = (0.9, None),
+        gamma_precision: float | Literal["auto", "preset"] | None = "preset",
+        clip_radius: float | None = None,
         debias: bool = True,
         mc_samples: int = 1,
         prior_mean: Literal["zero", "init"] = "zero",
         prior: DiagGaussian | None = None,
         hess_approx: HessApprox = "gradsq",
-        batch_size: float | None = None,
         consolidation: Consolidation = "merge",
         generator: torch.Generator | None = None,
         implementation: Implementation = "auto",
     ) -> None:
         check_choice("implementation", implementation, get_args(Implementation))
-        check_gamma(gamma)  # which may warn
-        self.implementation = implementation
-        self._deferred = multi_tensor.DeferredCheck()
-        defaults = dict(
+        settings: Group = dict(
             lr=lr,
-            ess=ess,
-            hess_init=hess_init,
-            betas=betas,
-            weight_decay=weight_decay,
-            min_weight_decay=min_weight_decay,
             gamma=gamma,
             gamma_precision=gamma_precision,
             clip_radius=clip_radius,
+            examples=examples,
+            noise=noise,
+            prior_width=prior_width,
+            data_precision=data_precision,
+            ess_per_example=ess_per_example,
+            ess=ess,
+            hess_init=hess_init,
+            weight_decay=weight_decay,
+        )
+        settings = _with_defaults(settings)
+        if hess_approx == "reparam" and gamma_precision == "preset":
+            settings["gamma_precision"] = None  # estimates may be negative
+        check_gamma(settings["gamma"])  # which may warn
+        self.implementation = implementation
+        self._deferred = multi_tensor.DeferredCheck()
+        defaults = settings | dict(
+            betas=betas,
+            min_weight_decay=min_weight_decay,
             debias=debias,
             mc_samples=mc_samples,
             prior_mean=prior_mean,
@@ -251,11 +328,26 @@ class CoVON(PosteriorOptimizer):
         )
         super().__init__(params, defaults, prior=prior, generator=generator)
 
+    @classmethod
+    def finetuning(cls, params: Any, *, lr: float, **settings: Any) -> CoVON:
+        """CoVON for pretrained networks: the prior is centred at the pretrained weights, and noise
+        and prior are as narrow as such networks need (``natural_units.FINETUNING``).
+
+        Adapters, such as those of LoRA, count as pretrained.
+
+        :param lr: as for AdamW.
+        :param settings: instead of the preset's, see :class:`CoVON`.
+        """
+        return cls(params, lr=lr, **{**natural_units.FINETUNING, **settings})
+
     def check_group(self, group: Group) -> None:
         """Raise a ``ValueError`` naming value and rule for a bad hyperparameter."""
         super().check_group(group)
         check_betas(group["betas"], second_may_be_none=True)
-        check_positive("hess_init", group["hess_init"])
+        if has_natural_units(group):
+            natural_units.check_natural(group)
+        else:
+            check_positive("hess_init", group["hess_init"])
         check_positive("gamma", group["gamma"])
         if group["gamma_precision"] not in (None, "auto"):
             check_positive("gamma_precision", group["gamma_precision"])
@@ -280,7 +372,8 @@ class CoVON(PosteriorOptimizer):
 
     def _batch_size(self) -> float:
         size = self.param_groups[0]["batch_size"]
-        if size is None and self.hess_approx == "gradsq":
+        natural = has_natural_units(self.param_groups[0])  # where a constant size has no effect
+        if size is None and self.hess_approx == "gradsq" and not natural:
             raise ValueError(
                 "hess_approx='gradsq' needs the number of examples behind each gradient: pass "
                 "batch_size=..., or hess_approx='reparam', which needs none"
@@ -296,11 +389,30 @@ class CoVON(PosteriorOptimizer):
         start: State = {
             "step": 0,
             "momentum": torch.zeros_like(p, requires_grad=False),
-            "hess": torch.full_like(p, group["hess_init"], requires_grad=False),
+            "hess": torch.empty_like(p, requires_grad=False),
         }
-        if group["prior_mean"] == "init":  # unless a prior is in the state already
-            start["prior_mean"] = p.detach().clone()
+        if has_natural_units(group):
+            start["scale"] = natural_units.scale_of(p)
+            start["step_square"] = torch.zeros_like(start["scale"])
+            start["hess"].copy_(natural_units.first_hess(group, start["scale"]))
+            start |= self._first_prior(p, group)  # unless a prior is in the state already
+        else:
+            start["hess"].fill_(group["hess_init"])
+            if group["prior_mean"] == "init":
+                start["prior_mean"] = p.detach().clone()
         return start
+
+    def _first_prior(self, p: Tensor, group: Group) -> State:
+        prior = super()._first_prior(p, group)
+        if has_natural_units(group):
+            scale = natural_units.scale_of(p)
+            prior["prior_precision"].copy_(natural_units.first_prior_precision(group, scale))
+        return prior
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether the settings determine a posterior."""
+        return super().can_sample or all(has_natural_units(group) for group in self.param_groups)
 
     def _state_needs(self, group: Group) -> dict[str, set[str]]:
         return {
@@ -308,17 +420,22 @@ class CoVON(PosteriorOptimizer):
             "momentum": {"step", "hess"},
             "hess": {"step", "momentum"},
             "prior_precision": {"prior_mean"},
+            "scale": {"step", "step_square"},
+            "step_square": {"step", "scale"},
         }
 
     def _prior_precision(self, state: State, group: Group) -> Tensor | float:
         """Precision of the current prior; a number until the first consolidation."""
-        return state.get("prior_precision", first_precision(group))
+        if "prior_precision" in state:
+            precision: Tensor = state["prior_precision"]
+            return precision
+        return first_precision(group)
 
     def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor:
         if not train and "hess" not in self.state[p]:  # the posterior is the next task's prior
             return self.state[p]["prior_precision"]
         state = self._task_state(p, group)
-        precision: Tensor = group["ess"] * state["hess"] + self._prior_precision(state, group)
+        precision: Tensor = ess_of(group) * state["hess"] + self._prior_precision(state, group)
         return precision
 
     # Sampling and the fast step --------------------------------------------------------
@@ -341,7 +458,7 @@ class CoVON(PosteriorOptimizer):
                 bucket.entries("hess"),
                 bucket.entries("prior_precision", first_precision(bucket.group)),
                 bucket.numbers,
-                ess=float(bucket.group["ess"]),
+                ess=ess_of(bucket.group),
                 key=key,
             )
         if not positive:
@@ -352,6 +469,7 @@ class CoVON(PosteriorOptimizer):
     def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
         """Algorithm 1, lines 6 to 9, by the kernel or by multi-tensor operations; by
         :func:`fast_step` if asked for, or if a gradient on a CPU is not finite or too large."""
+        self._set_ess(params)
         if self.implementation == "reference" or not params:
             super()._step(params, record)
             return
@@ -369,6 +487,7 @@ class CoVON(PosteriorOptimizer):
         kernel = None if averaged else self._cpu_kernel(record.buffers[p] for p in samples)
         if kernel is not None:
             step, fit = kernel.step, kernel.all_below(list(grads.values()), limit)
+            allowed: dict[torch.device, Tensor] = {}
         else:
             bounds = [(list(grads.values()), limit)]
             if averaged:
@@ -382,6 +501,11 @@ class CoVON(PosteriorOptimizer):
             return
         bump_versions(named.param for named in params)
         for bucket in self._buckets(params, train=True):
+            settings = self._settings(bucket.group, bucket.i)
+            if has_natural_units(bucket.group):
+                settings["per_step"] = self._per_step(
+                    bucket, [grads[p] for p in bucket.params], kernel or multi_tensor, allowed
+                )
             step(
                 bucket.params,
                 [samples[p] for p in bucket.params],
@@ -390,11 +514,55 @@ class CoVON(PosteriorOptimizer):
                 bucket.entries("hess"),
                 bucket.entries("prior_mean"),
                 bucket.entries("prior_precision", first_precision(bucket.group)),
-                **self._settings(bucket.group, bucket.i),
+                **settings,
             )
             for p, state in zip(bucket.params, bucket.states, strict=True):
                 state["step"] += 1
                 self.state[p] = state
+
+    def _set_ess(self, params: list[NamedParam]) -> None:
+        """In natural units: choose the effective sample size by the gradients of the first step."""
+        natural = [n for n in params if has_natural_units(n.group)]
+        if not natural or natural[0].group["ess_per_example"] is not None:
+            return
+        group = natural[0].group
+        precisions = [self._precision(n.param, n.group, train=True) for n in natural]
+        ess = natural_units.suitable_ess(
+            [n.param.grad for n in natural if n.param.grad is not None],
+            precisions,
+            self._batch_size(),
+            group["data_precision"],
+        )
+        if not 0 < ess < math.inf:  # no gradient, or none that is finite: the next step chooses
+            return
+        for state in self.state.values():  # of steps without gradients
+            if "hess" in state:
+                state["hess"] /= ess
+        for other in self.param_groups:
+            other["ess_per_example"] = ess / (group["examples"] or 1.0)
+
+    def _per_step(
+        self, bucket: Bucket, grads: list[Tensor], kernel: Any, allowed: dict[torch.device, Tensor]
+    ) -> list[Tensor]:
+        """Update the running averages of squared raw steps, and return one over the typical raw
+        step of each parameter, as scalar tensors."""
+        sums = kernel.step_squares(
+            grads,
+            bucket.entries("hess"),
+            bucket.entries("prior_precision", first_precision(bucket.group)),
+            ess=ess_of(bucket.group),
+        )
+        sums = sum_everywhere(sums, bucket.params)
+        running = torch.stack([state["step_square"] for state in bucket.states])
+        sizes = [float(p.numel()) for p in bucket.params]
+        squares = torch.stack(sums).to(running) / torch.tensor(sizes).to(running)
+        fit = allowed.get(running.device)
+        if fit is not None:
+            squares = torch.where(fit, squares, running)
+        running = torch.lerp(running, squares, 1 - natural_units.AVERAGING)
+        for state, value in zip(bucket.states, running.unbind(), strict=True):
+            state["step_square"] = value.clone()
+        return list(per_raw_step(running, bucket.i).unbind())
 
     def _cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> Any:
         """The module ``cpu_kernel`` if it can make a draw or a step for all parameters."""
@@ -428,7 +596,7 @@ class CoVON(PosteriorOptimizer):
         beta1, beta2 = group["betas"]
         return dict(
             i=i,
-            ess=float(group["ess"]),
+            ess=ess_of(group),
             lr=float(group["lr"]),
             beta1=beta1,
             beta2=beta2_at(beta2, i - 1),
@@ -442,6 +610,16 @@ class CoVON(PosteriorOptimizer):
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         i = state["step"] + 1
+        natural: State = {}
+        per_step: Tensor | None = None
+        if has_natural_units(group):
+            squares = ess_of(group) * grad.square() / self._precision(p, group, train=True)
+            total = sum_everywhere([local(squares).sum()], [p])[0]
+            square = torch.lerp(
+                state["step_square"], total / p.numel(), 1 - natural_units.AVERAGING
+            )
+            natural["step_square"] = square
+            per_step = per_raw_step(square, i)
         mean, momentum, hess = fast_step(
             p,
             statistic,
@@ -450,9 +628,10 @@ class CoVON(PosteriorOptimizer):
             state["hess"],
             state.get("prior_mean", 0.0),
             self._prior_precision(state, group),
+            per_step=per_step,
             **self._settings(group, i),
         )
-        return mean, {"step": i, "momentum": momentum, "hess": hess}
+        return mean, {"step": i, "momentum": momentum, "hess": hess, **natural}
 
     # The slow step ---------------------------------------------------------------------
 
@@ -507,9 +686,10 @@ class CoVON(PosteriorOptimizer):
 
     def _merged(self, p: Tensor, group: Group) -> tuple[Tensor, Tensor]:
         """Mean and precision after the task."""
-        state, ess, gamma_precision = self.state[p], group["ess"], group["gamma_precision"]
+        state, ess, gamma_precision = self.state[p], ess_of(group), group["gamma_precision"]
         if group["consolidation"] == "replace":
-            return p.detach(), ess * state["hess"].clamp(min=0) + first_precision(group)
+            first = self._first_prior(p, group)["prior_precision"]
+            return p.detach(), ess * state["hess"].clamp(min=0) + first
         if gamma_precision == "auto":
             gamma_precision = None if self.hess_approx == "reparam" else _GAMMA_PRECISION
         m0, s0 = state.get("prior_mean", 0.0), self._prior_precision(state, group)
@@ -543,6 +723,8 @@ class CoVON(PosteriorOptimizer):
         become ``"gradsq"``, and ``consolidation="ema"`` becomes ``"merge"``, with a warning."""
         groups = [dict(group) for group in state_dict["param_groups"]]
         for group in groups:
+            if "hess_init" in group:
+                _complete(group)
             if group.get("hess_approx") in ("auto", "per_example"):
                 group["hess_approx"] = "gradsq"
             if group.get("consolidation") == "ema":
@@ -561,4 +743,12 @@ class CoVON(PosteriorOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        for group in self.param_groups:
+            _complete(group)
         self._deferred = multi_tensor.DeferredCheck()
+
+
+def _complete(group: Group) -> None:
+    """Add the natural settings that groups of earlier versions, in the paper's units, lack."""
+    for key in _NATURAL:
+        group.setdefault(key, None)

@@ -88,10 +88,12 @@ def step(
     clip_radius: float,
     hess_approx: str,
     batch_size: float,
+    per_step: list[Tensor] | None = None,
 ) -> None:
     """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9). See ``fast_step``.
 
     :param samples: theta.
+    :param per_step: in natural units a scalar for each parameter.
     :param prior_means: tensors, or 0.
     """
     prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
@@ -100,7 +102,30 @@ def step(
     clip_radius = min(clip_radius, 3e38)
     settings = ess, lr, 1 - beta1, 1 - beta2, debiasing, clip_radius, batch_size, prior0
     table = _addresses(means, samples, grads, momenta, hessians, prior_means, prior_precisions)
-    _run(_step, table, hess_approx == "gradsq", *map(f32, settings))
+    factors = np.ones(len(means), f32) if per_step is None else _numbers(per_step)
+    natural = per_step is not None
+    _run(_step, table, factors, natural, hess_approx == "gradsq", *map(f32, settings))
+
+
+def step_squares(
+    grads: list[Tensor],
+    hessians: list[Tensor],
+    prior_precisions: list[Tensor] | float,
+    *,
+    ess: float,
+) -> list[Tensor]:
+    """For each parameter the sum of squared raw steps ``grad / sqrt(hess + delta)``, loss."""
+    prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
+    table = _addresses(grads, hessians, prior_precisions)
+    tiles = np.zeros(int((-(-table[0] // _TILE)).sum()))  # summed in order, whatever the threads
+    _run(_step_squares, table, f32(ess), f32(prior0), tiles)
+    ends = np.cumsum(-(-table[0] // _TILE))
+    parts = np.split(tiles, ends[:-1])
+    return list(torch.tensor([part.sum() for part in parts], dtype=torch.float64).unbind())
+
+
+def _numbers(scalars: list[Tensor]) -> np.ndarray:
+    return torch.stack(scalars).numpy().astype(f32)
 
 
 def _addresses(*columns: list[Tensor] | float) -> np.ndarray:
@@ -265,6 +290,37 @@ def _all_below(table, limit, flags, first, stride):
         flags[k] = largest >= f32(limit).view(np.int32)
 
 
+@njit(fastmath=_FAST_MATH | {"reassoc"}, **{**OPTIONS, "cache": False})  # its caller is cached
+def _step_squares_of_group(grad, hess, prior, ess):
+    total = f32(0)
+    for j in range(len(grad)):
+        i = u64(j)
+        total += ess * grad[i] * grad[i] / (ess * hess[i] + prior[i])
+    return total
+
+
+@njit(**OPTIONS)
+def _step_squares(table, ess, prior0, tiles, first, stride):
+    same_prior = np.full(GROUP, prior0)
+    tile = 0
+    for k in range(table.shape[1]):
+        size = table[0, k]
+        grad, hess = _array_at(table[1, k], size), _array_at(table[2, k], size)
+        prior = _array_at(table[3, k], size)
+        for begin in range(0, size, _TILE):
+            tile += 1
+            if (tile - 1) % stride != first:
+                continue
+            for start in range(begin, min(begin + _TILE, size), GROUP):
+                stop = min(start + GROUP, size)
+                tiles[tile - 1] += _step_squares_of_group(
+                    grad[start:stop],
+                    hess[start:stop],
+                    prior[start:stop] if table[3, k] else same_prior[: stop - start],
+                    ess,
+                )
+
+
 @njit(fastmath=_FAST_MATH, **{**OPTIONS, "cache": False})  # its caller is cached
 def _draw_group(mean, sample, hess, prior, noise, ess):
     """Write a group of samples; return whether all precisions are positive."""
@@ -306,7 +362,8 @@ def _draw(table, numbers, ess, prior0, key, flags, first, stride):
 @njit(**{**OPTIONS, "cache": False})
 def _step_group(
     squared, mean, sample, grad, momentum, hess, prior_mean, prior,
-    ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size,
+    ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size, per_step,
+    natural,
 ):  # fmt: skip
     """Update a group in place, see :func:`step`; ``prior`` is a precision (1/weight²)."""
     half, one = f32(0.5), f32(1)
@@ -319,16 +376,18 @@ def _step_group(
         average = momentum[i] + one_minus_beta1 * (g - momentum[i])  # line 7
         change = one_minus_beta2 * (hess_hat - h)
         h = h + change + half * change * change / (h + delta)  # line 8
-        newton = (average * debiasing + delta * (m - prior_mean[i])) / (h + delta)
-        mean[i] = m - lr * min(max(newton, -clip_radius), clip_radius)  # line 9
+        slope = average * debiasing + delta * (m - prior_mean[i])
+        scale = np.sqrt(h + delta) if natural else h + delta
+        raw = slope / scale * per_step
+        mean[i] = m - lr * min(max(raw, -clip_radius), clip_radius)  # line 9
         momentum[i] = average
         hess[i] = h
 
 
 @njit(**OPTIONS)
 def _step(
-    table, squared, ess, lr, one_minus_beta1, one_minus_beta2, debiasing, clip_radius, batch_size,
-    prior0, first, stride,
+    table, factors, natural, squared, ess, lr, one_minus_beta1, one_minus_beta2, debiasing,
+    clip_radius, batch_size, prior0, first, stride,
 ):  # fmt: skip
     zeros, same_prior = np.zeros(GROUP, f32), np.full(GROUP, prior0)
     tile = 0
@@ -355,6 +414,7 @@ def _step(
                 )
                 settings = (
                     ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size,
+                    factors[k], natural,
                 )  # fmt: skip
                 if squared:  # a constant, so that each estimate gets a loop of its own
                     _step_group(True, *arrays, *settings)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.optim.hessian import HessApprox, ema_weights
+from covon_avalanche.optim.natural_units import ess_of, first_hess
 from covon_avalanche.optim.sharding import local
 
 _NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
@@ -54,14 +55,15 @@ def diagnose(parameters: Sequence[Trained], hess_approx: HessApprox) -> Diagnost
     for p, group, state, prior_precision in parameters:
         state = {key: local(value) for key, value in state.items()}
         prior_precision = local(prior_precision)
-        step, ess, hess, mean = state["step"], group["ess"], state["hess"], local(p.detach())
+        step, ess, hess, mean = state["step"], ess_of(group), state["hess"], local(p.detach())
+        start = first_hess(group, state["scale"]) if "scale" in state else group["hess_init"]
         beta1, beta2 = group["betas"]
         initial, squared_weights = ema_weights(beta2, step)
         precision = ess * hess + prior_precision
-        near = (hess - group["hess_init"]).abs() <= _NEAR * group["hess_init"]
+        near = (hess - start).abs() <= _NEAR * start
         entries += hess.numel()
         at_start += int(near.sum())
-        learned += _squares(hess - initial * group["hess_init"])
+        learned += _squares(hess - initial * start)
         if hess_approx == "gradsq":  # the variance of a single estimate
             single = 2 * _squares(hess)
         elif p.grad is None:

@@ -77,12 +77,14 @@ def step(
     averaged: bool,
     compiled: bool,
     allowed: dict[torch.device, Tensor],
+    per_step: list[Tensor] | None = None,
 ) -> None:
     """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9). See ``fast_step``.
 
     :param samples: theta, which is used up; with ``averaged`` the statistic of ``fast_step``.
     :param compiled: by ``torch.compile``, on accelerators.
     :param allowed: the scalars of :meth:`DeferredCheck.check`.
+    :param per_step: in natural units a scalar for each parameter, see ``fast_step``.
     """
     device, squared = means[0].device, hess_approx == "gradsq"
     scalars: dict[str, Any] = dict(
@@ -99,8 +101,8 @@ def step(
             key: torch.full((), value, dtype=means[0].dtype, device=device)
             for key, value in scalars.items()
         }
-    for mean, sample, grad, *others in _parts(
-        means, samples, grads, momenta, hessians, prior_means, prior_precisions
+    for mean, sample, grad, *others, factors in _parts(
+        means, samples, grads, momenta, hessians, prior_means, prior_precisions, per_step
     ):
         if not averaged and not squared:
             torch._foreach_sub_(sample, mean)
@@ -114,8 +116,23 @@ def step(
             beta1=beta1,
             clip_radius=clip_radius,
             allowed=allowed.get(device),
+            per_step=factors,
             **scalars,
         )
+
+
+def step_squares(
+    grads: list[Tensor], hessians: list[Tensor], prior_precisions: Prior, *, ess: float
+) -> list[Tensor]:
+    """For each parameter the sum of squared raw steps ``grad / sqrt(hess + delta)``, loss; of
+    DTensors over the part of this process."""
+    sums: list[Tensor] = []
+    for grad, hess, prior_precision in _parts(grads, hessians, prior_precisions):
+        roots = _precisions(hess, prior_precision, ess)
+        torch._foreach_sqrt_(roots)
+        norms = torch._foreach_norm(torch._foreach_div(grad, roots))
+        sums += [norm.square() * ess for norm in norms]
+    return sums
 
 
 def update(
@@ -136,6 +153,7 @@ def update(
     clip_radius: float,
     batch_size: Scalar,
     allowed: Tensor | None = None,
+    per_step: Tensors | None = None,
 ) -> None:
     """Algorithm 1, lines 6 to 9, on tensors of one device and dtype.
 
@@ -166,7 +184,13 @@ def update(
     direction: Tensors = torch._foreach_sub(means, prior_means)
     torch._foreach_mul_(direction, prior_precisions)
     _add_(direction, momenta, ess / bias_correction)
-    torch._foreach_div_(direction, precisions)
+    if per_step is None:
+        torch._foreach_div_(direction, precisions)
+    else:  # slope / sqrt(hess + delta) = ess * slope / sqrt(ess * precision)
+        torch._foreach_mul_(precisions, ess)
+        torch._foreach_sqrt_(precisions)
+        torch._foreach_div_(direction, precisions)
+        torch._foreach_mul_(direction, per_step)
     torch._foreach_clamp_min_(direction, -clip_radius)
     torch._foreach_clamp_max_(direction, clip_radius)
     if allowed is not None:

@@ -22,6 +22,7 @@ from covon_avalanche.optim.checks import (
     has_entries,
 )
 from covon_avalanche.optim.interrupts import defer_interrupt
+from covon_avalanche.optim.natural_units import ess_of
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
     SampleBuffer,
@@ -48,7 +49,7 @@ class NamedParam(NamedTuple):
 
 def first_precision(group: Group) -> float:
     """Precision of the prior of a group's parameters in the first task (1/weight²)."""
-    return float(group["ess"]) * float(group["weight_decay"])
+    return ess_of(group) * float(group["weight_decay"])
 
 
 class PosteriorOptimizer(Optimizer, ABC):
@@ -167,8 +168,13 @@ class PosteriorOptimizer(Optimizer, ABC):
         if train:
             self._record_sample(drawn)
 
+    @property
+    def can_sample(self) -> bool:
+        """Whether the settings determine a posterior."""
+        return all(group["ess"] is not None for group in self.param_groups)
+
     def _check_ess(self) -> None:
-        if any(group["ess"] is None for group in self.param_groups):
+        if not self.can_sample:
             raise ValueError(
                 "ess must be set before the posterior is used: give it to the optimizer, or "
                 "ess_per_example to CoVONPlugin"
@@ -479,7 +485,10 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._buffers.pop(parameter, None)
         zeros = torch.zeros_like(parameter)
         self.state[parameter] = {
-            k: embed(v, fresh.get(k, zeros)) if torch.is_tensor(v) else v for k, v in saved.items()
+            key: embed(value, fresh.get(key, zeros))
+            if torch.is_tensor(value) and value.dim() == parameter.dim()
+            else value
+            for key, value in saved.items()
         }
 
     @torch.no_grad()

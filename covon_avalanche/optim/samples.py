@@ -156,8 +156,10 @@ def align_state_(state: dict[str, Any], p: Tensor, name: str) -> None:
     :raises ValueError: naming parameter and entry, if one has another shape.
     """
     for key, value in state.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.dim() == p.dim():
             state[key] = match_layout(value, p, name, key)
+        elif isinstance(value, Tensor) and value.dim() == 0:  # one number for all entries
+            state[key] = value.to(device=p.device, dtype=p.dtype)
 
 
 class SampleBuffer:

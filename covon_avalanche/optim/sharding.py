@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -59,6 +60,25 @@ def everywhere(flags: Tensor, parameters: Iterable[Any]) -> Tensor:
             dist.all_reduce(numbers, dist.ReduceOp.MIN, group=group)
             flags = numbers.bool()
     return flags
+
+
+def sum_everywhere(parts: list[Tensor], parameters: list[Any]) -> list[Tensor]:
+    """The sums over all processes of scalars that belong to their parts of parameters; all
+    processes must call it for the same parameters. Parameters that are not distributed keep
+    theirs."""
+    import torch.distributed as dist
+
+    sums = list(parts)
+    sharded = [i for i, p in enumerate(parameters) if is_sharded(p)]
+    for mesh in dict.fromkeys(parameters[i].device_mesh for i in sharded):
+        there = [i for i in sharded if parameters[i].device_mesh == mesh]
+        total = torch.stack([sums[i] for i in there])
+        for dim, placement in enumerate(parameters[there[0]].placements):
+            if not placement.is_replicate():
+                dist.all_reduce(total, group=mesh.get_group(dim))
+        for i, value in zip(there, total.unbind(), strict=True):
+            sums[i] = value
+    return sums
 
 
 def gathered(tensor: Any) -> Tensor:

@@ -13,6 +13,7 @@ from covon_avalanche.merging import Eq8, MergeRule, RegMean, merge_into
 from covon_avalanche.merging.task_vectors import TaskVectorRule
 from covon_avalanche.optim import CoVON
 from covon_avalanche.optim.diagnostics import Diagnostics
+from covon_avalanche.optim.natural_units import has_natural_units
 from covon_avalanche.plugins.merge import merge_task
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
@@ -98,9 +99,15 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
 
     def _settings(self, strategy: Any) -> Mapping[str, Any]:
         scheduled = super()._settings(strategy)
+        examples = float(len(strategy.experience.dataset))
+        if all(has_natural_units(group) for group in strategy.optimizer.param_groups):
+            given = (
+                {} if self.ess_per_example is None else {"ess_per_example": self.ess_per_example}
+            )
+            return {"examples": examples, **given, **scheduled}
         if self.ess_per_example is None:
             return scheduled
-        return {"ess": self.ess_per_example * len(strategy.experience.dataset), **scheduled}
+        return {"ess": self.ess_per_example * examples, **scheduled}
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Restore and schedule as :class:`PosteriorPlugin`; put in place the weights that the merge

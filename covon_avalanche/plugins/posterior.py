@@ -197,8 +197,7 @@ class PosteriorPlugin(SupervisedPlugin):
         strategy.mb_output = log_mean_probabilities(outputs)
 
     def _averages_samples(self, strategy: Any) -> bool:
-        groups = strategy.optimizer.param_groups
-        return self.eval_samples > 0 and all(group["ess"] is not None for group in groups)
+        return self.eval_samples > 0 and strategy.optimizer.can_sample
 
     def _open_sample(self, strategy: Any, train: bool) -> None:
         temperature = 1.0 if train else self.eval_temperature

@@ -17,7 +17,7 @@ from toy_optimizers import (
 
 from covon_avalanche.optim import BayesByBackprop, CoVON
 
-BOTH = [("lr", -1.0), ("lr", math.nan), ("lr", 1e39), ("lr", None), ("ess", 0.0), ("ess", "9")]
+BOTH = [("lr", -1.0), ("lr", math.nan), ("lr", 1e39), ("lr", "9"), ("ess", 0.0), ("ess", "9")]
 BOTH += [("weight_decay", 1e308), ("mc_samples", 0), ("mc_samples", 1.5)]
 BOTH += [("betas", b) for b in (0.9, (0.9,), (0.9, 1.0), (-0.1, 0.5), (0.9, math.nan), ("0", 0))]
 COVON = [("hess_init", 0.0), ("clip_radius", 0.0), ("clip_radius", math.nan), ("gamma", 0.0)]

@@ -66,7 +66,7 @@ def test_ess_follows_the_number_of_examples_of_each_task_and_the_schedule_overru
 def test_an_evaluation_before_training_that_sets_ess_is_by_the_mean():
     benchmark, model, outputs = toy_benchmark(1), toy_model(), []
     watch = Watch(after_eval_iteration=lambda s: outputs.append(s.mb_output))
-    optimizer = CoVON(model.named_parameters(), batch_size=8)
+    optimizer = CoVON(model.named_parameters(), hess_init=0.03, batch_size=8)
     options = {"ess_per_example": 2.0, "eval_samples": 2, "plugins": [watch]}
     strategy = make_strategy("covon", model, optimizer=optimizer, **options)
     strategy.eval(benchmark.test_stream)
@@ -76,7 +76,7 @@ def test_an_evaluation_before_training_that_sets_ess_is_by_the_mean():
 def test_ess_may_be_left_out_where_the_plugin_sets_it():
     def trained(**options):
         model = toy_model()
-        optimizer = CoVON(model.named_parameters(), batch_size=8, **options)
+        optimizer = CoVON(model.named_parameters(), hess_init=0.03, batch_size=8, **options)
         strategy = make_strategy("covon", model, optimizer=optimizer, ess_per_example=2.0)
         strategy.train(toy_benchmark(2).train_stream)
         return optimizer
@@ -85,7 +85,7 @@ def test_ess_may_be_left_out_where_the_plugin_sets_it():
     assert left_out.param_groups[0]["ess"] == 96.0
     for name, mean in given.posterior().mean.items():
         assert left_out.posterior().mean[name].equal(mean)
-    alone = CoVON(toy_model().named_parameters(), batch_size=8)
+    alone = CoVON(toy_model().named_parameters(), hess_init=0.03, batch_size=8)
     message = "ess must be set before the posterior is used: give it"
     with pytest.raises(ValueError, match=message), alone.sampled_params():
         pass

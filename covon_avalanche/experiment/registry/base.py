@@ -104,6 +104,10 @@ class StrategySettings(Table):
         """Whether it keeps training examples of earlier domains."""
         return False
 
+    def is_searched(self, key: str) -> bool:
+        """Whether a search without ranges includes a setting."""
+        return key not in self.not_searched
+
     @property
     def optimizer_weight_decay(self) -> float:
         """The optimizer's; 0 where a plugin takes weight decay as the first prior's precision."""

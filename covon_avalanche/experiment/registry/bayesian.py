@@ -48,12 +48,20 @@ class CoVON(Mergeable):
     """CoVON; ``gamma = 1`` is CoVON-NoM, ``merge = "none"`` plain IVON."""
 
     kind: Literal["covon"]
-    preset: Annotated[Literal["paper"] | None, Field(exclude=True)] = None
-    """``paper`` is short for ``covon_avalanche.optim.ALGORITHM_1``; it is not stored."""
+    preset: Annotated[Literal["finetune", "scratch", "paper"] | None, Field(exclude=True)] = None
+    """Sets what is not given; the settings are stored, not the preset. ``finetune``, for pretrained
+    networks, and ``scratch``, for random weights, are the presets of
+    ``covon_avalanche.optim.natural_units``: only ``lr`` is needed. ``paper`` is short for
+    ``covon_avalanche.optim.ALGORITHM_1``."""
+    noise: PositiveFloat | None = None
+    """Of the first samples, relative to the weights. With it ``lr`` is as AdamW's; without it
+    settings have the paper's units."""
+    prior_width: PositiveFloat | None = None
+    data_precision: PositiveFloat | None = None
     ess: PositiveFloat | None = None
     ess_per_example: PositiveFloat | None = None
     """Instead of ``ess``: this times the training examples of each domain."""
-    hess_init: PositiveFloat
+    hess_init: PositiveFloat | None = None
     later_hess_init: PositiveFloat | None = None
     """``hess_init`` from the second domain on; the same by default."""
     gamma: Annotated[float, Field(gt=0, le=1)]
@@ -75,7 +83,7 @@ class CoVON(Mergeable):
     schedule: list[TaskSettings] = Field([])
     """Settings by domain, in order; instead of ``later_hess_init``."""
 
-    not_searched = frozenset({"gamma", "gamma_precision"})
+    not_searched = frozenset({"gamma", "gamma_precision", "noise", "prior_width", "data_precision"})
 
     @model_validator(mode="before")
     @classmethod
@@ -101,10 +109,38 @@ class CoVON(Mergeable):
                     raise ValueError(
                         f'preset = "paper" sets {key} = {value!r}, but {data[key]!r} is given'
                     )
+        if data.get("preset") in ("finetune", "scratch"):
+            from covon_avalanche.optim.natural_units import FINETUNING, FROM_SCRATCH
+
+            preset = FINETUNING if data["preset"] == "finetune" else FROM_SCRATCH
+            data = {"clip_radius": 1.0, **preset, **data}
         return data
 
+    @property
+    def relative(self) -> bool:
+        """Whether settings are relative to the weights, not in the paper's units."""
+        return self.noise is not None
+
     @model_validator(mode="after")
-    def _one_ess(self) -> CoVON:
+    def _one_kind_of_units(self) -> CoVON:
+        relative = {"noise", "prior_width", "data_precision"}
+        papers = {"ess", "hess_init", "later_hess_init"}
+        given = self.model_fields_set & {k for k, v in self if v is not None}
+        if self.relative:
+            if given & papers:
+                raise ValueError(
+                    f"{', '.join(sorted(given & papers))} have the paper's units, noise is "
+                    "relative to the weights: give settings of one kind"
+                )
+            if self.prior_width is None or self.data_precision is None:
+                raise ValueError(
+                    'noise needs prior_width and data_precision, or preset = "finetune"'
+                )
+            return self
+        if given & relative:
+            raise ValueError(f"{', '.join(sorted(given & relative))} needs noise")
+        if self.hess_init is None:
+            raise ValueError('give hess_init and ess, or preset = "finetune" or "scratch"')
         if (self.ess is None) == (self.ess_per_example is None):
             raise ValueError("give ess or ess_per_example, one of them")
         return self
@@ -122,19 +158,26 @@ class CoVON(Mergeable):
             raise ValueError(f'cannot change gamma, which merge = "{merge}" fixes')
         return schedule
 
+    def is_searched(self, key: str) -> bool:
+        """By default a search of settings relative to the weights is one of ``lr`` alone."""
+        return super().is_searched(key) and not (self.relative and key == "clip_radius")
+
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         import torch
 
         from covon_avalanche.optim import CoVON as Optimizer
 
-        own = self.only("lr", "hess_init", "weight_decay", "gamma", "gamma_precision")
-        own |= self.only("clip_radius", "prior_mean", "hess_approx", "mc_samples")
+        own = self.only("lr", "gamma", "gamma_precision", "clip_radius", "prior_mean")
+        own |= self.only("hess_approx", "mc_samples", "weight_decay")
+        if self.relative:
+            own |= self.only("noise", "prior_width", "data_precision", "ess_per_example")
+        else:
+            own |= self.only("ess", "hess_init")
         if self.merge == "ema" and self.gamma_precision == "auto":
             own["gamma_precision"] = None
         consolidation: Any = self.merge if self.merge in ("replace", "none") else "merge"
         return Optimizer(
             self.parameter_groups(model, named=True),
-            ess=self.ess,
             betas=(0.9, self.beta2),
             consolidation=consolidation,
             generator=torch.default_generator,
@@ -142,8 +185,10 @@ class CoVON(Mergeable):
         )
 
     def build(self) -> Method:
-        later = self.later_hess_init or self.hess_init
-        schedule = [{"hess_init": self.hess_init}, {"hess_init": later}]
+        schedule: list[dict[str, Any]] = []
+        if not self.relative:
+            later = self.later_hess_init or self.hess_init
+            schedule = [{"hess_init": self.hess_init}, {"hess_init": later}]
         if self.schedule:
             schedule = [task.model_dump(exclude_none=True) for task in self.schedule]
         arguments: dict[str, Any] = {"schedule": schedule, **self.only("ess_per_example")}

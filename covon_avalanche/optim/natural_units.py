@@ -1,0 +1,127 @@
+"""CoVON's settings in natural units: relative to the weights, and steps as long as Adam's.
+
+Algorithm 1 is as in ``covon.fast_step``; these formulas choose its constants. Let ``r`` be the root
+mean square of a parameter tensor at the start of a task.
+
+- **Prior**: ``s0 = 1 / (prior_width r)²``, the same for all entries of a tensor.
+- **Noise**: ``hess_init = (1 / (noise r)² - s0) / ess``, so that the first samples have the
+  standard deviation ``noise r``.
+- **Effective sample size**: the first step of the first task sets ``ess`` such that the squared
+  gradients add ``data_precision`` times the initial precision, on average over all weights:
+  ``ess = data_precision / mean(batch_size g² (noise r)²)``. Multiplying the loss by a constant
+  changes nothing then. Later tasks have ``ess`` in proportion to their ``examples``.
+- **Step**: line 9 becomes ``m <- m - lr * clip(u / rms, ±clip_radius)`` with the raw step
+  ``u = (g + delta (m - m0)) / sqrt(h + delta)``, which is in proportion to the standard deviation
+  of the posterior, and ``rms`` the root mean square of ``g_hat / sqrt(h + delta)`` over the tensor,
+  a bias-corrected running average over the task. Where squared gradients dominate ``h``, this is
+  Adam's step. So ``lr`` is a change of weights: at most ``lr * clip_radius``, typically a third.
+
+The square root is not the paper's: a Newton step has ``h + delta`` itself. With it a small GPT-2
+learns far more slowly than with AdamW at any noise (``docs/settings.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covon_avalanche.checks import check_positive
+from covon_avalanche.optim.sharding import local, sum_everywhere
+
+FROM_SCRATCH: dict[str, Any] = dict(
+    noise=0.2, prior_width=20.0, prior_mean="zero", data_precision=0.001, gamma=0.7,
+    gamma_precision=5.0,
+)  # fmt: skip
+"""For networks with random weights: wide noise and prior, and much memory of earlier tasks."""
+
+FINETUNING: dict[str, Any] = dict(
+    noise=0.02, prior_width=0.1, prior_mean="init", data_precision=10.0, gamma=0.3,
+    gamma_precision=None,
+)  # fmt: skip
+"""For pretrained networks: noise that they tolerate, and a prior around their weights."""
+
+AVERAGING = 0.999  # of the squared raw steps; Adam's coefficient of squared gradients
+_ALMOST_ZERO = 1e-3  # a root mean square below it, such as that of new biases and zero heads ...
+_SCALE_OF_ZEROS = 1e-2  # ... counts as this
+
+Group = Mapping[str, Any]
+
+
+def has_natural_units(group: Group) -> bool:
+    """Whether a group's settings are relative to its weights."""
+    return group["noise"] is not None
+
+
+def check_natural(group: Group) -> None:
+    """Raise a ``ValueError`` naming value and rule for bad settings in natural units."""
+    for name in ("noise", "prior_width", "data_precision"):
+        check_positive(name, group[name])
+    for name in ("examples", "ess_per_example"):
+        if group[name] is not None:
+            check_positive(name, group[name])
+    if not group["noise"] < group["prior_width"]:
+        raise ValueError(
+            f"noise must be smaller than prior_width, got {group['noise']} and "
+            f"{group['prior_width']}: a posterior is narrower than its prior"
+        )
+    if group["weight_decay"]:
+        raise ValueError(
+            f"weight_decay={group['weight_decay']} is the prior's precision per example, for "
+            "settings with ess; with lr alone the prior has a prior_width relative to the weights "
+            "and replaces weight decay: leave it out"
+        )
+
+
+def ess_of(group: Group) -> float:
+    """The effective sample size; in natural units it is 1 until the first step has set it."""
+    if group["ess"] is not None:
+        return float(group["ess"])
+    return float(group["ess_per_example"] or 1.0) * float(group["examples"] or 1.0)
+
+
+def scale_of(p: Tensor) -> Tensor:
+    """Root mean square of a parameter's entries, a scalar tensor; that of zeros counts as 0.01."""
+    squares = local(p).detach().square().sum(dtype=torch.float64)
+    total = sum_everywhere([squares], [p])[0]
+    scale = (total / p.numel()).sqrt()
+    return torch.where(scale < _ALMOST_ZERO, _SCALE_OF_ZEROS, scale).to(p.dtype)
+
+
+def first_prior_precision(group: Group, scale: Tensor) -> Tensor:
+    """Precision of the first prior (1/weight²), a scalar tensor."""
+    return (group["prior_width"] * scale) ** -2
+
+
+def first_hess(group: Group, scale: Tensor) -> Tensor:
+    """``hess`` at the start of a task, a scalar tensor."""
+    return ((group["noise"] * scale) ** -2 - first_prior_precision(group, scale)) / ess_of(group)
+
+
+def suitable_ess(
+    grads: list[Tensor], precisions: list[Tensor], batch_size: float, data_precision: float
+) -> float:
+    """The effective sample size with which squared gradients add ``data_precision`` times the
+    posterior's precision, on average over all entries; 0 if all gradients are 0.
+
+    :param precisions: of the posterior the gradients were drawn from, 1/weight².
+    """
+    parts = [
+        (local(g).square() / local(s)).sum(dtype=torch.float64)
+        for g, s in zip(grads, precisions, strict=True)
+    ]
+    sums = sum_everywhere(parts, grads)
+    total = sum(float(part) for part in sums)
+    entries = sum(g.numel() for g in grads)
+    return data_precision * entries / (batch_size * total) if total > 0 else 0.0
+
+
+def per_raw_step(running: Tensor, i: int) -> Tensor:
+    """One over the typical raw step.
+
+    :param running: average of the squared raw steps, not yet corrected for its start at zero.
+    :param i: steps behind it.
+    """
+    return torch.where(running > 0, (running / (1 - AVERAGING**i)).rsqrt(), 0.0)
