@@ -30,7 +30,12 @@ from covon_avalanche.optim.checks import check_betas, check_given, check_precisi
 from covon_avalanche.optim.diagnostics import Diagnostics, diagnose, warn_unless_learned
 from covon_avalanche.optim.hessian import HessApprox, beta2_at
 from covon_avalanche.optim.interrupts import defer_interrupt
-from covon_avalanche.optim.natural_units import ess_of, has_natural_units, per_raw_step
+from covon_avalanche.optim.natural_units import (
+    AVERAGING,
+    ess_of,
+    has_natural_units,
+    per_raw_step,
+)
 from covon_avalanche.optim.posterior_optimizer import (
     Group,
     NamedParam,
@@ -46,7 +51,7 @@ from covon_avalanche.optim.samples import (
     compiled_fill,
     match_layout,
 )
-from covon_avalanche.optim.sharding import local, sum_everywhere
+from covon_avalanche.optim.sharding import local, mean_everywhere
 from covon_avalanche.posterior.gaussian import (
     DiagGaussian,
     check_gamma,
@@ -66,6 +71,7 @@ _GAMMA_PRECISION = 2.0  # for estimates that are never negative; chosen in docs/
 _PAPERS_DEFAULTS: dict[str, Any] = dict(
     lr=0.01, hess_init=0.03, weight_decay=1e-4, gamma=0.9, gamma_precision="auto", clip_radius=0.1
 )
+_OF_HESS = ("ess", "beta2", "hess_approx", "batch_size", "retraction")
 _NATURAL = {"examples", "noise", "prior_width", "data_precision", "ess_per_example"}
 _FROM_PRESET = ("noise", "prior_width", "data_precision", "gamma", "gamma_precision")
 _LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate may overflow float32
@@ -91,8 +97,9 @@ def fast_step(
     clip_radius: float,
     hess_approx: HessApprox,
     batch_size: float,
-    per_step: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    retraction: float = 0.5,
+    step_square: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Iteration ``i`` of Algorithm 1's inner loop for one parameter tensor, after the gradient.
 
     The reference: to try a change, edit it and pass ``implementation="reference"``.
@@ -100,8 +107,11 @@ def fast_step(
     :param statistic: average over the posterior samples of ``grad * (theta - mean)``, or, for
         ``"gradsq"``, of ``grad²``; theta was drawn with the variance of line 4.
     :param grad: average gradient of the mini-batch loss over the samples (line 5), loss/weight.
-    :param per_step: in natural units: one over the typical raw step, see ``natural_units``.
-    :return: new mean, momentum and hess. All tensors have the shape of the parameter.
+    :param retraction: factor of line 8's last term. Squared gradients, which are positive anyway,
+        have none in natural units.
+    :param step_square: in natural units, the running average of squared raw steps, a scalar.
+    :return: new mean, momentum, hess and ``step_square``. All other tensors have the shape of the
+        parameter.
     """
     delta = prior_precision / ess
     if hess_approx == "gradsq":
@@ -112,14 +122,16 @@ def fast_step(
     momentum_hat = momentum / (1 - beta1**i) if debias else momentum
     # line 8; the retraction of its last term keeps hess + delta positive (Lin et al., 2020)
     change = (1 - beta2) * (hess_hat - hess)
-    hess = hess + change + 0.5 * change.square() / (hess + delta)
+    hess = hess + change + retraction * change.square() / (hess + delta)
     slope = momentum_hat + delta * (mean - prior_mean)
-    if per_step is None:
+    if step_square is None:
         change = slope / (hess + delta)  # the Newton step
-    else:
-        change = per_step * slope / (hess + delta).sqrt()
+    else:  # natural units
+        raw = mean_everywhere(grad.square() / (hess + delta))
+        step_square = torch.lerp(step_square, raw.to(step_square), 1 - AVERAGING)
+        change = per_raw_step(step_square, 1 - AVERAGING**i) * slope / (hess + delta).sqrt()
     mean = mean - lr * change.clamp(-clip_radius, clip_radius)  # line 9
-    return mean, momentum, hess
+    return mean, momentum, hess, step_square
 
 
 def _with_defaults(settings: Group) -> Group:
@@ -446,6 +458,8 @@ class CoVON(PosteriorOptimizer):
         """Algorithm 1, line 4."""
         if train:
             self._batch_size()  # raises where the step would, before the forward pass
+            if self.param_groups[0]["noise_draws"] == 1:
+                self._warn_of_noise(params)
         if self.implementation == "reference":
             return super()._draw(params, buffers, train, key)
         drawn = {n.param: self._buffer(buffers, n.param, n.name) for n in params}
@@ -465,6 +479,23 @@ class CoVON(PosteriorOptimizer):
             precisions = [(n.name, local(self._precision(n.param, n.group, train))) for n in params]
             check_precisions([(name, p.min()) for name, p in precisions if p.numel()])
         return drawn
+
+    def _warn_of_noise(self, params: list[NamedParam]) -> None:
+        """Warn if the first sample is mostly noise."""
+        variance = weights = 0.0
+        for _, p, group, _ in params:
+            precision = local(self._precision(p, group, train=True))
+            if group["weight_decay"] or (precision > 0).all():  # else the draw raises
+                variance += (1 / precision).sum(dtype=torch.float64).item()
+                weights += local(p).square().sum(dtype=torch.float64).item()
+        if variance > weights > 0:
+            natural = has_natural_units(params[0].group)
+            advice = "lower noise" if natural else "raise ess, or leave it out"
+            warnings.warn(
+                f"the first sample's noise is {(variance / weights) ** 0.5:.1f} times as large as "
+                f"the weights, so the network may not learn: {advice}",
+                stacklevel=6,
+            )
 
     def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
         """Algorithm 1, lines 6 to 9, by the kernel or by multi-tensor operations; by
@@ -487,7 +518,6 @@ class CoVON(PosteriorOptimizer):
         kernel = None if averaged else self._cpu_kernel(record.buffers[p] for p in samples)
         if kernel is not None:
             step, fit = kernel.step, kernel.all_below(list(grads.values()), limit)
-            allowed: dict[torch.device, Tensor] = {}
         else:
             bounds = [(list(grads.values()), limit)]
             if averaged:
@@ -503,9 +533,11 @@ class CoVON(PosteriorOptimizer):
         for bucket in self._buckets(params, train=True):
             settings = self._settings(bucket.group, bucket.i)
             if has_natural_units(bucket.group):
-                settings["per_step"] = self._per_step(
-                    bucket, [grads[p] for p in bucket.params], kernel or multi_tensor, allowed
-                )
+                averages = [state["step_square"] for state in bucket.states]
+                if kernel is None:
+                    settings["step_squares"] = averages
+                else:
+                    settings["per_step"] = self._per_step(bucket, samples, grads, settings)
             step(
                 bucket.params,
                 [samples[p] for p in bucket.params],
@@ -542,27 +574,28 @@ class CoVON(PosteriorOptimizer):
             other["ess_per_example"] = ess / (group["examples"] or 1.0)
 
     def _per_step(
-        self, bucket: Bucket, grads: list[Tensor], kernel: Any, allowed: dict[torch.device, Tensor]
+        self,
+        bucket: Bucket,
+        samples: Mapping[Tensor, Tensor],
+        grads: Mapping[Tensor, Tensor],
+        settings: Mapping[str, Any],
     ) -> list[Tensor]:
-        """Update the running averages of squared raw steps, and return one over the typical raw
-        step of each parameter, as scalar tensors."""
-        sums = kernel.step_squares(
-            grads,
+        """For the CPU kernel: update the running averages of squared raw steps, and return one over
+        the typical raw step of each parameter."""
+        from covon_avalanche.optim import cpu_kernel
+
+        sums = cpu_kernel.step_squares(
+            bucket.params,
+            [samples[p] for p in bucket.params],
+            [grads[p] for p in bucket.params],
             bucket.entries("hess"),
-            bucket.entries("prior_precision", first_precision(bucket.group)),
-            ess=ess_of(bucket.group),
+            bucket.entries("prior_precision"),
+            **{key: settings[key] for key in _OF_HESS},
         )
-        sums = sum_everywhere(sums, bucket.params)
-        running = torch.stack([state["step_square"] for state in bucket.states])
-        sizes = [float(p.numel()) for p in bucket.params]
-        squares = torch.stack(sums).to(running) / torch.tensor(sizes).to(running)
-        fit = allowed.get(running.device)
-        if fit is not None:
-            squares = torch.where(fit, squares, running)
-        running = torch.lerp(running, squares, 1 - natural_units.AVERAGING)
-        for state, value in zip(bucket.states, running.unbind(), strict=True):
-            state["step_square"] = value.clone()
-        return list(per_raw_step(running, bucket.i).unbind())
+        for p, state, total in zip(bucket.params, bucket.states, sums, strict=True):
+            state["step_square"].lerp_((total / p.numel()).float(), 1 - AVERAGING)
+        correction = 1 - AVERAGING**bucket.i
+        return [per_raw_step(state["step_square"], correction) for state in bucket.states]
 
     def _cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> Any:
         """The module ``cpu_kernel`` if it can make a draw or a step for all parameters."""
@@ -604,23 +637,14 @@ class CoVON(PosteriorOptimizer):
             clip_radius=group["clip_radius"],
             hess_approx=self.hess_approx,
             batch_size=self._batch_size(),
+            retraction=0.0 if has_natural_units(group) and self.hess_approx == "gradsq" else 0.5,
         )
 
     def _propose(
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         i = state["step"] + 1
-        natural: State = {}
-        per_step: Tensor | None = None
-        if has_natural_units(group):
-            squares = ess_of(group) * grad.square() / self._precision(p, group, train=True)
-            total = sum_everywhere([local(squares).sum()], [p])[0]
-            square = torch.lerp(
-                state["step_square"], total / p.numel(), 1 - natural_units.AVERAGING
-            )
-            natural["step_square"] = square
-            per_step = per_raw_step(square, i)
-        mean, momentum, hess = fast_step(
+        mean, momentum, hess, step_square = fast_step(
             p,
             statistic,
             grad,
@@ -628,9 +652,10 @@ class CoVON(PosteriorOptimizer):
             state["hess"],
             state.get("prior_mean", 0.0),
             self._prior_precision(state, group),
-            per_step=per_step,
+            step_square=state.get("step_square"),
             **self._settings(group, i),
         )
+        natural = {} if step_square is None else {"step_square": step_square}
         return mean, {"step": i, "momentum": momentum, "hess": hess, **natural}
 
     # The slow step ---------------------------------------------------------------------

@@ -88,6 +88,7 @@ def step(
     clip_radius: float,
     hess_approx: str,
     batch_size: float,
+    retraction: float = 0.5,
     per_step: list[Tensor] | None = None,
 ) -> None:
     """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9). See ``fast_step``.
@@ -100,7 +101,7 @@ def step(
     debiasing = 1 / (1 - beta1**i) if debias else 1.0
     # in the order of the kernel's arguments
     clip_radius = min(clip_radius, 3e38)
-    settings = ess, lr, 1 - beta1, 1 - beta2, debiasing, clip_radius, batch_size, prior0
+    settings = ess, lr, 1 - beta1, 1 - beta2, debiasing, clip_radius, batch_size, retraction, prior0
     table = _addresses(means, samples, grads, momenta, hessians, prior_means, prior_precisions)
     factors = np.ones(len(means), f32) if per_step is None else _numbers(per_step)
     natural = per_step is not None
@@ -108,19 +109,27 @@ def step(
 
 
 def step_squares(
+    means: list[Tensor],
+    samples: list[Tensor],
     grads: list[Tensor],
     hessians: list[Tensor],
     prior_precisions: list[Tensor] | float,
     *,
     ess: float,
+    beta2: float,
+    hess_approx: str,
+    batch_size: float,
+    retraction: float,
 ) -> list[Tensor]:
-    """For each parameter the sum of squared raw steps ``grad / sqrt(hess + delta)``, loss."""
+    """For each parameter the sum of squared raw steps ``grad / sqrt(hess + delta)``, with the
+    ``hess`` that the step will write."""
     prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
-    table = _addresses(grads, hessians, prior_precisions)
-    tiles = np.zeros(int((-(-table[0] // _TILE)).sum()))  # summed in order, whatever the threads
-    _run(_step_squares, table, f32(ess), f32(prior0), tiles)
-    ends = np.cumsum(-(-table[0] // _TILE))
-    parts = np.split(tiles, ends[:-1])
+    table = _addresses(means, samples, grads, hessians, prior_precisions)
+    tiles_of = -(-table[0] // _TILE)
+    sums = np.zeros(int(tiles_of.sum()))  # of tiles, added in order, whatever the threads
+    settings = ess, 1 - beta2, batch_size, retraction, prior0
+    _run(_step_squares, table, sums, hess_approx == "gradsq", *map(f32, settings))
+    parts = np.split(sums, np.cumsum(tiles_of)[:-1])
     return list(torch.tensor([part.sum() for part in parts], dtype=torch.float64).unbind())
 
 
@@ -290,37 +299,6 @@ def _all_below(table, limit, flags, first, stride):
         flags[k] = largest >= f32(limit).view(np.int32)
 
 
-@njit(fastmath=_FAST_MATH | {"reassoc"}, **{**OPTIONS, "cache": False})  # its caller is cached
-def _step_squares_of_group(grad, hess, prior, ess):
-    total = f32(0)
-    for j in range(len(grad)):
-        i = u64(j)
-        total += ess * grad[i] * grad[i] / (ess * hess[i] + prior[i])
-    return total
-
-
-@njit(**OPTIONS)
-def _step_squares(table, ess, prior0, tiles, first, stride):
-    same_prior = np.full(GROUP, prior0)
-    tile = 0
-    for k in range(table.shape[1]):
-        size = table[0, k]
-        grad, hess = _array_at(table[1, k], size), _array_at(table[2, k], size)
-        prior = _array_at(table[3, k], size)
-        for begin in range(0, size, _TILE):
-            tile += 1
-            if (tile - 1) % stride != first:
-                continue
-            for start in range(begin, min(begin + _TILE, size), GROUP):
-                stop = min(start + GROUP, size)
-                tiles[tile - 1] += _step_squares_of_group(
-                    grad[start:stop],
-                    hess[start:stop],
-                    prior[start:stop] if table[3, k] else same_prior[: stop - start],
-                    ess,
-                )
-
-
 @njit(fastmath=_FAST_MATH, **{**OPTIONS, "cache": False})  # its caller is cached
 def _draw_group(mean, sample, hess, prior, noise, ess):
     """Write a group of samples; return whether all precisions are positive."""
@@ -359,23 +337,78 @@ def _draw(table, numbers, ess, prior0, key, flags, first, stride):
                     flags[k] = True
 
 
+@njit(inline="always")
+def _new_hess(squared, g, theta_minus_m, h, delta, ess, one_minus_beta2, batch_size, retraction):
+    reparam = g * theta_minus_m * ess * (h + delta)  # line 6
+    hess_hat = batch_size * g * g if squared else reparam
+    change = one_minus_beta2 * (hess_hat - h)
+    return h + change + retraction * change * change / (h + delta)  # line 8
+
+
+@njit(**{**OPTIONS, "cache": False})
+def _step_squares_of_group(
+    squared, mean, sample, grad, hess, prior, ess, one_minus_beta2, batch_size, retraction
+):
+    per_example = f32(1) / ess
+    total = f32(0)
+    for j in range(len(grad)):
+        i = u64(j)
+        g, delta = grad[i], prior[i] * per_example
+        noise = f32(0) if squared else sample[i] - mean[i]
+        h = _new_hess(
+            squared, g, noise, hess[i], delta, ess, one_minus_beta2, batch_size, retraction
+        )
+        total += g * g / (h + delta)
+    return total
+
+
+@njit(**OPTIONS)
+def _step_squares(
+    table, sums, squared, ess, one_minus_beta2, batch_size, retraction, prior0, first, stride
+):
+    same_prior = np.full(GROUP, prior0)
+    tile = 0
+    for k in range(table.shape[1]):
+        size = table[0, k]
+        mean, sample = _array_at(table[1, k], size), _array_at(table[2, k], size)
+        grad, hess = _array_at(table[3, k], size), _array_at(table[4, k], size)
+        prior = _array_at(table[5, k], size)
+        for begin in range(0, size, _TILE):
+            tile += 1
+            if (tile - 1) % stride != first:
+                continue
+            for start in range(begin, min(begin + _TILE, size), GROUP):
+                stop = min(start + GROUP, size)
+                arrays = (
+                    mean[start:stop],
+                    sample[start:stop],
+                    grad[start:stop],
+                    hess[start:stop],
+                    prior[start:stop] if table[5, k] else same_prior[: stop - start],
+                )
+                settings = ess, one_minus_beta2, batch_size, retraction
+                if squared:
+                    sums[tile - 1] += _step_squares_of_group(True, *arrays, *settings)
+                else:
+                    sums[tile - 1] += _step_squares_of_group(False, *arrays, *settings)
+
+
 @njit(**{**OPTIONS, "cache": False})
 def _step_group(
     squared, mean, sample, grad, momentum, hess, prior_mean, prior,
-    ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size, per_step,
-    natural,
+    ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size, retraction,
+    per_step, natural,
 ):  # fmt: skip
     """Update a group in place, see :func:`step`; ``prior`` is a precision (1/weight²)."""
-    half, one = f32(0.5), f32(1)
-    per_example = one / ess
+    per_example = f32(1) / ess
     for j in range(len(mean)):
         i = u64(j)
-        g, m, h, delta = grad[i], mean[i], hess[i], prior[i] * per_example
-        reparam = g * (sample[i] - m) * ess * (h + delta)  # line 6
-        hess_hat = batch_size * g * g if squared else reparam
+        g, m, delta = grad[i], mean[i], prior[i] * per_example
         average = momentum[i] + one_minus_beta1 * (g - momentum[i])  # line 7
-        change = one_minus_beta2 * (hess_hat - h)
-        h = h + change + half * change * change / (h + delta)  # line 8
+        noise = f32(0) if squared else sample[i] - m
+        h = _new_hess(
+            squared, g, noise, hess[i], delta, ess, one_minus_beta2, batch_size, retraction
+        )
         slope = average * debiasing + delta * (m - prior_mean[i])
         scale = np.sqrt(h + delta) if natural else h + delta
         raw = slope / scale * per_step
@@ -387,7 +420,7 @@ def _step_group(
 @njit(**OPTIONS)
 def _step(
     table, factors, natural, squared, ess, lr, one_minus_beta1, one_minus_beta2, debiasing,
-    clip_radius, batch_size, prior0, first, stride,
+    clip_radius, batch_size, retraction, prior0, first, stride,
 ):  # fmt: skip
     zeros, same_prior = np.zeros(GROUP, f32), np.full(GROUP, prior0)
     tile = 0
@@ -414,7 +447,7 @@ def _step(
                 )
                 settings = (
                     ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size,
-                    factors[k], natural,
+                    retraction, factors[k], natural,
                 )  # fmt: skip
                 if squared:  # a constant, so that each estimate gets a loop of its own
                     _step_group(True, *arrays, *settings)

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covon_avalanche.optim.natural_units import AVERAGING, per_raw_step
 from covon_avalanche.optim.samples import fill_normal_
-from covon_avalanche.optim.sharding import everywhere, local
+from covon_avalanche.optim.sharding import everywhere, is_sharded, local, sum_everywhere
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 Prior = Any  # Tensors, or the float that it still is in the first task
@@ -74,17 +75,18 @@ def step(
     clip_radius: float,
     hess_approx: str,
     batch_size: float,
+    retraction: float = 0.5,
     averaged: bool,
     compiled: bool,
     allowed: dict[torch.device, Tensor],
-    per_step: list[Tensor] | None = None,
+    step_squares: list[Tensor] | None = None,
 ) -> None:
-    """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9). See ``fast_step``.
+    """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9), in natural units
+    also ``step_squares``. See ``fast_step``.
 
     :param samples: theta, which is used up; with ``averaged`` the statistic of ``fast_step``.
     :param compiled: by ``torch.compile``, on accelerators.
     :param allowed: the scalars of :meth:`DeferredCheck.check`.
-    :param per_step: in natural units a scalar for each parameter, see ``fast_step``.
     """
     device, squared = means[0].device, hess_approx == "gradsq"
     scalars: dict[str, Any] = dict(
@@ -94,16 +96,21 @@ def step(
         bias_correction=1 - beta1**i if debias else 1.0,
         batch_size=batch_size,
     )
+    if step_squares is not None:
+        scalars["step_correction"] = 1 - AVERAGING**i
+    sharded = any(is_sharded(mean) for mean in means)
     run: Callable[..., None] = update
-    if compiled and device.type != "cpu":
+    if compiled and device.type != "cpu" and not (sharded and step_squares):
         run = compiled_update()
         scalars = {
             key: torch.full((), value, dtype=means[0].dtype, device=device)
             for key, value in scalars.items()
         }
-    for mean, sample, grad, *others, factors in _parts(
-        means, samples, grads, momenta, hessians, prior_means, prior_precisions, per_step
-    ):
+    columns = samples, grads, momenta, hessians, prior_means, prior_precisions, step_squares
+    begin = 0
+    for mean, sample, grad, *others, squares in _parts(means, *columns):
+        whole = means[begin : begin + len(mean)]
+        begin += len(mean)
         if not averaged and not squared:
             torch._foreach_sub_(sample, mean)
             torch._foreach_mul_(sample, grad)
@@ -115,24 +122,13 @@ def step(
             squared=squared,
             beta1=beta1,
             clip_radius=clip_radius,
+            retraction=retraction,
             allowed=allowed.get(device),
-            per_step=factors,
+            step_squares=squares,
+            sizes=[p.numel() for p in whole],
+            sharded=whole if sharded else None,
             **scalars,
         )
-
-
-def step_squares(
-    grads: list[Tensor], hessians: list[Tensor], prior_precisions: Prior, *, ess: float
-) -> list[Tensor]:
-    """For each parameter the sum of squared raw steps ``grad / sqrt(hess + delta)``, loss; of
-    DTensors over the part of this process."""
-    sums: list[Tensor] = []
-    for grad, hess, prior_precision in _parts(grads, hessians, prior_precisions):
-        roots = _precisions(hess, prior_precision, ess)
-        torch._foreach_sqrt_(roots)
-        norms = torch._foreach_norm(torch._foreach_div(grad, roots))
-        sums += [norm.square() * ess for norm in norms]
-    return sums
 
 
 def update(
@@ -152,14 +148,22 @@ def update(
     bias_correction: Scalar,
     clip_radius: float,
     batch_size: Scalar,
+    retraction: float = 0.5,
     allowed: Tensor | None = None,
-    per_step: Tensors | None = None,
+    step_squares: Tensors | None = None,
+    step_correction: Scalar = 1.0,
+    sizes: list[int] | None = None,
+    sharded: list[Tensor] | None = None,
 ) -> None:
     """Algorithm 1, lines 6 to 9, on tensors of one device and dtype.
 
     :param statistics: ``grad * (theta - mean)``, or with ``squared`` the squared gradients,
         averaged over the samples; ``None`` with ``squared``: the squares of ``grads``.
     :param allowed: a scalar on the tensors' device; if it is false nothing changes.
+    :param step_squares: in natural units, the running averages of squared raw steps.
+    :param step_correction: for their start at zero.
+    :param sizes: entries of the parameters, over all processes.
+    :param sharded: the parameters, if they are distributed.
     """
     precisions = _precisions(hessians, prior_precisions, ess)
     # excess = hess - hess_hat (line 6), which line 8 subtracts
@@ -178,19 +182,27 @@ def update(
     torch._foreach_lerp_(momenta, grads, 1 - beta1)  # line 7
     # line 8: hess + change + change² / 2 (hess + delta), where change = -(1 - beta2) excess
     _add_(hessians, excess, -one_minus_beta2)
-    _addcmul_(hessians, excess, ratio, 0.5 * ess * one_minus_beta2**2)
+    _addcmul_(hessians, excess, ratio, retraction * ess * one_minus_beta2**2)
     del excess, ratio
     precisions = _precisions(hessians, prior_precisions, ess)
     direction: Tensors = torch._foreach_sub(means, prior_means)
     torch._foreach_mul_(direction, prior_precisions)
     _add_(direction, momenta, ess / bias_correction)
-    if per_step is None:
-        torch._foreach_div_(direction, precisions)
-    else:  # slope / sqrt(hess + delta) = ess * slope / sqrt(ess * precision)
-        torch._foreach_mul_(precisions, ess)
+    if step_squares is not None:  # both times ess
+        torch._foreach_div_(direction, ess)
+        torch._foreach_div_(precisions, ess)
         torch._foreach_sqrt_(precisions)
-        torch._foreach_div_(direction, precisions)
-        torch._foreach_mul_(direction, per_step)
+        norms = torch._foreach_norm(torch._foreach_div(grads, precisions))
+        squares: list[Tensor] = [norm.square() for norm in norms]
+        if sharded is not None:
+            squares = sum_everywhere(squares, sharded)
+        for running, square, size in zip(step_squares, squares, sizes or (), strict=True):
+            if allowed is not None:
+                square = torch.where(allowed, square, running * size)
+            running.lerp_((square / size).to(running.dtype), 1 - AVERAGING)
+        factors = [per_raw_step(running, step_correction) for running in step_squares]
+        torch._foreach_mul_(direction, factors)
+    torch._foreach_div_(direction, precisions)
     torch._foreach_clamp_min_(direction, -clip_radius)
     torch._foreach_clamp_max_(direction, clip_radius)
     if allowed is not None:

@@ -16,8 +16,11 @@ mean square of a parameter tensor at the start of a task.
   a bias-corrected running average over the task. Where squared gradients dominate ``h``, this is
   Adam's step. So ``lr`` is a change of weights: at most ``lr * clip_radius``, typically a third.
 
-The square root is not the paper's: a Newton step has ``h + delta`` itself. With it a small GPT-2
-learns far more slowly than with AdamW at any noise (``docs/settings.md``).
+- **Hessian**: squared gradients are averaged without line 8's last term, which keeps ``h`` positive
+  where estimates may be negative.
+
+The square root is not the paper's: a Newton step has ``h + delta`` itself. With it transformers
+learn far more slowly than with AdamW, because their gradients differ by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -38,12 +41,12 @@ FROM_SCRATCH: dict[str, Any] = dict(
 """For networks with random weights: wide noise and prior, and much memory of earlier tasks."""
 
 FINETUNING: dict[str, Any] = dict(
-    noise=0.02, prior_width=0.1, prior_mean="init", data_precision=10.0, gamma=0.3,
+    noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.3,
     gamma_precision=None,
 )  # fmt: skip
 """For pretrained networks: noise that they tolerate, and a prior around their weights."""
 
-AVERAGING = 0.999  # of the squared raw steps; Adam's coefficient of squared gradients
+AVERAGING = 0.99  # of the squared raw steps
 _ALMOST_ZERO = 1e-3  # a root mean square below it, such as that of new biases and zero heads ...
 _SCALE_OF_ZEROS = 1e-2  # ... counts as this
 
@@ -118,10 +121,10 @@ def suitable_ess(
     return data_precision * entries / (batch_size * total) if total > 0 else 0.0
 
 
-def per_raw_step(running: Tensor, i: int) -> Tensor:
+def per_raw_step(running: Tensor, correction: Any) -> Tensor:
     """One over the typical raw step.
 
-    :param running: average of the squared raw steps, not yet corrected for its start at zero.
-    :param i: steps behind it.
+    :param running: average of the squared raw steps.
+    :param correction: ``1 - AVERAGING**i`` after ``i`` steps, for its start at zero.
     """
-    return torch.where(running > 0, (running / (1 - AVERAGING**i)).rsqrt(), 0.0)
+    return torch.where(running > 0, (running / correction).rsqrt(), 0.0)

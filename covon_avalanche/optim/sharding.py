@@ -81,6 +81,11 @@ def sum_everywhere(parts: list[Tensor], parameters: list[Any]) -> list[Tensor]:
     return sums
 
 
+def mean_everywhere(values: Any) -> Tensor:
+    """The mean of all entries of a tensor, which may be distributed, as a scalar."""
+    return sum_everywhere([local(values).sum()], [values])[0] / values.numel()
+
+
 def gathered(tensor: Any) -> Tensor:
     """A copy of the whole tensor; for a DTensor all processes must call it."""
     whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor

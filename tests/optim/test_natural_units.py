@@ -1,0 +1,411 @@
+"""Settings relative to the weights: against closed forms, numpy and AdamW."""
+
+import copy
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toy_optimizers import nll, record_sample, step_on, train_step, train_task
+
+from covon_avalanche import DiagGaussian
+from covon_avalanche.optim import CoVON
+from covon_avalanche.optim.natural_units import FINETUNING, FROM_SCRATCH
+from covon_avalanche.posterior import merge
+
+PRESETS = {"scratch": CoVON, "finetuning": CoVON.finetuning}
+IMPLEMENTATIONS = ("reference", "foreach", "compiled")
+
+
+def make(parameters, preset="finetuning", seed=0, lr=0.01, **settings) -> CoVON:
+    generator = torch.Generator().manual_seed(seed)
+    return PRESETS[preset](parameters, lr=lr, generator=generator, **settings)
+
+
+def network(dtype=torch.float32) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 33), nn.Tanh(), nn.Linear(33, 3)).to(dtype)
+
+
+def task(seed: int, n: int = 48, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=generator, dtype=dtype)
+    return x, torch.randint(3, (n,), generator=generator)
+
+
+def rms(x) -> float:
+    return float(x.detach().double().square().mean().sqrt())
+
+
+# Noise and prior ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_first_noise_and_the_prior_are_relative_to_each_tensor(preset):
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(20_000) * scale) for scale in (0.02, 3.0)]
+    optimizer = make(parameters, preset, noise=0.1, prior_width=0.5)
+    prior = optimizer.prior()
+    means = [p.detach().clone() for p in parameters]
+    with optimizer.sampled_params():
+        noises = [p.detach() - mean for p, mean in zip(parameters, means, strict=True)]
+    for i, (mean, noise) in enumerate(zip(means, noises, strict=True)):
+        assert rms(noise) == pytest.approx(0.1 * rms(mean), rel=0.02)
+        width = torch.full_like(mean, (0.5 * rms(mean)) ** -2)
+        torch.testing.assert_close(prior.precision[f"0.{i}"], width, rtol=1e-5, atol=0)
+        centre = mean if preset == "finetuning" else torch.zeros_like(mean)
+        assert prior.mean[f"0.{i}"].equal(centre)
+
+
+def test_zeros_count_as_a_hundredth():
+    p = nn.Parameter(torch.zeros(20_000))
+    optimizer = make([p], noise=0.1, prior_width=0.5)
+    with optimizer.sampled_params():
+        assert rms(p) == pytest.approx(1e-3, rel=0.02)
+
+
+def test_a_given_prior_is_kept_and_the_posterior_is_narrower():
+    model = network()
+    names = dict(model.named_parameters())
+    mean = {name: torch.full_like(p, 0.3) for name, p in names.items()}
+    precision = {name: torch.full_like(p, 1e6) for name, p in names.items()}
+    optimizer = make(model.named_parameters(), prior=DiagGaussian(mean, precision))
+    train_step(optimizer, model, task(0))
+    assert optimizer.prior().mean["0.bias"].equal(mean["0.bias"])
+    assert (optimizer.posterior().precision["0.weight"] > 1e6).all()
+
+
+# The step ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_first_step_of_every_tensor_has_the_length_of_the_learning_rate(implementation):
+    """Whatever its gradients are; single weights move by lr at most, without a clip_radius more."""
+    for radius in (1.0, math.inf):
+        model = network()
+        before = copy.deepcopy(model)
+        optimizer = make(
+            model.named_parameters(), clip_radius=radius, implementation=implementation
+        )
+        loss = nll(model, task(0))
+        step_on(optimizer, lambda loss=loss: 1e-3 * loss())
+        for new, old in zip(model.parameters(), before.parameters(), strict=True):
+            change = (new - old).detach()
+            if radius == 1.0:
+                assert change.abs().max() <= 0.01 * (1 + 1e-5)
+            else:
+                assert rms(change) == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_where_squared_gradients_dominate_steps_are_adams(implementation):
+    """The same average for h as for Adam's second moments, without noise to speak of."""
+    ours, adams = network(), network()
+    a = make(
+        ours.named_parameters(), noise=1e-3, prior_width=1e-2, data_precision=1e6,
+        betas=(0.9, 0.99), clip_radius=math.inf, implementation=implementation,
+    )  # fmt: skip
+    b = torch.optim.Adam(adams.parameters(), lr=0.01, betas=(0.9, 0.99), eps=0.0)
+    start = network()
+    for i in range(30):
+        step_on(a, nll(ours, task(i)))
+        b.zero_grad()
+        nll(adams, task(i))().backward()
+        b.step()
+    for p, q, s in zip(ours.parameters(), adams.parameters(), start.parameters(), strict=True):
+        cosine = torch.cosine_similarity((p - s).flatten(), (q - s).flatten(), dim=0)
+        assert cosine > 0.93
+        assert rms(p - s) == pytest.approx(rms(q - s), rel=0.25)
+
+
+def test_multiplying_the_loss_changes_next_to_nothing():
+    """The effective sample size follows; only the weak pull to the prior is another one."""
+
+    def trained(factor, **settings):
+        model = network()
+        optimizer = make(model.named_parameters(), **settings)
+        for t in range(2):
+            loss = nll(model, task(t))
+            for _ in range(5):
+                step_on(optimizer, lambda loss=loss: factor * loss())
+            optimizer.consolidate()
+        return optimizer.posterior()
+
+    expected = trained(1.0)
+    for other in (trained(1000.0), trained(1e-4), trained(1.0, batch_size=48)):
+        for name, mean in expected.mean.items():
+            torch.testing.assert_close(other.mean[name], mean, rtol=0.02, atol=5e-3)
+            ratio = other.precision[name] / expected.precision[name]
+            assert 0.8 < ratio.min() < ratio.max() < 1.25
+
+
+def numpy_reference(start, gradients, noise, scales, ess, settings, approx):
+    """A task of natural units, after the formulas of the module, for one tensor in float64."""
+    m, m0, s0, lr, beta2 = start, *settings
+    noise_scale, width = scales
+    r = np.sqrt(np.mean(m**2))
+    h = np.full_like(m, ((noise_scale * r) ** -2 - (width * r) ** -2) / ess)
+    g, square = np.zeros_like(m), 0.0
+    delta = s0 / ess
+    for i, (gradient, e) in enumerate(zip(gradients, noise, strict=True), start=1):
+        ghat = gradient(m + e / np.sqrt(ess * h + s0))
+        hhat = ghat**2 if approx == "gradsq" else ghat * e * np.sqrt(ess * h + s0)
+        g = 0.9 * g + 0.1 * ghat
+        retraction = 0.5 * (1 - beta2) ** 2 * (h - hhat) ** 2 / (h + delta)
+        h = beta2 * h + (1 - beta2) * hhat + (retraction if approx == "reparam" else 0)
+        square = 0.99 * square + 0.01 * np.mean(ghat**2 / (h + delta))
+        raw = (g / (1 - 0.9**i) + delta * (m - m0)) / np.sqrt(h + delta)
+        m = m - lr * np.clip(raw / np.sqrt(square / (1 - 0.99**i)), -1, 1)
+    return m, s0 + ess * h
+
+
+@pytest.mark.parametrize("approx", ["gradsq", "reparam"])
+@pytest.mark.parametrize("implementation", ["reference", "foreach"])
+def test_two_tasks_match_numpy(implementation, approx):
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(2, 60))
+    curvature = rng.uniform(0.5, 2, size=60)
+    p = nn.Parameter(torch.tensor(rng.normal(size=60)))
+    optimizer = make(
+        [("w", p)], noise=0.1, prior_width=0.5, hess_approx=approx, betas=(0.9, 0.99),
+        implementation=implementation,
+    )  # fmt: skip
+    m = p.detach().numpy().copy()
+    r = np.sqrt(np.mean(m**2))
+    m0, s0, ess = m, np.full(60, (0.5 * r) ** -2), None
+    for t, centre in enumerate(centres):
+        optimizer.param_groups[0]["examples"] = 100.0 * (t + 1)
+
+        def gradient(theta, centre=centre):
+            return curvature * (theta - centre)
+
+        noise = []
+        for _ in range(10):
+            mean = p.detach().clone()
+            std = optimizer._precision(p, optimizer.param_groups[0], True).rsqrt()
+            target = torch.tensor(centre)
+            with optimizer.sampled_params():
+                noise.append(((p.detach() - mean) / std).numpy())
+                optimizer.zero_grad()
+                (0.5 * torch.tensor(curvature) * (p - target) ** 2).sum().backward()
+            optimizer.step()
+        if ess is None:
+            first = gradient(m + noise[0] * 0.1 * r)
+            ess = 100.0 / np.mean(first**2 * (0.1 * r) ** 2)
+        size = ess * (t + 1)
+        n = len(noise)
+        m, s = numpy_reference(
+            m, [gradient] * n, noise, (0.1, 0.5), size, (m0, s0, 0.01, 0.99), approx
+        )
+        optimizer.consolidate()
+        prior, fast = ({"w": torch.tensor(x)} for x in (m0, m)), {"w": torch.tensor(s)}
+        slow = DiagGaussian(next(prior), {"w": torch.tensor(s0)})
+        merged = merge(slow, DiagGaussian(next(prior), fast), gamma=0.3)
+        found = optimizer.posterior()
+        torch.testing.assert_close(found.mean["w"], merged.mean["w"], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found.precision["w"], merged.precision["w"], rtol=1e-8, atol=0)
+        m = m0 = merged.mean["w"].numpy()
+        s0 = merged.precision["w"].numpy()
+
+
+@pytest.mark.parametrize("approx", ["gradsq", "reparam"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_implementations_agree(preset, approx):
+    def trained(implementation):
+        model = network()
+        optimizer = make(
+            model.named_parameters(), preset, hess_approx=approx, implementation=implementation
+        )
+        for t in range(3):
+            optimizer.param_groups[0]["examples"] = 10.0 * (t + 1)
+            train_task(optimizer, model, task(t), steps=10)
+        return optimizer.posterior()
+
+    expected = trained("reference")
+    for implementation in ("foreach", "compiled"):
+        found = trained(implementation)
+        for name, mean in expected.mean.items():
+            torch.testing.assert_close(found.mean[name], mean, rtol=1e-3, atol=2e-5)
+            torch.testing.assert_close(
+                found.precision[name], expected.precision[name], rtol=0.05, atol=0
+            )
+
+
+def test_several_samples_and_gradient_clipping_step_as_far():
+    model = network()
+    before = copy.deepcopy(model)
+    optimizer = make(model.named_parameters(), mc_samples=3, clip_radius=math.inf)
+    for _ in range(3):
+        record_sample_without_clearing(optimizer, model)
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+    for new, old in zip(model.parameters(), before.parameters(), strict=True):
+        assert rms(new - old) == pytest.approx(0.01, rel=1e-3)
+
+
+def record_sample_without_clearing(optimizer, model):
+    with optimizer.sampled_params():
+        nll(model, task(0))().backward()
+
+
+# The effective sample size -------------------------------------------------------------------
+
+
+def test_the_first_step_sets_the_effective_sample_size():
+    """Its squared gradients add data_precision times the initial precision."""
+    model = network()
+    optimizer = make(model.named_parameters(), data_precision=7.0, batch_size=48, examples=48)
+    before = [rms(p) for p in model.parameters()]
+    record_sample(optimizer, nll(model, task(0)))
+    squares = [p.grad.double().square() for p in model.parameters()]
+    optimizer.step()
+    ess = optimizer.param_groups[0]["ess_per_example"] * 48
+    gained = sum(
+        float((ess * 48 * square * (0.02 * r) ** 2).sum())
+        for square, r in zip(squares, before, strict=True)
+    )
+    assert gained / sum(s.numel() for s in squares) == pytest.approx(7.0, rel=1e-4)
+
+
+def test_it_follows_the_examples_of_later_tasks_and_stays_within_one():
+    model = network()
+    optimizer = make(model.named_parameters(), examples=48)
+    train_task(optimizer, model, task(0))
+    first = optimizer.param_groups[0]["ess_per_example"]
+    added = []
+    for examples in (48, 96):
+        copied, twin = copy.deepcopy((model, optimizer))
+        twin.param_groups[0]["examples"] = examples
+        slow = twin.prior()
+        train_step(twin, copied, task(1))
+        fast = twin.posterior()
+        added.append((fast.precision["0.weight"] - slow.precision["0.weight"]).double())
+        assert twin.param_groups[0]["ess_per_example"] == first
+    gained = (added[1] - added[0]).mean() / added[0].mean()  # only what the gradients added doubles
+    assert 0 < gained < 1
+
+
+def test_steps_without_gradients_neither_set_it_nor_move_anything():
+    model = network()
+    optimizer = make(model.named_parameters())
+    before = copy.deepcopy(model)
+    step_on(optimizer, lambda: 0.0 * nll(model, task(0))())
+    assert optimizer.param_groups[0]["ess_per_example"] is None
+    for new, old in zip(model.parameters(), before.parameters(), strict=True):
+        assert new.equal(old)
+    precision = optimizer.posterior().precision["0.weight"].clone()
+    train_step(optimizer, model, task(0))
+    assert optimizer.param_groups[0]["ess_per_example"] > 1
+    ratio = optimizer.posterior().precision["0.weight"] / precision
+    assert 0.9 < ratio.min() < 100  # hess is in the new units
+
+
+# State ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_loaded_state_continues_bit_for_bit(preset):
+    model = network()
+    optimizer = make(model.named_parameters(), preset)
+    train_task(optimizer, model, task(0))
+    train_step(optimizer, model, task(1))
+    other = network()
+    other.load_state_dict(model.state_dict())
+    loaded = make(other.named_parameters(), preset, seed=9)
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for net, own in ((model, optimizer), (other, loaded)):
+        train_task(own, net, task(1))
+        train_task(own, net, task(2))
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert a.equal(b)
+
+
+def test_a_state_in_the_papers_units_is_loaded_with_its_units():
+    model, other = network(), network()
+    old = CoVON(model.named_parameters(), ess=48, batch_size=48)
+    train_step(old, model, task(0))
+    state = copy.deepcopy(old.state_dict())
+    for group in state["param_groups"]:  # as earlier versions wrote it
+        for key in ("noise", "prior_width", "data_precision", "examples", "ess_per_example"):
+            del group[key]
+    other.load_state_dict(model.state_dict())
+    loaded = make(other.named_parameters())
+    loaded.load_state_dict(state)
+    for net, own in ((model, old), (other, loaded)):
+        train_task(own, net, task(0))
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert a.equal(b)
+
+
+def test_a_grown_parameter_keeps_its_state():
+    small, large = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(4, 3))
+    optimizer = make([small], "scratch")
+    step_on(optimizer, lambda: (small**2).sum())
+    saved = optimizer.state[small]
+    grown = make([large], "scratch")
+    grown.param_groups[0].update(ess_per_example=optimizer.param_groups[0]["ess_per_example"])
+    grown.restore_state(large, saved)
+    assert grown.state[large]["hess"][:2].equal(saved["hess"])
+    assert grown.state[large]["step_square"].equal(saved["step_square"])
+    step_on(grown, lambda: (large**2).sum())
+    assert torch.isfinite(large).all()
+
+
+# Errors and warnings -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(ess=100, noise=0.1), "one kind of units, got ess in the paper's and noise"),
+        (dict(hess_init=0.1, examples=9), "got hess_init in the paper's and examples relative"),
+        (dict(noise=0.5, prior_width=0.1), "noise must be smaller than prior_width, got 0.5"),
+        (dict(weight_decay=0.1), "weight_decay=0.1 is the prior's precision"),
+        (dict(noise=-1.0), "noise must be .*got -1"),
+        (dict(data_precision=0.0), "data_precision must be .*got 0"),
+        (dict(examples=0), "examples must be .*got 0"),
+        (dict(ess_per_example=math.nan), "ess_per_example must be .*got nan"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        CoVON(network().named_parameters(), **settings)
+
+
+def test_groups_without_weight_decay_and_with_learning_rates_of_their_own():
+    model = network()
+    groups = [
+        {"params": [model[0].weight, model[2].weight], "lr": 0.1},
+        {"params": [model[0].bias, model[2].bias], "weight_decay": 0.0},
+    ]
+    optimizer = CoVON.finetuning(groups, lr=0.01)
+    before = copy.deepcopy(model)
+    train_step(optimizer, model, task(0))
+    assert 0.05 < (model[0].weight - before[0].weight).abs().max() <= 0.1001
+    assert 0.005 < (model[0].bias - before[0].bias).abs().max() <= 0.01001
+
+
+def test_noise_larger_than_the_weights_is_a_warning_that_names_the_setting():
+    papers, relative = dict(ess=48, batch_size=48), dict(noise=2.0)
+    for advice, options in (("raise ess, or leave it out", papers), ("lower noise", relative)):
+        optimizer = CoVON(network().named_parameters(), **options)
+        with (
+            pytest.warns(UserWarning, match=f"times as large as the weights.* {advice}$"),
+            optimizer.sampled_params(),
+        ):
+            pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for preset in PRESETS:
+            with make(network().named_parameters(), preset).sampled_params():
+                pass
+
+
+def test_presets_are_what_the_constructors_use():
+    group = CoVON(network().parameters()).param_groups[0]
+    assert {key: group[key] for key in FROM_SCRATCH} == FROM_SCRATCH
+    group = CoVON.finetuning(network().parameters(), lr=1e-5).param_groups[0]
+    assert {key: group[key] for key in FINETUNING} == FINETUNING
+    assert CoVON.finetuning(network().parameters(), lr=1, gamma=0.5).param_groups[0]["gamma"] == 0.5
