@@ -1,6 +1,6 @@
 """CoVON without a search: a preset at a learning rate of AdamW's, against fine-tuning.
 
-    python benchmarks/first_try.py --dataset-root DATA [pacs] [pacs-vit]   run what is missing, report
+    python benchmarks/first_try.py --dataset-root DATA [pacs] [pacs-vit]   run missing ones, report
     python benchmarks/first_try.py --report                                from stored results only
 
 Fine-tuning, and CoVON with ``preset = "finetune"`` at the same learning rate: the one that a search

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from covon_avalanche import CoVON
+from covon_avalanche.optim import SMALL_NETWORKS
 
 set_seed(0)
 digits = load_digits()
@@ -25,9 +26,8 @@ accelerator = Accelerator()  # mixed_precision="bf16" is fine, too
 net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 covon = CoVON(
     net.named_parameters(),
-    lr=0.05,
-    ess=1408,
-    batch_size=64 * accelerator.num_processes,  # behind a step: 2 micro-batches a process
+    lr=6e-3,
+    **SMALL_NETWORKS,
     generator=torch.Generator().manual_seed(0),  # the same noise in all processes
 )
 model, optimizer = accelerator.prepare(net, covon)

@@ -27,7 +27,7 @@ def main() -> None:
     model = DistributedHelper.wrap_model(model.to(DistributedHelper.make_device()))
     optimizer = CoVON(
         model.named_parameters(),
-        ess=1437,
+        lr=1e-3,
         generator=torch.Generator().manual_seed(0),  # the same noise in all processes
     )
     metrics = DomainMetrics()

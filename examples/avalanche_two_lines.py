@@ -21,7 +21,7 @@ def accuracy(with_covon: bool) -> float:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     plugins = []
     if with_covon:  # the two lines
-        optimizer = CoVON(model.named_parameters(), ess=1437)
+        optimizer = CoVON(model.named_parameters(), lr=1e-3)
         plugins = [CoVONPlugin()]
     strategy = Naive(
         model=model,

@@ -24,16 +24,7 @@ torch.manual_seed(0)
 train, evaluation = image_transforms(112)  # pixels
 benchmark = DomainFolders(folder, train_transform=train, eval_transform=evaluation)
 model = create_backbone("squeezenet", benchmark.n_classes, weights=weights[0] if weights else None)
-optimizer = CoVON(  # the settings that a search on PACS has found, rounded
-    model.named_parameters(),
-    prior_mean="init",  # the first prior is around the pretrained weights, not around 0
-    weight_decay=1e-6,
-    ess=2e7,
-    lr=7e-4,
-    hess_init=0.01,
-    betas=(0.9, 0.98),
-    gamma=0.14,
-)
+optimizer = CoVON.finetuning(model.named_parameters(), lr=1e-4)  # AdamW's learning rate
 metrics = DomainMetrics()
 strategy = CoVONStrategy(
     model=model,

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from covon_avalanche import CoVON
 from covon_avalanche.integrations.lightning import PosteriorCallback
+from covon_avalanche.optim import SMALL_NETWORKS
 
 pl.seed_everything(0)
 digits = load_digits()
@@ -26,15 +27,15 @@ class Classifier(pl.LightningModule):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
-        # Made here, because it carries the posterior from task to task.
-        self.optimizer = CoVON(self.net.named_parameters(), lr=0.05, ess=1408, batch_size=64)
+        # made here, because it carries the posterior from task to task
+        self.optimizer = CoVON(self.net.named_parameters(), lr=6e-3, **SMALL_NETWORKS)
 
     def training_step(self, batch, index):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self):
         for group in self.optimizer.param_groups:
-            group["lr"] = 0.05  # the schedule begins anew in each task
+            group["lr"] = 6e-3  # the schedule begins anew in each task
         return [self.optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)]
 
 

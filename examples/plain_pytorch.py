@@ -8,6 +8,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from covon_avalanche import CoVON
+from covon_avalanche.optim import SMALL_NETWORKS
 
 torch.manual_seed(0)
 digits = load_digits()
@@ -20,7 +21,7 @@ train, test = rows[:1437], rows[1437:]
 model = nn.Sequential(
     nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10)
 )
-optimizer = CoVON(model.named_parameters(), lr=0.05, ess=1437, batch_size=64)  # few steps
+optimizer = CoVON(model.named_parameters(), lr=6e-3, **SMALL_NETWORKS)
 
 
 def accuracy(images: torch.Tensor) -> float:

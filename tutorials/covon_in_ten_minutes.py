@@ -60,7 +60,7 @@ for images in tasks:
 # CoVON holds a Gaussian over each weight: a mean, which is the parameter itself, and a precision.
 # Three things differ in the loop:
 #
-# 1. The optimizer needs `ess`, the number of training examples of a task, and the `batch_size`.
+# 1. The optimizer needs a learning rate, as AdamW does, and a preset if the network is small.
 # 2. Forward and backward pass run inside `sampled_params()`, where the weights are a sample of
 #    the posterior.
 # 3. `consolidate()` ends a task. It merges the task's posterior into a slow one, the prior of the
@@ -68,9 +68,10 @@ for images in tasks:
 
 # %%
 from covon_avalanche import CoVON
+from covon_avalanche.optim import SMALL_NETWORKS
 
 model = make_model()
-optimizer = CoVON(model.named_parameters(), lr=0.05, ess=len(train), batch_size=64)
+optimizer = CoVON(model.named_parameters(), lr=6e-3, **SMALL_NETWORKS)
 for images in tasks:
     for _ in range(epochs):
         for batch in train[torch.randperm(len(train))].split(64):
@@ -117,7 +118,7 @@ model = SimpleMLP(num_classes=benchmark.n_classes, input_size=64, hidden_size=10
 metrics = DomainMetrics()
 strategy = Naive(
     model=model,
-    optimizer=CoVON(model.named_parameters(), ess=1437),
+    optimizer=CoVON(model.named_parameters(), lr=3e-3),
     criterion=nn.CrossEntropyLoss(),
     plugins=[CoVONPlugin()],
     train_mb_size=64,

@@ -34,7 +34,7 @@ from covon_avalanche.posterior.fisher import squared_batch_gradients
 class PosteriorCallback(TrainerCallback):
     """Samples the weights around each step's micro-batches, and merges at the end of training::
 
-        optimizer = CoVON(model.named_parameters(), ess=len(data), batch_size=256)
+        optimizer = CoVON.finetuning(model.named_parameters(), lr=2e-5)
         Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, None),
                 callbacks=[PosteriorCallback()]).train()
 

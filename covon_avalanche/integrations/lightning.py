@@ -17,7 +17,7 @@ class PosteriorCallback(Callback):
         def __init__(self):
             super().__init__()
             self.network = ...
-            self.optimizer = CoVON(self.named_parameters(), ess=50_000, batch_size=256)
+            self.optimizer = CoVON(self.named_parameters(), lr=1e-3)
 
         def configure_optimizers(self):
             return self.optimizer

@@ -5,7 +5,15 @@ Imports torch, safetensors, numpy and, if installed, numba; never Avalanche.
 
 from covon_avalanche.optim.bayes_by_backprop import BayesByBackprop
 from covon_avalanche.optim.covon import ALGORITHM_1, CoVON
+from covon_avalanche.optim.natural_units import SMALL_NETWORKS
 from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
 from covon_avalanche.optim.upgd import UPGD
 
-__all__ = ["ALGORITHM_1", "UPGD", "BayesByBackprop", "CoVON", "PosteriorOptimizer"]
+__all__ = [
+    "ALGORITHM_1",
+    "SMALL_NETWORKS",
+    "UPGD",
+    "BayesByBackprop",
+    "CoVON",
+    "PosteriorOptimizer",
+]

@@ -35,10 +35,16 @@ from covon_avalanche.checks import check_positive
 from covon_avalanche.optim.sharding import local, sum_everywhere
 
 FROM_SCRATCH: dict[str, Any] = dict(
-    noise=0.2, prior_width=20.0, prior_mean="zero", data_precision=0.001, gamma=0.7,
+    noise=0.05, prior_width=5.0, prior_mean="zero", data_precision=10.0, gamma=0.7,
     gamma_precision=5.0,
 )  # fmt: skip
-"""For networks with random weights: wide noise and prior, and much memory of earlier tasks."""
+"""For networks with random weights, transformers included."""
+
+SMALL_NETWORKS: dict[str, Any] = {
+    **FROM_SCRATCH, "noise": 0.2, "prior_width": 20.0, "data_precision": 0.001
+}  # fmt: skip
+"""For small multilayer perceptrons and convolutional networks with random weights: noise that stays
+large protects earlier tasks far better, but transformers do not learn with it."""
 
 FINETUNING: dict[str, Any] = dict(
     noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.3,

@@ -116,7 +116,7 @@ def test_where_squared_gradients_dominate_steps_are_adams(implementation):
         b.step()
     for p, q, s in zip(ours.parameters(), adams.parameters(), start.parameters(), strict=True):
         cosine = torch.cosine_similarity((p - s).flatten(), (q - s).flatten(), dim=0)
-        assert cosine > 0.93
+        assert cosine > 0.9
         assert rms(p - s) == pytest.approx(rms(q - s), rel=0.25)
 
 

@@ -48,11 +48,13 @@ class CoVON(Mergeable):
     """CoVON; ``gamma = 1`` is CoVON-NoM, ``merge = "none"`` plain IVON."""
 
     kind: Literal["covon"]
-    preset: Annotated[Literal["finetune", "scratch", "paper"] | None, Field(exclude=True)] = None
+    preset: Annotated[
+        Literal["finetune", "scratch", "small", "paper"] | None, Field(exclude=True)
+    ] = None
     """Sets what is not given; the settings are stored, not the preset. ``finetune``, for pretrained
-    networks, and ``scratch``, for random weights, are the presets of
-    ``covon_avalanche.optim.natural_units``: only ``lr`` is needed. ``paper`` is short for
-    ``covon_avalanche.optim.ALGORITHM_1``."""
+    networks, ``scratch``, for random weights, and ``small``, for small networks with random
+    weights, are the presets of ``covon_avalanche.optim.natural_units``: only ``lr`` is needed.
+    ``paper`` is short for ``covon_avalanche.optim.ALGORITHM_1``."""
     noise: PositiveFloat | None = None
     """Of the first samples, relative to the weights. With it ``lr`` is as AdamW's; without it
     settings have the paper's units."""
@@ -109,11 +111,15 @@ class CoVON(Mergeable):
                     raise ValueError(
                         f'preset = "paper" sets {key} = {value!r}, but {data[key]!r} is given'
                     )
-        if data.get("preset") in ("finetune", "scratch"):
-            from covon_avalanche.optim.natural_units import FINETUNING, FROM_SCRATCH
+        if data.get("preset") in ("finetune", "scratch", "small"):
+            from covon_avalanche.optim import natural_units
 
-            preset = FINETUNING if data["preset"] == "finetune" else FROM_SCRATCH
-            data = {"clip_radius": 1.0, **preset, **data}
+            presets = {
+                "finetune": natural_units.FINETUNING,
+                "scratch": natural_units.FROM_SCRATCH,
+                "small": natural_units.SMALL_NETWORKS,
+            }
+            data = {"clip_radius": 1.0, **presets[data["preset"]], **data}
         return data
 
     @property
