@@ -51,7 +51,7 @@ NETWORKS: dict[str, Case] = {
     "mlp": dict(preset="small", lr=3e-3, epochs=20, batch=64, examples=1000),
     "resnet": dict(preset="scratch", lr=1e-3, epochs=5, batch=64, examples=1000),
     "squeezenet": dict(preset="finetuning", lr=1e-4, epochs=4, batch=32, examples=420),
-    "vit": dict(preset="finetuning", lr=2e-5, epochs=2, batch=16, examples=210),
+    "vit": dict(preset="finetuning", lr=2e-5, epochs=2, batch=16, examples=140),
 }
 SWEEP = [{}, {"factor": 1 / 3}, {"factor": 3}, {"batch": 8}, {"batch": 256}, {"examples": 50}]
 GAMMAS = (0.03, 0.1, 0.3, 0.6, 1.0)
@@ -102,10 +102,10 @@ def pacs_images(root: Path, size: int) -> list[tuple[Task, Task]]:
     _, transform = image_transforms(size)
     found = []
     options = dict(train_transform=transform, eval_transform=transform, cache_size=size)
-    benchmark = PACS(dataset_root=root, **options)
+    benchmark = PACS(dataset_root=root / "PACS", **options)
     for pair in zip(benchmark.train_stream, benchmark.test_stream, strict=True):
         tasks = []
-        for experience, n in zip(pair, (700, 280), strict=True):
+        for experience, n in zip(pair, (700, 200), strict=True):
             order = torch.randperm(len(experience.dataset), generator=torch.Generator())[:n]
             rows = [experience.dataset[int(i)] for i in order]
             x = torch.stack([row[0] for row in rows])
@@ -118,7 +118,8 @@ def stream(name: str, examples: int, seed: int, root: Path) -> list[tuple[Task, 
     """Pixel orders of digits, rotations for the residual network, or domains of PACS."""
     if name in WEIGHTS:
         domains = pacs_images(root, 56 if name == "vit" else 64)
-        return [((x[:examples], y[:examples]), test) for (x, y), test in domains]
+        few = [((x[:examples], y[:examples]), test) for (x, y), test in domains]
+        return few[:2] if name == "vit" else few  # which takes a minute for four
     digits = load_digits()
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(digits.target), generator=generator)
@@ -217,7 +218,7 @@ def accuracy(model: nn.Module, test: Task) -> float:
 def cases(part: str) -> list[Case]:
     """All of a part."""
     found = []
-    for seed in range(3 if part == "knob" else 2):
+    for seed in range(3 if part == "knob" else 1):
         for network, settings in NETWORKS.items():
             if part == "knob" and network == "vit":
                 continue

@@ -19,8 +19,7 @@ digits = load_digits()
 x = (torch.as_tensor(digits.data, dtype=torch.float32) / 16 - 0.3) / 0.38
 y = torch.as_tensor(digits.target)
 tasks = [x, x[:, torch.randperm(64)]]
-rows = torch.randperm(len(y))
-train, test = rows[:1408], rows[1408:]
+train, test = torch.randperm(len(y)).split([1408, 389])
 
 
 class Classifier(pl.LightningModule):

@@ -27,6 +27,10 @@ OPTIMIZERS = {
     "reference": lambda p, g: CoVON(p, **NEWTON, generator=g, implementation="reference"),
     "reparam": lambda p, g: CoVON(p, **NEWTON, hess_approx="reparam", generator=g),
     "two samples": lambda p, g: CoVON(p, **NEWTON, mc_samples=2, prior_mean="init", generator=g),
+    "finetuning": lambda p, g: CoVON.finetuning(p, lr=0.01, generator=g),
+    "finetuning, reference": lambda p, g: CoVON.finetuning(
+        p, lr=0.01, generator=g, implementation="reference"
+    ),
     "vcl": lambda p, g: BayesByBackprop(p, ess=100, std_init=0.1, generator=g),
 }
 
@@ -73,7 +77,12 @@ def made(mesh, **changes):
     return model, CoVON(model.named_parameters(), **NEWTON | options | changes)
 
 
-def check_resuming(folder, mesh=None):
+def made_natural(mesh):
+    """The same with settings relative to the weights."""
+    return made(mesh, ess=None, hess_init=None, batch_size=None)
+
+
+def check_resuming(folder, mesh=None, made=made):
     """A second task, straight on and by a checkpoint into fresh objects, is the same bit by bit."""
     x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
     batch = x, (x[:, 0] > 0).long()
@@ -136,7 +145,8 @@ def work(rank: int, folder: str) -> None:
         torch.save(train(kind, rank, 2, WRAPPERS[how], mesh), f"{folder}/{how}-{kind}-{rank}")
     for kind in OPTIMIZERS:
         check_uneven(kind, rank, mesh)
-    check_resuming(folder, mesh)
+    check_resuming(f"{folder}/papers", mesh)
+    check_resuming(f"{folder}/natural", mesh, made_natural)
     model, optimizer = made(mesh, betas=(0.9, 1 - 1e-9))
     train_step(optimizer, model, (torch.ones(24, 5), torch.arange(24) % 3))
     assert optimizer.diagnostics()["all"].hess_at_start == 1.0  # it cannot have moved

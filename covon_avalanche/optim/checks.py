@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from covon_avalanche.checks import check_whole
+from covon_avalanche.optim.natural_units import SCALARS
 from covon_avalanche.optim.sharding import check_sharding, everywhere, is_sharded, local
 
 
@@ -101,7 +102,7 @@ def check_state(
         if key == "step":
             check_whole(f"step of {name!r}", value, least=0)
             continue
-        one_number = key in ("scale", "step_square") and isinstance(value, Tensor)
+        one_number = key in SCALARS and isinstance(value, Tensor)
         if not isinstance(value, Tensor) or value.shape != (() if one_number else p.shape):
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(

@@ -53,6 +53,8 @@ FINETUNING: dict[str, Any] = dict(
 """For pretrained networks: noise that they tolerate, and a prior around their weights."""
 
 AVERAGING = 0.99  # of the squared raw steps
+SCALARS = ("scale", "step_square")
+"""State entries that are one number for a whole tensor."""
 _ALMOST_ZERO = 1e-3  # a root mean square below it, such as that of new biases and zero heads ...
 _SCALE_OF_ZEROS = 1e-2  # ... counts as this
 

@@ -22,7 +22,7 @@ from covon_avalanche.optim.checks import (
     has_entries,
 )
 from covon_avalanche.optim.interrupts import defer_interrupt
-from covon_avalanche.optim.natural_units import ess_of
+from covon_avalanche.optim.natural_units import SCALARS, ess_of
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
     SampleBuffer,
@@ -512,7 +512,11 @@ class PosteriorOptimizer(Optimizer, ABC):
         for name, p, *_ in self._named_params():
             entries = [entry for owner, _, entry in found if owner == name]
             if entries:
-                self.state[p] = {e: 0 if e == "step" else torch.zeros_like(p) for e in entries}
+                self.state[p] = {
+                    entry: 0 if entry == "step" else p.new_zeros(()) if entry in SCALARS
+                    else torch.zeros_like(p)
+                    for entry in entries
+                }  # fmt: skip
         if not self.state:
             names = [name for name, *_ in self._named_params()]
             raise ValueError(

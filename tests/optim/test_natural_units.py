@@ -117,7 +117,7 @@ def test_where_squared_gradients_dominate_steps_are_adams(implementation):
     for p, q, s in zip(ours.parameters(), adams.parameters(), start.parameters(), strict=True):
         cosine = torch.cosine_similarity((p - s).flatten(), (q - s).flatten(), dim=0)
         assert cosine > 0.9
-        assert rms(p - s) == pytest.approx(rms(q - s), rel=0.25)
+        assert 0.6 < rms(p - s) / rms(q - s) < 1.05  # h, other than Adam's average, starts small
 
 
 def test_multiplying_the_loss_changes_next_to_nothing():

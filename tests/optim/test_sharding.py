@@ -8,7 +8,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from terminal import in_two_processes
-from two_processes import OPTIMIZERS, WRAPPERS, check_resuming, train, work
+from two_processes import (
+    OPTIMIZERS,
+    WRAPPERS,
+    check_resuming,
+    made,
+    made_natural,
+    train,
+    work,
+)
 
 from covon_avalanche.optim import CoVON, samples
 
@@ -27,8 +35,9 @@ def test_two_processes_equal_one(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_state_of_torch_distributed_checkpoint_fits_into_a_fresh_optimizer(tmp_path):
-    check_resuming(tmp_path)
+@pytest.mark.parametrize("make", [made, made_natural])
+def test_a_state_of_torch_distributed_checkpoint_fits_into_a_fresh_optimizer(tmp_path, make):
+    check_resuming(tmp_path, made=make)
 
 
 def test_only_entries_of_a_fresh_optimizer_are_allocated():
