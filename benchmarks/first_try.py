@@ -88,7 +88,9 @@ def table(stream: str) -> str:
 def write_report() -> None:
     """The tables of both streams."""
     for stream in SEARCHED:
-        if any(RESULTS.glob(f"first-try/{stream}-*.jsonl")):
+        if f"{NAME}, {stream}" not in PAGE.read_text(encoding="utf-8"):
+            print(table(stream))  # until the page has a section for it
+        elif any(RESULTS.glob(f"first-try/{stream}-*.jsonl")):
             replace_part(PAGE, f"{NAME}, {stream}", table(stream))
 
 

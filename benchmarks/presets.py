@@ -241,6 +241,7 @@ def scores(part: str) -> pd.DataFrame:
         rows.append(
             {
                 **case,
+                "strategy": case["method"],
                 "A_T": 100 * sum(matrix[-1]) / len(matrix) if matrix else 0.0,
                 "learned": 100 * sum(case["learned"]) / len(matrix) if matrix else 0.0,
                 "BWT": 100 * sum(bwt) / len(bwt),

@@ -47,7 +47,7 @@ SMALL_NETWORKS: dict[str, Any] = {
 large protects earlier tasks far better, but transformers do not learn with it."""
 
 FINETUNING: dict[str, Any] = dict(
-    noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.3,
+    noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.5,
     gamma_precision=None,
 )  # fmt: skip
 """For pretrained networks: noise that they tolerate, and a prior around their weights."""

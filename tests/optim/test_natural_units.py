@@ -114,7 +114,8 @@ def test_where_squared_gradients_dominate_steps_are_adams(implementation):
         b.zero_grad()
         nll(adams, task(i))().backward()
         b.step()
-    for p, q, s in zip(ours.parameters(), adams.parameters(), start.parameters(), strict=True):
+    for layer in (0, 2):
+        p, q, s = (model[layer].weight for model in (ours, adams, start))
         cosine = torch.cosine_similarity((p - s).flatten(), (q - s).flatten(), dim=0)
         assert cosine > 0.9
         assert 0.6 < rms(p - s) / rms(q - s) < 1.05  # h, other than Adam's average, starts small
@@ -202,7 +203,7 @@ def test_two_tasks_match_numpy(implementation, approx):
         optimizer.consolidate()
         prior, fast = ({"w": torch.tensor(x)} for x in (m0, m)), {"w": torch.tensor(s)}
         slow = DiagGaussian(next(prior), {"w": torch.tensor(s0)})
-        merged = merge(slow, DiagGaussian(next(prior), fast), gamma=0.3)
+        merged = merge(slow, DiagGaussian(next(prior), fast), gamma=0.5)
         found = optimizer.posterior()
         torch.testing.assert_close(found.mean["w"], merged.mean["w"], rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(found.precision["w"], merged.precision["w"], rtol=1e-8, atol=0)
@@ -408,4 +409,4 @@ def test_presets_are_what_the_constructors_use():
     assert {key: group[key] for key in FROM_SCRATCH} == FROM_SCRATCH
     group = CoVON.finetuning(network().parameters(), lr=1e-5).param_groups[0]
     assert {key: group[key] for key in FINETUNING} == FINETUNING
-    assert CoVON.finetuning(network().parameters(), lr=1, gamma=0.5).param_groups[0]["gamma"] == 0.5
+    assert CoVON.finetuning(network().parameters(), lr=1, gamma=0.4).param_groups[0]["gamma"] == 0.4
