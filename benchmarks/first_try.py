@@ -88,10 +88,12 @@ def table(stream: str) -> str:
 def write_report() -> None:
     """The tables of both streams."""
     for stream in SEARCHED:
-        if f"{NAME}, {stream}" not in PAGE.read_text(encoding="utf-8"):
-            print(table(stream))  # until the page has a section for it
-        elif any(RESULTS.glob(f"first-try/{stream}-*.jsonl")):
+        if not any(RESULTS.glob(f"first-try/{stream}-*.jsonl")):
+            continue
+        if f"{NAME}, {stream}" in PAGE.read_text(encoding="utf-8"):
             replace_part(PAGE, f"{NAME}, {stream}", table(stream))
+        else:
+            print(table(stream))  # until the page has a section for it
 
 
 def main() -> None:
