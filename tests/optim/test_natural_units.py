@@ -270,6 +270,18 @@ def test_the_first_step_sets_the_effective_sample_size():
     assert gained / sum(s.numel() for s in squares) == pytest.approx(7.0, rel=1e-4)
 
 
+def test_a_step_that_raises_does_not_set_it():
+    for bad in (math.nan, math.inf):
+        model = network()
+        optimizer = make(model.named_parameters())
+        record_sample(optimizer, nll(model, task(0)))
+        model[0].bias.grad.fill_(bad)
+        with pytest.raises(FloatingPointError, match=r"'0\.bias'"):
+            optimizer.step()
+        assert optimizer.param_groups[0]["ess_per_example"] is None
+        assert not optimizer.state
+
+
 def test_it_follows_the_examples_of_later_tasks_and_stays_within_one():
     model = network()
     optimizer = make(model.named_parameters(), examples=48)
