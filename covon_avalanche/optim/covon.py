@@ -559,13 +559,11 @@ class CoVON(PosteriorOptimizer):
             return
         group = natural[0].group
         grads = [n.param.grad for n in natural if n.param.grad is not None]
-        if not all(torch.isfinite(local(grad)).all() for grad in grads):
-            return  # the step raises, or is skipped
         precisions = [self._precision(n.param, n.group, train=True) for n in natural]
         ess = natural_units.suitable_ess(
             grads, precisions, self._batch_size(), group["data_precision"]
         )
-        if not 0 < ess < math.inf:  # no gradient: the next step chooses
+        if not 0 < ess < math.inf:  # no gradient, or one that is not finite: the next step chooses
             return
         for state in self.state.values():  # of steps without gradients
             if "hess" in state:
