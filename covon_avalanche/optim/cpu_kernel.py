@@ -345,7 +345,7 @@ def _new_hess(squared, g, theta_minus_m, h, delta, ess, one_minus_beta2, batch_s
     return h + change + retraction * change * change / (h + delta)  # line 8
 
 
-@njit(**{**OPTIONS, "cache": False})
+@njit(fastmath=_FAST_MATH | {"reassoc"}, **{**OPTIONS, "cache": False})  # a sum in vectors
 def _step_squares_of_group(
     squared, mean, sample, grad, hess, prior, ess, one_minus_beta2, batch_size, retraction
 ):
