@@ -14,13 +14,13 @@ mean square of a parameter tensor at the start of a task.
 - **Step**: line 9 becomes ``m <- m - lr * clip(u / rms, ±clip_radius)`` with the raw step
   ``u = (g + delta (m - m0)) / sqrt(h + delta)``, which is in proportion to the standard deviation
   of the posterior, and ``rms`` the root mean square of ``g_hat / sqrt(h + delta)`` over the tensor,
-  a bias-corrected running average over the task. Where squared gradients dominate ``h``, this is
-  Adam's step. So ``lr`` is a change of weights: at most ``lr * clip_radius``, typically a third.
+  a bias-corrected running average over the task. Where squared gradients dominate ``h``, it has
+  the direction of Adam's step. So ``lr`` is a change of weights: at most ``lr * clip_radius``,
+  typically a third.
 - **Hessian**: squared gradients are averaged without line 8's last term, which keeps ``h`` positive
   where estimates may be negative.
 
-The square root is not the paper's: a Newton step has ``h + delta`` itself. With it transformers
-learn far more slowly than with AdamW, because their gradients differ by orders of magnitude.
+The square root is not the paper's: a Newton step has ``h + delta`` itself.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ FROM_SCRATCH: dict[str, Any] = dict(
 SMALL_NETWORKS: dict[str, Any] = {
     **FROM_SCRATCH, "noise": 0.2, "prior_width": 20.0, "data_precision": 0.001
 }  # fmt: skip
-"""For small multilayer perceptrons and convolutional networks with random weights: noise that stays
-large protects earlier tasks far better, but transformers do not learn with it."""
+"""For small networks with random weights: the noise stays large, which protects earlier tasks."""
 
 FINETUNING: dict[str, Any] = dict(
     noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.5,
