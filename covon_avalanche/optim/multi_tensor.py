@@ -182,7 +182,8 @@ def update(
     torch._foreach_lerp_(momenta, grads, 1 - beta1)  # line 7
     # line 8: hess + change + change² / 2 (hess + delta), where change = -(1 - beta2) excess
     _add_(hessians, excess, -one_minus_beta2)
-    _addcmul_(hessians, excess, ratio, retraction * ess * one_minus_beta2**2)
+    if retraction:
+        _addcmul_(hessians, excess, ratio, retraction * ess * one_minus_beta2**2)
     del excess, ratio
     precisions = _precisions(hessians, prior_precisions, ess)
     direction: Tensors = torch._foreach_sub(means, prior_means)
@@ -193,15 +194,16 @@ def update(
         torch._foreach_div_(precisions, ess)
         torch._foreach_sqrt_(precisions)
         norms = torch._foreach_norm(torch._foreach_div(grads, precisions))
-        squares: list[Tensor] = [norm.square() for norm in norms]
+        squares: Tensors = torch._foreach_mul(norms, norms)
         if sharded is not None:
-            squares = sum_everywhere(squares, sharded)
-        for running, square, size in zip(step_squares, squares, sizes or (), strict=True):
-            if allowed is not None:
-                square = torch.where(allowed, square, running * size)
-            running.lerp_((square / size).to(running.dtype), 1 - AVERAGING)
-        factors = [per_raw_step(running, step_correction) for running in step_squares]
-        torch._foreach_mul_(direction, factors)
+            squares = sum_everywhere(list(squares), sharded)
+        squares = torch._foreach_div(squares, [float(size) for size in sizes or ()])
+        if allowed is not None:
+            pairs = zip(squares, step_squares, strict=True)
+            squares = [torch.where(allowed, square, running) for square, running in pairs]
+        torch._foreach_lerp_(step_squares, squares, 1 - AVERAGING)
+        factors = per_raw_step(torch.stack(list(step_squares)), step_correction)
+        torch._foreach_mul_(direction, factors.unbind())
     torch._foreach_div_(direction, precisions)
     torch._foreach_clamp_min_(direction, -clip_radius)
     torch._foreach_clamp_max_(direction, clip_radius)
