@@ -567,7 +567,7 @@ class CoVON(PosteriorOptimizer):
             return
         for state in self.state.values():  # of steps without gradients
             if "hess" in state:
-                state["hess"] /= ess
+                state["hess"] *= ess_of(group) / ess
         for other in self.param_groups:
             other["ess_per_example"] = ess / (group["examples"] or 1.0)
 

@@ -77,6 +77,12 @@ def check_natural(group: Group) -> None:
             f"noise must be smaller than prior_width, got {group['noise']} and "
             f"{group['prior_width']}: a posterior is narrower than its prior"
         )
+    for name in ("ess", "hess_init"):
+        if group[name] is not None:
+            raise ValueError(
+                f"{name}={group[name]} has the paper's units, but noise={group['noise']} is relative "
+                "to the weights: give settings of one kind"
+            )
     if group["weight_decay"]:
         raise ValueError(
             f"weight_decay={group['weight_decay']} is the prior's precision per example, for "

@@ -326,7 +326,7 @@ def test_it_follows_the_examples_of_later_tasks_and_stays_within_one():
 
 def test_steps_without_gradients_neither_set_it_nor_move_anything():
     model = network()
-    optimizer = make(model.named_parameters())
+    optimizer = make(model.named_parameters(), examples=48)
     before = copy.deepcopy(model)
     step_on(optimizer, lambda: 0.0 * nll(model, task(0))())
     assert optimizer.param_groups[0]["ess_per_example"] is None
@@ -409,6 +409,15 @@ def test_a_grown_parameter_keeps_its_state():
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         CoVON(network().named_parameters(), **settings)
+
+
+def test_the_papers_settings_written_into_a_group_are_named():
+    for name in ("ess", "hess_init"):
+        model = network()
+        optimizer = make(model.named_parameters())
+        optimizer.param_groups[0][name] = 100.0
+        with pytest.raises(ValueError, match=f"{name}=100.0 has the paper's units, but noise=0.02"):
+            train_step(optimizer, model, task(0))
 
 
 def test_groups_without_weight_decay_and_with_learning_rates_of_their_own():
