@@ -34,7 +34,7 @@ from covon_avalanche.optim.natural_units import (
     AVERAGING,
     ess_of,
     has_natural_units,
-    per_raw_step,
+    inverse_rms,
 )
 from covon_avalanche.optim.posterior_optimizer import (
     Group,
@@ -68,12 +68,8 @@ Algorithm 1 as printed has no ``clip_radius``, the paper's experiments have one;
 ``clip_radius=float("inf")``."""
 
 _GAMMA_PRECISION = 2.0  # for estimates that are never negative; chosen in docs/permuted-mnist.md
-_PAPERS_DEFAULTS: dict[str, Any] = dict(
-    lr=0.01, hess_init=0.03, weight_decay=1e-4, gamma=0.9, gamma_precision="auto", clip_radius=0.1
-)
+_NATURAL_GAMMA_PRECISION = 5.0  # the same in natural units
 _OF_HESS = ("ess", "beta2", "hess_approx", "batch_size", "retraction")
-_NATURAL = {"examples", "noise", "prior_width", "data_precision", "ess_per_example"}
-_FROM_PRESET = ("noise", "prior_width", "data_precision", "gamma", "gamma_precision")
 _LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate may overflow float32
 _LARGEST_ESTIMATE = 1e15  # beyond it the square of a Hessian estimate may
 _MANY_STEPS = 100  # before them a precision is not expected to be learned
@@ -125,37 +121,13 @@ def fast_step(
     hess = hess + change + retraction * change.square() / (hess + delta)
     slope = momentum_hat + delta * (mean - prior_mean)
     if step_square is None:
-        change = slope / (hess + delta)  # the Newton step
+        step = slope / (hess + delta)  # the Newton step
     else:  # natural units
         raw = mean_everywhere(grad.square() / (hess + delta))
         step_square = torch.lerp(step_square, raw.to(step_square), 1 - AVERAGING)
-        change = per_raw_step(step_square, 1 - AVERAGING**i) * slope / (hess + delta).sqrt()
-    mean = mean - lr * change.clamp(-clip_radius, clip_radius)  # line 9
+        step = inverse_rms(step_square, 1 - AVERAGING**i) * slope / (hess + delta).sqrt()
+    mean = mean - lr * step.clamp(-clip_radius, clip_radius)  # line 9
     return mean, momentum, hess, step_square
-
-
-def _with_defaults(settings: Group) -> Group:
-    """Settings with the defaults of their units: the paper's, if ``ess`` or ``hess_init`` is given.
-
-    :raises ValueError: if both kinds of units are given.
-    """
-    given = {name for name, value in settings.items() if value is not None}
-    papers, natural = given & {"ess", "hess_init"}, given & _NATURAL
-    if papers and natural:
-        absolute, relative = (" and ".join(sorted(names)) for names in (papers, natural))
-        raise ValueError(
-            f"settings must have one kind of units, got {absolute} in the paper's and {relative} "
-            "relative to the weights"
-        )
-    if papers:
-        defaults = _PAPERS_DEFAULTS
-    else:
-        preset = {key: natural_units.FROM_SCRATCH[key] for key in _FROM_PRESET}
-        defaults = dict(lr=1e-3, clip_radius=1.0, weight_decay=0.0, **preset)
-    missing = {name for name in defaults if settings[name] in (None, "preset")}
-    if settings["gamma_precision"] is None:  # which is a value
-        missing.discard("gamma_precision")
-    return settings | {name: defaults[name] for name in missing}
 
 
 class Bucket(NamedTuple):
@@ -219,8 +191,8 @@ class CoVON(PosteriorOptimizer):
         ``s1 = s0 + gamma_precision * (s - s0)``. ``None``: ``gamma``, as in Eq. 8. With a number,
         the mean is normalised by its own weights (see ``posterior.merge``). Above 1 it keeps more
         of the past than Bayes' rule, and the merged posterior is narrower; it needs a Hessian
-        estimate that is never negative (``"gradsq"``). ``"auto"``: 2 with ``"gradsq"``, else
-        ``None``.
+        estimate that is never negative (``"gradsq"``). ``"auto"``: 5 with ``"gradsq"``, 2 in the
+        paper's units, and ``None`` with ``"reparam"``.
     :param clip_radius: largest change of a weight in a step, in units of ``lr``, 1 by default;
         ``float("inf")`` for none. While the Hessian estimate is dominated by noise, unlimited
         Newton steps diverge.
@@ -263,7 +235,7 @@ class CoVON(PosteriorOptimizer):
       variance then, so keep ``hess_init`` positive, or give ``min_weight_decay``, the least
       ``weight_decay`` of any group.
     - ``lr`` is that of the Newton step (dimensionless, not that of Adam), 0.01; ``clip_radius`` is
-      0.1, ``gamma`` 0.9 and ``gamma_precision`` ``"auto"``.
+      0.1 and ``gamma`` 0.9.
 
     State per parameter: ``momentum``, ``hess``, ``step`` within a task, in natural units also the
     scalars ``scale`` and ``step_square`` (see ``natural_units``); ``prior_mean`` and
@@ -296,7 +268,7 @@ class CoVON(PosteriorOptimizer):
         weight_decay: float | None = None,
         min_weight_decay: float = 0.0,
         betas: tuple[float, float | None] = (0.9, None),
-        gamma_precision: float | Literal["auto", "preset"] | None = "preset",
+        gamma_precision: float | Literal["auto"] | None = "auto",
         clip_radius: float | None = None,
         debias: bool = True,
         mc_samples: int = 1,
@@ -311,7 +283,6 @@ class CoVON(PosteriorOptimizer):
         settings: Group = dict(
             lr=lr,
             gamma=gamma,
-            gamma_precision=gamma_precision,
             clip_radius=clip_radius,
             examples=examples,
             noise=noise,
@@ -322,14 +293,13 @@ class CoVON(PosteriorOptimizer):
             hess_init=hess_init,
             weight_decay=weight_decay,
         )
-        settings = _with_defaults(settings)
-        if hess_approx == "reparam" and gamma_precision == "preset":
-            settings["gamma_precision"] = None  # estimates may be negative
+        settings = natural_units.with_defaults(settings)
         check_gamma(settings["gamma"])  # which may warn
         self.implementation = implementation
         self._deferred = multi_tensor.DeferredCheck()
         defaults = settings | dict(
             betas=betas,
+            gamma_precision=gamma_precision,
             min_weight_decay=min_weight_decay,
             debias=debias,
             mc_samples=mc_samples,
@@ -485,7 +455,7 @@ class CoVON(PosteriorOptimizer):
         variance = weights = 0.0
         for _, p, group, _ in params:
             precision = local(self._precision(p, group, train=True))
-            if group["weight_decay"] or (precision > 0).all():  # else the draw raises
+            if (precision > 0).all():  # else the draw raises
                 variance += (1 / precision).sum(dtype=torch.float64).item()
                 weights += local(p).square().sum(dtype=torch.float64).item()
         if variance > weights > 0:
@@ -537,7 +507,7 @@ class CoVON(PosteriorOptimizer):
                 if kernel is None:
                     settings["step_squares"] = averages
                 else:
-                    settings["per_step"] = self._per_step(bucket, samples, grads, settings)
+                    settings["inverse_rms"] = self._inverse_rms(bucket, samples, grads, settings)
             step(
                 bucket.params,
                 [samples[p] for p in bucket.params],
@@ -571,7 +541,7 @@ class CoVON(PosteriorOptimizer):
         for other in self.param_groups:
             other["ess_per_example"] = ess / (group["examples"] or 1.0)
 
-    def _per_step(
+    def _inverse_rms(
         self,
         bucket: Bucket,
         samples: Mapping[Tensor, Tensor],
@@ -579,7 +549,7 @@ class CoVON(PosteriorOptimizer):
         settings: Mapping[str, Any],
     ) -> list[Tensor]:
         """For the CPU kernel: update the running averages of squared raw steps, and return one over
-        the typical raw step of each parameter."""
+        the root mean square of each parameter."""
         from covon_avalanche.optim import cpu_kernel
 
         sums = cpu_kernel.step_squares(
@@ -592,8 +562,8 @@ class CoVON(PosteriorOptimizer):
         )
         for p, state, total in zip(bucket.params, bucket.states, sums, strict=True):
             state["step_square"].lerp_((total / p.numel()).float(), 1 - AVERAGING)
-        correction = 1 - AVERAGING**bucket.i
-        return [per_raw_step(state["step_square"], correction) for state in bucket.states]
+        running = torch.stack([state["step_square"] for state in bucket.states])
+        return list(inverse_rms(running, 1 - AVERAGING**bucket.i).unbind())
 
     def _cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> Any:
         """The module ``cpu_kernel`` if it can make a draw or a step for all parameters."""
@@ -714,7 +684,8 @@ class CoVON(PosteriorOptimizer):
             first = self._first_prior(p, group)["prior_precision"]
             return p.detach(), ess * state["hess"].clamp(min=0) + first
         if gamma_precision == "auto":
-            gamma_precision = None if self.hess_approx == "reparam" else _GAMMA_PRECISION
+            positive = _NATURAL_GAMMA_PRECISION if has_natural_units(group) else _GAMMA_PRECISION
+            gamma_precision = None if self.hess_approx == "reparam" else positive
         m0, s0 = state.get("prior_mean", 0.0), self._prior_precision(state, group)
         precision = ess * state["hess"] + s0
         return merge_tensors(m0, s0, p.detach(), precision, group["gamma"], gamma_precision)
@@ -746,8 +717,8 @@ class CoVON(PosteriorOptimizer):
         become ``"gradsq"``, and ``consolidation="ema"`` becomes ``"merge"``, with a warning."""
         groups = [dict(group) for group in state_dict["param_groups"]]
         for group in groups:
-            if "hess_init" in group:
-                _complete(group)
+            if self.own_setting in group:
+                natural_units.complete(group)
             if group.get("hess_approx") in ("auto", "per_example"):
                 group["hess_approx"] = "gradsq"
             if group.get("consolidation") == "ema":
@@ -767,11 +738,5 @@ class CoVON(PosteriorOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            _complete(group)
+            natural_units.complete(group)
         self._deferred = multi_tensor.DeferredCheck()
-
-
-def _complete(group: Group) -> None:
-    """Add the natural settings that groups of earlier versions, in the paper's units, lack."""
-    for key in _NATURAL:
-        group.setdefault(key, None)

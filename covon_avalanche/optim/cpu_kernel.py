@@ -89,12 +89,12 @@ def step(
     hess_approx: str,
     batch_size: float,
     retraction: float = 0.5,
-    per_step: list[Tensor] | None = None,
+    inverse_rms: list[Tensor] | None = None,
 ) -> None:
     """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9). See ``fast_step``.
 
     :param samples: theta.
-    :param per_step: in natural units a scalar for each parameter.
+    :param inverse_rms: in natural units a scalar for each parameter.
     :param prior_means: tensors, or 0.
     """
     prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
@@ -103,8 +103,8 @@ def step(
     clip_radius = min(clip_radius, 3e38)
     settings = ess, lr, 1 - beta1, 1 - beta2, debiasing, clip_radius, batch_size, retraction, prior0
     table = _addresses(means, samples, grads, momenta, hessians, prior_means, prior_precisions)
-    factors = np.ones(len(means), f32) if per_step is None else _numbers(per_step)
-    natural = per_step is not None
+    factors = np.ones(len(means), f32) if inverse_rms is None else _numbers(inverse_rms)
+    natural = inverse_rms is not None
     _run(_step, table, factors, natural, hess_approx == "gradsq", *map(f32, settings))
 
 
@@ -397,7 +397,7 @@ def _step_squares(
 def _step_group(
     squared, mean, sample, grad, momentum, hess, prior_mean, prior,
     ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size, retraction,
-    per_step, natural,
+    inverse_rms, natural,
 ):  # fmt: skip
     """Update a group in place, see :func:`step`; ``prior`` is a precision (1/weight²)."""
     per_example = f32(1) / ess
@@ -411,7 +411,7 @@ def _step_group(
         )
         slope = average * debiasing + delta * (m - prior_mean[i])
         scale = np.sqrt(h + delta) if natural else h + delta
-        raw = slope / scale * per_step
+        raw = slope / scale * inverse_rms
         mean[i] = m - lr * min(max(raw, -clip_radius), clip_radius)  # line 9
         momentum[i] = average
         hess[i] = h

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covon_avalanche.optim.natural_units import AVERAGING, per_raw_step
+from covon_avalanche.optim.natural_units import AVERAGING, inverse_rms
 from covon_avalanche.optim.samples import fill_normal_
 from covon_avalanche.optim.sharding import everywhere, is_sharded, local, sum_everywhere
 
@@ -202,7 +202,7 @@ def update(
             pairs = zip(squares, step_squares, strict=True)
             squares = [torch.where(allowed, square, running) for square, running in pairs]
         torch._foreach_lerp_(step_squares, squares, 1 - AVERAGING)
-        factors = per_raw_step(torch.stack(list(step_squares)), step_correction)
+        factors = inverse_rms(torch.stack(list(step_squares)), step_correction)
         torch._foreach_mul_(direction, factors.unbind())
     torch._foreach_div_(direction, precisions)
     torch._foreach_clamp_min_(direction, -clip_radius)

@@ -36,7 +36,7 @@ from covon_avalanche.optim.sharding import local, sum_everywhere
 
 FROM_SCRATCH: dict[str, Any] = dict(
     noise=0.05, prior_width=5.0, prior_mean="zero", data_precision=10.0, gamma=0.7,
-    gamma_precision=5.0,
+    gamma_precision="auto",
 )  # fmt: skip
 """For networks with random weights, transformers included."""
 
@@ -51,6 +51,14 @@ FINETUNING: dict[str, Any] = dict(
 )  # fmt: skip
 """For pretrained networks: noise that they tolerate, and a prior around their weights."""
 
+_DEFAULTS: dict[str, Any] = dict(
+    lr=1e-3, clip_radius=1.0, weight_decay=0.0,
+    **{key: FROM_SCRATCH[key] for key in ("noise", "prior_width", "data_precision", "gamma")},
+)  # fmt: skip
+_PAPERS_DEFAULTS = dict(lr=0.01, clip_radius=0.1, weight_decay=1e-4, hess_init=0.03, gamma=0.9)
+_RELATIVE = {"examples", "noise", "prior_width", "data_precision", "ess_per_example"}
+_PAPERS = {"ess", "hess_init"}
+
 AVERAGING = 0.99  # of the squared raw steps
 SCALARS = ("scale", "step_square")
 """State entries that are one number for a whole tensor."""
@@ -58,6 +66,28 @@ _ALMOST_ZERO = 1e-3  # a root mean square below it, such as that of new biases a
 _SCALE_OF_ZEROS = 1e-2  # ... counts as this
 
 Group = Mapping[str, Any]
+
+
+def with_defaults(settings: Group) -> dict[str, Any]:
+    """Settings with the defaults of their units: the paper's, if ``ess`` or ``hess_init`` is given.
+
+    :raises ValueError: if settings of both kinds are given.
+    """
+    given = {name for name, value in settings.items() if value is not None}
+    if given & _PAPERS and given & _RELATIVE:
+        papers, relative = (" and ".join(sorted(given & kind)) for kind in (_PAPERS, _RELATIVE))
+        raise ValueError(
+            f"settings must have one kind of units, got {papers} in the paper's and {relative} "
+            "relative to the weights"
+        )
+    defaults = _PAPERS_DEFAULTS if given & _PAPERS else _DEFAULTS
+    return {**settings, **{name: defaults[name] for name in defaults.keys() - given}}
+
+
+def complete(group: dict[str, Any]) -> None:
+    """Add the settings that groups of earlier versions, in the paper's units, lack."""
+    for name in _RELATIVE:
+        group.setdefault(name, None)
 
 
 def has_natural_units(group: Group) -> bool:
@@ -77,11 +107,11 @@ def check_natural(group: Group) -> None:
             f"noise must be smaller than prior_width, got {group['noise']} and "
             f"{group['prior_width']}: a posterior is narrower than its prior"
         )
-    for name in ("ess", "hess_init"):
+    for name in sorted(_PAPERS):
         if group[name] is not None:
             raise ValueError(
-                f"{name}={group[name]} has the paper's units, but noise={group['noise']} is relative "
-                "to the weights: give settings of one kind"
+                f"{name}={group[name]} has the paper's units, but noise={group['noise']} is "
+                "relative to the weights: give settings of one kind"
             )
     if group["weight_decay"]:
         raise ValueError(
@@ -134,10 +164,10 @@ def suitable_ess(
     return data_precision * entries / (batch_size * total) if total > 0 else 0.0
 
 
-def per_raw_step(running: Tensor, correction: Any) -> Tensor:
-    """One over the typical raw step.
+def inverse_rms(running: Tensor, correction: Tensor | float) -> Tensor:
+    """One over the root mean square of the raw steps; 0 if all were 0.
 
-    :param running: average of the squared raw steps.
-    :param correction: ``1 - AVERAGING**i`` after ``i`` steps, for its start at zero.
+    :param running: running averages of the squared raw steps, loss; of any shape.
+    :param correction: ``1 - AVERAGING**i`` after ``i`` steps, for their start at zero.
     """
-    return torch.where(running > 0, (running / correction).rsqrt(), 0.0)
+    return torch.where(running > 0, (correction / running).sqrt(), 0.0)
