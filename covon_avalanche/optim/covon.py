@@ -193,7 +193,7 @@ class CoVON(PosteriorOptimizer):
         of the past than Bayes' rule, and the merged posterior is narrower; it needs a Hessian
         estimate that is never negative (``"gradsq"``). ``"auto"``: 5 with ``"gradsq"``, 2 in the
         paper's units, and ``None`` with ``"reparam"``.
-    :param clip_radius: largest change of a weight in a step, in units of ``lr``, 1 by default;
+    :param clip_radius: largest change of a weight in a step, in units of ``lr``, 2 by default;
         ``float("inf")`` for none. While the Hessian estimate is dominated by noise, unlimited
         Newton steps diverge.
     :param debias: correct the gradient average for its start at zero.

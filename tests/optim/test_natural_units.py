@@ -82,7 +82,7 @@ def test_a_given_prior_is_kept_and_the_posterior_is_narrower():
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_first_step_of_every_tensor_has_the_length_of_the_learning_rate(implementation):
-    """Whatever its gradients are; single weights move by lr at most, without a clip_radius more."""
+    """Whatever its gradients are; single weights move by lr * clip_radius at most."""
     for radius in (1.0, math.inf):
         model = network()
         before = copy.deepcopy(model)
@@ -160,7 +160,7 @@ def numpy_reference(start, gradients, noise, scales, ess, settings, approx):
         h = beta2 * h + (1 - beta2) * hhat + (retraction if approx == "reparam" else 0)
         square = 0.99 * square + 0.01 * np.mean(ghat**2 / (h + delta))
         raw = (g / (1 - 0.9**i) + delta * (m - m0)) / np.sqrt(h + delta)
-        m = m - lr * np.clip(raw / np.sqrt(square / (1 - 0.99**i)), -1, 1)
+        m = m - lr * np.clip(raw / np.sqrt(square / (1 - 0.99**i)), -2, 2)
     return m, s0 + ess * h
 
 
@@ -429,8 +429,8 @@ def test_groups_without_weight_decay_and_with_learning_rates_of_their_own():
     optimizer = CoVON.finetuning(groups, lr=0.01)
     before = copy.deepcopy(model)
     train_step(optimizer, model, task(0))
-    assert 0.05 < (model[0].weight - before[0].weight).abs().max() <= 0.1001
-    assert 0.005 < (model[0].bias - before[0].bias).abs().max() <= 0.01001
+    assert 0.05 < (model[0].weight - before[0].weight).abs().max() <= 0.2001
+    assert 0.005 < (model[0].bias - before[0].bias).abs().max() <= 0.02001
 
 
 def test_noise_larger_than_the_weights_is_a_warning_that_names_the_setting():

@@ -119,7 +119,7 @@ class CoVON(Mergeable):
                 "scratch": natural_units.FROM_SCRATCH,
                 "small": natural_units.SMALL_NETWORKS,
             }
-            data = {"clip_radius": 1.0, **presets[data.pop("preset")], **data}
+            data = {"clip_radius": natural_units.CLIP_RADIUS, **presets[data.pop("preset")], **data}
         return data
 
     @property
