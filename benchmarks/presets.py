@@ -1,20 +1,21 @@
 """CoVON's presets against AdamW at the same learning rate, and what ``gamma`` does.
 
-    python benchmarks/presets.py --dataset-root DATA [sweep] [knob]   run what is missing, report
-    python benchmarks/presets.py --report                             from stored results only
+    python benchmarks/presets.py --dataset-root DATA [PART ...]   run what is missing, then report
+    python benchmarks/presets.py --report                         from stored results only
 
 ``sweep``: learning rates a factor of 3 around one that suits AdamW, batches of 8 and 256, 50
 training images, for a multilayer perceptron, a residual network with batch norm, a pretrained
-SqueezeNet and a pretrained ViT-S/14. ``knob``: five values of ``gamma`` on three streams. Images
-are few, small and kept in memory: learning rates are guesses, nothing is searched. Results go to
-``benchmarks/results/presets/{sweep,knob}.jsonl``, tables and figure to
+SqueezeNet and a pretrained ViT-S/14. ``knob``: five values of ``gamma`` on three streams.
+``estimates``: the paper's estimate of the Hessian, with the presets' steps and with the paper's
+Newton steps. Images are few, small and kept in memory: learning rates are guesses, nothing is
+searched. Results go to ``benchmarks/results/presets/PART.jsonl``, tables and figure to
 ``docs/how-to/choose-settings.md``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
@@ -41,12 +42,14 @@ from torch.nn import functional as F
 from covon_avalanche import CoVON
 from covon_avalanche.backbones import create_backbone
 from covon_avalanche.merging import Eq8, merge_into
-from covon_avalanche.optim import SMALL_NETWORKS
+from covon_avalanche.optim import ALGORITHM_1, SMALL_NETWORKS
+from covon_avalanche.optim.natural_units import FINETUNING, FROM_SCRATCH, scale_of
 from covon_avalanche.streams import PACS, image_transforms
 
 NAME = "benchmarks/presets.py"
+PARTS = ("sweep", "knob", "estimates")
 PAGE = ROOT / "docs/how-to/choose-settings.md"
-STORED = {part: RESULTS / f"presets/{part}.jsonl" for part in ("sweep", "knob")}
+STORED = {part: RESULTS / f"presets/{part}.jsonl" for part in PARTS}
 NETWORKS: dict[str, Case] = {
     "mlp": dict(preset="small", lr=3e-3, epochs=20, batch=64, examples=1000),
     "resnet": dict(preset="scratch", lr=1e-3, epochs=5, batch=64, examples=1000),
@@ -54,6 +57,7 @@ NETWORKS: dict[str, Case] = {
     "vit": dict(preset="finetuning", lr=2e-5, epochs=2, batch=16, examples=140),
 }
 SWEEP = [{}, {"factor": 1 / 3}, {"factor": 3}, {"batch": 8}, {"batch": 256}, {"examples": 50}]
+PRESETS = {"small": SMALL_NETWORKS, "scratch": FROM_SCRATCH, "finetuning": FINETUNING}
 GAMMAS = (0.03, 0.1, 0.3, 0.6, 1.0)
 WEIGHTS = {
     "squeezenet": ("squeezenet", "squeezenet1_1_imagenet1k_fp16.safetensors"),
@@ -139,16 +143,37 @@ def stream(name: str, examples: int, seed: int, root: Path) -> list[tuple[Task, 
 
 def make_optimizer(case: Case, model: nn.Module) -> Any:
     """AdamW, or CoVON with a preset."""
-    if case["method"] == "adamw":
+    if case["method"].startswith("adamw"):
         return torch.optim.AdamW(model.parameters(), lr=case["lr"])
-    generator = torch.Generator().manual_seed(case["seed"])
-    settings: Case = {"lr": case["lr"], "generator": generator}
+    settings: Case = {"generator": torch.Generator().manual_seed(case["seed"])}
     if case["gamma"] is not None:
         settings["gamma"] = case["gamma"]
-    if case["preset"] == "small":
-        settings = {**SMALL_NETWORKS, **settings}
-    make: Callable[..., CoVON] = CoVON.finetuning if case["preset"] == "finetuning" else CoVON
-    return make(model.named_parameters(), **settings)
+    preset = PRESETS[case["preset"]]
+    if case["method"] == "algorithm-1":
+        return in_the_papers_units(model, preset, case, **settings)
+    if case["method"] == "reparam":
+        settings["hess_approx"] = "reparam"
+    return CoVON(model.named_parameters(), **{**preset, "lr": case["lr"], **settings})
+
+
+def in_the_papers_units(model: nn.Module, preset: Case, case: Case, **settings: Any) -> CoVON:
+    """Algorithm 1 as printed, with noise and prior as in the preset: a group per tensor.
+
+    Its effective sample size, a million times the examples, is that with which few of the Newton
+    steps are clipped.
+    """
+    ess = 1e6 * case["examples"]
+    groups = []
+    for name, p in model.named_parameters():
+        scale = float(scale_of(p))
+        prior = (preset["prior_width"] * scale) ** -2
+        hess = ((preset["noise"] * scale) ** -2 - prior) / ess
+        groups.append({"params": [(name, p)], "weight_decay": prior / ess, "hess_init": hess})
+    radius = 0.1
+    step = dict(lr=case["lr"] / radius, clip_radius=radius)
+    return CoVON(
+        groups, ess=ess, **{**ALGORITHM_1, **step, "prior_mean": preset["prior_mean"]}, **settings
+    )
 
 
 def batches(task: Task, case: Case, generator: torch.Generator) -> Iterator[Task]:
@@ -165,7 +190,8 @@ def measure(case: Case, root: Path) -> Case:
     """Learn the tasks one after the other.
 
     :return: ``matrix``, the accuracies on all tasks after each; ``learned``, those on each task
-        before its merge; or ``error``.
+        before its merge; ``moved``, the root mean square of all changes of weights in the first
+        task in units of ``lr``; or ``error``.
     """
     torch.set_num_threads(1)
     torch.manual_seed(case["seed"])
@@ -173,10 +199,14 @@ def measure(case: Case, root: Path) -> Case:
     model = make_network(case["network"], root)
     optimizer = make_optimizer(case, model)
     generator = torch.Generator().manual_seed(case["seed"])
-    matrix, learned = [], []
+    start = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    matrix, learned, moved = [], [], 0.0
     for number, (train, test) in enumerate(tasks):
         if isinstance(optimizer, CoVON):
-            optimizer.param_groups[0]["examples"] = len(train[1])
+            if optimizer.param_groups[0]["ess"] is None:
+                optimizer.param_groups[0]["examples"] = len(train[1])
+        elif case["method"] == "adamw-renewed":
+            optimizer = make_optimizer(case, model)
         steps = list(batches(train, case, generator))
         for i, (x, y) in enumerate(steps):
             decay = 0.05 + 0.95 * (1 + math.cos(math.pi * i / len(steps))) / 2
@@ -193,13 +223,16 @@ def measure(case: Case, root: Path) -> Case:
                 optimizer.step()
             except FloatingPointError as error:
                 return {"error": str(error)}
+        if number == 0:
+            change = nn.utils.parameters_to_vector(model.parameters()).detach() - start
+            moved = change.square().mean().sqrt().item() / case["lr"]
         learned.append(accuracy(model, test))
         if isinstance(optimizer, CoVON):
             size = min(case["batch"], len(train[1]))
             one_pass = partial(split, train, size)
             merge_into(model, optimizer, Eq8(), batch_norm_batches=one_pass)
         matrix.append([accuracy(model, test) for _, test in tasks])
-    return {"matrix": matrix, "learned": learned}
+    return {"matrix": matrix, "learned": learned, "moved": moved}
 
 
 def split(task: Task, size: int) -> Iterator[Task]:
@@ -218,16 +251,24 @@ def accuracy(model: nn.Module, test: Task) -> float:
 def cases(part: str) -> list[Case]:
     """All of a part."""
     found = []
-    for seed in range(3 if part == "knob" else 1):
+    for seed in range(3):
         for network, settings in NETWORKS.items():
-            if part == "knob" and network == "vit":
-                continue
-            for change in SWEEP if part == "sweep" else [{"gamma": g} for g in GAMMAS]:
-                change = dict(change)
-                lr = settings["lr"] * change.pop("factor", 1)
-                for method in ("adamw", "covon") if part == "sweep" else ("covon",):
-                    case = {"network": network, "method": method, "seed": seed, "gamma": None}
-                    found.append({**case, **settings, **change, "lr": lr})
+            common = {"network": network, "seed": seed, "gamma": None, **settings}
+            if part == "sweep":
+                for change in SWEEP:
+                    lr = settings["lr"] * change.get("factor", 1)
+                    case = {**common, **change, "lr": lr}
+                    case.pop("factor", None)
+                    methods = ("adamw", "covon", "adamw-renewed")[: 3 if network == "mlp" else 2]
+                    found += [{**case, "method": method} for method in methods]
+            elif network != "vit":
+                gammas = GAMMAS if part == "knob" else (None, 0.3)
+                methods = ("covon",) if part == "knob" else ("covon", "reparam", "algorithm-1")
+                found += [
+                    {**common, "method": method, "gamma": gamma}
+                    for method in methods
+                    for gamma in gammas
+                ]
     return found
 
 
@@ -256,10 +297,14 @@ def sweep_table(found: pd.DataFrame) -> str:
     for key, group in found.groupby(["network", "lr", "batch", "examples"], sort=False):
         row: Case = dict(zip(("network", "lr", "batch", "examples"), key, strict=True))
         row["lr"] = f"{key[1]:.1e}"
+        groups = dict(list(group.groupby("method")))
         for method, title in (("adamw", "AdamW"), ("covon", "CoVON")):
-            own = group[group["method"] == method]
+            own = groups[method]
             row[f"{title} A_T %"] = mean_and_std(own["A_T"], 1)
             row[f"{title} learned %"] = f"{own['learned'].mean():.1f}"
+        row["moved"] = (
+            f"{(groups['covon']['moved'] / groups['adamw']['moved'].to_numpy()).mean():.2f}"
+        )
         rows.append(row)
     return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
 
@@ -284,8 +329,29 @@ def knob_figure(found: pd.DataFrame, path: Path) -> None:
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
 
 
+def estimates_table(found: pd.DataFrame) -> str:
+    """A_T and BWT of each estimate, a column per network."""
+    titles = {
+        "covon": "squared gradients (preset)",
+        "reparam": "the paper's, steps of the preset",
+        "algorithm-1": "the paper's, Newton steps (Algorithm 1)",
+    }
+    rows = []
+    for (method, gamma), group in found.groupby(["method", "gamma"], sort=False, dropna=False):
+        row = {"estimate": titles[method], "gamma": "preset" if pd.isna(gamma) else f"{gamma}"}
+        for network, own in group.groupby("network", sort=False):
+            row[f"{network} A_T % (BWT)"] = (
+                f"{mean_and_std(own['A_T'], 1)} ({own['BWT'].mean():.1f})"
+            )
+        rows.append(row)
+    return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
+
+
 def write_report() -> None:
-    """Table and figure."""
+    """Tables and figure."""
+    if STORED["estimates"].exists():
+        found = scores("estimates")
+        replace_part(PAGE, f"{NAME}, estimates", f"{estimates_table(found)}\n\n{origin(found)}")
     if STORED["sweep"].exists():
         found = scores("sweep")
         replace_part(PAGE, f"{NAME}, sweep", f"{sweep_table(found)}\n\n{origin(found)}")
