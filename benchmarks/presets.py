@@ -52,7 +52,7 @@ PAGE = ROOT / "docs/how-to/choose-settings.md"
 STORED = {part: RESULTS / f"presets/{part}.jsonl" for part in PARTS}
 NETWORKS: dict[str, Case] = {
     "mlp": dict(preset="small", lr=3e-3, epochs=20, batch=64, examples=1000),
-    "resnet": dict(preset="scratch", lr=1e-3, epochs=5, batch=64, examples=1000),
+    "resnet": dict(preset="small", lr=1e-3, epochs=5, batch=64, examples=1000),
     "squeezenet": dict(preset="finetuning", lr=1e-4, epochs=4, batch=32, examples=420),
     "vit": dict(preset="finetuning", lr=2e-5, epochs=2, batch=16, examples=140),
 }
@@ -151,8 +151,10 @@ def make_optimizer(case: Case, model: nn.Module) -> Any:
     preset = PRESETS[case["preset"]]
     if case["method"] == "algorithm-1":
         return in_the_papers_units(model, preset, case, **settings)
-    if case["method"] == "reparam":
-        settings["hess_approx"] = "reparam"
+    if case["method"] == "gradsq":
+        settings["hess_approx"] = "gradsq"
+    elif case["method"] == "reparam":
+        settings |= {"hess_approx": "reparam", "data_precision": 0.001}
     return CoVON(model.named_parameters(), **{**preset, "lr": case["lr"], **settings})
 
 
@@ -261,14 +263,11 @@ def cases(part: str) -> list[Case]:
                     case.pop("factor", None)
                     methods = ("adamw", "covon", "adamw-renewed")[: 3 if network == "mlp" else 2]
                     found += [{**case, "method": method} for method in methods]
+            elif part == "estimates":
+                methods = ("gradsq", "reparam", "algorithm-1")
+                found += [{**common, "method": method} for method in methods]
             elif network != "vit":
-                gammas = GAMMAS if part == "knob" else (None, 0.3)
-                methods = ("covon",) if part == "knob" else ("covon", "reparam", "algorithm-1")
-                found += [
-                    {**common, "method": method, "gamma": gamma}
-                    for method in methods
-                    for gamma in gammas
-                ]
+                found += [{**common, "method": "covon", "gamma": gamma} for gamma in GAMMAS]
     return found
 
 
@@ -332,13 +331,13 @@ def knob_figure(found: pd.DataFrame, path: Path) -> None:
 def estimates_table(found: pd.DataFrame) -> str:
     """A_T and BWT of each estimate, a column per network."""
     titles = {
-        "covon": "squared gradients (preset)",
-        "reparam": "the paper's, steps of the preset",
+        "gradsq": "squared gradients, steps of the preset",
+        "reparam": "the paper's, steps of the preset, `data_precision` 0.001",
         "algorithm-1": "the paper's, Newton steps (Algorithm 1)",
     }
     rows = []
-    for (method, gamma), group in found.groupby(["method", "gamma"], sort=False, dropna=False):
-        row = {"estimate": titles[method], "gamma": "preset" if pd.isna(gamma) else f"{gamma}"}
+    for method, group in found.groupby("method", sort=False):
+        row = {"estimate and step": titles[str(method)]}
         for network, own in group.groupby("network", sort=False):
             row[f"{network} A_T % (BWT)"] = (
                 f"{mean_and_std(own['A_T'], 1)} ({own['BWT'].mean():.1f})"

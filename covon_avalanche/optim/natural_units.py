@@ -41,9 +41,11 @@ FROM_SCRATCH: dict[str, Any] = dict(
 """For networks with random weights, transformers included."""
 
 SMALL_NETWORKS: dict[str, Any] = {
-    **FROM_SCRATCH, "noise": 0.2, "prior_width": 20.0, "data_precision": 0.001
+    **FROM_SCRATCH, "noise": 0.2, "prior_width": 20.0, "data_precision": 0.001,
+    "hess_approx": "reparam",
 }  # fmt: skip
-"""For small networks with random weights: the noise stays large, which protects earlier tasks."""
+"""For small networks with random weights: the paper's estimate of the Hessian, and noise that stays
+large, which it needs and which protects earlier tasks."""
 
 FINETUNING: dict[str, Any] = dict(
     noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.5,
