@@ -38,4 +38,5 @@ def csv_text(table: pd.DataFrame) -> str:
         formula = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
         return f"'{cell}" if formula else cell
 
-    return str(table.map(neutral).rename(columns=neutral).to_csv(index=False))
+    text = str(table.map(neutral).rename(columns=neutral).to_csv(index=False))
+    return text.encode("utf-8", "backslashreplace").decode()

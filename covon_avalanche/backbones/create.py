@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def create_backbone(
     head of this size, such as ImageNet's of 1000 classes.
 
     :param name: ``LIBRARY/MODEL`` with torchvision, timm (``MODEL.TAG`` names the weights) or
-        open_clip (``MODEL:TAG``, the image tower with a linear head), or one of ``ALIASES``.
+        open_clip (``MODEL:TAG``, the image tower with a linear head), or one of ``ALIASES``. The
+        tag decides the activation, also of weights from a file.
     :param num_classes: outputs of the last layer.
     :param weights: ``None`` for random weights, ``"default"`` to download the library's, or the
         path of a ``.safetensors`` or ``.pth`` file. Of a complete CLIP the image tower is used.
@@ -83,13 +85,19 @@ def create_backbone(
     return model
 
 
+def unwrapped_name(name: str) -> str:
+    """A parameter's name without those of ``torch.compile`` and ``DataParallel`` around it."""
+    return re.sub(r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.", "", name)
+
+
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors or torch file by name, without running code from it."""
+    """The tensors of a safetensors or torch file by :func:`unwrapped_name`, without running code
+    from it."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return {unwrapped_name(key): tensor for key, tensor in load_file(path).items()}
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of safetensors, torch, zipfile or pickle
         raise ValueError(f"{path} holds no weights that can be loaded safely: {error}") from error
@@ -100,4 +108,4 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         isinstance(name, str) and isinstance(x, Tensor) for name, x in content.items()
     ):
         raise ValueError(f"{path} must hold tensors by name, and nothing else")
-    return content
+    return {unwrapped_name(key): tensor for key, tensor in content.items()}

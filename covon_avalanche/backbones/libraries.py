@@ -84,9 +84,11 @@ def _timm(name: str, num_classes: int, pretrained: bool, image_size: int | None)
     config = _timm_config(name)
     if not config.classifier:
         raise ValueError(f"timm's {name!r} has no classifier")
-    options = {}
+    options: dict[str, Any] = {}
     if image_size is not None and config.fixed_input_size:
         options["img_size"] = image_size
+    if "natively QuickGELU" in "".join(config.notes or ()) and "quickgelu" not in name:
+        options["act_layer"] = "quick_gelu"  # of these weights, but not of the model's name
     model = _optional_import("timm").create_model(
         name, pretrained=pretrained, num_classes=num_classes, **options
     )
@@ -132,9 +134,12 @@ def _open_clip(
 ) -> Network:
     open_clip = _optional_import("open_clip")
     model_name, tag = _clip_and_tag(name)
-    if pretrained and (model_name, tag) not in open_clip.list_pretrained():
-        raise ValueError(f"open_clip has no weights {tag!r} for {model_name!r}")
-    options = {} if image_size is None else {"force_image_size": image_size}
+    if pretrained and not tag:
+        raise ValueError(f"name the weights of {model_name!r} by a tag, as in MODEL:TAG")
+    quick = _tag_config(model_name, tag).get("quick_gelu", False)
+    options: dict[str, Any] = {"force_quick_gelu": quick}
+    if image_size is not None:
+        options["force_image_size"] = image_size
     if pretrained:
         clip = open_clip.create_model(model_name, pretrained=tag, **options)
     else:
@@ -156,6 +161,14 @@ def _clip_and_tag(name: str) -> tuple[str, str]:
     if model_name not in _optional_import("open_clip").list_models():
         raise ValueError(f"open_clip has no model {model_name!r}")
     return model_name, tag
+
+
+def _tag_config(model_name: str, tag: str) -> dict[str, Any]:
+    """What open_clip knows of a tag, which is more than its weights; nothing of no tag."""
+    found = _optional_import("open_clip").get_pretrained_cfg(model_name, tag) if tag else {}
+    if tag and not found:
+        raise ValueError(f"open_clip has no weights {tag!r} for {model_name!r}")
+    return dict(found)
 
 
 def resample_positions(weights: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
@@ -205,9 +218,7 @@ def normalisation(name: str) -> dict[str, tuple[float, ...]]:
     else:
         open_clip = _optional_import("open_clip")
         clip, tag = _clip_and_tag(model_name)
-        found = open_clip.get_pretrained_cfg(clip, tag) if tag else {}
-        if tag and not found:
-            raise ValueError(f"open_clip has no weights {tag!r} for {clip!r}")
+        found = _tag_config(clip, tag)
         mean = found.get("mean") or open_clip.OPENAI_DATASET_MEAN
         std = found.get("std") or open_clip.OPENAI_DATASET_STD
     return {"mean": tuple(map(float, mean)), "std": tuple(map(float, std))}

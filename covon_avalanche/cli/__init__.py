@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
+from io import TextIOWrapper
+from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
@@ -38,6 +41,9 @@ class _Commands(TyperGroup):
             fail("interrupted", INTERRUPTED)
 
     def main(self, *arguments: Any, **options: Any) -> Any:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes
+        os.environ["MPLBACKEND"] = "agg"  # figures are files; a notebook's backend may not exist
         try:
             return super().main(*arguments, **options)
         except Exception as error:
@@ -92,4 +98,11 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    pass
+    config = Path(os.path.expanduser("~/.avalanche/config.json"))  # noqa: PTH111
+    try:
+        if not config.is_file():  # Avalanche writes it when it is imported
+            config.parent.mkdir(parents=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        fail(f"Avalanche cannot write {config} ({error.strerror}): set HOME to a writable folder")

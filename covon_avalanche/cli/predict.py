@@ -57,7 +57,7 @@ def predict(
     if csv:
         known = [table] if loaded.has_probabilities else []
         whole = pd.concat([pd.DataFrame(first | uncertainty), *known], axis=1)
-        typer.echo(csv_text(whole), nl=False)
+        typer.echo(csv_text(whole).encode(), nl=False)  # whatever the terminal's encoding
     else:
         most = {"probability": p.amax(1).numpy()} if loaded.has_probabilities else {}
         short = pd.DataFrame({**first, **most, **uncertainty})

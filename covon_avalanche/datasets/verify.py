@@ -17,7 +17,8 @@ from joblib import cpu_count
 from PIL import Image
 
 from covon_avalanche.streams import manifest
-from covon_avalanche.streams.image_files import image_files
+from covon_avalanche.streams.image_files import MISSING_ALLOWED, image_files
+from covon_avalanche.streams.transforms import pixels_of
 
 COLUMNS = ("file", "domain", "label", "split", "bytes", "sha256")
 
@@ -60,7 +61,11 @@ def verify(
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        benchmark = stream(dataset_root=root, **options)
+        allowed = MISSING_ALLOWED.set(True)
+        try:
+            benchmark = stream(dataset_root=root, **options)
+        finally:
+            MISSING_ALLOWED.reset(allowed)
     notes = [str(w.message) for w in caught if w.category is UserWarning]
     listed = [
         (file, domain, benchmark.classes[label], split)
@@ -98,7 +103,7 @@ def _read(file: Path) -> tuple[int, str, str]:
         return 0, "", "is empty"
     try:
         with Image.open(io.BytesIO(data)) as image:
-            image.load()
+            pixels_of(image)
     except Exception as error:  # decoders raise all kinds of errors on damaged files
         return 0, "", f"cannot be decoded: {error}"
     return len(data), hashlib.sha256(data).hexdigest(), ""

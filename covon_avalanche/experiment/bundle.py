@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.backbones import normalisation
+from covon_avalanche.backbones.create import unwrapped_name
 from covon_avalanche.experiment.build import build_network
-from covon_avalanche.experiment.data_settings import Backbone, Model
+from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron
 from covon_avalanche.experiment.machine import versions
 from covon_avalanche.experiment.registry import Strategy
 from covon_avalanche.experiment.result import first_error
@@ -27,13 +39,28 @@ SCHEMA = 1
 _INFO, _WEIGHTS, _POSTERIOR = "bundle.json", "model.safetensors", "posterior.safetensors"
 
 
+_MAX_INPUT = 10**8  # numbers
+
+
+def _known_schema(version: int) -> int:
+    if version > SCHEMA:
+        raise ValueError(f"is of a newer version of this package, which knows {SCHEMA}")
+    return version
+
+
+def _distinct(names: list[str]) -> list[str]:
+    if len({*names}) < len(names):
+        raise ValueError("must be distinct")
+    return names
+
+
 class BundleInfo(BaseModel):
     """Description of the model: ``bundle.json``."""
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: int = SCHEMA
-    class_names: list[str] = Field(min_length=1)
+    schema_version: Annotated[PositiveInt, AfterValidator(_known_schema)] = SCHEMA
+    class_names: Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)]
     """By class id."""
     input_shape: list[PositiveInt] = Field(min_length=1)
     """Of one example; (3, height, width) for images."""
@@ -42,11 +69,20 @@ class BundleInfo(BaseModel):
     strategy: Strategy | None = None
     """The recipe's strategy, which may wrap the network."""
     num_domains: PositiveInt = 1
-    eval_temperature: PositiveFloat = 1.0
+    eval_temperature: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
     """Factor of the posterior's variance in predictions with samples."""
     run: dict[str, Any] = {}
     """Recipe, seed and accuracy of the run that trained it."""
     versions: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _input_fits(self) -> BundleInfo:
+        if math.prod(self.input_shape) > _MAX_INPUT:
+            raise ValueError(f"input_shape must have at most {_MAX_INPUT} numbers")
+        size = self.input_shape[-1]
+        if isinstance(self.model, Backbone) and self.input_shape != [3, size, size]:
+            raise ValueError(f"input_shape must be [3, SIZE, SIZE], got {self.input_shape}")
+        return self
 
 
 class Prediction(NamedTuple):
@@ -170,12 +206,22 @@ def write_bundle(
 
     :raises ValueError: for a posterior of other parameters.
     """
+    model = _unwrapped(model)
+    if posterior is not None and _unknown_names(posterior, model):
+        mean, precision = (
+            {unwrapped_name(name): value for name, value in values.items()}
+            for values in (posterior.mean, posterior.precision)
+        )
+        posterior = DiagGaussian(mean, precision)
     if posterior is not None and (unknown := _unknown_names(posterior, model)):
         raise ValueError(
             f"the posterior has parameters that the model lacks: {unknown}; pass "
             "optimizer.posterior(model.named_parameters())"
         )
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
+    tensors = {
+        name.replace("_orig_mod.", ""): value.detach().cpu().contiguous().clone()
+        for name, value in model.state_dict().items()
+    }
     with atomic_replace(folder / _WEIGHTS) as part:
         save_file(tensors, part)
     if posterior is None:
@@ -203,9 +249,8 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
         ) from error
     except ValidationError as error:
         raise ValueError(f"{folder / _INFO} is not a bundle's: {first_error(error)}") from error
-    if model is None:
-        model = _build(folder, info)
     try:
+        model = _build(folder, info) if model is None else _unwrapped(model)
         model.load_state_dict(load_file(folder / _WEIGHTS))
     except (OSError, SafetensorError, RuntimeError) as error:
         what = " ".join(str(error).split())
@@ -217,14 +262,32 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
     return Bundle(info, model, posterior)
 
 
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside of ``torch.compile`` and data parallelism."""
+    while True:
+        if isinstance(model, nn.DataParallel | DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
 def _unknown_names(posterior: DiagGaussian, model: nn.Module) -> list[str]:
-    return sorted(set(posterior.mean) - dict(model.named_parameters()).keys())
+    known = {name.replace("_orig_mod.", "") for name, _ in model.named_parameters()}
+    return sorted(set(posterior.mean) - known)
 
 
 def _build(folder: Path, info: BundleInfo) -> nn.Module:
     """The network with random weights, with what the strategy adds to it."""
     if info.model is None:
         raise ValueError(f"{folder} does not say how its model is built: pass it to load_bundle")
+    if isinstance(info.model, Perceptron):
+        inner = (
+            math.prod(info.input_shape) + (info.model.hidden_layers - 1) * info.model.hidden_size
+        )
+        if inner * info.model.hidden_size > (folder / _WEIGHTS).stat().st_size:
+            raise ValueError(f"{folder / _INFO} has a larger model than fits into {_WEIGHTS}")
     strategy = info.strategy
     if strategy is None:
         return build_network(info.model, len(info.class_names), info.input_shape)

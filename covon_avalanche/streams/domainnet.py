@@ -60,5 +60,5 @@ def DomainNet(
 def _split(root: Path, name: str) -> TrainAndTest:
     if listed := listed_split(root, [f"{name}_train.txt", f"{name}_test.txt"], CLASSES):
         return listed
-    train, test = (class_folders(root / name / part, CLASSES) for part in ("train", "test"))
+    train, test = (class_folders([root / name / part], CLASSES) for part in ("train", "test"))
     return train, test

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -16,12 +17,17 @@ from covon_avalanche.streams.image_files import (
     TrainAndTest,
     class_folders,
     image_files,
+    listed_files,
+    name_of,
+    part_of,
     split_by_name,
     subfolders,
+    walk,
 )
 from covon_avalanche.streams.manifest import read_manifest
 
-_TEST_FOLDERS = ("test", "val", "valid")
+_LAYOUTS = "DOMAIN/CLASS/*, DOMAIN/{train,test}/CLASS/* or {train,test}/DOMAIN/CLASS/*"
+_Folders = list[list[Path]]  # that contain class folders: for training and for testing, or for both
 
 
 def DomainFolders(
@@ -33,11 +39,12 @@ def DomainFolders(
 ) -> CLScenario:
     """A benchmark from folders or a CSV table; a domain may lack some of the classes.
 
-    Three layouts are recognised:
+    Four layouts are recognised; all others are errors:
 
     - ``DOMAIN/CLASS/*``: one fifth of each class is for testing, chosen by file name.
     - ``DOMAIN/{train,test}/CLASS/*``: ``val`` or ``valid`` may replace ``test``, and is ignored
-      next to it.
+      next to it. Spellings such as ``Training``, ``test_set`` and ``validation`` are the same.
+    - ``{train,test}/DOMAIN/CLASS/*``: likewise.
     - a CSV file with the columns ``file`` (relative to the table), ``domain``, ``label`` and
       ``split`` (train or test), as written by ``covon data verify --manifest``. A domain may be
       for training or testing only.
@@ -45,65 +52,112 @@ def DomainFolders(
     :param dataset_root: the folder of the domains, or the CSV file.
     :param classes: names by class id; by default those of the manifest, or those of which the
         chosen domains have images, sorted. List the classes if other choices of domains are to
-        have the same class ids, or if a class has the name of a split, such as ``train``.
+        have the same class ids, if a class has the name of a split, such as ``train``, or if all
+        images of a class are in subfolders of its folder.
     :param domains: some of the domains, in the order in which they are learned; by default all,
         sorted (in a CSV file, in order of appearance). The ``cache`` may be in the same folder.
+        A domain with the name of a split must be listed.
 
     See :func:`image_benchmark` for the other parameters.
     """
     root = Path(dataset_root)
+    named = [*map(name_of, classes or ())]
     if root.suffix == ".csv":
         listed, table = read_manifest(root)
         wanted = choose_domains(domains, table["domain"].unique().tolist(), str(root))
         table = table[table["domain"].isin(wanted)]
-        names = list(classes or listed or sorted({*table["label"]}))
+        names = list(named or listed or sorted({*table["label"]}))
         parts = {name: _from_table(root, table, name, names) for name in wanted}
         train = {name: images for name, (images, _) in parts.items() if images}
         test = {name: images for name, (_, images) in parts.items() if images}
     else:
-        if not root.is_dir():
-            raise ValueError(f"there is no folder {root}")
-        cache = options.get("cache")
-        hidden = None if cache is None else Path(cache).resolve()
-        known = [name for name in subfolders(root) if (root / name).resolve() != hidden]
-        wanted = choose_domains(domains, known, str(root))
-        splits = {name: _split_folders(root / name, classes or ()) for name in wanted}
-        names = sorted(_all_classes(root, splits)) if classes is None else list(classes)
-        parts = {name: _from_folders(root, name, splits[name], names) for name in wanted}
+        folders = _folders(root, domains, named, options.get("cache"))
+        names = _class_names(root, folders.values()) if classes is None else named
+        parts = {name: _from_folders(root, found, names) for name, found in folders.items()}
         train = {name: images for name, (images, _) in parts.items()}
         test = {name: images for name, (_, images) in parts.items()}
     return image_benchmark(train, test, names, **options)
 
 
-def _split_folders(domain: Path, classes: Sequence[str]) -> list[str]:
-    """Names of a domain's training and test folder; empty if it has class folders.
+def _folders(
+    root: Path,
+    domains: Sequence[str] | None,
+    classes: Sequence[str],
+    cache: str | os.PathLike[str] | None,
+) -> dict[str, _Folders]:
+    """The folders of each chosen domain."""
+    hidden = None if cache is None else Path(cache).resolve()
+    known = {n: paths for n, paths in subfolders([root]).items() if paths[0].resolve() != hidden}
+    listed = domains and known.keys() >= {*map(name_of, domains)}
+    if split := [] if listed else _split(root, known, "domains"):
+        train, test = map(subfolders, split)
+        if alone := sorted(train.keys() ^ test.keys()):
+            raise ValueError(
+                f"{root} is taken for {{train,test}}/DOMAIN/CLASS/*, but has the domains {alone} "
+                "for training or for testing only"
+            )
+        wanted = choose_domains(domains, [*train], str(root))
+        return {name: [train[name], test[name]] for name in wanted}
+    folders: dict[str, _Folders] = {}
+    for name in choose_domains(domains, [*known], str(root)):
+        inner = subfolders(known[name])
+        of_classes = inner.keys() <= {*classes}
+        split = [] if of_classes else _split(known[name][0], inner, "classes")
+        folders[name] = split or [known[name]]
+    return folders
+
+
+def _split(folder: Path, inner: dict[str, list[Path]], otherwise: str) -> _Folders:
+    """A folder's subfolders for training and for testing; none if no name is that of a split.
 
     :raises ValueError: for a mixture of both, or other ambiguities.
     """
-    found = set(subfolders(domain))
-    parts = found & {"train", *_TEST_FOLDERS}
-    if not parts or found <= set(classes):
+    by_part: dict[str, list[list[Path]]] = {"train": [], "test": [], "valid": [], "": []}
+    for name, paths in inner.items():
+        by_part[part_of(name)].append(paths)
+    train, test, valid, others = by_part.values()
+    chosen = [*train, *(test or valid)]
+    if not (chosen or valid):
         return []
-    test = [name for name in _TEST_FOLDERS if name in parts]
-    clear = "test" in parts or len(test) == 1
-    if not (clear and "train" in parts and parts == found):
+    if others or len(train) != 1 or len(chosen) != 2:
         raise ValueError(
-            f"{domain} has the folders {sorted(found)}: expected train with test, val or valid and "
-            "nothing else, or classes alone, those called like a split named in `classes`"
+            f"{folder} has the folders {[*inner]}: expected train with test, val or valid and "
+            f"nothing else, or {otherwise} alone, those called like a split named in `{otherwise}`"
         )
-    return ["train", test[0]]
+    return chosen
 
 
-def _all_classes(root: Path, splits: dict[str, list[str]]) -> set[str]:
-    folders = [root / domain / part for domain, parts in splits.items() for part in parts or ["."]]
-    return {name for folder in folders for name in subfolders(folder) if image_files(folder / name)}
+def _class_names(root: Path, domains: Iterable[_Folders]) -> list[str]:
+    """Names of the folders with files, sorted.
+
+    :raises ValueError: for a folder that has images in its subfolders only.
+    """
+    names = set()
+    for folders in chain.from_iterable(domains):
+        for name, paths in subfolders(folders).items():
+            if [file for path in paths for file in walk(path)]:
+                names.add(name)
+            images = [file for path in paths for file in image_files(path)]
+            if images and not any(file.parent in paths for file in images):
+                raise _layout_error(root, images[0])
+    return sorted(names)
 
 
-def _from_folders(root: Path, domain: str, split: list[str], classes: list[str]) -> TrainAndTest:
-    if not split:
-        return split_by_name(class_folders(root / domain, classes), root)
-    train, test = (class_folders(root / domain / part, classes) for part in split)
-    return train, test
+def _from_folders(root: Path, folders: _Folders, classes: list[str]) -> TrainAndTest:
+    parts = [class_folders(paths, classes) for paths in folders]
+    for paths, part in zip(folders, parts, strict=True):
+        if not part and (images := [file for path in paths for file in image_files(path)]):
+            raise _layout_error(root, images[0])
+    return split_by_name(parts[0], root) if len(parts) == 1 else (parts[0], parts[1])
+
+
+def _layout_error(root: Path, file: Path) -> ValueError:
+    parts = file.relative_to(root).parts[:-1]
+    layout = "/".join("{train,test}" if part_of(name) else "FOLDER" for name in parts)
+    return ValueError(
+        f"{file} is in the layout {layout}/*: expected {_LAYOUTS}; `classes` names classes whose "
+        "images are in subfolders"
+    )
 
 
 def _from_table(file: Path, table: pd.DataFrame, domain: str, classes: list[str]) -> TrainAndTest:
@@ -114,7 +168,7 @@ def _from_table(file: Path, table: pd.DataFrame, domain: str, classes: list[str]
 
     def images(split: str) -> ImageFiles:
         chosen = table[(table["domain"] == domain) & (table["split"] == split)]
-        files = [file.parent / name for name in chosen["file"]]
+        files = listed_files(file, file.parent, chosen["file"])
         return ImageFiles(files, [ids[label] for label in chosen["label"]])
 
     return images("train"), images("test")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache as remember
 from pathlib import Path
 from typing import TypedDict
 
@@ -18,7 +19,7 @@ from torchvision.transforms import Compose, ToPILImage
 from typing_extensions import Unpack
 
 from covon_avalanche.checks import check_whole
-from covon_avalanche.streams.image_files import ImageFiles, TrainAndTest
+from covon_avalanche.streams.image_files import ImageFiles, TrainAndTest, name_of
 from covon_avalanche.streams.pixel_cache import cached
 from covon_avalanche.streams.transforms import Transform, image_transforms
 
@@ -82,9 +83,9 @@ def image_benchmark(
     :param cache_size: shorter side of cached images; larger images are resized to it, smaller
         ones stay as they are. Evaluation is unchanged by the cache if ``eval_transform`` resizes
         to the same size; :func:`image_transforms` resizes to ``size * 8 / 7``.
-    :raises ValueError: for a domain without images, an image for training and testing, a value out
-        of range, or an image that cannot be decoded (when the cache is built; otherwise when it is
-        read).
+    :raises ValueError: for a domain without images, an image for training and testing or of two
+        classes, a value out of range, or an image that cannot be decoded (when the cache is built;
+        otherwise when it is read).
     """
     if not 0 <= validation_size < 1:
         raise ValueError(f"validation_size must be a fraction in [0, 1), got {validation_size}")
@@ -94,9 +95,8 @@ def image_benchmark(
     check_whole("cache_size", cache_size)
     if isinstance(classes, str) or len(set(classes)) < len(classes):
         raise ValueError(f"classes must be a list of distinct names, got {classes!r}")
-    trained, tested = ({f for some in part.values() for f in some.files} for part in (train, test))
-    if both := trained & tested:
-        raise ValueError(f"{min(both)} is a training image and a test image")
+    _warn_of_case("classes", classes)
+    _warn_of_case("domains", {**train, **test})
 
     def from_cache(images: _Images) -> _Images:
         if cache is None:
@@ -105,6 +105,7 @@ def image_benchmark(
 
     images = {("train", name): some for name, some in train.items()}
     images |= {("test", name): some for name, some in test.items()}
+    _check_distinct(images, classes)
     limits = dict.fromkeys(("train", "valid", "test"), limit)
     if train_limit is not None:
         limits["train"] = train_limit if limit is None else min(limit, train_limit)
@@ -134,6 +135,33 @@ def image_benchmark(
             experience.domain = name
     benchmark.images = _by_stream(images)
     return benchmark
+
+
+def _warn_of_case(what: str, names: Iterable[str]) -> None:
+    known: dict[str, str] = {}
+    for name in names:
+        if (other := known.setdefault(name.casefold(), name)) != name:
+            warnings.warn(f"the {what} {other!r} and {name!r} differ in case only", stacklevel=4)
+
+
+def _check_distinct(images: _Images, classes: Sequence[str]) -> None:
+    """Check that no image, whatever its path, has two labels, is in training and test, or is in a
+    domain twice."""
+    resolved = remember(os.path.realpath)
+    known: dict[tuple[str, str], tuple[str, str, int]] = {}
+    for (stream, domain), some in images.items():
+        for file, label in zip(some.files, some.labels, strict=True):
+            folder, name = os.path.split(file)
+            first = known.setdefault((resolved(folder), name), use := (stream, domain, label))
+            if first is use:
+                continue
+            if first[0] != stream:
+                raise ValueError(f"{file} is a training image and a test image")
+            if first[2] != label:
+                both = [classes[k] for k in (first[2], label)]
+                raise ValueError(f"{file} has two labels, {both}")
+            if first[1] == domain:
+                raise ValueError(f"{file} is twice among the images of {domain!r}")
 
 
 def published_benchmark(
@@ -216,6 +244,7 @@ def choose_domains(domains: Sequence[str] | None, known: Sequence[str], stream: 
         return list(known)
     if isinstance(domains, str):
         raise ValueError(f"domains must be a list of names, got {domains!r}")
+    domains = [name_of(name) for name in domains]
     unknown = [name for name in domains if name not in known]
     if unknown:
         raise ValueError(f"{stream} has the domains {list(known)}, got {unknown}")

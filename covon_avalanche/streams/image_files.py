@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -16,6 +20,9 @@ from covon_avalanche.streams.transforms import pixels_of
 
 #: The suffixes that torchvision's ``ImageFolder`` accepts.
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
+
+#: Whether lists may name files that do not exist: ``covon data verify`` reports each of them.
+MISSING_ALLOWED = ContextVar("MISSING_ALLOWED", default=False)
 
 
 def decode(file: Path) -> Tensor:
@@ -79,10 +86,11 @@ def image_files(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    return sorted(_walk(folder, []))
+    return sorted(file for file in walk(folder) if file.suffix.lower() in SUFFIXES)
 
 
-def _walk(folder: Path, parents: list[Path]) -> Iterator[Path]:
+def walk(folder: Path, parents: Sequence[Path] = ()) -> Iterator[Path]:
+    """All files below a folder, as :func:`image_files` searches it."""
     parents = [*parents, folder.resolve()]
     for entry in os.scandir(folder):
         path = folder / entry.name
@@ -91,19 +99,42 @@ def _walk(folder: Path, parents: list[Path]) -> Iterator[Path]:
         if entry.is_dir():
             target = path.resolve()
             if not any(parent.is_relative_to(target) for parent in parents):
-                yield from _walk(path, parents)
-        elif path.suffix.lower() in SUFFIXES and entry.is_file():
+                yield from walk(path, parents)
+        elif entry.is_file():
             yield path
 
 
 def hidden(name: str) -> bool:
-    """Whether a file or folder is to be ignored: ``.name``, or macOS's archive metadata."""
-    return name.startswith(".") or name == "__MACOSX"
+    """Whether a file or folder is to be ignored: ``.name``, and what macOS and Windows add."""
+    return name.startswith(".") or name in ("__MACOSX", "Thumbs.db", "desktop.ini")
 
 
-def subfolders(folder: Path) -> list[str]:
-    """Names of the folders in a folder, sorted, without :func:`hidden` ones."""
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not hidden(p.name))
+def name_of(text: str) -> str:
+    """The name of a class or domain in NFC, because macOS decomposes the names of folders, with
+    escapes for bytes that are not UTF-8."""
+    return unicodedata.normalize("NFC", text).encode("utf-8", "backslashreplace").decode()
+
+
+def part_of(name: str) -> str:
+    """``"train"``, ``"test"`` or ``"valid"`` for a usual name of such a part, else ``""``."""
+    word = r"(train|test|val)(ing|id|idation)?[ _-]?(set|data|split)?"
+    found = re.fullmatch(word, name.casefold())
+    return {"val": "valid"}.get(found[1], found[1]) if found else ""
+
+
+def subfolders(folders: Sequence[Path]) -> dict[str, list[Path]]:
+    """The folders in some folders by :func:`name_of`, sorted, without :func:`hidden` ones.
+
+    :raises ValueError: if one of the folders does not exist.
+    """
+    found: dict[str, list[Path]] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}")
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and not hidden(path.name):
+                found.setdefault(name_of(path.name), []).append(path)
+    return dict(sorted(found.items()))
 
 
 def class_table(name: str) -> tuple[str, ...]:
@@ -112,23 +143,33 @@ def class_table(name: str) -> tuple[str, ...]:
     return tuple(table.read_text(encoding="utf-8").split())
 
 
-def class_folders(folder: Path, classes: Sequence[str], *, complete: bool = False) -> ImageFiles:
-    """The images of ``folder/CLASS/*``, with class ids from a fixed table of names.
+def class_folders(
+    folders: Sequence[Path], classes: Sequence[str], *, complete: bool = False
+) -> ImageFiles:
+    """The images of ``FOLDER/CLASS/*``, with class ids from a fixed table of names.
 
     :param complete: whether there must be images of all classes.
-    :raises ValueError: for a subfolder with images that is not a class, or a class without images.
+    :raises ValueError: for a subfolder with images that is not a class, or a class folder with
+        files that are no images.
     """
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
     ids = {name: i for i, name in enumerate(classes)}
-    found = {name: image_files(folder / name) for name in subfolders(folder)}
-    unknown = [name for name, files in found.items() if files and name not in ids]
+    pairs, unknown = [], []
+    for name, paths in subfolders(folders).items():
+        files = [file for path in paths for file in image_files(path)]
+        if name in ids:
+            pairs += [(file, ids[name]) for file in files]
+            if not files and (others := [f for path in paths for f in walk(path)]):
+                raise ValueError(
+                    f"{paths[0]} has files, such as {others[0].name}, but no images: their names "
+                    f"end in {', '.join(sorted(SUFFIXES))}"
+                )
+        elif files:
+            unknown.append(name)
     if unknown:
-        raise ValueError(f"{folder} has subfolders that are not classes: {unknown}")
-    pairs = [(file, ids[name]) for name, files in found.items() for file in files]
+        raise ValueError(f"{folders[0]} has subfolders that are not classes: {unknown}")
     if complete and (missing := sorted({*range(len(classes))} - {label for _, label in pairs})):
         names = [classes[label] for label in missing]
-        raise ValueError(f"{folder} has no images of the classes {names}")
+        raise ValueError(f"{folders[0]} has no images of the classes {names}")
     return ImageFiles([file for file, _ in pairs], [label for _, label in pairs])
 
 
@@ -138,7 +179,7 @@ TrainAndTest = tuple[ImageFiles, ImageFiles]
 def listed_split(
     root: Path, lists: Sequence[str], classes: Sequence[str], *, first_id: int | None = 0
 ) -> TrainAndTest | None:
-    """The training and test images of two official lists, or ``None`` if one does not exist.
+    """The training and test images of two official lists, or ``None`` if neither exists.
 
     Each line has a path and a class id: ``clipart/aircraft_carrier/clipart_001_000005.jpg 0``.
 
@@ -147,30 +188,79 @@ def listed_split(
 
     :param first_id: the lowest class id in the list; ``None`` if the list numbers the classes in
         another way, which is then ignored.
-    :raises ValueError: naming a line whose class id is not that of its class folder.
+    :raises ValueError: naming a line whose class id is not that of its class folder, or a list or
+        image that does not exist.
     """
     train, test = (root / name for name in lists)
-    if not (train.is_file() and test.is_file()):
+    if not (train.is_file() or test.is_file()):
         return None
     return _listed(root, train, classes, first_id), _listed(root, test, classes, first_id)
 
 
 def _listed(root: Path, file: Path, classes: Sequence[str], first_id: int | None) -> ImageFiles:
     ids = {name: i for i, name in enumerate(classes)}
-    files, labels = [], []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    paths, labels = [], []
+    try:
+        text = file.read_text(encoding="utf-8-sig")  # Windows writes a BOM
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} is not a list in UTF-8: {error}") from error
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         path, _, given = line.strip().rpartition(" ")
-        label = ids.get(Path(path).parent.name)
+        label = ids.get("/".join(re.split(r"[/\\]", path)[-2:-1]))
         if label is None or (first_id is not None and given != str(label + first_id)):
             raise ValueError(
                 f"{file}, line {number}: expected a path {'' if first_id is None else 'DOMAIN/'}"
                 f"CLASS/FILE and the official id of that class, got {line!r}"
             )
-        files.append(root / path)
+        paths.append(path)
         labels.append(label)
-    return ImageFiles(files, labels)
+    return ImageFiles(listed_files(file, root, paths), labels)
+
+
+def listed_files(source: Path, root: Path, names: Iterable[str]) -> list[Path]:
+    """The files that a list or table names, relative to ``root``. Each folder is read once.
+
+    Names may have Windows' backslashes, another Unicode normalisation than on disk, or escapes as
+    :func:`name_of` writes them.
+
+    :raises ValueError: naming the first file that does not exist.
+    """
+
+    @cache
+    def content(folder: str) -> set[str]:
+        try:
+            return {entry.name for entry in os.scandir(folder) if entry.is_file()}
+        except OSError:
+            return set()
+
+    def exists(path: Path) -> bool:
+        folder, file = os.path.split(path)
+        return file in content(folder)
+
+    files, missing = [], []
+    for name in names:
+        path = root / name
+        if not exists(path):
+            path = next(filter(exists, (root / other for other in _spellings(name))), path)
+            missing += [] if exists(path) else [path]
+        files.append(path)
+    if missing and not MISSING_ALLOWED.get():
+        raise ValueError(
+            f"there is no file {missing[0]}, which {source} names ({len(missing)} of its "
+            f"{len(files)} files are missing; paths are relative to {root})"
+        )
+    return files
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """What a file may be called on this disk."""
+    yield re.sub(r"\\udc([89a-f][0-9a-f])", lambda byte: chr(0xDC00 + int(byte[1], 16)), name)
+    name = name.replace("\\", "/")
+    yield name
+    yield unicodedata.normalize("NFC", name)
+    yield unicodedata.normalize("NFD", name)
 
 
 def split_by_name(
@@ -185,7 +275,7 @@ def split_by_name(
     """
 
     def rank(index: int) -> str:
-        name = images.files[index].relative_to(root).as_posix()
+        name = unicodedata.normalize("NFC", images.files[index].relative_to(root).as_posix())
         return hashlib.sha256((salt + name).encode(errors="surrogateescape")).hexdigest()
 
     test: set[int] = set()

@@ -73,7 +73,7 @@ def ImageNetR(
     See :func:`image_benchmark` for the other parameters.
     """
     root = data_root(dataset_root, "imagenet-r")
-    split = partial(_split, everything=class_folders(root, CLASSES), seed=split_seed)
+    split = partial(_split, everything=class_folders([root], CLASSES), seed=split_seed)
     return published_benchmark("ImageNetR", root, domains, split, COUNTS, CLASSES, **options)
 
 

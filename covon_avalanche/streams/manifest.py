@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.streams.image_files import name_of, part_of
 
 _TITLE = "# covon_avalanche manifest, version 2"
 _CLASSES = "# classes: "
@@ -22,16 +23,19 @@ _COLUMNS = ("file", "domain", "label", "split")
 
 
 def write_manifest(file: Path, classes: Sequence[str], table: pd.DataFrame) -> None:
-    """Write a manifest, atomically.
+    """Write a manifest, atomically. Bytes of names that are not UTF-8 become escapes.
 
     :param classes: names by class id.
     """
     comments = f"{_TITLE}\n{_CLASSES}{json.dumps(list(classes))}\n"
-    write_atomically(file, comments + table.to_csv(index=False))
+    write_atomically(
+        file, (comments + table.to_csv(index=False)).encode("utf-8", "backslashreplace")
+    )
 
 
 def read_manifest(file: Path) -> tuple[list[str] | None, pd.DataFrame]:
-    """Read a manifest or any CSV table with the same columns.
+    """Read a manifest or any CSV table with the same columns, separated by commas, semicolons or
+    tabs.
 
     :return: the class names by id, if the table lists them, and its rows.
     :raises ValueError: naming the file and what is wrong with it.
@@ -39,8 +43,10 @@ def read_manifest(file: Path) -> tuple[list[str] | None, pd.DataFrame]:
     try:
         text = file.read_text(encoding="utf-8-sig")  # Excel writes a BOM
         comments = list(takewhile(lambda line: line.startswith("#"), text.splitlines()))
+        header = "".join(text.splitlines()[len(comments) : len(comments) + 1])
         table = pd.read_csv(
             io.StringIO(text),
+            sep=max(",;\t", key=header.count),
             skiprows=len(comments),
             dtype=str,
             keep_default_na=False,  # "NA" may be a name
@@ -54,13 +60,15 @@ def read_manifest(file: Path) -> tuple[list[str] | None, pd.DataFrame]:
     too_long = not isinstance(table.index, pd.RangeIndex)  # pandas took a column for the index
     if too_long or table[[*_COLUMNS]].isna().any(axis=None):
         raise ValueError(f"{file} has rows with more or fewer than {len(table.columns)} values")
-    unknown = sorted({*table["split"]} - {"train", "test"})
-    if unknown:
+    table[["domain", "label"]] = table[["domain", "label"]].map(name_of)
+    parts = table["split"].map(part_of)
+    if unknown := sorted({*table["split"][~parts.isin(["train", "test"])]}):
         raise ValueError(f"{file}: split must be train or test, got {unknown}")
+    table["split"] = parts
     classes = next((line for line in comments if line.startswith(_CLASSES)), None)
     if classes is None:
         return None, table
     try:
-        return [str(name) for name in json.loads(classes.removeprefix(_CLASSES))], table
+        return [name_of(str(name)) for name in json.loads(classes.removeprefix(_CLASSES))], table
     except (TypeError, ValueError) as error:
         raise ValueError(f'{file}: expected {_CLASSES}["NAME", ...], got {classes!r}') from error

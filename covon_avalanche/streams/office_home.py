@@ -64,5 +64,5 @@ def _split(root: Path, name: str, seed: int) -> TrainAndTest:
         if listed := listed_split(root, lists, CLASSES):
             return listed
     folder = next((root / s for s in spellings if (root / s).is_dir()), root / name)
-    images = class_folders(folder, CLASSES, complete=True)
+    images = class_folders([folder], CLASSES, complete=True)
     return split_by_name(images, folder, 0.3, salt=f"{seed}/{name}/")

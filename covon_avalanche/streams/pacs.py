@@ -54,4 +54,4 @@ def _split(root: Path, name: str) -> TrainAndTest:
         lists = [f"{folder}{name}_{part}_kfold.txt" for part in ("train", "crossval")]
         if listed := listed_split(root, lists, CLASSES, first_id=1):
             return listed
-    return split_by_name(class_folders(root / name, CLASSES, complete=True), root)
+    return split_by_name(class_folders([root / name], CLASSES, complete=True), root)

@@ -32,6 +32,9 @@ _UPRIGHT = {
 }
 """What turns an image upright, by its EXIF orientation."""
 
+_MAX_ASPECT = 100  # longer by shorter side
+_MAX_PIXELS = 10**8  # after scaling
+
 Transform = Callable[[Any], Any]
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -108,9 +111,17 @@ def central_crop(image: Tensor, size: int) -> Tensor:
 
 
 def resize_shorter(image: Tensor, size: int) -> Tensor:
-    """Resize a uint8 image so that its shorter side is ``size``, as torchvision's ``Resize``."""
-    if min(image.shape[1:]) == size:
+    """Resize a uint8 image so that its shorter side is ``size``, as torchvision's ``Resize``.
+
+    :raises ValueError: for an image that would have more than 100 million pixels.
+    """
+    shorter, longer = sorted(image.shape[1:])
+    if shorter == size:
         return image
+    if size * size * longer / shorter > _MAX_PIXELS:
+        raise ValueError(
+            f"an image of {shorter} x {longer} pixels is too large with a shorter side of {size}"
+        )
     return resize(image, [size], InterpolationMode.BILINEAR, antialias=True)
 
 
@@ -118,8 +129,11 @@ def pixels_of(image: Image.Image) -> Tensor:
     """A PIL image as a uint8 tensor of shape (3, height, width), in RGB; 16 bits become 8, and the
     image is rotated according to its EXIF orientation.
 
-    :raises ValueError: for 32-bit pixels, whose range is unknown.
+    :raises ValueError: for 32-bit pixels, whose range is unknown, or for an image whose longer
+        side is more than 100 times the shorter one, which resizing would make huge.
     """
+    if max(image.size) > _MAX_ASPECT * min(image.size):  # of the header: nothing is decoded yet
+        raise ValueError(f"its aspect ratio is above {_MAX_ASPECT}, its size {image.size}")
     image.load()  # which turns a TIFF
     with suppress(Exception):  # damaged EXIF data raise all kinds of errors
         image = image.transpose(_UPRIGHT[image.getexif()[ExifTags.Base.Orientation]])

@@ -108,6 +108,29 @@ def test_the_image_tower_of_a_complete_clip_is_loaded_without_a_warning(tmp_path
     assert model(images).shape == (2, 3)
 
 
+def activations(model):
+    return {type(m).__name__ for m in model.modules() if "GELU" in type(m).__name__.upper()}
+
+
+@pytest.mark.parametrize("weights", [None, "FILE"])
+def test_the_activation_is_that_of_the_weights_of_the_tag(tmp_path, weights):
+    """Of tags of one architecture, whose weights have the same shapes."""
+    pytest.importorskip("open_clip", reason="needs the extra vision")
+    pytest.importorskip("timm", reason="needs the extra vision")
+    for family, tags in (
+        ("open_clip/ViT-B-32", {":openai": "QuickGELU", ":laion2b_e16": "GELU", "": "GELU"}),
+        ("timm/vit_base_patch32_clip_224", {".openai": "QuickGELU", ".laion2b": "GELU"}),
+    ):
+        file = None
+        if weights:
+            file = tmp_path / "weights.safetensors"
+            save_file(create_backbone(family, 2).state_dict(), file)
+        for tag, activation in tags.items():
+            assert activations(create_backbone(family + tag, 2, weights=file)) == {activation}
+    with pytest.raises(ValueError, match="open_clip has no weights 'mine' for 'ViT-B-32'"):
+        create_backbone("open_clip/ViT-B-32:mine", 2)
+
+
 def test_normalisation_is_that_of_the_weights():
     timm = pytest.importorskip("timm", reason="needs the extra vision")
     open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")

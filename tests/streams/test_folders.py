@@ -1,6 +1,10 @@
-"""DomainFolders: three layouts with one table of classes."""
+"""DomainFolders: four layouts with one table of classes; all others are refused."""
 
+import itertools
 import re
+import unicodedata
+import warnings
+from pathlib import Path
 
 import pytest
 from miniature import OWN_CLASSES, OWN_CODES, check_labels, open_stream, own, paint
@@ -75,6 +79,120 @@ def test_the_cache_and_archive_metadata_are_not_domains(tmp_path):
     assert list((root / "cache").glob("*.pixels"))
 
 
+def pictures(root: Path, *places: str) -> Path:
+    """Five images in each of the folders, in the colours of ``OWN_CLASSES`` and ``OWN_CODES``."""
+    for place in places:
+        words = {name.casefold() for name in place.split("/")}
+        label = next((i for i, name in enumerate(OWN_CLASSES) if name in words), 0)
+        code = next((code for name, code in OWN_CODES.items() if name in words), 0)
+        for i in range(5):
+            paint(root / place / f"{i}{'ts'['test' in place]}.png", label, code)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [("Train", "Test"), ("training", "testing"), ("TRAIN", "val"), ("train_set", "Validation")],
+)
+@pytest.mark.parametrize("outside", [True, False])
+def test_splits_are_recognised_whatever_their_case_within_and_around_domains(
+    tmp_path, train, test, outside
+):
+    for part, number in ((train, 3), (test, 2)):
+        for domain, name in (("day", "cat"), ("day", "dog"), ("night", "dog")):
+            middle = (part, domain, name) if outside else (domain, part, name)
+            for i in range(number):
+                file = tmp_path.joinpath(*middle, f"{part}{i}.png")
+                paint(file, OWN_CLASSES.index(name), OWN_CODES[domain])
+    benchmark = open_stream(DomainFolders, tmp_path, domains=["night", "day"])
+    check_labels(benchmark, OWN_CODES)
+    assert benchmark.classes == ["cat", "dog"]
+    assert [e.domain for e in benchmark.train_stream] == ["night", "day"]
+    assert [len(e.dataset) for e in benchmark.train_stream] == [3, 6]
+    assert [len(e.dataset) for e in benchmark.test_stream] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("places", "found"),
+    [
+        (["train/cat", "val/cat"], "{train,test}/FOLDER/*"),
+        (["Train/dog", "Test/dog", "Train/cat", "Test/cat"], "{train,test}/FOLDER/*"),
+        (["day/images/cat", "night/images/dog"], "FOLDER/FOLDER/FOLDER/*"),
+        (["day/cat", "night/images/dog"], "FOLDER/FOLDER/FOLDER/*"),
+        (["mine/day/cat", "mine/night/dog"], "FOLDER/FOLDER/FOLDER/*"),
+        (["mine/day/train/cat", "mine/day/test/cat"], "FOLDER/FOLDER/{train,test}/FOLDER/*"),
+        (["mine/train/day/cat", "mine/test/day/cat"], "FOLDER/{train,test}/FOLDER/FOLDER/*"),
+        (["day/cat/train", "day/cat/test"], "FOLDER/FOLDER/{train,test}/*"),
+        (["cat", "dog"], "FOLDER/*"),
+        (["day/train/x/cat", "day/test/x/cat"], "FOLDER/{train,test}/FOLDER/FOLDER/*"),
+    ],
+)
+def test_other_layouts_are_refused_with_the_one_found_and_those_expected(tmp_path, places, found):
+    expected = f"in the layout {found}: expected DOMAIN/CLASS/*, DOMAIN/{{train,test}}/CLASS/* or "
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        DomainFolders(pictures(tmp_path, *places))
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        (["train/day/cat", "day/cat"], r"has the folders \['day', 'train'\]: .* or domains alone"),
+        (["day/train/cat", "day/Train/cat", "day/test/cat"], r"has the folders \['Train', 'test',"),
+        (["train/day/cat", "train/dusk/cat", "test/day/cat"], r"has the domains \['dusk'\] for"),
+        (["test/cat", "day/cat"], r"or domains alone, those called like a split named in `dom"),
+    ],
+)
+def test_splits_that_are_not_clear_are_refused(tmp_path, places, message):
+    with pytest.raises(ValueError, match=message):
+        DomainFolders(pictures(tmp_path, *places))
+
+
+def test_what_the_user_names_is_not_guessed(tmp_path):
+    root = pictures(tmp_path / "a", "test/cat", "day/cat", "day/train/dog")
+    check_labels(open_stream(DomainFolders, root, domains=["test"]), {"test": 0})
+    root = pictures(tmp_path / "b", "day/cat/more", "day/dog")
+    with pytest.raises(ValueError, match="`classes` names classes whose images are in subfolders"):
+        DomainFolders(root)
+    check_labels(open_stream(DomainFolders, root, classes=["cat", "dog"]), {"day": 1})
+
+
+def test_names_in_two_unicode_normalisations_are_one(tmp_path):
+    composed, decomposed = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    for name, i in itertools.product((composed, decomposed), range(5)):
+        paint(tmp_path / "day" / name / f"{name}{i}.png", 0)
+        paint(tmp_path / name / "dog" / f"{name}{i}.png", 1)
+    options = {"domains": ["day", decomposed], "classes": [decomposed, "dog"]}
+    for benchmark in (DomainFolders(tmp_path), DomainFolders(tmp_path, **options)):
+        assert benchmark.classes == [composed, "dog"]
+        assert {*benchmark.images["train"]} == {"day", composed}
+        for domain in ("day", composed):
+            assert [len(benchmark.images[part][domain]) for part in ("train", "test")] == [8, 2]
+
+
+def test_names_that_differ_in_case_only_raise_a_warning(tmp_path):
+    pictures(tmp_path, "day/Dog", "night/dog", "Night/dog")
+    with pytest.warns(UserWarning, match="the classes 'Dog' and 'dog' differ in case only"):
+        DomainFolders(tmp_path)
+    with pytest.warns(UserWarning, match="the domains 'Night' and 'night' differ in case only"):
+        DomainFolders(tmp_path, domains=["Night", "night"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DomainFolders(tmp_path, domains=["night"])
+
+
+@pytest.mark.parametrize("classes", [None, ["cat", "dog"]])
+def test_a_class_folder_with_files_that_are_no_images_is_refused(tmp_path, classes):
+    pictures(tmp_path, "day/dog", "night/dog")
+    (tmp_path / "day" / "cat").mkdir()
+    (tmp_path / "day" / "cat" / "Thumbs.db").touch()  # not a file of the user
+    assert DomainFolders(tmp_path, classes=classes).classes == classes or ["dog"]
+    (tmp_path / "day" / "cat" / "0.GIF").touch()
+    with pytest.raises(
+        ValueError, match=r"day/cat has files, such as 0.GIF, but no .*\.jpg, .*webp"
+    ):
+        DomainFolders(tmp_path, classes=classes)
+
+
 def test_errors_name_the_value_and_the_rule(tmp_path):
     root = own(tmp_path / "good", "plain")
     for options, message in (
@@ -106,3 +224,62 @@ def test_an_image_is_for_training_or_for_testing(tmp_path):
     file = tmp_path / "day" / "cat" / "0.png"
     with pytest.raises(ValueError, match=f"^{file} is a training image and a test image$"):
         DomainFolders(table)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("./day/../day/cat/5.png,day,cat,test", "5.png is a training image and a test image"),
+        ("link/cat/5.png,night,cat,test", "5.png is a training image and a test image"),
+        ("day/cat/5.png,night,dog,train", r"5.png has two labels, \['cat', 'dog'\]"),
+        ("day/./cat/5.png,day,cat,train", "5.png is twice among the images of 'day'"),
+    ],
+)
+def test_an_image_has_one_use_whatever_its_path(tmp_path, row, message):
+    table = own(tmp_path, "csv")
+    (tmp_path / "link").symlink_to(tmp_path / "day")
+    table.write_text(f"{table.read_text()}{row}\n")
+    with pytest.raises(ValueError, match=message):
+        DomainFolders(table)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        ("night/fox/3.png", "night/fox/33.png", "night/fox/33.png"),
+        ("night/fox/3.png", "night/fox", "night/fox"),  # not a file
+        ("night/", "mine/night/", "mine/night/dog/2.png"),
+        ("night/", "C:\\mine\\", r"C:\mine\dog/2.png"),
+    ],
+)
+def test_listed_images_that_do_not_exist_are_errors_at_once(tmp_path, old, new, path):
+    table = own(tmp_path, "csv")
+    table.write_text(table.read_text().replace(old, new))
+    n = 1 if "fox" in old else 16
+    message = f"there is no file {tmp_path / path}, which {table} names ({n} of its "
+    with pytest.raises(ValueError, match=re.escape(message)):
+        DomainFolders(table)
+    DomainFolders(table, domains=["day"])
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("slash", ["/", "\\"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_tables_of_windows_are_read(tmp_path, separator, slash, encoding):
+    table = own(tmp_path, "csv")
+    text = table.read_text().replace(",", separator).replace("/", slash).replace("train", "Train")
+    table.write_text(text, encoding=encoding)
+    check_labels(open_stream(DomainFolders, table), OWN_CODES)
+
+
+def test_tables_and_folders_may_differ_in_unicode_normalisation(tmp_path):
+    composed, decomposed = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    rows = []
+    for i, (on_disk, listed) in enumerate([(composed, decomposed), (decomposed, composed)]):
+        for split in ("train", "test"):
+            paint(tmp_path / on_disk / f"{on_disk}{i}{split}.png", 0)
+            rows.append(f"{listed}/{listed}{i}{split}.png,day,{listed},{split}\n")
+    (tmp_path / "a.csv").write_text("file,domain,label,split\n" + "".join(rows))
+    benchmark = open_stream(DomainFolders, tmp_path / "a.csv")
+    assert benchmark.classes == [composed]
+    check_labels(benchmark, {"day": 0})

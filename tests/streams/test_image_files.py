@@ -7,7 +7,9 @@ from miniature import paint, picture
 from PIL import ExifTags, Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from covon_avalanche.streams import image_transforms
 from covon_avalanche.streams.image_files import SUFFIXES, class_folders, decode, image_files
+from covon_avalanche.streams.transforms import resize_shorter
 
 
 def test_links_are_followed_but_not_in_cycles(tmp_path):
@@ -21,7 +23,7 @@ def test_links_are_followed_but_not_in_cycles(tmp_path):
     (root / "fox" / "gone.png").symlink_to(root / "nowhere.png")
     (root / "fox" / "more").symlink_to(elsewhere)
     expected = ["fox/0.png", "fox/1.png", "fox/more/0.png"]
-    assert class_folders(root, ["cat", "fox"]).files == [root / name for name in expected]
+    assert class_folders([root], ["cat", "fox"]).files == [root / name for name in expected]
 
 
 def test_every_suffix_that_torchvision_accepts_is_found_and_decoded(tmp_path):
@@ -36,7 +38,7 @@ def test_every_suffix_that_torchvision_accepts_is_found_and_decoded(tmp_path):
 def test_hidden_files_and_folders_do_not_count(tmp_path):
     for name in ("1.jpg", "._1.jpg", ".ipynb_checkpoints/1-checkpoint.jpg", "a/.b/c/1.jpg"):
         paint(tmp_path / ".data" / "cat" / name, 0)
-    found = class_folders(tmp_path / ".data", ["cat"]).files
+    found = class_folders([tmp_path / ".data"], ["cat"]).files
     assert found == [tmp_path / ".data" / "cat" / "1.jpg"]
 
 
@@ -77,6 +79,34 @@ def test_huge_images_are_refused_in_every_format(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(ValueError, match="decompression bomb"):
         decode(tmp_path / f"x.{suffix}")
+
+
+@pytest.mark.parametrize("shape", [(3001, 30), (1, 101), (30_000, 1)])
+def test_extreme_aspect_ratios_are_refused_before_decoding(tmp_path, monkeypatch, shape):
+    Image.new("L", (2000, 20)).save(tmp_path / "x.png")
+    assert decode(tmp_path / "x.png").shape == (3, 20, 2000)
+    Image.new("L", shape).save(tmp_path / "x.png")
+    monkeypatch.setattr(Image.Image, "load", lambda _: pytest.fail("decoded"))
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("decoded"))
+    message = rf"x.png cannot be decoded: its aspect ratio is above 100, its size \({shape[0]}, "
+    with pytest.raises(ValueError, match=message):
+        decode(tmp_path / "x.png")
+    with (
+        Image.open(tmp_path / "x.png") as image,
+        pytest.raises(ValueError, match="its aspect ratio is above 100"),
+    ):
+        image_transforms(224)[0](image)
+
+
+def test_images_that_scaling_would_make_huge_are_refused():
+    wide = torch.zeros(3, 10, 1000, dtype=torch.uint8)
+    assert resize_shorter(wide, 20).shape == (3, 20, 2000)
+    with pytest.raises(
+        ValueError, match="10 x 1000 pixels is too large with a shorter side of 1001"
+    ):
+        resize_shorter(wide, 1001)
+    with pytest.raises(ValueError, match="too large with a shorter side of 1200"):
+        image_transforms(1050)[1](wide)
 
 
 @pytest.mark.parametrize("name", ["RGB.jpg", "L.jpg", "CMYK.jpg", "P.png", "RGBA.png"])
