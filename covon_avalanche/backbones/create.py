@@ -27,8 +27,7 @@ def create_backbone(
     head of this size, such as ImageNet's of 1000 classes.
 
     :param name: ``LIBRARY/MODEL`` with torchvision, timm (``MODEL.TAG`` names the weights) or
-        open_clip (``MODEL:TAG``, the image tower with a linear head), or one of ``ALIASES``. The
-        tag decides the activation, also of weights from a file.
+        open_clip (``MODEL:TAG``, the image tower with a linear head), or one of ``ALIASES``.
     :param num_classes: outputs of the last layer.
     :param weights: ``None`` for random weights, ``"default"`` to download the library's, or the
         path of a ``.safetensors`` or ``.pth`` file. Of a complete CLIP the image tower is used.
@@ -42,7 +41,9 @@ def create_backbone(
     """
     check_whole("num_classes", num_classes)
     library, model_name = library_and_model(name)
-    file = None if weights in (None, "default") else _read_weights(Path(str(weights)))
+    file = None
+    if weights not in (None, "default"):
+        file = {unwrapped_name(k): x for k, x in _read_weights(Path(str(weights))).items()}
     options = {}
     if class_names is not None:
         if library != "open_clip":
@@ -91,13 +92,12 @@ def unwrapped_name(name: str) -> str:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors or torch file by :func:`unwrapped_name`, without running code
-    from it."""
+    """The tensors of a safetensors or torch file by name, without running code from it."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
         if path.suffix == ".safetensors":
-            return {unwrapped_name(key): tensor for key, tensor in load_file(path).items()}
+            return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of safetensors, torch, zipfile or pickle
         raise ValueError(f"{path} holds no weights that can be loaded safely: {error}") from error
@@ -108,4 +108,4 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         isinstance(name, str) and isinstance(x, Tensor) for name, x in content.items()
     ):
         raise ValueError(f"{path} must hold tensors by name, and nothing else")
-    return {unwrapped_name(key): tensor for key, tensor in content.items()}
+    return content

@@ -133,13 +133,11 @@ def _open_clip(
     class_names: Sequence[str] | None = None,
 ) -> Network:
     open_clip = _optional_import("open_clip")
-    model_name, tag = _clip_and_tag(name)
+    model_name, tag, config = _clip_and_tag(name)
     if pretrained and not tag:
-        raise ValueError(f"name the weights of {model_name!r} by a tag, as in MODEL:TAG")
-    quick = _tag_config(model_name, tag).get("quick_gelu", False)
-    options: dict[str, Any] = {"force_quick_gelu": quick}
-    if image_size is not None:
-        options["force_image_size"] = image_size
+        raise ValueError(f"open_clip has no weights {tag!r} for {model_name!r}")
+    quick = config.get("quick_gelu", False)  # not of a model's name alone
+    options = {"force_quick_gelu": quick, "force_image_size": image_size}
     if pretrained:
         clip = open_clip.create_model(model_name, pretrained=tag, **options)
     else:
@@ -156,19 +154,16 @@ def _open_clip(
     return ImageTower(visual, features, num_classes, text), ("head",)
 
 
-def _clip_and_tag(name: str) -> tuple[str, str]:
+def _clip_and_tag(name: str) -> tuple[str, str, dict[str, Any]]:
+    """Model and tag of open_clip, and what the tag tells beside the weights."""
+    open_clip = _optional_import("open_clip")
     model_name, _, tag = name.partition(":")
-    if model_name not in _optional_import("open_clip").list_models():
+    if model_name not in open_clip.list_models():
         raise ValueError(f"open_clip has no model {model_name!r}")
-    return model_name, tag
-
-
-def _tag_config(model_name: str, tag: str) -> dict[str, Any]:
-    """What open_clip knows of a tag, which is more than its weights; nothing of no tag."""
-    found = _optional_import("open_clip").get_pretrained_cfg(model_name, tag) if tag else {}
-    if tag and not found:
+    config = open_clip.get_pretrained_cfg(model_name, tag) if tag else {}
+    if tag and not config:
         raise ValueError(f"open_clip has no weights {tag!r} for {model_name!r}")
-    return dict(found)
+    return model_name, tag, config
 
 
 def resample_positions(weights: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
@@ -217,8 +212,7 @@ def normalisation(name: str) -> dict[str, tuple[float, ...]]:
         mean, std = config.mean, config.std
     else:
         open_clip = _optional_import("open_clip")
-        clip, tag = _clip_and_tag(model_name)
-        found = _tag_config(clip, tag)
+        *_, found = _clip_and_tag(model_name)
         mean = found.get("mean") or open_clip.OPENAI_DATASET_MEAN
         std = found.get("std") or open_clip.OPENAI_DATASET_STD
     return {"mean": tuple(map(float, mean)), "std": tuple(map(float, std))}

@@ -7,8 +7,7 @@ import signal
 import sys
 import traceback
 from io import TextIOWrapper
-from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, mkdtemp
 from typing import Annotated, Any
 
 import typer
@@ -44,6 +43,9 @@ class _Commands(TyperGroup):
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes
         os.environ["MPLBACKEND"] = "agg"  # figures are files; a notebook's backend may not exist
+        home, known = map(os.path.expanduser, ("~", "~/.avalanche/config.json"))
+        if not (os.access(home, os.W_OK) or os.access(known, os.R_OK)):
+            os.environ["HOME"] = mkdtemp(prefix="covon-")  # Avalanche writes to it when imported
         try:
             return super().main(*arguments, **options)
         except Exception as error:
@@ -98,11 +100,4 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    config = Path(os.path.expanduser("~/.avalanche/config.json"))  # noqa: PTH111
-    try:
-        if not config.is_file():  # Avalanche writes it when it is imported
-            config.parent.mkdir(parents=True)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        fail(f"Avalanche cannot write {config} ({error.strerror}): set HOME to a writable folder")
+    pass

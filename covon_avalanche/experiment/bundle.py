@@ -6,19 +6,10 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -28,7 +19,7 @@ from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.backbones import normalisation
 from covon_avalanche.backbones.create import unwrapped_name
 from covon_avalanche.experiment.build import build_network
-from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron
+from covon_avalanche.experiment.data_settings import Backbone, Model
 from covon_avalanche.experiment.machine import versions
 from covon_avalanche.experiment.registry import Strategy
 from covon_avalanche.experiment.result import first_error
@@ -39,28 +30,13 @@ SCHEMA = 1
 _INFO, _WEIGHTS, _POSTERIOR = "bundle.json", "model.safetensors", "posterior.safetensors"
 
 
-_MAX_INPUT = 10**8  # numbers
-
-
-def _known_schema(version: int) -> int:
-    if version > SCHEMA:
-        raise ValueError(f"is of a newer version of this package, which knows {SCHEMA}")
-    return version
-
-
-def _distinct(names: list[str]) -> list[str]:
-    if len({*names}) < len(names):
-        raise ValueError("must be distinct")
-    return names
-
-
 class BundleInfo(BaseModel):
     """Description of the model: ``bundle.json``."""
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Annotated[PositiveInt, AfterValidator(_known_schema)] = SCHEMA
-    class_names: Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)]
+    schema_version: PositiveInt = Field(SCHEMA, le=SCHEMA)
+    class_names: list[str] = Field(min_length=1)
     """By class id."""
     input_shape: list[PositiveInt] = Field(min_length=1)
     """Of one example; (3, height, width) for images."""
@@ -69,20 +45,20 @@ class BundleInfo(BaseModel):
     strategy: Strategy | None = None
     """The recipe's strategy, which may wrap the network."""
     num_domains: PositiveInt = 1
-    eval_temperature: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
+    eval_temperature: PositiveFloat = Field(1.0, allow_inf_nan=False)
     """Factor of the posterior's variance in predictions with samples."""
     run: dict[str, Any] = {}
     """Recipe, seed and accuracy of the run that trained it."""
     versions: dict[str, str] = {}
 
-    @model_validator(mode="after")
-    def _input_fits(self) -> BundleInfo:
-        if math.prod(self.input_shape) > _MAX_INPUT:
-            raise ValueError(f"input_shape must have at most {_MAX_INPUT} numbers")
-        size = self.input_shape[-1]
-        if isinstance(self.model, Backbone) and self.input_shape != [3, size, size]:
-            raise ValueError(f"input_shape must be [3, SIZE, SIZE], got {self.input_shape}")
-        return self
+    def model_post_init(self, context: Any) -> None:
+        shape, names = self.input_shape, self.class_names
+        if len({*names}) < len(names):
+            raise ValueError(f"class_names must be distinct, got {names}")
+        images = isinstance(self.model, Backbone)
+        if math.prod(shape) > 10**8 or (images and shape != [3, shape[-1], shape[-1]]):
+            kind = "[3, SIZE, SIZE] and" if images else "of"
+            raise ValueError(f"input_shape must be {kind} at most 10**8 numbers, got {shape}")
 
 
 class Prediction(NamedTuple):
@@ -208,20 +184,15 @@ def write_bundle(
     """
     model = _unwrapped(model)
     if posterior is not None and _unknown_names(posterior, model):
-        mean, precision = (
-            {unwrapped_name(name): value for name, value in values.items()}
-            for values in (posterior.mean, posterior.precision)
-        )
-        posterior = DiagGaussian(mean, precision)
+        parts = posterior.mean, posterior.precision
+        posterior = DiagGaussian(*({unwrapped_name(k): v for k, v in x.items()} for x in parts))
     if posterior is not None and (unknown := _unknown_names(posterior, model)):
         raise ValueError(
             f"the posterior has parameters that the model lacks: {unknown}; pass "
             "optimizer.posterior(model.named_parameters())"
         )
-    tensors = {
-        name.replace("_orig_mod.", ""): value.detach().cpu().contiguous().clone()
-        for name, value in model.state_dict().items()
-    }
+    named = {name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()}
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in named.items()}
     with atomic_replace(folder / _WEIGHTS) as part:
         save_file(tensors, part)
     if posterior is None:
@@ -247,8 +218,9 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
         raise ValueError(
             f"{folder} is not a bundle: {_INFO} cannot be read: {error.strerror}"
         ) from error
-    except ValidationError as error:
-        raise ValueError(f"{folder / _INFO} is not a bundle's: {first_error(error)}") from error
+    except ValueError as error:
+        what = first_error(error) if isinstance(error, ValidationError) else error
+        raise ValueError(f"{folder / _INFO} is not a bundle's: {what}") from error
     try:
         model = _build(folder, info) if model is None else _unwrapped(model)
         model.load_state_dict(load_file(folder / _WEIGHTS))
@@ -264,13 +236,9 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     """The network inside of ``torch.compile`` and data parallelism."""
-    while True:
-        if isinstance(model, nn.DataParallel | DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
+    parallel = isinstance(model, nn.DataParallel | DistributedDataParallel)
+    inner = model.module if parallel else model._modules.get("_orig_mod")
+    return model if inner is None else _unwrapped(inner)
 
 
 def _unknown_names(posterior: DiagGaussian, model: nn.Module) -> list[str]:
@@ -282,12 +250,6 @@ def _build(folder: Path, info: BundleInfo) -> nn.Module:
     """The network with random weights, with what the strategy adds to it."""
     if info.model is None:
         raise ValueError(f"{folder} does not say how its model is built: pass it to load_bundle")
-    if isinstance(info.model, Perceptron):
-        inner = (
-            math.prod(info.input_shape) + (info.model.hidden_layers - 1) * info.model.hidden_size
-        )
-        if inner * info.model.hidden_size > (folder / _WEIGHTS).stat().st_size:
-            raise ValueError(f"{folder / _INFO} has a larger model than fits into {_WEIGHTS}")
     strategy = info.strategy
     if strategy is None:
         return build_network(info.model, len(info.class_names), info.input_shape)

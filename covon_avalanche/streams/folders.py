@@ -17,12 +17,12 @@ from covon_avalanche.streams.image_files import (
     TrainAndTest,
     class_folders,
     image_files,
+    images_by_class,
     listed_files,
     name_of,
     part_of,
     split_by_name,
     subfolders,
-    walk,
 )
 from covon_avalanche.streams.manifest import read_manifest
 
@@ -43,7 +43,7 @@ def DomainFolders(
 
     - ``DOMAIN/CLASS/*``: one fifth of each class is for testing, chosen by file name.
     - ``DOMAIN/{train,test}/CLASS/*``: ``val`` or ``valid`` may replace ``test``, and is ignored
-      next to it. Spellings such as ``Training``, ``test_set`` and ``validation`` are the same.
+      next to it; ``Training``, ``test_set`` and ``validation`` are the same.
     - ``{train,test}/DOMAIN/CLASS/*``: likewise.
     - a CSV file with the columns ``file`` (relative to the table), ``domain``, ``label`` and
       ``split`` (train or test), as written by ``covon data verify --manifest``. A domain may be
@@ -71,47 +71,38 @@ def DomainFolders(
         train = {name: images for name, (images, _) in parts.items() if images}
         test = {name: images for name, (_, images) in parts.items() if images}
     else:
-        folders = _folders(root, domains, named, options.get("cache"))
+        cache = options.get("cache")
+        hidden = None if cache is None else Path(cache).resolve()
+        known = {n: p for n, p in subfolders([root]).items() if p[0].resolve() != hidden}
+        folders = _folders(root, known, domains, named)
         names = _class_names(root, folders.values()) if classes is None else named
-        parts = {name: _from_folders(root, found, names) for name, found in folders.items()}
+        found = {name: [class_folders(x, names) for x in part] for name, part in folders.items()}
+        parts = {n: x if len(x) == 2 else split_by_name(x[0], root) for n, x in found.items()}
         train = {name: images for name, (images, _) in parts.items()}
         test = {name: images for name, (_, images) in parts.items()}
     return image_benchmark(train, test, names, **options)
 
 
 def _folders(
-    root: Path,
-    domains: Sequence[str] | None,
-    classes: Sequence[str],
-    cache: str | os.PathLike[str] | None,
+    root: Path, known: dict[str, list[Path]], domains: Sequence[str] | None, classes: Sequence[str]
 ) -> dict[str, _Folders]:
     """The folders of each chosen domain."""
-    hidden = None if cache is None else Path(cache).resolve()
-    known = {n: paths for n, paths in subfolders([root]).items() if paths[0].resolve() != hidden}
     listed = domains and known.keys() >= {*map(name_of, domains)}
     if split := [] if listed else _split(root, known, "domains"):
         train, test = map(subfolders, split)
         if alone := sorted(train.keys() ^ test.keys()):
-            raise ValueError(
-                f"{root} is taken for {{train,test}}/DOMAIN/CLASS/*, but has the domains {alone} "
-                "for training or for testing only"
-            )
+            raise ValueError(f"{root} has domains for training or for testing only: {alone}")
         wanted = choose_domains(domains, [*train], str(root))
         return {name: [train[name], test[name]] for name in wanted}
-    folders: dict[str, _Folders] = {}
-    for name in choose_domains(domains, [*known], str(root)):
-        inner = subfolders(known[name])
-        of_classes = inner.keys() <= {*classes}
-        split = [] if of_classes else _split(known[name][0], inner, "classes")
-        folders[name] = split or [known[name]]
+    folders = {name: [known[name]] for name in choose_domains(domains, [*known], str(root))}
+    for name, (paths,) in folders.items():
+        if not (inner := subfolders(paths)).keys() <= {*classes}:
+            folders[name] = _split(paths[0], inner, "classes") or [paths]
     return folders
 
 
 def _split(folder: Path, inner: dict[str, list[Path]], otherwise: str) -> _Folders:
-    """A folder's subfolders for training and for testing; none if no name is that of a split.
-
-    :raises ValueError: for a mixture of both, or other ambiguities.
-    """
+    """A folder's subfolders for training and for testing; none if no name is that of a split."""
     by_part: dict[str, list[list[Path]]] = {"train": [], "test": [], "valid": [], "": []}
     for name, paths in inner.items():
         by_part[part_of(name)].append(paths)
@@ -128,36 +119,20 @@ def _split(folder: Path, inner: dict[str, list[Path]], otherwise: str) -> _Folde
 
 
 def _class_names(root: Path, domains: Iterable[_Folders]) -> list[str]:
-    """Names of the folders with files, sorted.
-
-    :raises ValueError: for a folder that has images in its subfolders only.
-    """
-    names = set()
-    for folders in chain.from_iterable(domains):
-        for name, paths in subfolders(folders).items():
-            if [file for path in paths for file in walk(path)]:
-                names.add(name)
-            images = [file for path in paths for file in image_files(path)]
-            if images and not any(file.parent in paths for file in images):
-                raise _layout_error(root, images[0])
+    """The names of the class folders, sorted; each must itself have images, if it has any."""
+    names: set[str] = set()
+    for paths in chain.from_iterable(domains):
+        found = images_by_class(paths)
+        names |= found.keys()
+        for images in found.values() or [image_files(paths[0])]:
+            if images and not any(file.parent.parent in paths for file in images):
+                folders = images[0].relative_to(root).parts[:-1]
+                layout = "/".join("{train,test}" if part_of(n) else "FOLDER" for n in folders)
+                raise ValueError(
+                    f"{images[0]} is in the layout {layout}/*: expected {_LAYOUTS}; `classes` "
+                    "names classes whose images are in subfolders"
+                )
     return sorted(names)
-
-
-def _from_folders(root: Path, folders: _Folders, classes: list[str]) -> TrainAndTest:
-    parts = [class_folders(paths, classes) for paths in folders]
-    for paths, part in zip(folders, parts, strict=True):
-        if not part and (images := [file for path in paths for file in image_files(path)]):
-            raise _layout_error(root, images[0])
-    return split_by_name(parts[0], root) if len(parts) == 1 else (parts[0], parts[1])
-
-
-def _layout_error(root: Path, file: Path) -> ValueError:
-    parts = file.relative_to(root).parts[:-1]
-    layout = "/".join("{train,test}" if part_of(name) else "FOLDER" for name in parts)
-    return ValueError(
-        f"{file} is in the layout {layout}/*: expected {_LAYOUTS}; `classes` names classes whose "
-        "images are in subfolders"
-    )
 
 
 def _from_table(file: Path, table: pd.DataFrame, domain: str, classes: list[str]) -> TrainAndTest:

@@ -145,23 +145,18 @@ def _warn_of_case(what: str, names: Iterable[str]) -> None:
 
 
 def _check_distinct(images: _Images, classes: Sequence[str]) -> None:
-    """Check that no image, whatever its path, has two labels, is in training and test, or is in a
-    domain twice."""
+    """Check that an image has one label and stream, and is in a domain once, whatever its path."""
     resolved = remember(os.path.realpath)
     known: dict[tuple[str, str], tuple[str, str, int]] = {}
     for (stream, domain), some in images.items():
         for file, label in zip(some.files, some.labels, strict=True):
             folder, name = os.path.split(file)
             first = known.setdefault((resolved(folder), name), use := (stream, domain, label))
-            if first is use:
-                continue
             if first[0] != stream:
                 raise ValueError(f"{file} is a training image and a test image")
-            if first[2] != label:
-                both = [classes[k] for k in (first[2], label)]
-                raise ValueError(f"{file} has two labels, {both}")
-            if first[1] == domain:
-                raise ValueError(f"{file} is twice among the images of {domain!r}")
+            if first is not use and (first[1] == domain or first[2] != label):
+                both = f"{classes[first[2]]!r} and {classes[label]!r}"
+                raise ValueError(f"{file} is twice among the images, labelled {both}")
 
 
 def published_benchmark(

@@ -86,11 +86,10 @@ def image_files(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    return sorted(file for file in walk(folder) if file.suffix.lower() in SUFFIXES)
+    return sorted(file for file in _walk(folder) if file.suffix.lower() in SUFFIXES)
 
 
-def walk(folder: Path, parents: Sequence[Path] = ()) -> Iterator[Path]:
-    """All files below a folder, as :func:`image_files` searches it."""
+def _walk(folder: Path, parents: Sequence[Path] = ()) -> Iterator[Path]:
     parents = [*parents, folder.resolve()]
     for entry in os.scandir(folder):
         path = folder / entry.name
@@ -99,7 +98,7 @@ def walk(folder: Path, parents: Sequence[Path] = ()) -> Iterator[Path]:
         if entry.is_dir():
             target = path.resolve()
             if not any(parent.is_relative_to(target) for parent in parents):
-                yield from walk(path, parents)
+                yield from _walk(path, parents)
         elif entry.is_file():
             yield path
 
@@ -110,23 +109,19 @@ def hidden(name: str) -> bool:
 
 
 def name_of(text: str) -> str:
-    """The name of a class or domain in NFC, because macOS decomposes the names of folders, with
-    escapes for bytes that are not UTF-8."""
+    """The name of a class or domain: macOS decomposes those of folders, and not all are UTF-8."""
     return unicodedata.normalize("NFC", text).encode("utf-8", "backslashreplace").decode()
 
 
 def part_of(name: str) -> str:
     """``"train"``, ``"test"`` or ``"valid"`` for a usual name of such a part, else ``""``."""
-    word = r"(train|test|val)(ing|id|idation)?[ _-]?(set|data|split)?"
-    found = re.fullmatch(word, name.casefold())
-    return {"val": "valid"}.get(found[1], found[1]) if found else ""
+    usual = r"(?:(train|test)(?:ing)?|val(?:id(?:ation)?)?)[ _-]?(?:set|data|split)?"
+    found = re.fullmatch(usual, name.casefold())
+    return found[1] or "valid" if found else ""
 
 
 def subfolders(folders: Sequence[Path]) -> dict[str, list[Path]]:
-    """The folders in some folders by :func:`name_of`, sorted, without :func:`hidden` ones.
-
-    :raises ValueError: if one of the folders does not exist.
-    """
+    """The folders in some folders by :func:`name_of`, sorted, without :func:`hidden` ones."""
     found: dict[str, list[Path]] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -143,30 +138,32 @@ def class_table(name: str) -> tuple[str, ...]:
     return tuple(table.read_text(encoding="utf-8").split())
 
 
+def images_by_class(folders: Sequence[Path]) -> dict[str, list[Path]]:
+    """The images of ``FOLDER/CLASS/*``: none where a class folder has other files only."""
+    found: dict[str, list[Path]] = {}
+    for name, paths in subfolders(folders).items():
+        if files := sorted(file for path in paths for file in _walk(path)):
+            found[name] = [file for file in files if file.suffix.lower() in SUFFIXES]
+    return found
+
+
 def class_folders(
     folders: Sequence[Path], classes: Sequence[str], *, complete: bool = False
 ) -> ImageFiles:
     """The images of ``FOLDER/CLASS/*``, with class ids from a fixed table of names.
 
     :param complete: whether there must be images of all classes.
-    :raises ValueError: for a subfolder with images that is not a class, or a class folder with
-        files that are no images.
+    :raises ValueError: for a subfolder with images that is not a class, or a class without images.
     """
     ids = {name: i for i, name in enumerate(classes)}
-    pairs, unknown = [], []
-    for name, paths in subfolders(folders).items():
-        files = [file for path in paths for file in image_files(path)]
-        if name in ids:
-            pairs += [(file, ids[name]) for file in files]
-            if not files and (others := [f for path in paths for f in walk(path)]):
-                raise ValueError(
-                    f"{paths[0]} has files, such as {others[0].name}, but no images: their names "
-                    f"end in {', '.join(sorted(SUFFIXES))}"
-                )
-        elif files:
-            unknown.append(name)
+    found = images_by_class(folders)
+    unknown = [name for name, files in found.items() if files and name not in ids]
     if unknown:
         raise ValueError(f"{folders[0]} has subfolders that are not classes: {unknown}")
+    if empty := [name for name, files in found.items() if not files and name in ids]:
+        kinds = ", ".join(sorted(SUFFIXES))
+        raise ValueError(f"{folders[0] / empty[0]} has files, but no images: expected {kinds}")
+    pairs = [(file, ids[name]) for name, files in found.items() for file in files]
     if complete and (missing := sorted({*range(len(classes))} - {label for _, label in pairs})):
         names = [classes[label] for label in missing]
         raise ValueError(f"{folders[0]} has no images of the classes {names}")
@@ -179,7 +176,7 @@ TrainAndTest = tuple[ImageFiles, ImageFiles]
 def listed_split(
     root: Path, lists: Sequence[str], classes: Sequence[str], *, first_id: int | None = 0
 ) -> TrainAndTest | None:
-    """The training and test images of two official lists, or ``None`` if neither exists.
+    """The training and test images of two official lists, or ``None`` if one does not exist.
 
     Each line has a path and a class id: ``clipart/aircraft_carrier/clipart_001_000005.jpg 0``.
 
@@ -188,11 +185,11 @@ def listed_split(
 
     :param first_id: the lowest class id in the list; ``None`` if the list numbers the classes in
         another way, which is then ignored.
-    :raises ValueError: naming a line whose class id is not that of its class folder, or a list or
+    :raises ValueError: naming a line whose class id is not that of its class folder, or an
         image that does not exist.
     """
     train, test = (root / name for name in lists)
-    if not (train.is_file() or test.is_file()):
+    if not (train.is_file() and test.is_file()):
         return None
     return _listed(root, train, classes, first_id), _listed(root, test, classes, first_id)
 
@@ -200,11 +197,7 @@ def listed_split(
 def _listed(root: Path, file: Path, classes: Sequence[str], first_id: int | None) -> ImageFiles:
     ids = {name: i for i, name in enumerate(classes)}
     paths, labels = [], []
-    try:
-        text = file.read_text(encoding="utf-8-sig")  # Windows writes a BOM
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is not a list in UTF-8: {error}") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), start=1):
         if not line.strip():
             continue
         path, _, given = line.strip().rpartition(" ")
@@ -222,31 +215,21 @@ def _listed(root: Path, file: Path, classes: Sequence[str], first_id: int | None
 def listed_files(source: Path, root: Path, names: Iterable[str]) -> list[Path]:
     """The files that a list or table names, relative to ``root``. Each folder is read once.
 
-    Names may have Windows' backslashes, another Unicode normalisation than on disk, or escapes as
-    :func:`name_of` writes them.
-
-    :raises ValueError: naming the first file that does not exist.
+    :raises ValueError: naming a file that does not exist.
     """
 
     @cache
     def content(folder: str) -> set[str]:
-        try:
-            return {entry.name for entry in os.scandir(folder) if entry.is_file()}
-        except OSError:
-            return set()
+        entries = os.scandir(folder) if Path(folder).is_dir() else ()
+        return {entry.name for entry in entries if entry.is_file()}
 
     def exists(path: Path) -> bool:
         folder, file = os.path.split(path)
         return file in content(folder)
 
-    files, missing = [], []
-    for name in names:
-        path = root / name
-        if not exists(path):
-            path = next(filter(exists, (root / other for other in _spellings(name))), path)
-            missing += [] if exists(path) else [path]
-        files.append(path)
-    if missing and not MISSING_ALLOWED.get():
+    files = [next(filter(exists, _spellings(root, name)), root / name) for name in names]
+    missing = [] if MISSING_ALLOWED.get() else [file for file in files if not exists(file)]
+    if missing:
         raise ValueError(
             f"there is no file {missing[0]}, which {source} names ({len(missing)} of its "
             f"{len(files)} files are missing; paths are relative to {root})"
@@ -254,13 +237,12 @@ def listed_files(source: Path, root: Path, names: Iterable[str]) -> list[Path]:
     return files
 
 
-def _spellings(name: str) -> Iterator[str]:
-    """What a file may be called on this disk."""
-    yield re.sub(r"\\udc([89a-f][0-9a-f])", lambda byte: chr(0xDC00 + int(byte[1], 16)), name)
-    name = name.replace("\\", "/")
-    yield name
-    yield unicodedata.normalize("NFC", name)
-    yield unicodedata.normalize("NFD", name)
+def _spellings(root: Path, name: str) -> Iterator[Path]:
+    """Where a file may be: with Windows' slashes, escapes of a manifest, Unicode normalisation."""
+    yield root / name
+    yield root / re.sub(r"\\udc([89a-f].)", lambda byte: chr(0xDC00 + int(byte[1], 16)), name)
+    for form in ("NFC", "NFD"):
+        yield root / unicodedata.normalize(form, name.replace("\\", "/"))
 
 
 def split_by_name(

@@ -23,19 +23,17 @@ _COLUMNS = ("file", "domain", "label", "split")
 
 
 def write_manifest(file: Path, classes: Sequence[str], table: pd.DataFrame) -> None:
-    """Write a manifest, atomically. Bytes of names that are not UTF-8 become escapes.
+    """Write a manifest, atomically.
 
     :param classes: names by class id.
     """
-    comments = f"{_TITLE}\n{_CLASSES}{json.dumps(list(classes))}\n"
-    write_atomically(
-        file, (comments + table.to_csv(index=False)).encode("utf-8", "backslashreplace")
-    )
+    text = f"{_TITLE}\n{_CLASSES}{json.dumps(list(classes))}\n"
+    text += table.to_csv(index=False)
+    write_atomically(file, text.encode("utf-8", "backslashreplace"))
 
 
 def read_manifest(file: Path) -> tuple[list[str] | None, pd.DataFrame]:
-    """Read a manifest or any CSV table with the same columns, separated by commas, semicolons or
-    tabs.
+    """Read a manifest or any CSV table with the same columns, also with semicolons or tabs.
 
     :return: the class names by id, if the table lists them, and its rows.
     :raises ValueError: naming the file and what is wrong with it.

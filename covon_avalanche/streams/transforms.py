@@ -111,17 +111,12 @@ def central_crop(image: Tensor, size: int) -> Tensor:
 
 
 def resize_shorter(image: Tensor, size: int) -> Tensor:
-    """Resize a uint8 image so that its shorter side is ``size``, as torchvision's ``Resize``.
-
-    :raises ValueError: for an image that would have more than 100 million pixels.
-    """
+    """Resize a uint8 image so that its shorter side is ``size``, as torchvision's ``Resize``."""
     shorter, longer = sorted(image.shape[1:])
     if shorter == size:
         return image
-    if size * size * longer / shorter > _MAX_PIXELS:
-        raise ValueError(
-            f"an image of {shorter} x {longer} pixels is too large with a shorter side of {size}"
-        )
+    if size * size * longer > _MAX_PIXELS * shorter:
+        raise ValueError(f"{shorter} x {longer} pixels are too large with a shorter side of {size}")
     return resize(image, [size], InterpolationMode.BILINEAR, antialias=True)
 
 
@@ -129,8 +124,7 @@ def pixels_of(image: Image.Image) -> Tensor:
     """A PIL image as a uint8 tensor of shape (3, height, width), in RGB; 16 bits become 8, and the
     image is rotated according to its EXIF orientation.
 
-    :raises ValueError: for 32-bit pixels, whose range is unknown, or for an image whose longer
-        side is more than 100 times the shorter one, which resizing would make huge.
+    :raises ValueError: for 32-bit pixels, whose range is unknown, or an extreme aspect ratio.
     """
     if max(image.size) > _MAX_ASPECT * min(image.size):  # of the header: nothing is decoded yet
         raise ValueError(f"its aspect ratio is above {_MAX_ASPECT}, its size {image.size}")

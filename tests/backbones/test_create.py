@@ -30,6 +30,15 @@ def test_all_weights_of_a_file_are_loaded_and_its_head_where_it_fits(squeezenet,
     assert model(torch.randn(2, 3, 64, 64)).shape == (2, 1000)
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_weights_of_wrapped_networks_are_loaded(squeezenet, tmp_path, prefix):
+    state = {prefix + name: value for name, value in squeezenet.state_dict().items()}
+    torch.save({"state_dict": state}, tmp_path / "wrapped.pth")
+    model = create_backbone("squeezenet", 1000, weights=tmp_path / "wrapped.pth")
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, squeezenet.state_dict()[name])
+
+
 def test_files_that_do_not_fit_are_refused_with_their_keys(squeezenet, tmp_path):
     changed = {k: v for k, v in squeezenet.state_dict().items() if k != "features.0.bias"}
     changed["features.3.squeeze.weight"] = torch.zeros(3, 3)

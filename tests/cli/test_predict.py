@@ -2,6 +2,10 @@
 
 import csv
 import io
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,6 +52,24 @@ def test_images_get_a_class_and_its_uncertainty(bundle):
     table = covon("predict", bundle, images).stdout.splitlines()
     assert table[0].split() == ["image", "class", "probability", "entropy"]
     assert len(table) == 4
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252", "ascii"])
+def test_names_in_any_encoding_are_printed(bundle, tmp_path, encoding):
+    """In a process of its own, because its standard output and the environment count."""
+    for name in ("caf\udce9.png", "写真.png"):  # the byte of é in Latin-1
+        Image.new("RGB", (80, 70)).save(tmp_path / "x.png")
+        (tmp_path / "x.png").rename(tmp_path / name)
+    command = [sys.executable, "-m", "covon_avalanche", "predict", bundle, tmp_path]
+    home = str(tmp_path / "nowhere")  # where Avalanche could not write its settings
+    variables = {**os.environ, "PYTHONIOENCODING": encoding, "HOME": home}
+    with_csv = subprocess.run([*command, "--csv"], env=variables, capture_output=True, check=True)
+    rows = list(csv.DictReader(io.StringIO(with_csv.stdout.decode("utf-8"))))
+    assert sorted(Path(row["image"]).name for row in rows) == [r"caf\udce9.png", "写真.png"]
+    table = subprocess.run(command, env=variables, capture_output=True, check=True).stdout
+    photo = "写真" if encoding == "utf-8" else r"\u5199\u771f"
+    assert photo in table.decode(encoding)
+    assert r"caf\udce9.png" in table.decode(encoding)
 
 
 def test_what_cannot_be_predicted_is_one_sentence(bundle, tmp_path):

@@ -133,6 +133,65 @@ def test_a_posterior_of_unnamed_parameters_is_refused_before_it_is_too_late(tmp_
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, torch.compile, "inner", "both"])
+def test_wrapped_networks_are_saved_as_what_they_wrap(tmp_path, wrap):
+    torch.manual_seed(0)
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = torch.nn.Linear(3, 2)  # called like a wrapper's attribute
+
+        def forward(self, x):
+            return self.module(x)
+
+    model, x = Net(), torch.randn(4, 3)
+    wanted = model(x).double().softmax(1)
+    if wrap == "inner":
+        wrapped = Net()
+        wrapped.module = torch.compile(model.module, backend="eager")
+    elif wrap == "both":
+        wrapped = torch.nn.DataParallel(torch.compile(model, backend="eager"))
+    else:
+        wrapped = wrap(model)
+    mean = {name: p.detach() for name, p in wrapped.named_parameters()}
+    posterior = DiagGaussian(mean, {name: torch.ones_like(p) for name, p in mean.items()})
+    if wrap != "inner":  # its names are those of both wrappers
+        save_bundle(tmp_path / "posterior", wrapped, ["a", "b"], [3], posterior=posterior)
+        bundle = load_bundle(tmp_path / "posterior", Net())
+        assert bundle.posterior.mean.keys() == {"module.weight", "module.bias"}
+        bundle.predict(x, samples=2)
+    save_bundle(tmp_path, wrapped, ["a", "b"], [3])
+    assert load_file(tmp_path / "model.safetensors").keys() == model.state_dict().keys()
+    torch.testing.assert_close(load_bundle(tmp_path, Net()).predict(x).probabilities, wanted)
+    other = torch.nn.DataParallel(Net())
+    torch.testing.assert_close(load_bundle(tmp_path, other).predict(x).probabilities, wanted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema_version": 99}, "schema_version: Input should be less than or equal to 1"),
+        ({"eval_temperature": 1e999}, "eval_temperature: Input should be a finite number"),
+        ({"class_names": ["a", "b", "a"]}, "class_names must be distinct, got"),
+        ({"input_shape": [32, 32]}, r"input_shape must be \[3, SIZE, SIZE\] .*, got \[32, 32\]"),
+        ({"input_shape": [32]}, r"input_shape must be \[3, SIZE, SIZE\]"),
+        ({"input_shape": [1, 32, 32]}, r"input_shape must be \[3, SIZE, SIZE\]"),
+        ({"input_shape": [3, 32, 64]}, r"input_shape must be \[3, SIZE, SIZE\]"),
+        ({"input_shape": [3, 10**6, 10**6]}, r"at most 10\*\*8 numbers, got"),
+        ({"model": {"hidden_size": 10**9, "hidden_layers": 2}}, "does not fit the model: .*memory"),
+    ],
+)
+def test_descriptions_that_cannot_be_right_are_errors(tmp_path, changes, message):
+    model = create_backbone("squeezenet", 3)
+    save_bundle(tmp_path, model, [*"abc"], [3, 32, 32], backbone="squeezenet")
+    file = tmp_path / "bundle.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError, match=message) as raised:
+        load_bundle(tmp_path)
+    assert str(tmp_path) in str(raised.value)
+
+
 def test_damaged_and_foreign_bundles_are_errors(tmp_path):
     with pytest.raises(
         ValueError, match=r"is not a bundle: bundle.json cannot be read: No such file"

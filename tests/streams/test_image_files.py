@@ -102,7 +102,7 @@ def test_images_that_scaling_would_make_huge_are_refused():
     wide = torch.zeros(3, 10, 1000, dtype=torch.uint8)
     assert resize_shorter(wide, 20).shape == (3, 20, 2000)
     with pytest.raises(
-        ValueError, match="10 x 1000 pixels is too large with a shorter side of 1001"
+        ValueError, match="10 x 1000 pixels are too large with a shorter side of 1001"
     ):
         resize_shorter(wide, 1001)
     with pytest.raises(ValueError, match="too large with a shorter side of 1200"):
