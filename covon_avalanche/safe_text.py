@@ -10,11 +10,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+def in_utf8(text: str) -> str:
+    """The text with escapes for bytes of a file name that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def printable(text: str) -> str:
-    """The text on one line, without control characters, which could rewrite the screen. Bytes of a
-    file name that are not UTF-8 are shown as escapes."""
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    """The text on one line, without control characters, which could rewrite the screen."""
+    return " ".join("".join(c if c.isprintable() else " " for c in in_utf8(text)).split())
 
 
 Printable = Annotated[str, AfterValidator(printable)]
@@ -38,5 +41,4 @@ def csv_text(table: pd.DataFrame) -> str:
         formula = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
         return f"'{cell}" if formula else cell
 
-    text = str(table.map(neutral).rename(columns=neutral).to_csv(index=False))
-    return text.encode("utf-8", "backslashreplace").decode()
+    return str(table.map(neutral).rename(columns=neutral).to_csv(index=False))

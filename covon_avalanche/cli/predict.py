@@ -31,7 +31,7 @@ def predict(
     import torch
 
     from covon_avalanche.experiment.bundle import load_bundle
-    from covon_avalanche.safe_text import csv_text
+    from covon_avalanche.safe_text import csv_text, in_utf8
     from covon_avalanche.streams.image_files import decode, image_files
 
     files: list[Path] = []
@@ -53,7 +53,7 @@ def predict(
     uncertainty = {"entropy": entropy.numpy()} if loaded.has_probabilities else {}
     if samples:
         uncertainty["mutual_information"] = information.numpy()
-    first = {"image": list(map(str, files)), "class": table.idxmax(axis=1)}
+    first = {"image": [in_utf8(str(file)) for file in files], "class": table.idxmax(axis=1)}
     if csv:
         known = [table] if loaded.has_probabilities else []
         whole = pd.concat([pd.DataFrame(first | uncertainty), *known], axis=1)

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pandas as pd
 from joblib import cpu_count
 from PIL import Image
 
+from covon_avalanche.safe_text import in_utf8
 from covon_avalanche.streams import manifest
 from covon_avalanche.streams.image_files import MISSING_ALLOWED, image_files
 from covon_avalanche.streams.transforms import pixels_of
@@ -61,11 +63,9 @@ def verify(
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        allowed = MISSING_ALLOWED.set(True)
-        try:
-            benchmark = stream(dataset_root=root, **options)
-        finally:
-            MISSING_ALLOWED.reset(allowed)
+        context = copy_context()
+        context.run(MISSING_ALLOWED.set, True)
+        benchmark = context.run(stream, dataset_root=root, **options)
     notes = [str(w.message) for w in caught if w.category is UserWarning]
     listed = [
         (file, domain, benchmark.classes[label], split)
@@ -87,7 +87,7 @@ def verify(
 def write_manifest(report: Report, file: Path) -> None:
     """Write the good images and the class ids to a CSV table for ``DomainFolders``, atomically."""
     good = report.images[report.images["problem"] == ""]
-    paths = [os.path.relpath(f.resolve(), file.parent.resolve()) for f in good["file"]]
+    paths = [in_utf8(os.path.relpath(f.resolve(), file.parent.resolve())) for f in good["file"]]
     manifest.write_manifest(file, report.classes, good.assign(file=paths)[[*COLUMNS]])
 
 

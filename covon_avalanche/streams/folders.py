@@ -11,19 +11,9 @@ import pandas as pd
 from avalanche.benchmarks import CLScenario
 from typing_extensions import Unpack
 
+from covon_avalanche.streams import image_files as files
 from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
-from covon_avalanche.streams.image_files import (
-    ImageFiles,
-    TrainAndTest,
-    class_folders,
-    image_files,
-    images_by_class,
-    listed_files,
-    name_of,
-    part_of,
-    split_by_name,
-    subfolders,
-)
+from covon_avalanche.streams.image_files import TrainAndTest
 from covon_avalanche.streams.manifest import read_manifest
 
 _LAYOUTS = "DOMAIN/CLASS/*, DOMAIN/{train,test}/CLASS/* or {train,test}/DOMAIN/CLASS/*"
@@ -61,7 +51,7 @@ def DomainFolders(
     See :func:`image_benchmark` for the other parameters.
     """
     root = Path(dataset_root)
-    named = [*map(name_of, classes or ())]
+    named = [*map(files.name_of, classes or ())]
     if root.suffix == ".csv":
         listed, table = read_manifest(root)
         wanted = choose_domains(domains, table["domain"].unique().tolist(), str(root))
@@ -73,13 +63,13 @@ def DomainFolders(
     else:
         cache = options.get("cache")
         hidden = None if cache is None else Path(cache).resolve()
-        known = {n: p for n, p in subfolders([root]).items() if p[0].resolve() != hidden}
+        known = {n: p for n, p in files.subfolders([root]).items() if p[0].resolve() != hidden}
         folders = _folders(root, known, domains, named)
         names = _class_names(root, folders.values()) if classes is None else named
-        found = {name: [class_folders(x, names) for x in part] for name, part in folders.items()}
-        parts = {n: x if len(x) == 2 else split_by_name(x[0], root) for n, x in found.items()}
-        train = {name: images for name, (images, _) in parts.items()}
-        test = {name: images for name, (_, images) in parts.items()}
+        train, test = {}, {}
+        for name, of_domain in folders.items():
+            part, *others = (files.class_folders(paths, names) for paths in of_domain)
+            train[name], test[name] = (part, *others) if others else files.split_by_name(part, root)
     return image_benchmark(train, test, names, **options)
 
 
@@ -87,16 +77,16 @@ def _folders(
     root: Path, known: dict[str, list[Path]], domains: Sequence[str] | None, classes: Sequence[str]
 ) -> dict[str, _Folders]:
     """The folders of each chosen domain."""
-    listed = domains and known.keys() >= {*map(name_of, domains)}
+    listed = domains and known.keys() >= {*map(files.name_of, domains)}
     if split := [] if listed else _split(root, known, "domains"):
-        train, test = map(subfolders, split)
+        train, test = map(files.subfolders, split)
         if alone := sorted(train.keys() ^ test.keys()):
             raise ValueError(f"{root} has domains for training or for testing only: {alone}")
         wanted = choose_domains(domains, [*train], str(root))
         return {name: [train[name], test[name]] for name in wanted}
     folders = {name: [known[name]] for name in choose_domains(domains, [*known], str(root))}
     for name, (paths,) in folders.items():
-        if not (inner := subfolders(paths)).keys() <= {*classes}:
+        if not (inner := files.subfolders(paths)).keys() <= {*classes}:
             folders[name] = _split(paths[0], inner, "classes") or [paths]
     return folders
 
@@ -105,7 +95,7 @@ def _split(folder: Path, inner: dict[str, list[Path]], otherwise: str) -> _Folde
     """A folder's subfolders for training and for testing; none if no name is that of a split."""
     by_part: dict[str, list[list[Path]]] = {"train": [], "test": [], "valid": [], "": []}
     for name, paths in inner.items():
-        by_part[part_of(name)].append(paths)
+        by_part[files.part_of(name)].append(paths)
     train, test, valid, others = by_part.values()
     chosen = [*train, *(test or valid)]
     if not (chosen or valid):
@@ -122,12 +112,12 @@ def _class_names(root: Path, domains: Iterable[_Folders]) -> list[str]:
     """The names of the class folders, sorted; each must itself have images, if it has any."""
     names: set[str] = set()
     for paths in chain.from_iterable(domains):
-        found = images_by_class(paths)
+        found = files.images_by_class(paths)
         names |= found.keys()
-        for images in found.values() or [image_files(paths[0])]:
+        for images in found.values() or [files.image_files(paths[0])]:
             if images and not any(file.parent.parent in paths for file in images):
                 folders = images[0].relative_to(root).parts[:-1]
-                layout = "/".join("{train,test}" if part_of(n) else "FOLDER" for n in folders)
+                layout = "/".join("{train,test}" if files.part_of(n) else "FOLDER" for n in folders)
                 raise ValueError(
                     f"{images[0]} is in the layout {layout}/*: expected {_LAYOUTS}; `classes` "
                     "names classes whose images are in subfolders"
@@ -141,9 +131,9 @@ def _from_table(file: Path, table: pd.DataFrame, domain: str, classes: list[str]
     if unknown:
         raise ValueError(f"{file} has labels that are not classes: {unknown}")
 
-    def images(split: str) -> ImageFiles:
+    def images(split: str) -> files.ImageFiles:
         chosen = table[(table["domain"] == domain) & (table["split"] == split)]
-        files = listed_files(file, file.parent, chosen["file"])
-        return ImageFiles(files, [ids[label] for label in chosen["label"]])
+        paths = files.listed_files(file, file.parent, chosen["file"])
+        return files.ImageFiles(paths, [ids[label] for label in chosen["label"]])
 
     return images("train"), images("test")

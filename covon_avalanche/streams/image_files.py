@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from covon_avalanche.safe_text import in_utf8
 from covon_avalanche.streams.transforms import pixels_of
 
 #: The suffixes that torchvision's ``ImageFolder`` accepts.
@@ -110,7 +111,7 @@ def hidden(name: str) -> bool:
 
 def name_of(text: str) -> str:
     """The name of a class or domain: macOS decomposes those of folders, and not all are UTF-8."""
-    return unicodedata.normalize("NFC", text).encode("utf-8", "backslashreplace").decode()
+    return unicodedata.normalize("NFC", in_utf8(text))
 
 
 def part_of(name: str) -> str:
@@ -213,10 +214,7 @@ def _listed(root: Path, file: Path, classes: Sequence[str], first_id: int | None
 
 
 def listed_files(source: Path, root: Path, names: Iterable[str]) -> list[Path]:
-    """The files that a list or table names, relative to ``root``. Each folder is read once.
-
-    :raises ValueError: naming a file that does not exist.
-    """
+    """The files that a list or table names, relative to ``root``; all must exist."""
 
     @cache
     def content(folder: str) -> set[str]:
@@ -231,8 +229,8 @@ def listed_files(source: Path, root: Path, names: Iterable[str]) -> list[Path]:
     missing = [] if MISSING_ALLOWED.get() else [file for file in files if not exists(file)]
     if missing:
         raise ValueError(
-            f"there is no file {missing[0]}, which {source} names ({len(missing)} of its "
-            f"{len(files)} files are missing; paths are relative to {root})"
+            f"there is no file {missing[0]}, which {source} names ({len(missing)} of {len(files)} "
+            f"files are missing; paths are relative to {root})"
         )
     return files
 

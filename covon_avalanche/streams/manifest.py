@@ -27,9 +27,8 @@ def write_manifest(file: Path, classes: Sequence[str], table: pd.DataFrame) -> N
 
     :param classes: names by class id.
     """
-    text = f"{_TITLE}\n{_CLASSES}{json.dumps(list(classes))}\n"
-    text += table.to_csv(index=False)
-    write_atomically(file, text.encode("utf-8", "backslashreplace"))
+    comments = f"{_TITLE}\n{_CLASSES}{json.dumps(list(classes))}\n"
+    write_atomically(file, comments + table.to_csv(index=False))
 
 
 def read_manifest(file: Path) -> tuple[list[str] | None, pd.DataFrame]:

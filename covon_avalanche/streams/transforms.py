@@ -32,9 +32,6 @@ _UPRIGHT = {
 }
 """What turns an image upright, by its EXIF orientation."""
 
-_MAX_ASPECT = 100  # longer by shorter side
-_MAX_PIXELS = 10**8  # after scaling
-
 Transform = Callable[[Any], Any]
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -115,7 +112,7 @@ def resize_shorter(image: Tensor, size: int) -> Tensor:
     shorter, longer = sorted(image.shape[1:])
     if shorter == size:
         return image
-    if size * size * longer > _MAX_PIXELS * shorter:
+    if size * size * longer > 10**8 * shorter:
         raise ValueError(f"{shorter} x {longer} pixels are too large with a shorter side of {size}")
     return resize(image, [size], InterpolationMode.BILINEAR, antialias=True)
 
@@ -126,8 +123,8 @@ def pixels_of(image: Image.Image) -> Tensor:
 
     :raises ValueError: for 32-bit pixels, whose range is unknown, or an extreme aspect ratio.
     """
-    if max(image.size) > _MAX_ASPECT * min(image.size):  # of the header: nothing is decoded yet
-        raise ValueError(f"its aspect ratio is above {_MAX_ASPECT}, its size {image.size}")
+    if max(image.size) > 100 * min(image.size):  # of the header: nothing is decoded yet
+        raise ValueError(f"its aspect ratio is above 100, its size {image.size}")
     image.load()  # which turns a TIFF
     with suppress(Exception):  # damaged EXIF data raise all kinds of errors
         image = image.transpose(_UPRIGHT[image.getexif()[ExifTags.Base.Orientation]])

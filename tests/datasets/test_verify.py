@@ -86,6 +86,21 @@ def test_a_manifest_makes_the_same_benchmark(tmp_path):
             assert [f.resolve() for f in again.images[stream][domain].files] == files
 
 
+def test_names_that_are_not_utf_8_survive_in_a_manifest(tmp_path):
+    for domain in ("day", "caf\udce9"):  # the byte of é in Latin-1
+        for i in range(5):
+            paint(tmp_path / "pics" / domain / "ch\udce2t" / f"{i}.png", i)
+            name = tmp_path / "pics" / domain / "ch\udce2t" / f"\udcff {i}.png"
+            name.with_name(f"{i}.png").rename(name)
+    write_manifest(verify(DomainFolders, tmp_path / "pics"), tmp_path / "a.csv")
+    (tmp_path / "a.csv").read_text(encoding="utf-8")
+    original, again = DomainFolders(tmp_path / "pics"), DomainFolders(tmp_path / "a.csv")
+    assert again.classes == original.classes == [r"ch\udce2t"]
+    for stream, domains in original.images.items():
+        found = {domain: images.files for domain, images in again.images[stream].items()}
+        assert found == {domain: images.files for domain, images in domains.items()}
+
+
 def test_a_manifest_keeps_class_ids(tmp_path):
     """In an order that is not alphabetical, and of classes that a domain lacks."""
     file = tmp_path / "a.csv"

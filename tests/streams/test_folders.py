@@ -138,7 +138,10 @@ def test_other_layouts_are_refused_with_the_one_found_and_those_expected(tmp_pat
     [
         (["train/day/cat", "day/cat"], r"has the folders \['day', 'train'\]: .* or domains alone"),
         (["day/train/cat", "day/Train/cat", "day/test/cat"], r"has the folders \['Train', 'test',"),
-        (["train/day/cat", "train/dusk/cat", "test/day/cat"], r"has the domains \['dusk'\] for"),
+        (
+            ["train/day/cat", "train/dusk/cat", "test/day/cat"],
+            r"domains for training or for testing only: \['dusk'\]",
+        ),
         (["test/cat", "day/cat"], r"or domains alone, those called like a split named in `dom"),
     ],
 )
@@ -262,7 +265,7 @@ def test_listed_images_that_do_not_exist_are_errors_at_once(tmp_path, old, new, 
     table = own(tmp_path, "csv")
     table.write_text(table.read_text().replace(old, new))
     n = 1 if "fox" in old else 16
-    message = f"there is no file {tmp_path / path}, which {table} names ({n} of its "
+    message = f"there is no file {tmp_path / path}, which {table} names ({n} of "
     with pytest.raises(ValueError, match=re.escape(message)):
         DomainFolders(table)
     DomainFolders(table, domains=["day"])

@@ -4,9 +4,7 @@ import re
 
 import pandas as pd
 import pytest
-from miniature import paint
 
-from covon_avalanche.streams import DomainFolders
 from covon_avalanche.streams.manifest import read_manifest, write_manifest
 
 COLUMNS = "file,domain,label,split\n"
@@ -50,20 +48,6 @@ def test_errors_name_the_file(tmp_path, text, message):
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(ValueError, match=f"a.csv.*{re.escape(message)}"):
         read_manifest(tmp_path / "a.csv")
-
-
-def test_names_that_are_not_utf_8_survive(tmp_path):
-    (tmp_path / "caf\udce9").mkdir()
-    for part in ("train", "test"):
-        paint(tmp_path / "x.png", 0)
-        (tmp_path / "x.png").rename(tmp_path / "caf\udce9" / f"{part}\udcff.png")
-    files = [f"caf\udce9/{part}\udcff.png" for part in ("train", "test")]
-    columns = {"file": files, "domain": "day", "label": "cat", "split": ["train", "test"]}
-    write_manifest(tmp_path / "a.csv", ["cat"], pd.DataFrame(columns))
-    (tmp_path / "a.csv").read_text(encoding="utf-8")
-    images = DomainFolders(tmp_path / "a.csv").images
-    found = [images[part]["day"].files for part in ("train", "test")]
-    assert found == [[tmp_path / file] for file in files]
 
 
 def test_unreadable_files_are_named(tmp_path):
