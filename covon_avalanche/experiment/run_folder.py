@@ -285,10 +285,11 @@ class RunFolder(StoredRun):
         """
         self.status_file.unlink(missing_ok=True)
         file = self.path / "run.json"
+        starts = 1
         try:
-            starts = 1 + int(json.loads(file.read_text(encoding="utf-8"))["starts"])
-        except (OSError, ValueError, KeyError, TypeError):
-            starts = 1
+            starts += int(_stored(file).get("starts", 0))
+        except (ValueError, TypeError, OverflowError):
+            _log.warning("%s is damaged: this start of the run counts as the first", file)
         about = {"settings": self.settings, **about, "starts": starts}
         write_atomically(file, json.dumps(about, indent=1) + "\n")
         return starts
@@ -319,9 +320,9 @@ class RunFolder(StoredRun):
         :raises ValueError: if the data have changed since the run was started.
         """
         file = self.path / "data.json"
-        if file.exists() and any(self.checkpoint_folder.glob("*.pt")):
-            stored = json.loads(file.read_text(encoding="utf-8"))
-            before = {key: value for key, value in stored.items() if value != data.get(key)}
+        if any(self.checkpoint_folder.glob("*.pt")):
+            stored = _stored(file).items()
+            before = {key: value for key, value in stored if value != data.get(key)}
             if before:
                 now = {key: data.get(key) for key in before}
                 raise ValueError(
@@ -329,6 +330,20 @@ class RunFolder(StoredRun):
                     f"now there are {now}; remove the folder or choose another --out"
                 )
         write_atomically(file, json.dumps(data))
+
+
+def _stored(file: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one if there is no file.
+
+    :raises ValueError: naming the file if it is damaged, perhaps by a full disk.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is damaged: remove it, then run the command again")
+    return content
 
 
 def finished_runs(recipe: Recipe, runs: Path) -> list[Result]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from filelock import FileLock
 from optuna.pruners import MedianPruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import ValidationError
 
@@ -22,12 +23,16 @@ from covon_avalanche.experiment.recipe import Recipe, RecipeError, Space, set_va
 from covon_avalanche.experiment.registry import StrategySettings
 from covon_avalanche.experiment.result import first_error
 from covon_avalanche.experiment.run_folder import (
+    error_sentence,
     is_locked,
     is_out_of_memory,
     run_error,
     run_hash,
 )
 from covon_avalanche.experiment.run_options import RunOptions
+
+_log = logging.getLogger(__name__)
+_LONGEST_RECORD = 2**20  # bytes of a line in a journal
 
 
 def space_of(recipe: Recipe, strategy: str) -> dict[str, Space]:
@@ -145,8 +150,19 @@ class Search:
 
     def _storage(self) -> JournalStorage:
         self.journal.parent.mkdir(parents=True, exist_ok=True)
-        # Optuna's lock is a symbolic link to the file: a relative one would never be broken.
-        return JournalStorage(JournalFileBackend(str(self.journal.resolve())))
+        for link in self.journal.parent.glob(f"{self.journal.name}.lock*.rename"):
+            link.unlink(missing_ok=True)  # of earlier versions that were killed
+        lock = _JournalLock(self.journal)
+        journal = _Journal(str(self.journal), lock)
+        lock.acquire()
+        lock.release()
+        try:
+            return JournalStorage(journal)
+        except Exception as error:  # whatever Optuna raises for records that it does not expect
+            raise RecipeError(
+                f"{self.journal}, line {journal.line}, is damaged ({error_sentence(error)}): "
+                "remove the line, then run the command again"
+            ) from error
 
     def run(
         self,
@@ -263,6 +279,50 @@ class Search:
         if not best.value:
             raise RecipeError(f"all trials of {self.strategy} diverged, see {self.journal}")
         return dict(best.params), float(best.value)
+
+
+class _Journal(JournalFileBackend):
+    """Optuna's journal, which knows the line that is being read."""
+
+    line = 1
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        self.line = log_number_from + 1
+        for record in super().read_logs(log_number_from):
+            yield record
+            self.line += 1
+
+
+class _JournalLock(JournalFileSymlinkLock):
+    """Optuna's lock, a link to the journal. Whoever acquires it drops an incomplete last record,
+    which a kill or a full disk leaves, because the next record would be appended to it."""
+
+    def __init__(self, journal: Path) -> None:
+        # A link to a relative path would never be broken.
+        super().__init__(str(journal.resolve()))
+        self.journal = journal
+
+    def acquire(self) -> bool:
+        acquired = super().acquire()
+        with self.journal.open("ab+") as file:
+            end = file.tell()
+            file.seek(max(0, end - _LONGEST_RECORD))
+            *_, last = [b"{}\n", *file.readlines()]
+            if not _is_record(last):
+                _log.warning("%s: an incomplete last record was dropped", self.journal)
+                file.truncate(end - len(last))
+        return acquired
+
+    def release(self) -> None:
+        """Optuna's renames the link first, and leaves it there if the process is killed then."""
+        self.journal.with_name(f"{self.journal.name}.lock").unlink(missing_ok=True)
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return line.endswith(b"\n") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _done(study: optuna.Study) -> dict[int, FrozenTrial]:

@@ -134,6 +134,44 @@ def test_settings_that_end_the_process_are_replaced_after_three_attempts(
     assert len({*tried}) == 3
 
 
+@pytest.mark.parametrize(
+    "tear", [lambda line: line[:-25], lambda line: line[:-1], lambda line: b"\0" * 9 + line[9:]]
+)
+def test_an_incomplete_last_record_is_dropped_and_its_trial_is_repeated(tmp_path, runs, tear):
+    journal = tmp_path / "trials.journal"
+    search = Search(recipe_of("finetune"), "finetune", journal, 7)
+    other_process = search.study()
+    search.run(2)
+    content = journal.read_bytes().splitlines(keepends=True)
+    assert b"values" in content[-1]  # the result of the second trial
+    journal.write_bytes(b"".join([*content[:-1], tear(content[-1])]))
+    other_process.set_user_attr("reads", "and appends")
+    Search(recipe_of("finetune"), "finetune", journal, 7).run(3)
+    assert len(runs) == 4
+    done = other_process.get_trials(states=COUNTED)
+    assert [trial.params["lr"] for trial in done] == [runs[i].lr for i in (0, 2, 3)]
+    assert runs[2] == runs[1]
+    assert [trial.number for trial in done] == [0, 2, 3]
+
+
+@pytest.mark.parametrize("bad", [b'{"op_code":6,"wor', b"5", b'{"op_code":77}', b"\xff{}", b"{}"])
+def test_a_damaged_record_is_named_with_file_and_line(tmp_path, runs, bad):
+    journal = tmp_path / "trials.journal"
+    Search(recipe_of("finetune"), "finetune", journal, 7).run(1)
+    lines = journal.read_bytes().splitlines()
+    journal.write_bytes(b"\n".join([*lines[:2], bad, *lines[3:], b""]))
+    with pytest.raises(RecipeError, match=r"\.journal, line 3, is damaged .*: remove the line"):
+        Search(recipe_of("finetune"), "finetune", journal, 7).run(1)
+
+
+def test_links_that_killed_searches_leave_are_removed(tmp_path, runs, monkeypatch):
+    (tmp_path / "trials.journal.lock0a3e.rename").symlink_to(tmp_path / "trials.journal")
+    search = Search(recipe_of("finetune"), "finetune", tmp_path / "trials.journal", 7)
+    monkeypatch.setattr("os.rename", None)  # a kill after a renaming would leave another one
+    search.run(1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".claims", "trials.journal"]
+
+
 def test_a_search_of_an_earlier_version_is_continued(tmp_path, runs):
     """Its trials have no index."""
     search = Search(recipe_of("finetune"), "finetune", tmp_path / "j", 0)
