@@ -94,7 +94,7 @@ def run_recipe(
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     stored = {
         (r.strategy, r.seed): r
-        for r in map(Result.model_validate_json, lines)
+        for r in (Result.parse(line, str(file)) for line in lines)
         if result_settings(upgrade_settings(r.settings)) == wanted.get(r.strategy)
     }
     order = list(wanted)
@@ -106,7 +106,7 @@ def run_recipe(
         # The epochs stay in the run's folder: they are nine tenths of a result.
         stored[outcome.spec] = outcome.result.model_copy(update={"epochs": []})
         keys = sorted(stored, key=lambda key: (order.index(key[0]), key[1]))
-        write_atomically(file, "".join(stored[key].model_dump_json() + "\n" for key in keys))
+        write_atomically(file, "".join(stored[key].to_json() + "\n" for key in keys))
         print(f"{outcome.spec}: {100 * outcome.result.average_accuracy:.2f} %", flush=True)
 
     run_grid(

@@ -132,10 +132,10 @@ def measure(kills: int, epochs: int, folder: Path, chance: random.Random) -> dic
         ours, theirs = results_below(grid), results_below(undisturbed)
         found["lost"] += len(theirs.keys() - ours.keys())
         for path in theirs.keys() & ours.keys():
-            mine = Result.model_validate_json(ours[path])
+            mine = Result.parse(ours[path], str(path))
             found["results"] += 1
             found["interrupted runs"] += mine.resumed > 0
-            other = Result.model_validate_json(theirs[path])
+            other = Result.parse(theirs[path], str(path))
             found["differing"] += mine.outcome() != other.outcome()
         seed += 2
     return found

@@ -82,6 +82,6 @@ def compared(*results: Result) -> Comparison:
 def stored(folder: Path, *results: Result) -> Path:
     """A file with one result per line."""
     file = folder / "stored.jsonl"
-    lines = [f"{result.model_dump_json()}\n" for result in results]
+    lines = [f"{result.to_json()}\n" for result in results]
     file.write_text("".join(lines), encoding="utf-8")
     return file

@@ -207,7 +207,8 @@ def test_packages_that_are_not_installed(arguments, sentence, tmp_path, monkeypa
 class TestResults:
     @pytest.fixture
     def file(self, tmp_path):
-        made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]]).save(tmp_path / "result.json")
+        result = made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]])
+        (tmp_path / "result.json").write_text(result.model_dump_json())  # without a checksum
         return tmp_path / "result.json"
 
     def test_of_a_newer_version(self, file, tmp_path):
@@ -242,12 +243,28 @@ class TestResults:
             ({"accuracy": [[0.9], [0.8, 0.8]]}, "accuracy = [[0.9], [0.8, 0.8]] does not fit "),
             ({"accuracy": [[0.8, 0.8]]}, "accuracy = [[0.8, 0.8]] does not fit "),
             ({"counts": [10, 0]}, "counts.1: Input should be greater than or equal to 1"),
+            ({"counts": [True, 10]}, "counts.0: Input should be a valid integer"),
+            ({"accuracy": [[0.9, 0.1], ["0.5", 0.5]]}, "accuracy.1.0: Input should be a valid num"),
+            ({"accuracy": [[0.9, 0.1], [True, 0.5]]}, "accuracy.1.0: Input should be a valid num"),
+            ({"accuracy": [[0.9, 0.1], [50.0, 0.5]]}, "accuracies must be in [0, 1], got [[0.9, "),
+            ({"train_seconds": ["1", 2.0]}, "train_seconds.0: Input should be a valid number"),
+            ({"reliability": [[1, True, 0.5]]}, "reliability.0.1: Input should be a valid number"),
+            ({"seed": "3"}, "seed: Input should be a valid integer"),
         ],
     )
     def test_that_contradict_themselves(self, file, changes, sentence):
         file.write_text(json.dumps(json.loads(file.read_text()) | changes))
         for arguments in (("report", file), ("compare", file, file)):
             assert f"{file} is not a result: {sentence}" in refused(*arguments)
+
+    @pytest.mark.parametrize(
+        "strategy", [{"kind": "td-vcl", "n_steps": "many"}, {"kind": "covon", "cls": 1}]
+    )
+    def test_with_settings_that_cannot_be_read(self, file, strategy):
+        settings = {"settings": {"strategy": strategy}}
+        file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+        for arguments in (("report", file), ("compare", file, file)):
+            assert f"{file} has settings that cannot be read: " in refused(*arguments)
 
     def test_that_do_not_go_together(self, file):
         made_up("covon", 1, [[0.9]]).save(file.parent / "other/result.json")

@@ -60,6 +60,7 @@ def _fetch(file: RemoteFile, folder: Path, bars: Progress) -> None:
     """Download and unpack a file, unless that is done."""
     done = folder / f".{file.name}.unpacked"
     if done.is_file():
+        (folder / file.name).unlink(missing_ok=True)  # a kill may have left it
         return
     task = bars.add_task(file.name, total=file.size)
     path = download(file, folder, progress=lambda size: bars.update(task, completed=size))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sized
+from dataclasses import astuple
 from typing import Any
 
+import torch
 from avalanche.distributed import DistributedHelper
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.training.supervised import JointTraining
 from avalanche.training.templates import SupervisedTemplate
+from torch import Tensor
 
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.evaluation.calibration import (
@@ -53,18 +56,23 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         self.stream = stream
         self.bins = bins
         self.matrix = AccuracyMatrix([], held_out=held_out)
-        self.calibration: list[list[Calibration]] = []
-        """Of each domain, in rows as in the matrix."""
+        # Rows of (NLL, Brier score, ECE) by domain: as objects they would fill checkpoints.
+        self._calibration: list[Tensor] = []
         self.reliability: list[tuple[int, float, float]] = []
         """Of the last row, all domains together, see :func:`reliability`."""
         self.class_accuracy: dict[int, float] = {}
         """Of the last row, all domains together, by class id."""
         self._inside_train = False
         self._n_domains = 0  # of the recorded stream
-        self._row: dict[int, CalibrationSums] = {}  # by domain
+        self._row: dict[int, CalibrationSums] = {}  # by domain, during an evaluation
         self._tested: dict[int, str | None] = {}  # names of the test domains
         self._trained: list[str | None] = []  # names of the trained domains, in order
         self._n_to_train: int | None = None  # length of the training stream, if it has one
+
+    @property
+    def calibration(self) -> list[list[Calibration]]:
+        """Of each domain, in rows as in the matrix."""
+        return [_row_of(row) for row in self._calibration]
 
     def reset(self) -> None:
         """Nothing, because the matrix covers the whole run."""
@@ -73,7 +81,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         """The metrics of the last row, by name."""
         matrix = self.matrix
         seen = len(matrix.counts) if matrix.held_out else len(matrix.rows)
-        calibration = mean_calibration(self.calibration[-1][:seen])
+        calibration = mean_calibration(_row_of(self._calibration[-1])[:seen])
         metrics = {
             "DomainMeanAccuracy": matrix.curve()[-1],
             "ImageWeightedAccuracy": matrix.weighted_accuracy(seen),
@@ -140,10 +148,11 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         self.matrix.counts = [s.count for s in sums]
         missing = max(0, trained - 1 - len(self.matrix.rows))
         self.matrix.rows[trained - 1 :] = [*[None] * missing, [s.accuracy for s in sums]]
-        calibration = [s.result() for s in sums]
-        self.calibration[trained - 1 :] = [*[[] for _ in range(missing)], calibration]
+        calibration = torch.tensor([astuple(s.result()) for s in sums], dtype=torch.float64)
+        self._calibration[trained - 1 :] = [*[calibration[:0]] * missing, calibration]
         self.reliability = reliability(sums)
         self.class_accuracy = class_accuracy(sums)
+        self._row = {}
         suffix, x = f"/eval_phase/{self.stream}_stream", strategy.clock.train_iterations
         return [MetricValue(self, name + suffix, value, x) for name, value in self.result().items()]
 
@@ -156,3 +165,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
 
     def __str__(self) -> str:
         return "DomainMetrics"
+
+
+def _row_of(numbers: Tensor) -> list[Calibration]:
+    return [Calibration(*each) for each in numbers.tolist()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -104,6 +105,8 @@ class Result(BaseModel):
     """Of CoVON's posterior at the end of each domain, before the merge, see ``Diagnostics``."""
     versions: dict[str, str]
     machine: dict[str, Any]
+    checked: bool = Field(default=True, exclude=True)
+    """Whether a checksum shows that it is as it was stored; earlier versions stored none."""
 
     @model_validator(mode="after")
     def _coherent(self) -> Result:
@@ -118,6 +121,8 @@ class Result(BaseModel):
         fits = all(len(row) == domains for row in rows if row is not None)
         if not (last and fits and (self.held_out or len(rows) == domains)):
             raise ValueError(f"accuracy = {rows} does not fit counts = {self.counts}")
+        if any(a < 0 or a > 1 for row in rows if row is not None for a in row):
+            raise ValueError(f"accuracies must be in [0, 1], got {rows}")
         return self
 
     @property
@@ -127,7 +132,15 @@ class Result(BaseModel):
 
     def save(self, path: Path) -> None:
         """Write as JSON, replacing an older file atomically."""
-        write_atomically(path, self.model_dump_json(indent=1) + "\n")
+        write_atomically(path, self.to_json(indent=1) + "\n")
+
+    def to_json(self, indent: int | None = None) -> str:
+        """What :meth:`parse` reads: the fields and their checksum, unless it was loaded without."""
+        text = self.model_dump_json(indent=indent)
+        if not self.checked:
+            return text
+        data = {**json.loads(text), "checksum": _checksum(text)}
+        return json.dumps(data, indent=indent, ensure_ascii=False)
 
     @classmethod
     def load(cls, path: Path) -> Result:
@@ -149,7 +162,7 @@ class Result(BaseModel):
         """
         try:
             data = json.loads(text)
-            version = data["schema_version"]
+            version, checksum = data["schema_version"], data.pop("checksum", None)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ResultError(
                 f"{name} is not a result: it is not JSON with a schema_version"
@@ -159,10 +172,16 @@ class Result(BaseModel):
                 f"{name} has schema {version}, of a newer version of this package, which knows "
                 f"{SCHEMA}"
             )
+        if checksum not in (None, _checksum(text)):
+            raise ResultError(
+                f"{name} was changed after it was stored: its content does not match its checksum"
+            )
         try:
-            return cls.model_validate(data)
+            result = cls.model_validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
             raise ResultError(f"{name} is not a result: {first_error(error)}") from error
+        result.checked = checksum is not None
+        return result
 
     def outcome(self) -> dict[str, Any]:
         """The reproducible part of the result: without times, memory, versions and machine."""
@@ -172,3 +191,10 @@ class Result(BaseModel):
         for epoch in data["epochs"]:
             del epoch["seconds"]
         return data
+
+
+def _checksum(text: str | bytes) -> str:
+    """Of all values of a JSON object but the checksum itself, whatever its layout: 1 is 1.0."""
+    values = json.loads(text, parse_int=float)
+    content = {key: value for key, value in values.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -130,10 +130,12 @@ def _calibration(comparison: Comparison) -> Figure | None:
 
 def _reliability(comparison: Comparison) -> Figure:
     def pooled(runs: pd.DataFrame) -> pd.Series:
-        """Accuracy by confidence in bins, the images of all runs together; without empty bins."""
-        bins = np.array([run for run in runs["reliability"] if run])  # runs, bins, columns
-        if not len(bins):
+        """Accuracy by confidence in bins, the images of all runs together; without empty bins.
+        Nothing if runs differ in their number of bins."""
+        known = [run for run in runs["reliability"] if run]
+        if len({*map(len, known)}) != 1:
             return pd.Series(dtype=float)
+        bins = np.array(known)  # runs, bins, columns
         images, sums = bins[..., 0].sum(0), (bins[..., :1] * bins[..., 1:]).sum(0)
         confidence, accuracy = (sums[images > 0] / images[images > 0, None]).T
         return pd.Series(accuracy, index=confidence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from covon_avalanche.experiment.result import Result
 from covon_avalanche.report import figures, tables
 from covon_avalanche.report.results import results_frame
 from covon_avalanche.report.summary import MIN_SEEDS, TEST, Comparison, comparisons
+
+_LONGEST_NAME = 120  # characters; file systems allow 255 bytes, with suffixes
 
 
 def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) -> Path:
@@ -49,8 +52,8 @@ def write_archive(results: Sequence[Result], folder: Path, *, title: str | None 
         for path in _write(found, folder, title):
             archive.write(path, path.relative_to(folder))
         for comparison in found:
-            archive.writestr(f"{quote(comparison.name, safe='')}.toml", recipe(comparison))
-        archive.writestr("results.jsonl", "".join(f"{r.model_dump_json()}\n" for r in results))
+            archive.writestr(f"{_file_name(comparison.name)}.toml", recipe(comparison))
+        archive.writestr("results.jsonl", "".join(f"{r.to_json()}\n" for r in results))
     return file
 
 
@@ -62,7 +65,7 @@ def _write(found: Sequence[Comparison], folder: Path, title: str | None) -> list
         for comparison in found:
             prefix = f"{comparison.name}-" if len(found) > 1 else ""
             for name, figure in figures.figures_of(comparison).items():
-                stem = quote(prefix + name, safe="")
+                stem = _file_name(prefix + name)
                 for form in ("png", "svg"):
                     data = figures.rendered(figure, form)
                     files[folder / "figures" / f"{stem}.{form}"] = data
@@ -93,4 +96,22 @@ def recipe(comparison: Comparison) -> str:
     """A recipe that repeats all runs of a comparison, as TOML."""
     common = {k: v for k, v in comparison.first["settings"].items() if k != "strategy"}
     seeds = sorted(set(comparison.runs["seed"].tolist()))
-    return tomli_w.dumps({**common, "seeds": seeds, "strategies": comparison.strategies()})
+    whole = {**common, "seeds": seeds, "strategies": comparison.strategies()}
+    return tomli_w.dumps(_without_null(whole))
+
+
+def _without_null(value: Any) -> Any:
+    """Settings as TOML can store them: those that are not set are left out."""
+    if isinstance(value, dict):
+        return {key: _without_null(child) for key, child in value.items() if child is not None}
+    if isinstance(value, list):
+        return [_without_null(child) for child in value if child is not None]
+    return value
+
+
+def _file_name(name: str) -> str:
+    """A name with all special characters escaped; the end of a long one is replaced by a hash."""
+    escaped = quote(name, safe="")
+    if len(escaped) <= _LONGEST_NAME:
+        return escaped
+    return f"{escaped[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -41,6 +41,7 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     ``offline``              trains on several domains at once; not a continual learner
     ``replay``               stores training examples of earlier domains
     ``untuned``              settings not searched, unlike those of others in the recipe
+    ``checked``              has a checksum, which results of earlier versions lack
     ``average_accuracy``     A_T, domain mean: mean over domains after the last one
     ``weighted_accuracy``    A_T, pooled over the images of all domains
     ``incremental_accuracy`` mean over time of A_t, the domain mean over domains so far
@@ -93,8 +94,9 @@ def _row(result: Result) -> dict[str, Any]:
         "kind": strategy.kind,
         "stream": str(settings.get("stream", {}).get("name", "unknown stream")),
         "evaluated": result.stream,
-        "offline": strategy.offline,
-        "replay": strategy.stores_examples,
+        "checked": result.checked,
+        "offline": bool(strategy.offline),
+        "replay": bool(strategy.stores_examples),
         "untuned": result.strategy not in (settings.get("searched") or [result.strategy]),
         **{name: getattr(result.matrix, name)() for name in _MATRIX},
         **{name: measured.get(name, math.nan) for name in (*_CALIBRATION, *_SAMPLED)},
@@ -115,6 +117,10 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
     found: dict[str, tuple[str, str, Result]] = {}
     for path in paths:
         for source, result in _read(path):
+            try:
+                _row(result)
+            except Exception as error:  # settings of unknown versions may have any content
+                raise ResultError(f"{source} has settings that cannot be read: {error}") from error
             settings = result.run_hash or result_settings(result.settings)
             run = [result.recipe, result.strategy, result.seed, result.stream, settings]
             # Compared as text, in which NaN equals NaN.

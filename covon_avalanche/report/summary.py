@@ -14,6 +14,7 @@ import pandas as pd
 from covon_avalanche.experiment.result import ResultError
 from covon_avalanche.experiment.run_folder import result_settings
 from covon_avalanche.report.results import MEASURES, flatten
+from covon_avalanche.safe_text import printable
 
 MIN_SEEDS = 3  # in common, which a paired test needs
 TEST = (
@@ -95,7 +96,8 @@ class Comparison:
         """Names of the domains in the order they are learned, or their numbers."""
         names = self.first["settings"].get("stream", {}).get("domains", [])
         learned = len(self.first["accuracy"])
-        return [str(n) for n in (names if len(names) == learned else range(1, learned + 1))]
+        known = isinstance(names, list) and len(names) == learned
+        return [printable(str(n)) for n in (names if known else range(1, learned + 1))]
 
     @property
     def tested_domains(self) -> list[str]:
@@ -140,12 +142,13 @@ def comparisons(runs: pd.DataFrame) -> list[Comparison]:
                 "a strategy must have one result per seed and settings, got two of "
                 f"{run['strategy']!r} in recipe {run['recipe']!r} with seed {run['seed']}"
             )
-        domains = group["counts"].map(len).unique()
-        if len(domains) > 1:
-            raise ResultError(
-                f"runs with the same settings must have the same domains, got {domains[0]} and "
-                f"{domains[1]} in recipe {runs['recipe'][first]!r}"
-            )
+        for what in ("counts", "accuracy"):  # domains that are tested, and learned
+            domains = group[what].map(len).unique()
+            if len(domains) > 1:
+                raise ResultError(
+                    f"runs with the same settings must have the same domains, got {domains[0]} and "
+                    f"{domains[1]} in recipe {runs['recipe'][first]!r}"
+                )
         summary = strategy_summary(labelled, "label")
         found.append(Comparison(names[first], titles[first], labelled, summary))
     return found

@@ -186,7 +186,7 @@ def class_table(comparison: Comparison) -> pd.DataFrame:
 def merged(dictionaries: pd.Series) -> str:
     """``name value, name value``, with slashes where runs differ."""
     table = pd.DataFrame(dictionaries.tolist(), dtype=object)
-    texts = {name: map(str, values.dropna().unique()) for name, values in table.items()}
+    texts = {name: values.dropna().map(str).unique() for name, values in table.items()}
     return ", ".join(f"{name} {' / '.join(values)}" for name, values in texts.items())
 
 

@@ -83,6 +83,8 @@ def cached(images: ImageFiles, folder: str | os.PathLike[str], size: int, name: 
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_name(f".{stem}.lock")):
                 if not path.exists():  # another process may have built it
+                    for part in path.parent.glob(f".{path.name}.*.part"):
+                        part.unlink(missing_ok=True)  # of a process that was killed
                     _build(path, images.files, size)
         return ImageFiles(images.files, images.labels, PixelCache(path, images.files))
     except OSError as error:

@@ -63,6 +63,17 @@ def test_an_interrupted_unpacking_is_repeated(pictures, tmp_path, monkeypatch):
     assert image.read_bytes() == b"a picture"
 
 
+def test_an_archive_that_a_kill_has_left_is_removed(pictures, tmp_path, monkeypatch):
+    command = "data", "download", "Pictures", "--root", tmp_path
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.unlink", lambda self, **_: (_ for _ in ()).throw(SystemExit(9)))
+        assert covon(*command).exit_code == 9
+    assert (tmp_path / "pictures/a.zip").exists()
+    assert covon(*command).exit_code == 0
+    assert not (tmp_path / "pictures/a.zip").exists()
+    assert (tmp_path / "pictures/list.txt").exists()
+
+
 def test_one_of_two_concurrent_downloads_waits(pictures, tmp_path, monkeypatch):
     def slow(*arguments, **options):
         time.sleep(0.05)

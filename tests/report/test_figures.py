@@ -52,6 +52,8 @@ def test_losses_and_reliability_are_shown_where_they_are_known():
     assert points(found["training"][0]) == {"covon": {1: 20.0, 2: 0.5}}
     assert points(found["reliability"][0])["covon"] == pytest.approx({0.75: 0.8, 0.95: 0.9})
     assert not {"training", "reliability"} & drawn(made_up("naive", 0, [[0.8]])).keys()
+    other = made_up("covon", 9, [[0.8]], reliability=BINS[:1])
+    assert "reliability" not in drawn(covon[0], other)
 
 
 def test_distances_are_no_probabilities():

@@ -139,6 +139,30 @@ class TestPage:
         assert "<" not in "".join(table)
         assert set(pd.read_csv(tmp_path / "table.csv")["strategy"]) == {NASTY, "hidden"}
 
+    def test_names_and_settings_of_strangers_may_be_long_empty_and_of_any_type(self, tmp_path):
+        deep: dict = {"unset": None, "kept": [None, 1]}
+        for _ in range(60):
+            deep = {"deep": deep}
+        long, other = "%" * 200, "%" * 199 + "&"
+        more = {"own": {"none": None, "deep": deep}, "machine": {"cpu": ["a", {"b": None}]}}
+        stream = {"name": None, "domains": 7}
+        runs = [
+            made_up(name, 0, [[0.9]], recipe=recipe, stream=stream, **more)
+            for recipe in (long, other)
+            for name in (long, other)
+        ]
+        with ZipFile(write_archive(runs, tmp_path / "report")) as archive:
+            names = archive.namelist()
+        assert max(len(part) for name in names for part in name.split("/")) < 150
+        recipes = [name for name in names if name.endswith(".toml")]
+        assert len(recipes) == 2
+        for form in ("png", "svg"):  # curves and matrices of both strategies, of both recipes
+            shown = [n for n in names if n.endswith(form) and "-memory" not in n]
+            assert len(set(shown)) >= 2 * 3
+        text = recipe(compared(*runs[:2]))
+        assert "unset" not in text
+        assert "kept = [\n    1,\n]" in text
+
     def test_recipes_and_streams_have_sections_of_their_own(self, tmp_path):
         results = [
             made_up("covon", 0, [[0.9]], recipe="one"),

@@ -7,6 +7,7 @@ from made_up_results import made_up, stored
 
 from covon_avalanche import accuracy_matrix, load_results
 from covon_avalanche.experiment.result import Result, ResultError
+from covon_avalanche.report import write_report
 from covon_avalanche.report.results import read_results
 
 
@@ -98,6 +99,34 @@ def test_what_is_missing_or_wrong_is_named(content, error, tmp_path):
         file.write_bytes(content)
     with pytest.raises(ResultError, match=rf"stored\.jsonl,? {error}"):
         read_results([file])
+
+
+def test_every_changed_digit_of_a_stored_result_is_found(tmp_path):
+    run = made_up("covon", 3, [[0.9, 0.1], [0.8, 0.25]], calibration={"nll": math.inf}, seconds=1.0)
+    run.save(tmp_path / "result.json")
+    text = (tmp_path / "result.json").read_text(encoding="utf-8")
+    places = [i for i, character in enumerate(text) if character.isdigit()]
+    assert len(places) > 50
+    for i in places:
+        changed = f"{text[:i]}{(int(text[i]) + 1) % 10}{text[i + 1 :]}"
+        with pytest.raises(ResultError, match=r"r\.json (was changed after|is not|has schema)"):
+            Result.parse(changed, "r.json")
+    for layout in (text.replace(" ", ""), text.replace("1.0", "1"), text.replace("0.25", "2.5e-1")):
+        assert layout != text
+        assert Result.parse(layout, "r.json") == run
+
+
+def test_results_without_a_checksum_are_said_to_be_unchecked_and_stay_so(tmp_path):
+    run = made_up("covon", 0, [[0.5]])
+    (tmp_path / "result.json").write_text(run.model_dump_json())  # of an earlier version
+    old = Result.load(tmp_path / "result.json")
+    old.save(tmp_path / "result.json")  # under another name of its recipe, perhaps
+    made_up("covon", 1, [[0.5]]).save(tmp_path / "new/result.json")
+    runs = load_results(tmp_path)
+    assert dict(zip(runs["seed"], runs["checked"], strict=True)) == {0: False, 1: True}
+    for found, said in ((runs, True), (runs[runs["checked"]], False)):
+        page = write_report(found, tmp_path / "report").read_text(encoding="utf-8")
+        assert ("1 of 2 results: earlier versions stored them without a checksum" in page) == said
 
 
 def test_results_of_the_first_schema_can_be_read(tmp_path):

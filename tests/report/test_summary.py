@@ -116,6 +116,11 @@ class TestComparisons:
             ResultError, match="must have the same domains, got 2 and 1 in recipe 'r'"
         ):
             split(*runs)
+        rows = [[[0.9, 0.1]] * 3, [[0.9, 0.1]] * 4]  # tested on two domains that are not learned
+        held_out = {"held_out": True, "stream": stream}
+        runs = [made_up(other, i, rows[i], **held_out) for i in range(2)]
+        with pytest.raises(ResultError, match="must have the same domains, got 3 and 4"):
+            split(*runs)
 
     def test_a_strategy_has_a_row_for_each_of_its_settings(self):
         own = {"lr": 0.1}, {"lr": 0.2}, {"lr": 0.2, "gamma": 0.9}

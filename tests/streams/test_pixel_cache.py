@@ -68,6 +68,14 @@ def test_small_images_stay_and_large_ones_are_resized_once(pictures, tmp_path, d
     assert same_pixels(images.take([3, 0]), [images[3], images[0]])
 
 
+def test_what_a_killed_process_has_written_is_removed(pictures, tmp_path):
+    opened(pictures, tmp_path / "cache")
+    (file,) = (tmp_path / "cache").glob("*.pixels")
+    file.rename(tmp_path / f"cache/.{file.name}.0a1b.part")
+    opened(pictures, tmp_path / "cache")
+    assert [path.suffix for path in sorted((tmp_path / "cache").iterdir())] == [".lock", ".pixels"]
+
+
 def test_a_benchmark_is_the_same_with_and_without(tmp_path):
     root, rows = pacs(tmp_path / "PACS"), []
     for seed, file in enumerate(root.rglob("*.jpg")):
