@@ -38,7 +38,7 @@ EXAMPLES = {
         "covon data verify DomainNet --root data --manifest good.csv",
     ),
 }
-"""By command. Each line is checked against the command's options by a test."""
+"""Examples by command. Each line is checked against the command's options by a test."""
 
 
 def one_line_paragraphs(docstring: str) -> str:

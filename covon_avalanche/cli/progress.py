@@ -24,7 +24,7 @@ class GridProgress:
         self, console: Console, recipe: Recipe, specs: Sequence[RunSpec], runs: Path
     ) -> None:
         self.outcomes: list[Outcome] = []
-        """In the order in which the runs ended."""
+        """Outcomes in the order in which the runs ended."""
         self.bars = Progress(
             "{task.description}",
             BarColumn(),

@@ -160,7 +160,8 @@ def run(
 def _processes_per_run(
     recipe: Recipe, gpus: int | None, processes: int | None, launcher: Launcher
 ) -> int:
-    """Of ``--gpus`` or ``--processes``, checked against the recipe's device and the machine."""
+    """Processes per run, from ``--gpus`` or ``--processes``, checked against device and
+    machine."""
     if gpus is not None and processes is not None:
         fail(f"--gpus {gpus} and --processes {processes} exclude each other: give one of them")
     if processes is not None and recipe.device != "cpu":

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 TEMPERATURES = tuple(10 ** (half / 2) for half in range(-2, 9))
-"""Of a posterior, to choose from on validation images: two per decade from 0.1 to 10,000."""
+"""Candidates for a posterior's temperature: two per decade from 0.1 to 10,000."""
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,9 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         # Rows of (NLL, Brier score, ECE) by domain: as objects they would fill checkpoints.
         self._calibration: list[Tensor] = []
         self.reliability: list[tuple[int, float, float]] = []
-        """Of the last row, all domains together, see :func:`reliability`."""
+        """Reliability bins of the last row, all domains together, see :func:`reliability`."""
         self.class_accuracy: dict[int, float] = {}
-        """Of the last row, all domains together, by class id."""
+        """Accuracy by class id of the last row, all domains together."""
         self._inside_train = False
         self._n_domains = 0  # of the recorded stream
         self._row: dict[int, CalibrationSums] = {}  # by domain, during an evaluation
@@ -71,7 +71,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
 
     @property
     def calibration(self) -> list[list[Calibration]]:
-        """Of each domain, in rows as in the matrix."""
+        """Calibration on each domain, in rows as in the matrix."""
         return [_row_of(row) for row in self._calibration]
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""From a recipe to a benchmark, a model and an Avalanche strategy."""
+"""Build a benchmark, a model and an Avalanche strategy from a recipe."""
 
 from __future__ import annotations
 

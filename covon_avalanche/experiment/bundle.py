@@ -37,9 +37,9 @@ class BundleInfo(BaseModel):
 
     schema_version: PositiveInt = Field(SCHEMA, le=SCHEMA)
     class_names: list[str] = Field(min_length=1)
-    """By class id."""
+    """Names by class id."""
     input_shape: list[PositiveInt] = Field(min_length=1)
-    """Of one example; (3, height, width) for images."""
+    """Shape of one example; (3, height, width) for images."""
     model: Model | None = None
     """``None`` for a network of the user's own."""
     strategy: Strategy | None = None
@@ -82,7 +82,7 @@ class Bundle:
 
     @property
     def class_names(self) -> list[str]:
-        """By class id."""
+        """Names by class id."""
         return self.info.class_names
 
     @property
@@ -92,7 +92,7 @@ class Bundle:
 
     @property
     def transform(self) -> Callable[[Any], Tensor]:
-        """From a PIL image to the model's input.
+        """Turn a PIL image into the model's input.
 
         :raises ValueError: if the model is not one of images by the name of a backbone.
         """

@@ -46,7 +46,7 @@ def run_in_processes(
 def _work(
     rank: int, port: int, recipe: Recipe, strategy: str, seed: int, runs: Path, options: RunOptions
 ) -> Result:
-    """In each process, as torchrun would start it with the store of its agent."""
+    """Train in each process, as torchrun would start it with the store of its agent."""
     from covon_avalanche.experiment.run import train_in_folder
 
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": options.processes}

@@ -43,8 +43,8 @@ class _Images(Table):
 
     name: str
     domains: Annotated[list[PrintableName], Field(min_length=1)]
-    """In the order they are learned. Published protocols fill in theirs, so that a resolved
-    recipe names the domains."""
+    """Domains in the order they are learned. Published protocols fill in theirs, so that a
+    resolved recipe names the domains."""
     image_size: Count = 224
     """Height and width of the network's input."""
     validation_size: Fraction = 0.0
@@ -103,7 +103,7 @@ class SplitStream(_Images):
 
     name: Literal["OfficeHome", "ImageNetR"]
     split_seed: Seed = 0
-    """Of the choice of test images, the same for all seeds, where the data have no lists."""
+    """Seed of the choice of test images where the data have no lists, the same for all runs."""
 
 
 class CDDBStream(_Images):
@@ -132,8 +132,8 @@ class FolderStream(_Images):
 
     name: Literal["DomainFolders"]
     folder: str
-    """With ``DOMAIN/CLASS/*``, or a CSV table, see ``DomainFolders``; a relative path is below
-    the data folder."""
+    """Folder with ``DOMAIN/CLASS/*``, or a CSV table, see ``DomainFolders``; a relative path is
+    below the data folder."""
     classes: Annotated[list[PrintableName] | None, Field(min_length=1)] = None
     """Names by class id; by default those found in the domains."""
 

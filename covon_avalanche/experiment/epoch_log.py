@@ -35,7 +35,7 @@ class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[cal
         self.on_progress = on_progress
         self.epochs: list[dict[str, Any]] = []
         self.seconds: list[float] = []
-        """Of training, by experience, without interruptions."""
+        """Seconds of training by experience, without interruptions."""
         self.flops_per_image: list[float] = []
         self._counter: FlopCounterMode | None = None
         self._since = 0.0

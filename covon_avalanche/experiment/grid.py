@@ -121,7 +121,7 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 def _run(recipe: Recipe, spec: RunSpec, runs: Path, options: RunOptions) -> Outcome:
-    """In a worker. Errors are returned as text, because unpickling an exception may fail."""
+    """Run in a worker. Errors are returned as text, because unpickling an exception may fail."""
     try:
         from covon_avalanche.experiment.run import run_in_folder
 

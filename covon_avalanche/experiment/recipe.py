@@ -75,9 +75,9 @@ class Recipe(Table):
     follow a cosine, a single epoch keeps the first."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$")] = "cpu"
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Of the forward and backward passes; ``bfloat16`` is torch's autocast, weights are float32.
-    ``auto`` is ``bfloat16`` where the device has instructions for it; the result's ``machine``
-    says which it was."""
+    """Number format of the forward and backward passes; ``bfloat16`` is torch's autocast, weights
+    are float32. ``auto`` is ``bfloat16`` where the device has instructions for it; the result's
+    ``machine`` says which it was."""
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     """Processes that load images from disk."""
     posterior_samples: Annotated[int, Field(ge=0, le=10**4)] = 0

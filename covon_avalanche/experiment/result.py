@@ -43,7 +43,7 @@ class Epoch(BaseModel):
 
     experience: int
     epoch: int
-    """In this experience; both from 0."""
+    """Index within the experience; both count from 0."""
     loss: float
     """The training objective, penalties included: mean over the images."""
     accuracy: float
@@ -84,7 +84,7 @@ class Result(BaseModel):
     reliability: list[ReliabilityBin] = []
     """Accuracy in bins of confidence after the last domain, all domains together."""
     class_accuracy: dict[str, float] = {}
-    """By class, after the last domain, over the images of all domains."""
+    """Accuracy by class after the last domain, over the images of all domains."""
     sampled: dict[str, float] = {}
     """``average_accuracy`` and calibration with the mean of ``posterior_samples`` predictions."""
     epochs: list[Epoch] = []
@@ -102,7 +102,7 @@ class Result(BaseModel):
     resumed: Annotated[int, Field(validation_alias=AliasChoices("resumed", "continued"))] = 0
     """How often the run was resumed after an interruption."""
     diagnostics: list[dict[str, float]] = []
-    """Of CoVON's posterior at the end of each domain, before the merge, see ``Diagnostics``."""
+    """Diagnostics of CoVON's posterior at the end of each domain, before the merge."""
     versions: dict[str, str]
     machine: dict[str, Any]
     checked: bool = Field(default=True, exclude=True)
@@ -110,7 +110,7 @@ class Result(BaseModel):
 
     @model_validator(mode="after")
     def _coherent(self) -> Result:
-        """What tables and figures rely on."""
+        """Check what tables and figures rely on."""
         strategy = self.settings.get("strategy")
         if not isinstance(strategy, dict) or not isinstance(strategy.get("kind"), str):
             raise ValueError("settings.strategy.kind is missing")
@@ -135,7 +135,7 @@ class Result(BaseModel):
         write_atomically(path, self.to_json(indent=1) + "\n")
 
     def to_json(self, indent: int | None = None) -> str:
-        """What :meth:`parse` reads: the fields and their checksum, unless it was loaded without."""
+        """JSON for :meth:`parse`: fields and checksum, unless it was loaded without one."""
         text = self.model_dump_json(indent=indent)
         if not self.checked:
             return text
@@ -194,7 +194,7 @@ class Result(BaseModel):
 
 
 def _checksum(text: str | bytes) -> str:
-    """Of all values of a JSON object but the checksum itself, whatever its layout: 1 is 1.0."""
+    """Hash of all values of a JSON object but the checksum, whatever its layout: 1 is 1.0."""
     values = json.loads(text, parse_int=float)
     content = {key: value for key, value in values.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -254,7 +254,7 @@ class RunFolder(StoredRun):
 
     def result(self) -> Result | None:
         """The result of a finished run, which is stored under the recipe's current name, title and
-        list of searched strategies. One of another run, perhaps a copied file, is renamed.
+        list of searched strategies. A result that belongs to another run is moved aside.
 
         :raises ResultError: if the file cannot be read or is not a result.
         """

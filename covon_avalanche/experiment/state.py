@@ -72,7 +72,7 @@ class Node:
 
     kind: str = ""
     name: Any = ""
-    """Of a class, a function or an object of the benchmark."""
+    """Name of a class, a function or an object of the benchmark."""
     content: Any = None
 
 
@@ -230,7 +230,7 @@ def _without_attributes(tensor: Tensor) -> Tensor:
 
 
 def _generator_state(generator: Any) -> Any:
-    """Of torch's, NumPy's or Python's."""
+    """State of a generator of torch, NumPy or Python."""
     match generator:
         case np.random.Generator():
             return generator.bit_generator.state

@@ -66,7 +66,7 @@ def figures_of(comparison: Comparison, *names: str) -> dict[str, Figure]:
 
 def _curves(comparison: Comparison) -> Figure:
     def curves(runs: pd.DataFrame) -> pd.DataFrame:
-        """By seed and domain; joint training, which is evaluated once, is a horizontal line."""
+        """Average accuracy by seed and domain; joint training is a horizontal line."""
         rows = pd.DataFrame([accuracy_matrix(run).curve() for _, run in runs.iterrows()])
         return rows.astype(float).rename(columns=lambda t: t + 1).bfill(axis=1)
 

@@ -70,7 +70,7 @@ class Comparison:
     """The recipe's, followed by a hash of its settings if the report has several."""
     title: str
     runs: pd.DataFrame
-    """With a column ``label``: the strategy, and a hash of its settings if it has several."""
+    """Runs, with a column ``label``: the strategy, and a hash of its settings if it has several."""
     summary: pd.DataFrame
     """:func:`strategy_summary`, by label."""
 
@@ -155,7 +155,7 @@ def comparisons(runs: pd.DataFrame) -> list[Comparison]:
 
 
 def _shared_settings(run: pd.Series) -> dict[str, Any]:
-    """What all runs of a comparison have in common."""
+    """Settings that all runs of a comparison have in common."""
     common = result_settings(run["settings"]) | run[["recipe", "evaluated"]].to_dict()
     return {key: value for key, value in common.items() if key != "strategy"}
 

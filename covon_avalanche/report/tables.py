@@ -75,7 +75,7 @@ METRICS = (
 MARKS = ("offline", "replay", "untuned")
 SHORT = ("A_T %", "BWT %", "seconds", "memory", "seeds")
 FULL = ("A_T %", "A_T pooled %", "mean A_t %", "BWT %", "max forgetting %", *SHORT[2:])
-"""What ``covon run`` prints."""
+"""Columns that ``covon run`` prints."""
 
 
 def metrics_of(comparison: Comparison, headings: Sequence[str] = ()) -> list[Metric]:
@@ -191,7 +191,7 @@ def merged(dictionaries: pd.Series) -> str:
 
 
 def _markdown(text: str) -> str:
-    """With nothing that Markdown interprets."""
+    """Escape Markdown."""
     return re.sub(r"([\\`*_{}\[\]#|~&$])", r"\\\1", text).replace("<", "&lt;")
 
 

@@ -30,7 +30,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What turns an image upright, by its EXIF orientation."""
+"""Operations that turn an image upright, by its EXIF orientation."""
 
 Transform = Callable[[Any], Any]
 

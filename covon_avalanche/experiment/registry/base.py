@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 Count = Annotated[int, Field(ge=1, le=10**6)]
-"""Its upper bound catches typing errors."""
+"""A positive integer; its upper bound catches typos."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -251,8 +251,8 @@ class Mergeable(Tunable):
     """Weights that training starts from, of ``merge = "task-arithmetic"``, ``"magmax"`` and
     ``"ties"``."""
     regmean_reduction: Literal["sum", "mean"] | None = None
-    """Of the second moments: with ``"sum"`` every image counts alike, with ``"mean"`` every
-    domain."""
+    """Reduction of the second moments: with ``"sum"`` every image counts alike, with ``"mean"``
+    every domain."""
     regmean_alpha: Annotated[float | None, Field(ge=0, le=1)] = None
     """Factor of the off-diagonal second moments."""
     regmean_layerwise: bool | None = None
@@ -260,7 +260,7 @@ class Mergeable(Tunable):
     regmean_passes: Literal[1, 2] | None = None
     """1: do not measure the moments again at the merged weights."""
     regmean_share: Annotated[float | None, Field(gt=0, le=1)] = None
-    """Of the images, evenly spaced, that the moments are measured on."""
+    """Share of the images, evenly spaced, on which the moments are measured."""
     input_anchor: NonNegativeFloat | None = None
     """Strength of a pull toward the last weights along the inputs of earlier domains, with or
     without a merge."""

@@ -184,7 +184,7 @@ class Custom(WithOptimizer):
     """``module:Class``, found as Python finds modules and in the working directory: a subclass of
     Avalanche's ``SupervisedTemplate``, or of ``SupervisedPlugin`` (then Naive with this plugin)."""
     arguments: dict[str, JsonValue] = Field({})
-    """Of the class. A strategy also gets ``model``, ``optimizer`` (made of ``lr``,
+    """Arguments of the class. A strategy also gets ``model``, ``optimizer`` (made of ``lr``,
     ``weight_decay``, ``optimizer`` and ``momentum``), ``criterion``, ``train_mb_size``,
     ``train_epochs``, ``eval_mb_size``, ``device``, ``plugins`` and ``evaluator`` by name. If its
     constructor makes another optimizer, the cosine schedule is that one's. For several processes

@@ -56,8 +56,8 @@ class CoVON(Mergeable):
     weights, are the presets of ``covon_avalanche.optim.natural_units``: only ``lr`` is needed.
     ``paper`` is short for ``covon_avalanche.optim.ALGORITHM_1``."""
     noise: PositiveFloat | None = None
-    """Of the first samples, relative to the weights. With it ``lr`` is as AdamW's; without it
-    settings have the paper's units."""
+    """Scale of the first samples, relative to the weights. With it ``lr`` is as AdamW's; without
+    it settings have the paper's units."""
     prior_width: PositiveFloat | None = None
     data_precision: PositiveFloat | None = None
     ess: PositiveFloat | None = None

@@ -65,7 +65,7 @@ class Ridge(ClosedForm):
     standardize: bool | None = None
     """Centre and scale the features, and fit an intercept."""
     select: Literal["mse", "accuracy"] = "mse"
-    """What decides the ridge, on a fifth of each domain's training images."""
+    """Criterion for the ridge, on a fifth of each domain's training images."""
     ridge_from: Literal["last", "all"] | None = None
     """The domains whose images decide; ``"last"`` by default."""
 
@@ -111,7 +111,7 @@ class RanPAC(Ridge):
         return ClosedFormModel(features, head, adapted.tuned_parameters(), bool(self.flip))
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
-        """Of the first domain's adapter, as RanPAC's authors train it."""
+        """Optimizer of the first domain's adapter, as RanPAC's authors train it."""
         from torch.optim import SGD
 
         rate = self.adapter_lr or 0.01

@@ -19,7 +19,7 @@ class DUCT(WithOptimizer):
     tuning: None = None
     tuning_size: None = None
     lr: PositiveFloat = 0.1
-    """Of the classifier."""
+    """Learning rate of the classifier."""
     weight_decay: NonNegativeFloat = 5e-4
     optimizer: Literal["adamw", "sgd"] = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -29,7 +29,7 @@ class DUCT(WithOptimizer):
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Weight of each domain's change of the backbone."""
     retrain_epochs: NonNegativeInt = 5
-    """Of the classifier on the merged backbone."""
+    """Epochs that retrain the classifier on the merged backbone."""
     retrain_lr: PositiveFloat = 0.03
     transport_reg: PositiveFloat | None = None
     """Regularisation of the transport of earlier classifiers; ``None``: no transport."""

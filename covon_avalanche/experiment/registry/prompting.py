@@ -54,7 +54,7 @@ class SOYO(Prompting):
     prompts: PositiveInt = 10
     """Tokens per domain."""
     bottleneck: PositiveInt = 16
-    """Of adapters."""
+    """Width of the adapters."""
     adapter_init: Literal["xavier", "zeros"] = "xavier"
     """``"xavier"`` as published; ``"zeros"`` starts at the pretrained network."""
 
@@ -84,7 +84,7 @@ class SLiPromptsMixture(SLiPrompts):
 
     kind: Literal["s-liprompts-mixture"]  # type: ignore[assignment]
     temperature: PositiveFloat = 0.05
-    """Of the domains' weights."""
+    """Temperature of the softmax over domains."""
 
 
 class HEDP(SLiPrompts):
@@ -96,7 +96,7 @@ class HEDP(SLiPrompts):
     margin: float = -32.0
     """Energies above it are penalised."""
     target: float = -40.0
-    """Of the mean energy of a batch."""
+    """Target of the mean energy of a batch."""
     energy_temperature: PositiveFloat = 0.6
     distance_temperature: PositiveFloat = 0.6
 
