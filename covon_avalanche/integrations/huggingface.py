@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -96,10 +97,13 @@ class PosteriorCallback(TrainerCallback):
         self._sample.__exit__(RuntimeError, RuntimeError("the step was interrupted"), None)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Merge."""
+        """Merge; if the best checkpoint's weights were loaded, with its statistics."""
         optimizer = _posterior_optimizer(kwargs["optimizer"])
         optimizer.discard_samples()
         self._hooks.close()
+        file = Path(state.best_model_checkpoint or "") / "optimizer.pt"
+        if args.load_best_model_at_end and optimizer.changed_weights() and file.is_file():
+            optimizer.rewind(torch.load(file, map_location="cpu", weights_only=True))
         if self.consolidate:
             optimizer.consolidate()
 

@@ -161,8 +161,7 @@ class BayesByBackprop(PosteriorOptimizer):
         :param importance: curvature per example of the task by parameter, for EVCL; those of
             all tasks add up.
         """
-        if self._in_place:
-            raise RuntimeError("consolidate() must be called outside of sampled_params()")
+        self._check_consolidation()
         for name, p, *_ in self._named_params():
             if importance is not None and p in importance:
                 check_given(name, importance[p], p, "importance")
@@ -178,8 +177,7 @@ class BayesByBackprop(PosteriorOptimizer):
                         "prior_mean": p.detach().clone(),
                         "prior_precision": torch.exp(-2 * state["log_std"]),
                     }
-            self._buffers = {}
-            self.discard_samples()
+            self._finish_task()
 
 
 def _adam(grad: Tensor, prefix: str, state: State, new: State, group: Group) -> Tensor:

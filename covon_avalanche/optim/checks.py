@@ -130,11 +130,14 @@ def check_finite(tensors: list[tuple[str, str, Tensor]], *, step: int) -> None:
         return
     for (name, what, _), good in zip(tensors, finite, strict=True):
         if not good:
-            cause = (
-                "the loss is not finite, or it overflowed (lower lr, or set clip_radius)"
-                if what == "gradient"
-                else "the step was too large: lower lr, raise hess_init, or set clip_radius"
-            )
+            causes = {
+                "gradient": "the loss is not finite, or it overflowed (lower lr, or set "
+                "clip_radius)",
+                "new hess": "the Hessian estimate of so large a gradient overflows: clip "
+                "gradients, or if they grew in training, lower lr or set clip_radius",
+            }
+            too_large = "the step was too large: lower lr, raise hess_init, or set clip_radius"
+            cause = causes.get(what, too_large)
             raise FloatingPointError(
                 f"{what} of {name!r} is not finite in step {step} of this task; nothing "
                 f"was changed. Likely cause: {cause}."

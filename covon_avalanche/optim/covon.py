@@ -118,7 +118,9 @@ def fast_step(
     momentum_hat = momentum / (1 - beta1**i) if debias else momentum
     # line 8; the retraction of its last term keeps hess + delta positive (Lin et al., 2020)
     change = (1 - beta2) * (hess_hat - hess)
-    hess = hess + change + retraction * change.square() / (hess + delta)
+    if retraction:  # in this order nothing overflows that the result does not
+        change = change + retraction * change * (change / (hess + delta))
+    hess = hess + change
     slope = momentum_hat + delta * (mean - prior_mean)
     if step_square is None:
         step = slope / (hess + delta)  # the Newton step
@@ -649,8 +651,7 @@ class CoVON(PosteriorOptimizer):
         :raises ValueError: if the merged posterior is not a Gaussian, or a mean does not fit or is
             not finite; nothing is changed then.
         """
-        if self._in_place:
-            raise RuntimeError("consolidate() must be called outside of sampled_params()")
+        self._check_consolidation()
         self._deferred.raise_if_bad(wait=True)
         given = {"gamma": gamma, "gamma_precision": gamma_precision}
         instead = {key: value for key, value in given.items() if value is not None}
@@ -674,8 +675,7 @@ class CoVON(PosteriorOptimizer):
                 mean, precision = self._merged(p, {**group, **instead})
                 p.copy_(means[p] if means and p in means else mean)
                 self.state[p] = {"prior_mean": p.detach().clone(), "prior_precision": precision}
-            self._buffers = {}
-            self.discard_samples()
+            self._finish_task()
 
     def _merged(self, p: Tensor, group: Group) -> tuple[Tensor, Tensor]:
         """Mean and precision after the task."""

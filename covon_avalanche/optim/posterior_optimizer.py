@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -26,8 +27,8 @@ from covon_avalanche.optim.natural_units import SCALARS, ess_of
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
     SampleBuffer,
+    WeightWatch,
     align_state_,
-    bump_versions,
     fill_normal_,
     next_noise_key,
 )
@@ -36,6 +37,8 @@ from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, emb
 
 Group = dict[str, Any]
 State = dict[str, Any]
+
+_WRAPPER = re.compile(r"^(module\.|_orig_mod\.)+")
 
 
 class NamedParam(NamedTuple):
@@ -50,6 +53,44 @@ class NamedParam(NamedTuple):
 def first_precision(group: Group) -> float:
     """Precision of the prior of a group's parameters in the first task (1/weight²)."""
     return ess_of(group) * float(group["weight_decay"])
+
+
+def in_order(state_dict: dict[str, Any], own: list[Group]) -> list[Group]:
+    """The groups of a state dict in the order of an optimizer's, and so the parameters in each.
+
+    Those of ``torch.distributed.checkpoint``, which have names instead of numbers, are ordered.
+
+    :raises ValueError: if the names differ; or if only one of both has names, and parameters of the
+        same shape may be confused. Without names the position decides, as in ``torch.optim``.
+    """
+    saved: list[Group] = [dict(group) for group in state_dict["param_groups"]]
+    names = [group.pop("param_names", None) for group in saved]
+    own_names = [group.get("param_names") for group in own]
+    if any(isinstance(key, str) for group in saved for key in group["params"]):
+        return saved
+    if None in names or None in own_names:
+        shapes = [p.shape for group in own for p in group["params"]]
+        if names.count(None) - own_names.count(None) and len(set(shapes)) < len(shapes):
+            raise ValueError(
+                "either the state or the optimizer has no parameter names, and parameters of the "
+                "same shape may be in another order: make both optimizers with "
+                "model.named_parameters(), or both without names"
+            )
+        return saved
+    numbers = [
+        {_WRAPPER.sub("", name): key for name, key in zip(found, group["params"], strict=True)}
+        for found, group in zip(names, saved, strict=True)
+    ]
+    wanted = [[_WRAPPER.sub("", name) for name in group] for group in own_names]
+    places = {frozenset(found): i for i, found in enumerate(numbers)}
+    if places.keys() != {frozenset(group) for group in wanted}:
+        different = sorted({n for g in numbers for n in g} ^ {n for g in wanted for n in g})
+        raise ValueError(
+            "state and optimizer have different parameters, or different groups of them: "
+            f"{different or sorted(names[0])}"
+        )
+    order = [(places[frozenset(group)], group) for group in wanted]
+    return [{**saved[i], "params": [numbers[i][name] for name in group]} for i, group in order]
 
 
 class PosteriorOptimizer(Optimizer, ABC):
@@ -90,10 +131,12 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._generator = generator
         self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
         self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
-        self._stepped_grads: dict[
-            Tensor, tuple[weakref.ref[Tensor], int]
-        ] = {}  # the last step's gradients
-        super().__init__(params, {**defaults, "noise_seed": None, "noise_draws": 0})
+        self._watch = WeightWatch()
+        self._known_grads: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # stepped or cleared
+        self._other_grads: dict[Tensor, tuple[weakref.ref[Tensor], Tensor]] = {}
+        """Those that the sample in place found, and whether they have entries that are not zero."""
+        noise = {"noise_seed": None, "noise_draws": 0}
+        super().__init__(params, {**defaults, **noise, "consolidated": False})
         self._record = self._new_record()
         if prior is not None:
             self._set_prior(prior)
@@ -160,7 +203,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             self._place_sample(train, temperature)
             drawn |= self._in_place
             yield
-            self._restore_mean()
+            self._restore_mean(check=True)
         except BaseException:
             # Never keep an incomplete sample; one that could not be drawn leaves others waiting.
             self.discard_samples() if drawn and train else self._restore_mean()
@@ -204,24 +247,56 @@ class PosteriorOptimizer(Optimizer, ABC):
         # A sample that waits for its step keeps its buffer.
         waits = self._record.count > 0 and self.mc_samples == 1
         buffers = {} if waits else self._buffers
+        if train:
+            self._check_unchanged()
+            self._other_grads = {
+                n.param: (weakref.ref(n.param.grad), local(n.param.grad).any())
+                for n in params
+                if n.param.grad is not None and not self._is_known(n.param)
+            }
         with defer_interrupt(), torch.no_grad():
             key = next_noise_key(self.param_groups[0], self._generator)
             drawn = self._draw(params, buffers, train, key)
             for p, buffer in drawn.items():
                 if temperature != 1:
                     buffer.content.sub_(p).mul_(temperature**0.5).add_(p)
-                buffer.swap_(p)
+                buffer.version = self._watch.version(p)
+                self._watch.swap_(p, buffer)
                 self._in_place[p] = buffer
-            bump_versions(drawn)
 
     @torch.compiler.disable
-    def _restore_mean(self) -> None:
+    def _restore_mean(self, check: bool = False) -> None:
+        changed = []
         with defer_interrupt(), torch.no_grad():
-            swapped = list(self._in_place)
-            for p in swapped:
-                self._in_place[p].swap_(p)
+            for p, buffer in list(self._in_place.items()):
+                if self._watch.version(p) != buffer.version:
+                    changed.append(p)
+                self._watch.swap_(p, buffer)
                 del self._in_place[p]
-            bump_versions(swapped)
+        if check and changed:
+            raise RuntimeError(
+                f"{self._name(changed[0])!r} was changed inside of sampled_params(), whose end "
+                "restores the mean: load or clip weights, and step other optimizers, outside"
+            )
+
+    def changed_weights(self) -> list[str]:
+        """Names of parameters whose values have been replaced since the last step of this task, for
+        instance by ``model.load_state_dict``. See :meth:`consolidate`."""
+        params = (named.param for named in self._named_params())
+        return [self._name(p) for p in self._watch.changed(params)]
+
+    def _check_unchanged(self) -> None:
+        """Refuse statistics that belong to other weights."""
+        if changed := self.changed_weights():
+            raise RuntimeError(
+                f"{changed[0]!r} was replaced since the last step of this task (by "
+                "load_state_dict, averaging, clipping or another optimizer?), but the posterior's "
+                "precision belongs to the weights before: load the optimizer's state that was "
+                "saved with them; optimizer.load_state_dict(optimizer.state_dict()) keeps this one"
+            )
+
+    def _name(self, p: Tensor) -> str:
+        return next(named.name for named in self._named_params() if named.param is p)
 
     @torch.compiler.disable
     def _record_sample(self, samples: dict[Tensor, SampleBuffer]) -> None:
@@ -233,9 +308,19 @@ class PosteriorOptimizer(Optimizer, ABC):
                     "gradients, run all micro-batches inside one sampled_params()"
                 )
             self._record = self._new_record()
+        others = [any_ for p, (grad, any_) in self._other_grads.items() if p.grad is grad()]
+        if others and torch.stack([any_.to(others[0].device) for any_ in others]).any():
+            self.discard_samples()
+            raise RuntimeError(
+                "gradients were accumulated outside of a sample: call zero_grad() first, and run "
+                "all micro-batches inside one sampled_params(), or in the closure (in Lightning: "
+                "callbacks=[covon_avalanche.integrations.lightning.PosteriorCallback()])"
+            )
         with defer_interrupt():
             try:
                 self._record.add(samples)
+                if self.mc_samples == 1:
+                    self._record.without_backward.update(filter(self._is_known, samples))
             except BaseException:
                 self.discard_samples()
                 raise
@@ -273,8 +358,20 @@ class PosteriorOptimizer(Optimizer, ABC):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; also drops a complete set of unused samples."""
         super().zero_grad(set_to_none)
+        self._note_grads()
+        self._other_grads = {}
         if self._record.complete:
             self._record = self._new_record()
+
+    def _note_grads(self) -> None:
+        params = (p for group in self.param_groups for p in group["params"])
+        grads = {p: p.grad for p in params if p.grad is not None}
+        self._known_grads = {p: (weakref.ref(grad), grad._version) for p, grad in grads.items()}
+
+    def _is_known(self, p: Tensor) -> bool:
+        """Whether a parameter's gradient is the one of the last step, or of ``zero_grad``."""
+        grad, version = self._known_grads.get(p, (lambda: None, 0))
+        return p.grad is not None and p.grad is grad() and p.grad._version == version
 
     # Stepping --------------------------------------------------------------------------
 
@@ -307,10 +404,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         with defer_interrupt(), torch.no_grad():
             record, self._record = self._record, self._new_record()
             self._step(params, record)
-            grads = {p: p.grad for _, p, *_ in params if p.grad is not None}
-            self._stepped_grads = {
-                p: (weakref.ref(grad), grad._version) for p, grad in grads.items()
-            }
+            self._watch.note(named.param for named in params)
+            self._note_grads()
         return loss
 
     def _call(self, closure: Callable[[], Any]) -> Any:
@@ -318,14 +413,6 @@ class PosteriorOptimizer(Optimizer, ABC):
         if self._in_place:
             with torch.enable_grad():
                 return closure()
-        for p, (grad, version) in self._stepped_grads.items():
-            new = p.grad is not None and (p.grad is not grad() or p.grad._version != version)
-            if new and local(p.grad).any():
-                raise RuntimeError(
-                    "gradients were accumulated outside of a sample before step(closure): run all "
-                    "micro-batches inside one sampled_params(), or in the closure (in Lightning: "
-                    "callbacks=[covon_avalanche.integrations.lightning.PosteriorCallback()])"
-                )
         self.discard_samples()
         losses = []
         for _ in range(self.mc_samples):
@@ -351,7 +438,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             p = named.param
             if p.grad is None or not p.requires_grad or not p.numel():
                 continue
-            if p not in record.buffers:
+            late = p in record.without_backward and not self._is_known(p) and local(p.grad).any()
+            if p not in record.buffers or late:
                 raise RuntimeError(
                     f"{named.name!r} has a gradient that was computed outside of sampled_params()"
                 )
@@ -361,6 +449,8 @@ class PosteriorOptimizer(Optimizer, ABC):
                 raise RuntimeError(
                     f"{named.name!r} was cast or moved between its sample and step()"
                 )
+            if record.buffers[p].version != self._watch.version(p):
+                raise RuntimeError(f"{named.name!r} was changed between its sample and step()")
             params.append(named)
         return params
 
@@ -390,6 +480,19 @@ class PosteriorOptimizer(Optimizer, ABC):
         """A parameter's state, begun anew before its first step in a task."""
         state = self.state.get(p, {})
         return state if "step" in state else {**self._start_task(p, group), **state}
+
+    def _check_consolidation(self) -> None:
+        if self._in_place:
+            raise RuntimeError("consolidate() must be called outside of sampled_params()")
+        self._check_unchanged()
+
+    def _finish_task(self) -> None:
+        """After consolidation."""
+        merged = any("prior_precision" in state for state in self.state.values())
+        for group in self.param_groups:
+            group["consolidated"] = merged
+        self._buffers, self._watch = {}, WeightWatch()
+        self.discard_samples()
 
     # Posterior and prior ---------------------------------------------------------------
 
@@ -483,6 +586,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             **self._first_prior(parameter, groups[0]),
         }
         self._buffers.pop(parameter, None)
+        self._watch.forget(parameter)
         zeros = torch.zeros_like(parameter)
         self.state[parameter] = {
             key: embed(value, fresh.get(key, zeros))
@@ -596,7 +700,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 f"this is another optimizer's state: its groups have no {self.own_setting}"
             )
         # Checkpoints of earlier versions lack newer settings.
-        groups = [{**self.defaults, **group} for group in state_dict["param_groups"]]
+        groups = [{**self.defaults, **group} for group in in_order(state_dict, self.param_groups)]
         before = dict(vars(self))
         with defer_interrupt():
             try:
@@ -606,14 +710,34 @@ class PosteriorOptimizer(Optimizer, ABC):
                 for name, p, group, _ in self._named_params():
                     check_state(name, p, self.state.get(p, {}), self._state_needs(group))
                     align_state_(self.state.get(p, {}), p, name)
+                merged = any("prior_precision" in state for state in self.state.values())
+                if self.state and not merged and any(g["consolidated"] for g in self.param_groups):
+                    raise ValueError(
+                        "the state lacks prior_precision, the merged prior, although a task was "
+                        "consolidated: with torch.distributed.checkpoint, call allocate_state() "
+                        "before get_optimizer_state_dict() and load()"
+                    )
             except BaseException:
                 vars(self).update(before)
                 raise
 
+    def rewind(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state that belongs to earlier weights of this task, but not the groups: their
+        schedules go on, and the noise is new."""
+        self.load_state_dict({**state_dict, "param_groups": self.state_dict()["param_groups"]})
+
     def __getstate__(self) -> dict[str, Any]:
+        if self._in_place:
+            raise RuntimeError(
+                "copy and pickle model and optimizer outside of sampled_params(): inside, the "
+                "parameters are a sample instead of the mean"
+            )
         return {**super().__getstate__(), "_generator": self._generator}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buffers, self._in_place, self._stepped_grads = {}, {}, {}
+        self._buffers, self._in_place, self._watch = {}, {}, WeightWatch()
+        self._known_grads, self._other_grads = {}, {}
+        for group in self.param_groups:
+            group.setdefault("consolidated", False)
         self._record = self._new_record()

@@ -5,6 +5,7 @@ The noise is a pure function of seed, draw and parameter number.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -70,7 +71,8 @@ def fill_normal_(out: Tensor, key: int, number: int) -> Tensor:
     if fill is not None and type(out) is Tensor and is_dense(out) and out.dtype == torch.float32:
         fill(out.data_ptr(), out.numel(), key, number, 0)  # in order of memory
     elif fill is None and out.numel() <= _BLOCK:
-        out.normal_(generator=_generator(out.device).manual_seed(noise_key(key, number)))
+        generator = _generator(out.device, threading.get_ident())
+        out.normal_(generator=generator.manual_seed(noise_key(key, number)))
     else:
         out.copy_(_noise(0, out.numel(), out.numel(), key, number, out).view(out.shape))
     return out
@@ -85,7 +87,8 @@ def _noise(begin: int, size: int, total: int, key: int, number: int, like: Tenso
         whole = torch.empty(skipped + size)
         fill(whole.data_ptr(), whole.numel(), key, number, first)
         return whole[skipped:]
-    generator, seed = _generator(like.device), noise_key(key, number)
+    generator = _generator(like.device, threading.get_ident())
+    seed = noise_key(key, number)
     parts = [like.new_empty(0)]
     for i in range(first, -(-(begin + size) // block)):
         generator.manual_seed(noise_key(seed, i) if i else seed)
@@ -114,7 +117,8 @@ def compiled_fill() -> Callable[[int, int, int, int, int], None] | None:
 
 
 @cache
-def _generator(device: torch.device) -> torch.Generator:
+def _generator(device: torch.device, thread: int) -> torch.Generator:
+    """One for each thread, which seeds it before each use."""
     return torch.Generator(device)
 
 
@@ -180,6 +184,8 @@ class SampleBuffer:
         on_cpu = plain and p.device.type == "cpu" and p.dtype == torch.float32
         self.for_cpu_kernel = on_cpu and is_dense(p)
         """Whether the CPU kernel, which works on addresses, can handle the parameter."""
+        self.version = 0
+        """Of the parameter, see :class:`WeightWatch`, when the sample was drawn."""
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether a tensor has the layout that the parameter had."""
@@ -208,6 +214,54 @@ def bump_versions(parameters: Iterable[Tensor]) -> None:
     torch.autograd.graph.increment_version(list(parameters))
 
 
+class WeightWatch:
+    """Notices changes of parameters by anyone but their optimizer, in the versions that torch
+    counts. Assignments to ``p.data`` have none."""
+
+    def __init__(self) -> None:
+        self._own: dict[Tensor, int] = {}  # changes by samples, which put back the mean
+        self._versions: dict[Tensor, int] = {}  # after the last step, without those
+        self._entries: dict[Tensor, Tensor] = {}  # after the last step, of a few parameters
+
+    def version(self, p: Tensor) -> int:
+        """Changes of a parameter so far, other than by :meth:`swap_`."""
+        return p._version - self._own.get(p, 0)
+
+    def swap_(self, p: Tensor, buffer: SampleBuffer) -> None:
+        """Exchange the contents of buffer and parameter, see :meth:`SampleBuffer.swap_`."""
+        version = self.version(p)
+        buffer.swap_(p)
+        bump_versions([p])
+        self._own[p] = p._version - version
+
+    @torch.no_grad()
+    def note(self, params: Iterable[Tensor]) -> None:
+        """Remember parameters after a step."""
+        params = list(params)
+        self._versions.update((p, self.version(p)) for p in params)
+        self._entries = {p: _first_entries(p).clone() for p in params[-4:]}
+
+    def forget(self, p: Tensor) -> None:
+        """Take the present values of a parameter for those after a step."""
+        self._versions.pop(p, None)
+
+    @torch.no_grad()
+    def changed(self, params: Iterable[Tensor]) -> list[Tensor]:
+        """Those that others have changed since the last step. Values that were put back, as after
+        an evaluation with averaged weights, count as unchanged."""
+        versions = self._versions
+        found = [p for p in params if self.version(p) != versions.get(p, self.version(p))]
+        compared = [p for p in found if p in self._entries]
+        if compared and all(torch.equal(_first_entries(p), self._entries[p]) for p in compared):
+            return []
+        return found
+
+
+def _first_entries(p: Tensor) -> Tensor:
+    entries: Tensor = local(p).detach().flatten()[:16]
+    return entries
+
+
 # Gradients -------------------------------------------------------------------------------
 
 
@@ -217,7 +271,8 @@ class SampleAccumulator:
     With one sample, theta stays in its buffer and the gradient in ``p.grad``, so that whatever
     changes it before the step (unscaling, clipping) counts. With several, the sums of gradients
     and statistics are kept here and the average gradient is put into ``p.grad`` after the
-    last one; a later change of its scale is applied to the statistic, too.
+    last one; what is done to it later (unscaling, clipping of its norm or of each entry) is done to
+    the statistic, too, entry by entry.
 
     :param mc_samples: samples per step.
     :param squared: whether the statistic of a sample is ``gradient²`` instead of
@@ -229,9 +284,11 @@ class SampleAccumulator:
         self.count = 0
         self.buffers: dict[Tensor, SampleBuffer] = {}
         """Of the last sample, of each parameter that had a gradient in one of the samples."""
+        self.without_backward: set[Tensor] = set()
+        """Those of them whose gradient is older than the sample."""
         self._grad: dict[Tensor, Tensor] = {}  # several: the sum, afterwards what p.grad is
         self._statistic: dict[Tensor, Tensor] = {}  # several: the sum, afterwards the average
-        self._norm: dict[Tensor, Tensor] = {}  # of the average gradient when it was handed out
+        self._average: dict[Tensor, Tensor] = {}  # several: the average gradient as handed out
 
     @property
     def complete(self) -> bool:
@@ -264,7 +321,7 @@ class SampleAccumulator:
             for p, grad in self._grad.items():
                 p.grad = grad.div_(self.mc_samples)
                 self._statistic[p].div_(self.mc_samples)
-                self._norm[p] = torch.linalg.vector_norm(local(grad))
+                self._average[p] = grad.clone()
 
     def _statistic_of(self, p: Tensor, theta: Tensor, grad: Tensor) -> Tensor:
         return grad.square() if self.squared else (theta - p).mul_(grad)
@@ -280,7 +337,13 @@ class SampleAccumulator:
         assert p.grad is not None
         if self.mc_samples == 1:
             return self._statistic_of(p, self.buffers[p].content, p.grad)
-        norm = self._norm[p]
-        scale = torch.linalg.vector_norm(local(p.grad)) / norm
-        scale = torch.where(norm > 0, scale, torch.ones_like(scale))
-        return self._statistic[p] * (scale.square() if self.squared else scale)
+        grad, average, statistic = (
+            local(p.grad),
+            local(self._average[p]),
+            self._statistic[p].clone(),
+        )
+        norm = torch.linalg.vector_norm(average)
+        whole = torch.where(norm > 0, torch.linalg.vector_norm(grad) / norm, 1.0)
+        scale = torch.where(average != 0, grad / average, whole)
+        local(statistic).mul_(scale.square() if self.squared else scale)
+        return statistic

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
-from avalanche.training.plugins import SupervisedPlugin
+from avalanche.training.plugins import EarlyStoppingPlugin, SupervisedPlugin
 from avalanche.training.templates.update_type import SGDUpdate
 from torch import Tensor
 
@@ -73,6 +74,7 @@ class PosteriorPlugin(SupervisedPlugin):
         self.eval_temperature = eval_temperature
         self._saved: dict[str, dict[str, Any]] = {}
         self._sample: AbstractContextManager[None] | None = None
+        self._best: tuple[Any, Any] = None, None  # weights of early stopping, and their state
 
     # Training --------------------------------------------------------------------------
 
@@ -136,6 +138,10 @@ class PosteriorPlugin(SupervisedPlugin):
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, unless that of the step is in place already."""
         if self._sample is None:
+            for plugin in strategy.plugins:
+                best = getattr(plugin, "best_state", None)
+                if isinstance(plugin, EarlyStoppingPlugin) and best is not self._best[0]:
+                    self._best = best, best and copy.deepcopy(strategy.optimizer.state_dict())
             self._open_sample(strategy, train=True)
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
@@ -153,7 +159,11 @@ class PosteriorPlugin(SupervisedPlugin):
             self._close_sample()
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Consolidate at the end of a task."""
+        """Consolidate at the end of a task, with the state of the weights that Avalanche's early
+        stopping has restored."""
+        (_, saved), self._best = self._best, (None, None)
+        if saved and strategy.optimizer.changed_weights():
+            strategy.optimizer.rewind(saved)
         if self.consolidate_every is None:
             self._consolidate(strategy)
 

@@ -1,5 +1,6 @@
 """Our strategies beside Avalanche's own replay, LwF, schedulers, early stopping, checkpoints."""
 
+import copy
 import io
 
 import pytest
@@ -69,7 +70,7 @@ def test_with_another_method_beside(kind, companion):
 def test_with_early_stopping(kind):
     """It stops, and the best weights it restores are what is consolidated from."""
     benchmark = toy_benchmark(2)
-    early = EarlyStoppingPlugin(patience=1, val_stream_name="test_stream", margin=0.5)
+    early = EarlyStoppingPlugin(patience=1, val_stream_name="test_stream", margin=0.01)
     evaluator = EvaluationPlugin(accuracy_metrics(stream=True))
     options = dict(train_epochs=10, plugins=[early], evaluator=evaluator, eval_every=1)
     strategy = make_strategy(kind, toy_model(), **options)
@@ -77,6 +78,28 @@ def test_with_early_stopping(kind):
         strategy.train(experience, eval_streams=[benchmark.test_stream])
         assert strategy.clock.train_exp_epochs < 10
         assert settled(kind, strategy)
+
+
+class BestAfterOneEpoch(EarlyStoppingPlugin):
+    """Early stopping whose metric is best after the first epoch."""
+
+    def _update_best(self, strategy):
+        if self._get_strategy_counter(strategy) == 1:
+            self.best_step, self.best_state = 1, copy.deepcopy(strategy.model.state_dict())
+        return 0.0
+
+
+@pytest.mark.parametrize("kind", ["covon", "vcl"])
+def test_early_stopping_restores_the_posterior_of_the_best_weights(kind):
+    found = []
+    for plugins, epochs in (([], 1), ([BestAfterOneEpoch(2, "test_stream")], 10)):
+        strategy = make_strategy(kind, toy_model(), train_epochs=epochs, plugins=plugins)
+        torch.manual_seed(0)
+        strategy.train(toy_benchmark(2).train_stream[0])
+        found.append(strategy.optimizer.posterior(strategy.model.named_parameters()))
+    assert strategy.clock.train_exp_epochs == 3
+    assert same(dict(found[0].mean), dict(found[1].mean))
+    assert same(dict(found[0].precision), dict(found[1].precision))
 
 
 @each
