@@ -102,7 +102,8 @@ class PosteriorCallback(TrainerCallback):
         optimizer.discard_samples()
         self._hooks.close()
         file = Path(state.best_model_checkpoint or "") / "optimizer.pt"
-        if args.load_best_model_at_end and optimizer.changed_weights() and file.is_file():
+        saved = args.load_best_model_at_end and not args.save_only_model and file.is_file()
+        if saved and optimizer.changed_weights():
             optimizer.rewind(torch.load(file, map_location="cpu", weights_only=True))
         if self.consolidate:
             optimizer.consolidate()

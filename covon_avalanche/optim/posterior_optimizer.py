@@ -107,6 +107,17 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     - Exactly ``mc_samples`` samples belong to a step. Micro-batches of one sample go
       inside one ``sampled_params()``, where their gradients add up.
+    - Forward pass *and* backward pass belong inside. Gradients of other points raise an error where
+      they can be noticed: a backward pass that was not cleared, or gradient checkpointing whose
+      backward pass is outside. A backward pass outside of its sample is torch's "modified by an
+      inplace operation". Of a single linear layer, a forward pass outside is not noticed, nor is
+      one more backward pass between the sample and ``step()``.
+    - Inside, the parameters *are* the sample: ``copy.deepcopy(model)``, ``model.state_dict()`` or
+      an update of an average (EMA, SWA) belong outside, and so do ``load_state_dict``, clipping of
+      weights and other optimizers' steps, which raise an error at the end of the sample.
+    - The precision belongs to the weights of the last step. If ``load_state_dict``, SWA, EMA or
+      another optimizer has replaced them within a task, the next sample and ``consolidate()`` raise
+      an error, unless the optimizer's state was loaded, too. Changes of ``p.data`` are not noticed.
     - Gradients stay in ``p.grad`` until ``step()``: clipping and unscaling work as with Adam.
     - Frozen parameters are not perturbed; parameters without a gradient are not updated, and if
       they receive none during a whole task, their posterior stays unchanged.

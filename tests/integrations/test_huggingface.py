@@ -136,6 +136,29 @@ def test_a_resumed_training_equals_one_that_nobody_stopped(tmp_path):
     assert same(weights(again), weights(whole))
 
 
+@pytest.mark.parametrize("make", [make_covon, make_vcl])
+def test_the_best_weights_are_merged_with_their_own_precision(make, tmp_path):
+    """The highest loss, which is that of the first epoch, counts as best here."""
+    found = []
+    best = dict(load_best_model_at_end=True, greater_is_better=True, eval_strategy="epoch")
+    for epochs, options in ((1, {}), (3, {**best, "save_strategy": "epoch"})):
+        model = Model()
+        optimizer = make(model.named_parameters(), seed=3)
+        run = trainer(model, optimizer, tmp_path, epochs=epochs, **options)
+        run.train()
+        found.append(optimizer.posterior())
+    assert run.state.best_model_checkpoint.endswith("checkpoint-6")
+    assert same(dict(found[0].mean), dict(found[1].mean))
+    assert same(dict(found[0].precision), dict(found[1].precision))
+    model = Model()
+    run = trainer(
+        model, make(model.named_parameters()), tmp_path, **best, save_strategy="epoch",
+        save_only_model=True,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="was replaced since the last step of this task"):
+        run.train()
+
+
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         return iter(ROWS)
