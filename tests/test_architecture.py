@@ -66,6 +66,30 @@ def test_packages_import_downwards_only():
     assert not problems, "\n".join(problems)
 
 
+#: Functions that make a tensor by torch's default device, and those that also use its dtype.
+BY_DEVICE = "arange as_tensor asarray randint randperm".split()
+BY_DTYPE = (
+    "empty eye full linspace logspace normal ones rand randn scalar_tensor tensor zeros".split()
+)
+
+
+def test_every_allocation_names_dtype_and_device():
+    """Otherwise they depend on torch's global defaults."""
+    problems = []
+    for file in FILES:
+        for node in ast.walk(syntax_tree(file)):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            module, _, function = called.rpartition(".")
+            if module != "torch" or function not in BY_DEVICE + BY_DTYPE:
+                continue
+            given = {keyword.arg for keyword in node.keywords}  # None: **options
+            missing = {"device", *(["dtype"] if function in BY_DTYPE else [])} - given
+            if missing and None not in given:
+                names = " and ".join(sorted(missing))
+                problems.append(f"{file.relative_to(PACKAGE)}:{node.lineno} names no {names}")
+    assert not problems, "\n".join(problems)
+
+
 def test_public_modules_classes_and_functions_have_docstrings():
     problems = []
     for file in FILES:

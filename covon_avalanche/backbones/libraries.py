@@ -70,10 +70,11 @@ def _replace_head(model: nn.Module, name: str, num_classes: int) -> None:
     if len(old.weight) == num_classes:
         return
     new: nn.Module
+    like: Any = dict(dtype=old.weight.dtype, device=old.weight.device)
     if isinstance(old, nn.Linear):
-        new = nn.Linear(old.in_features, num_classes, bias=old.bias is not None)
+        new = nn.Linear(old.in_features, num_classes, old.bias is not None, **like)
     else:  # the convolution of SqueezeNet
-        new = nn.Conv2d(old.in_channels, num_classes, old.kernel_size)
+        new = nn.Conv2d(old.in_channels, num_classes, old.kernel_size, **like)
         nn.init.normal_(new.weight, std=0.01)
         nn.init.zeros_(new.bias)  # type: ignore[arg-type]
     parent, _, key = name.rpartition(".")
@@ -118,7 +119,8 @@ class ImageTower(nn.Module):
     ) -> None:
         super().__init__()
         self.visual, self.text = visual, text
-        self.head = nn.Linear(features, num_classes)
+        p = next(visual.parameters())
+        self.head = nn.Linear(features, num_classes, dtype=p.dtype, device=p.device)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images, of shape (batch, classes)."""

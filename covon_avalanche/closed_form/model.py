@@ -59,7 +59,7 @@ class ClosedFormModel(nn.Module):
     ) -> None:
         super().__init__()
         self.features, self.head, self.flip = features, head, flip
-        self.register_buffer("domains", torch.zeros((), dtype=torch.long))
+        self.register_buffer("domains", torch.zeros((), dtype=torch.long, device="cpu"))
         self._adapted = list(adapted)
 
     def begin_domain(self) -> bool:

@@ -23,7 +23,8 @@ class NearestClassMean(ClosedFormHead):
     def __init__(self, width: int, num_classes: int) -> None:
         super().__init__()
         self.num_classes = num_classes
-        self.register_buffer("sums", torch.zeros(num_classes, width, dtype=torch.float64))
+        sums = torch.zeros(num_classes, width, dtype=torch.float64, device="cpu")
+        self.register_buffer("sums", sums)
         self.sums: Tensor
         self._domain: Tensor  # sums of the current domain
 

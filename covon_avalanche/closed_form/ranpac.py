@@ -75,27 +75,30 @@ class RidgeClassifier(ClosedFormHead):
         self.num_classes, self.select, self.ridges = num_classes, select, sorted(ridges)
         self.standardize = standardize
         generator = torch.Generator().manual_seed(seed)
-        random = None if projection is None else torch.randn(width, projection, generator=generator)
-        self.register_buffer("random", random)
         entries = (projection or width) + standardize  # of the intercept, the constant 1
         try:
-            gram = torch.zeros(entries, entries, dtype=torch.float64)
+            gram = torch.zeros(entries, entries, dtype=torch.float64, device="cpu")
         except RuntimeError as error:
             raise ValueError(
                 f"the Gram matrix of {entries} features needs {8 * entries**2 / 2**30:.0f} GiB: "
                 "choose a smaller projection"
             ) from error
+        random = None
+        if projection is not None:
+            random = gram.new_empty(width, projection, dtype=torch.float32)
+            random.normal_(generator=generator)
+        self.register_buffer("random", random)
         self.register_buffer("gram", gram)
-        self.register_buffer("targets", torch.zeros(entries, num_classes, dtype=torch.float64))
-        self.register_buffer("weight", torch.zeros(entries, num_classes))
-        sums = torch.zeros(len(self.ridges), dtype=torch.float64) if ridge_from == "all" else None
+        self.register_buffer("targets", gram.new_zeros(entries, num_classes))
+        self.register_buffer("weight", gram.new_zeros(entries, num_classes, dtype=torch.float32))
+        sums = gram.new_zeros(len(self.ridges)) if ridge_from == "all" else None
         self.register_buffer("scores", sums)
         self.random: Tensor | None
         self.gram: Tensor
         self.targets: Tensor
         self.weight: Tensor
         self.scores: Tensor | None  # of the ridges, over all domains
-        self.register_buffer("ridge", torch.tensor(self.ridges[-1], dtype=torch.float64))
+        self.register_buffer("ridge", gram.new_tensor(self.ridges[-1]))
         self.ridge: Tensor
         """The ridge of the last domain, a scalar."""
         self._domain: tuple[Tensor, Tensor]  # G and Q of the current domain

@@ -93,10 +93,11 @@ class TensorLoader:
         """
 
         def draw_seed() -> int:
-            return int(torch.empty((), dtype=torch.int64).random_().item())
+            return int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
 
         n = len(self.dataset)
-        base_seed, order = draw_seed(), torch.arange(n)
+        base_seed, order = draw_seed(), torch.arange(n, device="cpu")
         if self.shuffle:
-            order = torch.randperm(n, generator=torch.Generator().manual_seed(draw_seed()))
+            generator = torch.Generator().manual_seed(draw_seed())
+            order = torch.randperm(n, generator=generator, device="cpu")
         return base_seed, order.split(self.batch_size)[: len(self)]

@@ -38,7 +38,8 @@ def rows_of(dataset: AvalancheDataset) -> Rows | None:
     if appended:
         (label,) = tasks.uniques
         rows = partial(_with_task, rows, label)
-    indices = torch.linspace(0, len(dataset) - 1, min(_N_COMPARED, len(dataset))).long()
+    n = min(_N_COMPARED, len(dataset))
+    indices = torch.arange(n, device="cpu") * (len(dataset) - 1) // max(1, n - 1)
     expected = default_collate([dataset[i] for i in indices.tolist()])
     return rows if _equal(rows(indices), expected) else None
 
@@ -61,11 +62,12 @@ def _unwrapped(data: Any, group: str) -> Rows | None:
             return None
         rows = known[0]
         if len(known) > 1:
-            ends = torch.tensor([len(part) for part in data._datasets]).cumsum(0)
+            sizes = np.array([len(part) for part in data._datasets])
+            ends = torch.from_numpy(sizes.cumsum())
             rows = partial(_concatenation, known, ends)
         if data._indices is None:
             return rows
-        return partial(_subset, rows, torch.as_tensor(np.array(list(data._indices))))
+        return partial(_subset, rows, torch.from_numpy(np.array(list(data._indices))))
     if isinstance(data, TensorDataset) and type(data).__getitem__ in _TENSOR_GETITEMS:
         return partial(_columns, data.tensors)
     return data.tensor_batch if _has_current_tensor_batch(data) else None

@@ -47,8 +47,8 @@ class CalibrationSums:
         self.count = 0
         self._nll = self._brier = 0.0
         # By bin of confidence: images, sum of confidences, correct predictions.
-        self._bins = torch.zeros(bins, 3, dtype=torch.float64)
-        self._classes = torch.zeros(0, 2, dtype=torch.int64)  # images, correct predictions
+        self._bins = torch.zeros(bins, 3, dtype=torch.float64, device="cpu")
+        self._classes = torch.zeros(0, 2, dtype=torch.int64, device="cpu")  # images, hits
 
     @property
     def accuracy(self) -> float:
@@ -80,7 +80,7 @@ class CalibrationSums:
 
     def gather(self) -> None:
         """Add up the images of all processes of a distributed run."""
-        own = torch.tensor([self.count, self._nll, self._brier], dtype=torch.float64)
+        own = self._bins.new_tensor([self.count, self._nll, self._brier])
         own = torch.cat([own, self._bins.flatten(), self._classes.flatten()])
         device = "cpu" if dist.get_backend() == "gloo" else "cuda"
         whole = own.to(device)

@@ -255,5 +255,5 @@ def _build(folder: Path, info: BundleInfo) -> nn.Module:
         return build_network(info.model, len(info.class_names), info.input_shape)
     names = info.class_names if strategy.needs_text else None
     network = build_network(info.model, len(info.class_names), info.input_shape, None, names)
-    example = torch.zeros(1, *info.input_shape)
+    example = next(network.parameters()).new_zeros(1, *info.input_shape)
     return strategy.wrap_model(network, len(info.class_names), info.num_domains, example)

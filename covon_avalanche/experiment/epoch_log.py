@@ -42,8 +42,8 @@ class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[cal
         self._begin()
 
     def _begin(self) -> None:
-        self._loss = torch.zeros(())
-        self._hits = torch.zeros((), dtype=torch.int64)
+        self._loss = torch.zeros((), dtype=torch.float32, device="cpu")
+        self._hits = torch.zeros((), dtype=torch.int64, device="cpu")
         self._images = 0
 
     def before_training(self, strategy: Any, **kwargs: Any) -> None:

@@ -91,9 +91,10 @@ def align_classifier(
     schedule = CosineAnnealingLR(optimizer, epochs)
     with torch.enable_grad():
         for _ in range(epochs):
-            order = torch.randperm(len(labels) * samples) % len(labels)
+            order = torch.randperm(len(labels) * samples, device="cpu") % len(labels)
             for chosen in order.split(_MB_SIZE):
-                x, noise = means[chosen], torch.randn(len(chosen), means.shape[1])
+                x = means[chosen]
+                noise = torch.randn_like(x)
                 for t in domain[chosen].unique().tolist():
                     rows = domain[chosen] == t
                     x[rows] += noise[rows] @ roots[t]

@@ -22,15 +22,17 @@ class CosineHead(nn.Module):
     :param width: of the features.
     :param num_classes: classes of each domain.
     :param num_domains: number of domains.
+    :param like: gives dtype and device.
     """
 
-    def __init__(self, width: int, num_classes: int, num_domains: int) -> None:
+    def __init__(self, width: int, num_classes: int, num_domains: int, like: Tensor) -> None:
         super().__init__()
+        bound = width**-0.5
         self.blocks = nn.ParameterList(
-            nn.Parameter(torch.empty(num_classes, width).uniform_(-(width**-0.5), width**-0.5))
+            nn.Parameter(like.new_empty(num_classes, width).uniform_(-bound, bound))
             for _ in range(num_domains)
         )
-        self.scale = nn.Parameter(torch.ones(()))
+        self.scale = nn.Parameter(like.new_ones(()))
 
     def forward(self, features: Tensor, domain: int) -> Tensor:
         """Logits of shape (batch, classes) by a domain's weights."""
@@ -77,13 +79,15 @@ class DUCT(nn.Module):
         check_whole("num_domains", num_domains)
         check_positive("alpha", alpha)
         self.alpha, self.num_classes, self.num_domains = alpha, num_classes, num_domains
-        features = classifier(network).weight.shape[1]
+        weight = classifier(network).weight
+        features = weight.shape[1]
         self.backbone = _without_last_layer(network)
-        self.head = CosineHead(features, num_classes, num_domains)
-        self.register_buffer("domains", torch.zeros((), dtype=torch.int64))
+        self.head = CosineHead(features, num_classes, num_domains, weight)
+        self.register_buffer("domains", torch.zeros((), dtype=torch.int64, device=weight.device))
         self.register_buffer("pretrained", _flat(_state(self.backbone)))
         self.register_buffer("change", torch.zeros_like(_flat(list(self.backbone.parameters()))))
-        means = torch.full((num_domains, num_classes, features), torch.nan) if keep_means else None
+        shape = num_domains, num_classes, features
+        means = weight.new_full(shape, torch.nan, requires_grad=False) if keep_means else None
         self.register_buffer("class_means", means)
         self.in_domain = False
         """Whether a training loop has begun the current domain and not finished it."""
@@ -156,7 +160,7 @@ class DUCT(nn.Module):
         optimizer = torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=5e-4)
         with torch.enable_grad():
             for _ in range(epochs):
-                for rows in torch.randperm(len(labels)).to(labels.device).split(mb_size):
+                for rows in torch.randperm(len(labels), device="cpu").split(mb_size):
                     optimizer.zero_grad()
                     logits = self.head(features[rows], domain)
                     F.cross_entropy(logits, labels[rows]).backward()
@@ -215,7 +219,8 @@ def _state(backbone: nn.Module) -> list[Tensor]:
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([t.detach().flatten() for t in tensors]) if tensors else torch.zeros(0)
+    parts = [t.detach().flatten() for t in tensors]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float32, device="cpu")
 
 
 def _fill(tensors: Sequence[Tensor], values: Tensor) -> None:

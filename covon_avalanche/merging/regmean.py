@@ -118,7 +118,10 @@ class RegMean(MergeRule):
             """Evenly spaced examples of each batch, at least one."""
             nonlocal given, kept
             for batch in task.batches():
-                rows = torch.arange(0, len(batch[0]), 1 / self.share).long()
+                steps = torch.arange(
+                    0, len(batch[0]), 1 / self.share, dtype=torch.float32, device="cpu"
+                )
+                rows = steps.long()
                 given, kept = given + len(batch[0]), kept + len(rows)
                 yield [column[rows] for column in batch] if self.share < 1 else batch
 

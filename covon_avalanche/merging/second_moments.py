@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from covon_avalanche.merging.layers import layer_names, own_parameters
+from covon_avalanche.merging.linalg import identity
 from covon_avalanche.merging.moment_sums import (
     add_patches,
     add_rows,
@@ -124,10 +125,10 @@ def _attention_inputs(
     bare = copy.copy(layer)
     bare._forward_pre_hooks = OrderedDict()
     weight = layer.out_proj.weight
-    identity = {"out_proj.weight": torch.eye(len(weight)).to(weight)}
+    neutral = {"out_proj.weight": identity(len(weight), weight)}
     if layer.out_proj.bias is not None:
-        identity["out_proj.bias"] = torch.zeros_like(layer.out_proj.bias)
-    return inputs, functional_call(bare, identity, args, kwargs)[0]
+        neutral["out_proj.bias"] = torch.zeros_like(layer.out_proj.bias)
+    return inputs, functional_call(bare, neutral, args, kwargs)[0]
 
 
 def _finished(total: Tensor, layer: nn.Module, reduction: Reduction) -> Tensor:

@@ -130,7 +130,7 @@ def step_squares(
     settings = ess, 1 - beta2, batch_size, retraction, prior0
     _run(_step_squares, table, sums, hess_approx == "gradsq", *map(f32, settings))
     parts = np.split(sums, np.cumsum(tiles_of)[:-1])
-    return list(torch.tensor([part.sum() for part in parts], dtype=torch.float64).unbind())
+    return list(torch.from_numpy(np.array([part.sum() for part in parts])).unbind())
 
 
 def _numbers(scalars: list[Tensor]) -> np.ndarray:

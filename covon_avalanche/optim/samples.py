@@ -84,7 +84,7 @@ def _noise(begin: int, size: int, total: int, key: int, number: int, like: Tenso
     block = _BLOCK if fill is None else 1024  # cpu_kernel.GROUP
     first, skipped = divmod(begin, block)
     if fill is not None:
-        whole = torch.empty(skipped + size)
+        whole = torch.empty(skipped + size, dtype=torch.float32, device="cpu")
         fill(whole.data_ptr(), whole.numel(), key, number, first)
         return whole[skipped:]
     generator = _generator(like.device, threading.get_ident())

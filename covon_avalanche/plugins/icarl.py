@@ -142,4 +142,4 @@ def herd(features: Tensor, count: int) -> Tensor:
         distances[chosen] = torch.inf
         chosen.append(int(distances.argmin()))
         total = total + features[chosen[-1]]
-    return torch.tensor(chosen)
+    return torch.tensor(chosen, dtype=torch.int64, device="cpu")

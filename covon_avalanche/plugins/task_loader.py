@@ -52,9 +52,10 @@ def dataset_loader(
         incomplete (unless it is the only one); by default in the dataset's order.
     """
     multi_task = isinstance(strategy.model, MultiTaskModule)
-    order = torch.arange(len(data))
+    order = torch.arange(len(data), device="cpu")
     if shuffled:
-        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(data), generator=generator, device="cpu")
         order = order[: max(len(data) // mb_size * mb_size, mb_size)]
     rows, collate = rows_of(data), getattr(data, "collate_fn", None)
     batches: Iterable[Sequence[Tensor]] = (

@@ -98,7 +98,7 @@ class TDVCLPlugin(VCLPlugin, supports_distributed=True):  # type: ignore[call-ar
         """Add the loss on stored examples of past tasks, at the current weight sample."""
         weights = self.weights()
         for i, (examples, x, y, task) in enumerate(reversed(self._memory), start=1):
-            rows = torch.randint(len(y), (min(self.replay_mb_size, len(y)),))
+            rows = torch.randint(len(y), (min(self.replay_mb_size, len(y)),), device="cpu")
             x, y, task = (part[rows].to(strategy.device) for part in (x, y, task))
             loss = strategy._criterion(avalanche_forward(strategy.model, x, task), y)
             strategy.loss += sum(weights[i:]) * examples / self._examples * loss
@@ -118,8 +118,8 @@ def _shapes(q: DiagGaussian) -> dict[str, torch.Size]:
 
 def _some(data: Any, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Random examples: inputs, targets, task labels."""
-    rows = [data[i] for i in torch.randperm(len(data))[:n].tolist()]
-    x = torch.stack([torch.as_tensor(row[0]) for row in rows])
-    y = torch.tensor([int(row[1]) for row in rows])
-    task = torch.tensor([int(row[-1]) for row in rows])
+    rows = [data[i] for i in torch.randperm(len(data), device="cpu")[:n].tolist()]
+    x = torch.stack([torch.as_tensor(row[0], device="cpu") for row in rows])
+    y = torch.tensor([int(row[1]) for row in rows], dtype=torch.int64, device="cpu")
+    task = torch.tensor([int(row[-1]) for row in rows], dtype=torch.int64, device="cpu")
     return x, y, task

@@ -206,7 +206,7 @@ def _add_layer(
         product = torch.einsum("ngpo,ngpi->goi", g.square(), a.square())
         weight += product.reshape(weight.shape)
         return
-    for rows in torch.arange(len(a)).split(max(1, _CHUNK // weight.numel())):
+    for rows in torch.arange(len(a), device="cpu").split(max(1, _CHUNK // weight.numel())):
         product = torch.einsum("ngpo,ngpi->ngoi", g[rows], a[rows])
         weight += product.square().sum(0).reshape(weight.shape)
 
@@ -232,7 +232,7 @@ def _add_by_func(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterio
         grad(loss), in_dims=(None, 0, 0, *(0 for _ in more)), randomness="different"
     )
     entries = sum(p.numel() for p in trained.values())
-    for rows in torch.arange(len(y)).split(max(1, _CHUNK // max(1, entries))):
+    for rows in torch.arange(len(y), device="cpu").split(max(1, _CHUNK // max(1, entries))):
         with torch.autocast(x.device.type, enabled=False):  # vmap's layer norm cannot mix dtypes
             gradients = example_gradients(trained, x[rows], y[rows], *(m[rows] for m in more))
         for name, value in gradients.items():

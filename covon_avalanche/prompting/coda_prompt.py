@@ -61,13 +61,16 @@ class CODAPrompt(PromptModel):
             )
         self.layers = self.vit.existing_layers(layers)
 
-        def vectors(*shape: int) -> nn.ParameterList:
-            shape = (len(self.layers), own, *shape)
-            return nn.ParameterList(torch.randn(shape) for _ in range(num_domains))
+        like, single = self.head.weight, torch.float32  # as queries
 
-        self.components = vectors(length, width)
-        self.keys = vectors(feature_width)
-        self.attention = vectors(feature_width)
+        def vectors(*shape: int, dtype: torch.dtype) -> nn.ParameterList:
+            shape = (len(self.layers), own, *shape)
+            made = (like.new_empty(shape, dtype=dtype).normal_() for _ in range(num_domains))
+            return nn.ParameterList(made)
+
+        self.components = vectors(length, width, dtype=like.dtype)
+        self.keys = vectors(feature_width, dtype=single)
+        self.attention = vectors(feature_width, dtype=single)
 
     @torch.no_grad()
     def begin_domain(self) -> None:

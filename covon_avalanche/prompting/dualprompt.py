@@ -60,11 +60,15 @@ class DualPrompt(PromptModel):
         self.key_weight = key_weight
         general, experts = len(self.general_layers), len(self.expert_layers)
         width, feature_width = self.vit.width, self.vit.feature_width
-        self.general = nn.Parameter(torch.rand(general, general_length, width))
+        like = self.head.weight
+        self.general = nn.Parameter(like.new_empty(general, general_length, width).uniform_())
         self.experts = nn.ParameterList(
-            torch.rand(experts, expert_length, width) for _ in range(num_domains)
+            like.new_empty(experts, expert_length, width).uniform_() for _ in range(num_domains)
         )
-        self.keys = nn.ParameterList(torch.rand(experts, feature_width) for _ in range(num_domains))
+        self.keys = nn.ParameterList(
+            like.new_empty(experts, feature_width, dtype=torch.float32).uniform_()  # as queries
+            for _ in range(num_domains)
+        )
 
     def _similarities(self, x: Tensor, keys: Tensor) -> Tensor:
         """Cosines of shape (batch, domains, layers) with keys of (domains, layers, width)."""

@@ -70,7 +70,7 @@ class PINA(DomainPrompts):
         self.adapters = nn.ModuleList(
             nn.ModuleList(LinearAdapter(width, bottleneck, adapter_init) for _ in range(number))
             for _ in range(num_domains - 1)
-        )
+        ).to(self.head.weight)
         """Of each domain but the first."""
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:

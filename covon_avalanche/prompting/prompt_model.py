@@ -42,7 +42,7 @@ class PromptModel(nn.Module):
         """Shared by all domains, unless a method replaces it."""
         self.vit = vit
         self.num_classes, self.num_domains = self.head.out_features, num_domains
-        self.register_buffer("domains", torch.zeros((), dtype=torch.long))
+        self.register_buffer("domains", self.head.weight.new_zeros((), dtype=torch.long))
         self.in_domain = False
         """Whether a training loop has begun the current domain and not ended it."""
         self.auxiliary_loss: Tensor | float = 0.0

@@ -96,7 +96,8 @@ class PromptedViT(nn.Module):
     def _query_key(self, x: Tensor) -> tuple[Any, ...]:
         """A 64-bit hash of each image, and what else features depend on."""
         bits = x.float().flatten(1).contiguous().view(torch.int32).long()
-        factors = torch.randint(2**62, bits.shape[1:], generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        factors = torch.randint(2**62, bits.shape[1:], generator=generator, device="cpu")
         p = next(self.network.parameters())
         changes = sum(p._version for p in self.network.parameters())
         device = x.device.type

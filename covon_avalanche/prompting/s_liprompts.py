@@ -52,9 +52,10 @@ class SLiPrompts(DomainPrompts):
             )
         check_whole("context", context)
         super().__init__(network, num_domains, prompts=prompts, centres=centres)
+        like = self.head.weight
         del self.head
         self.contexts = nn.ParameterList(
-            torch.empty(context, text.width).normal_(std=0.02) for _ in range(num_domains)
+            like.new_empty(context, text.width).normal_(std=0.02) for _ in range(num_domains)
         )
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from covon_avalanche.checks import check_whole
 
+_SINGLE: Any = dict(dtype=torch.float32, device="cpu")
 _COMPONENTS = 2  # Gaussians per domain; fewer for a domain with fewer images
 
 
@@ -48,7 +50,9 @@ class NearestCentre(DomainSelector):
         super().__init__()
         check_whole("centres", centres)
         # A domain that has not been learned is infinitely far away.
-        self.register_buffer("centres", torch.full((num_domains, centres, width), torch.inf))
+        self.register_buffer(
+            "centres", torch.full((num_domains, centres, width), torch.inf, **_SINGLE)
+        )
 
     def fit(self, domain: int, features: Tensor) -> None:
         """Store the centres of a domain."""
@@ -112,14 +116,15 @@ class MixtureSelector(DomainSelector):
         self.epochs, self.lr, self.weight_decay = epochs, lr, weight_decay
         self.batch_size = batch_size
         bound = 1 / math.sqrt(width)
-        self.register_buffer("weight", torch.empty(num_domains, width).uniform_(-bound, bound))
+        weight = torch.empty(num_domains, width, **_SINGLE).uniform_(-bound, bound)
+        self.register_buffer("weight", weight)
         # A domain that has not been learned is never selected.
-        self.register_buffer("bias", torch.full((num_domains,), -torch.inf))
+        self.register_buffer("bias", torch.full((num_domains,), -torch.inf, **_SINGLE))
         shape = num_domains, _COMPONENTS
-        self.register_buffer("log_shares", torch.full(shape, -torch.inf))
-        self.register_buffer("means", torch.zeros(*shape, width))
+        self.register_buffer("log_shares", torch.full(shape, -torch.inf, **_SINGLE))
+        self.register_buffer("means", torch.zeros(*shape, width, **_SINGLE))
         # Lower triangular: a component is N(mean, scale scale^T).
-        self.register_buffer("scales", torch.zeros(*shape, width, width))
+        self.register_buffer("scales", torch.zeros(*shape, width, width, **_SINGLE))
 
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(F.normalize(features.float()), self.weight, self.bias).argmax(1)
@@ -147,8 +152,8 @@ class MixtureSelector(DomainSelector):
     def sample(self, domain: int, n: int) -> Tensor:
         """Features like those of a learned domain, of shape (n, width)."""
         chosen = self.log_shares[domain].exp().multinomial(n, replacement=True)
-        noise = torch.randn(n, self.means.shape[-1], device=self.means.device)
         rows = self.means[domain, chosen]
+        noise = torch.randn_like(rows)
         for component in chosen.unique().tolist():
             own = chosen == component
             rows[own] += noise[own] @ self.scales[domain, component].T

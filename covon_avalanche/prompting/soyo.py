@@ -30,7 +30,8 @@ class SOYO(DomainPrompts):
         adapter_init: AdapterInit = "xavier",
     ) -> None:
         super().__init__(network, num_domains, prompts=prompts)
-        self.selector = MixtureSelector(self.vit.feature_width, num_domains)
+        like = self.head.weight
+        self.selector = MixtureSelector(self.vit.feature_width, num_domains).to(like.device)
         self.heads = self.take_heads()
         self.adapters = nn.ModuleList(
             nn.ModuleList(
@@ -38,7 +39,7 @@ class SOYO(DomainPrompts):
                 for _ in range(self.vit.depth)
             )
             for _ in range(num_domains)
-        )
+        ).to(like)
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
         features = self.vit(x, self.prompts[domain], adapters=self.adapters[domain])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -46,7 +45,7 @@ class CosineClassifier(nn.Linear):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
-        self.scale = nn.Parameter(torch.ones(()))
+        self.scale = nn.Parameter(self.weight.new_ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of shape (batch, classes)."""
@@ -86,12 +85,14 @@ class TunedViT(nn.Module):
         self.adapters, self.prompts = None, None
         if tuning == "adapter":
             made = [AdaptFormer(self.vit.width, bottleneck) for _ in range(self.vit.depth)]
-            self.adapters = nn.ModuleList(made)
+            self.adapters = nn.ModuleList(made).to(head.weight)
         elif tuning == "prompt":
-            self.prompts = nn.Parameter(torch.empty(prompts, self.vit.width))
+            self.prompts = nn.Parameter(head.weight.new_empty(prompts, self.vit.width))
             bound = 1 / math.sqrt(self.vit.width)
             nn.init.uniform_(self.prompts, -bound, bound)
-        self.head = CosineClassifier(head.in_features, head.out_features) if cosine else head
+        if cosine:
+            head = CosineClassifier(head.in_features, head.out_features).to(head.weight)
+        self.head = head
 
     def tuned_parameters(self) -> list[nn.Parameter]:
         """All parameters except the ViT's."""

@@ -262,7 +262,7 @@ def _draw(images: ImageFiles, seed: int, number: Callable[[int], int]) -> list[i
     drawn: list[int] = []
     for label, indices in images.indices_by_class().items():
         generator = torch.Generator().manual_seed((1_000_003 * seed + label) % 2**64)
-        order = torch.randperm(len(indices), generator=generator).tolist()
+        order = torch.randperm(len(indices), generator=generator, device="cpu").tolist()
         drawn += [indices[i] for i in order[: number(len(indices))]]
     return sorted(drawn)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from avalanche.benchmarks import CLScenario
@@ -54,7 +54,7 @@ class PermutedImages(Dataset):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        x, y = self.tensor_batch(torch.tensor([index]))
+        x, y = self.tensor_batch(torch.tensor([index], dtype=torch.int64, device="cpu"))
         return x[0], int(y[0])
 
     def tensor_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,8 +99,8 @@ def PermutedDigits(n_experiences: int = 5, **options: Unpack[PermutedOptions]) -
     from sklearn.model_selection import train_test_split
 
     digits = load_digits()
-    images = torch.as_tensor(digits.images).to(torch.uint8)
-    targets = torch.as_tensor(digits.target, dtype=torch.long)
+    images = torch.from_numpy(digits.images).to(torch.uint8)
+    targets = torch.from_numpy(digits.target).long()
     train, test = train_test_split(
         range(len(images)), test_size=360, random_state=0, stratify=digits.target
     )
@@ -185,13 +185,13 @@ def _benchmark(
             f"validation_size must be a fraction in [0, 1) or a number of images below "
             f"{len(targets)}, got {validation_size}"
         )
-    generator = torch.Generator().manual_seed(seed)
+    options: Any = {"generator": torch.Generator().manual_seed(seed), "device": "cpu"}
     n_pixels = images[0].numel()
-    orders = [torch.arange(n_pixels)]
-    orders += [torch.randperm(n_pixels, generator=generator) for _ in range(distinct - 1)]
-    shuffled = torch.randperm(len(targets), generator=generator)
+    orders = [torch.arange(n_pixels, device="cpu")]
+    orders += [torch.randperm(n_pixels, **options) for _ in range(distinct - 1)]
+    shuffled = torch.randperm(len(targets), **options)
     if permute_first:
-        orders[0] = torch.randperm(n_pixels, generator=generator)
+        orders[0] = torch.randperm(n_pixels, **options)
 
     kept, held_out = shuffled[n_valid:].sort().values, shuffled[:n_valid].sort().values
     streams = {"train": (images[kept], targets[kept]), "test": test}

@@ -34,6 +34,8 @@ _UPRIGHT = {
 
 Transform = Callable[[Any], Any]
 
+_SINGLE: Any = dict(dtype=torch.float32, device="cpu")
+
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -81,12 +83,12 @@ class ImageTransform:
     takes_pixels = True
 
     def __post_init__(self) -> None:
-        mean, std = (torch.tensor(x).view(3, 1, 1) for x in (self.mean, self.std))
+        mean, std = (torch.tensor(x, **_SINGLE).view(3, 1, 1) for x in (self.mean, self.std))
         self._factor, self._shift = 1 / (255 * std), -mean / std
 
     def __call__(self, image: Image.Image | Tensor) -> Tensor:
         part = self.crop(image if isinstance(image, Tensor) else pixels_of(image), self.size)
-        out = torch.empty(3, self.size, self.size)
+        out = torch.empty(3, self.size, self.size, **_SINGLE)
         return out.copy_(part).mul_(self._factor).add_(self._shift)
 
 
@@ -97,7 +99,7 @@ def random_crop(image: Tensor, size: int) -> Tensor:
     )
     part = image[:, top : top + height, left : left + width]
     part = resize(part, [size, size], InterpolationMode.BILINEAR, antialias=True)
-    return part.flip(-1) if torch.rand(1) < 0.5 else part
+    return part.flip(-1) if torch.rand(1, **_SINGLE) < 0.5 else part
 
 
 def central_crop(image: Tensor, size: int) -> Tensor:

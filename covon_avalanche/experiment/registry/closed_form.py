@@ -81,7 +81,7 @@ class Ridge(ClosedForm):
             standardize=bool(self.standardize),
             select=self.select,
             ridge_from=self.ridge_from or "last",
-            seed=int(torch.randint(2**31, ())),  # decided by the run's seed
+            seed=int(torch.randint(2**31, (), device="cpu")),  # decided by the run's seed
         )
 
 
