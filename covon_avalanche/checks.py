@@ -16,7 +16,7 @@ def check_positive(name: str, value: float, *, zero: bool = False) -> None:
     number = isinstance(value, Real | Tensor)  # schedulers may use tensors
     if not (number and (0 < value <= _LARGEST or (zero and value == 0))):
         sign = ">=" if zero else ">"
-        raise ValueError(f"{name} must be {sign} 0 and finite in float32, got {value}")
+        raise ValueError(f"{name} must be {sign} 0 and finite in float32, got {value!r}")
 
 
 def check_fraction(name: str, value: float, *, zero: bool = False) -> None:

@@ -67,10 +67,11 @@ def test_packages_import_downwards_only():
 
 
 #: Functions that make a tensor by torch's default device, and those that also use its dtype.
-BY_DEVICE = "arange as_tensor asarray randint randperm".split()
-BY_DTYPE = (
-    "empty eye full linspace logspace normal ones rand randn scalar_tensor tensor zeros".split()
-)
+BY_DEVICE = ["arange", "as_tensor", "asarray", "randint", "randperm"]
+BY_DTYPE = [
+    *("empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand", "randn"),
+    *("scalar_tensor", "tensor", "zeros"),
+]
 
 
 def test_every_allocation_names_dtype_and_device():

@@ -70,11 +70,10 @@ def _replace_head(model: nn.Module, name: str, num_classes: int) -> None:
     if len(old.weight) == num_classes:
         return
     new: nn.Module
-    like: Any = dict(dtype=old.weight.dtype, device=old.weight.device)
     if isinstance(old, nn.Linear):
-        new = nn.Linear(old.in_features, num_classes, old.bias is not None, **like)
+        new = nn.Linear(old.in_features, num_classes, bias=old.bias is not None).to(old.weight)
     else:  # the convolution of SqueezeNet
-        new = nn.Conv2d(old.in_channels, num_classes, old.kernel_size, **like)
+        new = nn.Conv2d(old.in_channels, num_classes, old.kernel_size).to(old.weight)
         nn.init.normal_(new.weight, std=0.01)
         nn.init.zeros_(new.bias)  # type: ignore[arg-type]
     parent, _, key = name.rpartition(".")
@@ -119,8 +118,7 @@ class ImageTower(nn.Module):
     ) -> None:
         super().__init__()
         self.visual, self.text = visual, text
-        p = next(visual.parameters())
-        self.head = nn.Linear(features, num_classes, dtype=p.dtype, device=p.device)
+        self.head = nn.Linear(features, num_classes).to(next(visual.parameters()))
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images, of shape (batch, classes)."""

@@ -83,11 +83,9 @@ class RidgeClassifier(ClosedFormHead):
                 f"the Gram matrix of {entries} features needs {8 * entries**2 / 2**30:.0f} GiB: "
                 "choose a smaller projection"
             ) from error
-        random = None
-        if projection is not None:
-            random = gram.new_empty(width, projection, dtype=torch.float32)
-            random.normal_(generator=generator)
-        self.register_buffer("random", random)
+        random = gram.new_empty(width, projection or 0, dtype=torch.float32)
+        random.normal_(generator=generator)
+        self.register_buffer("random", None if projection is None else random)
         self.register_buffer("gram", gram)
         self.register_buffer("targets", gram.new_zeros(entries, num_classes))
         self.register_buffer("weight", gram.new_zeros(entries, num_classes, dtype=torch.float32))

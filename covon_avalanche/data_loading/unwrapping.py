@@ -62,8 +62,7 @@ def _unwrapped(data: Any, group: str) -> Rows | None:
             return None
         rows = known[0]
         if len(known) > 1:
-            sizes = np.array([len(part) for part in data._datasets])
-            ends = torch.from_numpy(sizes.cumsum())
+            ends = torch.from_numpy(np.cumsum([len(part) for part in data._datasets]))
             rows = partial(_concatenation, known, ends)
         if data._indices is None:
             return rows

@@ -69,9 +69,8 @@ def _sizes(stored: Iterable[_Item]) -> dict[int, int]:
             sizes[storage.data_ptr()] = storage.nbytes()
         elif len(item) > 0:
             example = item.eval()[0]  # augmentation would draw random numbers
-            sizes[id(item)] = len(item) * sum(
-                torch.as_tensor(part, device="cpu").nbytes for part in example
-            )
+            parts = (torch.as_tensor(part, device="cpu") for part in example)
+            sizes[id(item)] = len(item) * sum(part.nbytes for part in parts)
     return sizes
 
 

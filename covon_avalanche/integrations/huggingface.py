@@ -68,7 +68,18 @@ class PosteriorCallback(TrainerCallback):
         model = kwargs["model"]
         _check_training(args, model, type(self).__name__)
         self._discard_sample()
-        _posterior_optimizer(kwargs["optimizer"]).discard_samples()
+        optimizer = _posterior_optimizer(kwargs["optimizer"])
+        optimizer.discard_samples()
+        groups = optimizer.param_groups
+        if optimizer.defaults["weight_decay"] and not any(g["weight_decay"] for g in groups):
+            raise ValueError("weight_decay=0 is a flat prior: set it in TrainingArguments")
+        names = {p: name for name, p in model.named_parameters()}
+        for group in groups:  # the Trainer makes groups without names, and may find a batch size
+            if group.get("batch_size") is not None:
+                batches = args.gradient_accumulation_steps * args.world_size
+                group["batch_size"] = state.train_batch_size * batches
+            if "param_names" not in group and all(p in names for p in group["params"]):
+                group["param_names"] = [names[p] for p in group["params"]]
         # The Trainer has no callback for exceptions, and neither evaluates nor saves within a step.
         self._hooks.close()
         self._hooks.enter_context(model.register_forward_pre_hook(self._before_forward))

@@ -93,8 +93,7 @@ def align_classifier(
         for _ in range(epochs):
             order = torch.randperm(len(labels) * samples, device="cpu") % len(labels)
             for chosen in order.split(_MB_SIZE):
-                x = means[chosen]
-                noise = torch.randn_like(x)
+                noise = torch.randn_like(x := means[chosen])
                 for t in domain[chosen].unique().tolist():
                     rows = domain[chosen] == t
                     x[rows] += noise[rows] @ roots[t]

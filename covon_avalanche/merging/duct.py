@@ -22,17 +22,14 @@ class CosineHead(nn.Module):
     :param width: of the features.
     :param num_classes: classes of each domain.
     :param num_domains: number of domains.
-    :param like: gives dtype and device.
     """
 
-    def __init__(self, width: int, num_classes: int, num_domains: int, like: Tensor) -> None:
+    def __init__(self, width: int, num_classes: int, num_domains: int) -> None:
         super().__init__()
-        bound = width**-0.5
         self.blocks = nn.ParameterList(
-            nn.Parameter(like.new_empty(num_classes, width).uniform_(-bound, bound))
-            for _ in range(num_domains)
+            nn.Linear(width, num_classes, bias=False).weight for _ in range(num_domains)
         )
-        self.scale = nn.Parameter(like.new_ones(()))
+        self.scale = nn.Parameter(self.blocks[0].new_ones(()))
 
     def forward(self, features: Tensor, domain: int) -> Tensor:
         """Logits of shape (batch, classes) by a domain's weights."""
@@ -82,7 +79,7 @@ class DUCT(nn.Module):
         weight = classifier(network).weight
         features = weight.shape[1]
         self.backbone = _without_last_layer(network)
-        self.head = CosineHead(features, num_classes, num_domains, weight)
+        self.head = CosineHead(features, num_classes, num_domains).to(weight)
         self.register_buffer("domains", torch.zeros((), dtype=torch.int64, device=weight.device))
         self.register_buffer("pretrained", _flat(_state(self.backbone)))
         self.register_buffer("change", torch.zeros_like(_flat(list(self.backbone.parameters()))))

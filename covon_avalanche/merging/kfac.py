@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from covon_avalanche.merging.layers import as_rows, layer_names
-from covon_avalanche.merging.linalg import RIDGE, identity, in_double, mean_diagonals, with_ridge
+from covon_avalanche.merging.linalg import RIDGE, in_double, mean_diagonals, with_ridge
 from covon_avalanche.merging.regmean import RegMean
 from covon_avalanche.merging.rule import Batch, Task
 from covon_avalanche.posterior.fisher import in_mode
@@ -80,7 +80,7 @@ class KFACMerge(RegMean):
             return super()._merged_change(task, layer, change, a0, a)
         known = change.shape[1]
         g0, g = (
-            part[layer][:, :known, :known] + _DAMPING * identity(known, part[layer])
+            part[layer][:, :known, :known] + _DAMPING * part[layer].new_ones(known).diag()
             for part in (self.gradients, task.measured)
         )
         return merged_change(change, a0, g0, a, g)

@@ -13,11 +13,6 @@ def in_double(tensor: Tensor) -> Tensor:
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
-def identity(size: int, like: Tensor) -> Tensor:
-    """The identity matrix, with the dtype and device of another tensor."""
-    return torch.eye(size, dtype=like.dtype, device=like.device)
-
-
 def mean_diagonals(matrices: Tensor) -> Tensor:
     """Of matrices of shape (groups, d, d), in the shape (groups, 1, 1)."""
     return matrices.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
@@ -26,4 +21,4 @@ def mean_diagonals(matrices: Tensor) -> Tensor:
 def with_ridge(matrices: Tensor) -> Tensor:
     """Positive semidefinite matrices of shape (groups, d, d), made invertible."""
     size = mean_diagonals(matrices).clamp(min=torch.finfo(matrices.dtype).tiny)
-    return matrices + RIDGE * size * identity(matrices.shape[-1], matrices)
+    return matrices + RIDGE * size * matrices.new_ones(matrices.shape[-1]).diag()

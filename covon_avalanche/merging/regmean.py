@@ -118,11 +118,9 @@ class RegMean(MergeRule):
             """Evenly spaced examples of each batch, at least one."""
             nonlocal given, kept
             for batch in task.batches():
-                steps = torch.arange(
-                    0, len(batch[0]), 1 / self.share, dtype=torch.float32, device="cpu"
-                )
-                rows = steps.long()
-                given, kept = given + len(batch[0]), kept + len(rows)
+                n = len(batch[0])
+                rows = torch.arange(0, n, 1 / self.share, dtype=torch.float32, device="cpu").long()
+                given, kept = given + n, kept + len(rows)
                 yield [column[rows] for column in batch] if self.share < 1 else batch
 
         found = input_second_moments(

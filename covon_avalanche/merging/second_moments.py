@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from covon_avalanche.merging.layers import layer_names, own_parameters
-from covon_avalanche.merging.linalg import identity
 from covon_avalanche.merging.moment_sums import (
     add_patches,
     add_rows,
@@ -125,10 +124,10 @@ def _attention_inputs(
     bare = copy.copy(layer)
     bare._forward_pre_hooks = OrderedDict()
     weight = layer.out_proj.weight
-    neutral = {"out_proj.weight": identity(len(weight), weight)}
+    identity = {"out_proj.weight": weight.new_ones(len(weight)).diag()}
     if layer.out_proj.bias is not None:
-        neutral["out_proj.bias"] = torch.zeros_like(layer.out_proj.bias)
-    return inputs, functional_call(bare, neutral, args, kwargs)[0]
+        identity["out_proj.bias"] = torch.zeros_like(layer.out_proj.bias)
+    return inputs, functional_call(bare, identity, args, kwargs)[0]
 
 
 def _finished(total: Tensor, layer: nn.Module, reduction: Reduction) -> Tensor:

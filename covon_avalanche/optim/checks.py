@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
@@ -43,6 +44,21 @@ def check_parameter(p: Tensor, name: str) -> None:
             "could not be sampled. Keep the weights in float32 and run the forward pass "
             "under torch.autocast instead"
         )
+
+
+def check_memory(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse parameters that overlap in memory: each would get noise of its own."""
+    spans = []
+    for name, p in named:
+        part = None if is_lazy(p) else local(p.detach())
+        if type(part) is Tensor and part.numel() and (start := part.data_ptr()):
+            last = sum((n - 1) * s for n, s in zip(part.shape, part.stride(), strict=True))
+            spans.append((str(p.device), start, start + last * part.element_size(), name))
+    for (device, _, end, name), (other, start, _, second) in pairwise(sorted(spans)):
+        if device == other and start <= end:
+            raise ValueError(
+                f"{name!r} and {second!r} share memory: tie weights by a.weight = b.weight"
+            )
 
 
 def has_entries(p: Tensor, name: str) -> bool:

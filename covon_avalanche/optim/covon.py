@@ -173,9 +173,10 @@ class CoVON(PosteriorOptimizer):
         over-relaxation, is allowed with a warning.
     :param examples: training examples of the task, for tasks of different sizes: each weighs in
         proportion. With Avalanche :class:`CoVONPlugin` sets it. By default all weigh the same.
-    :param batch_size: examples behind a step's gradient (over all processes). With Avalanche
-        :class:`CoVONPlugin` sets it in each step. In natural units it matters only where
-        steps differ in it; in the paper's units ``"gradsq"`` needs it. A step with fewer
+    :param batch_size: examples behind a step's gradient (over all processes), of whose losses it is
+        the gradient of the mean: after a sum, squared gradients are ``batch_size²`` times too
+        large. With Avalanche :class:`CoVONPlugin` sets it in each step. In natural units it matters
+        only where steps differ in it; in the paper's units ``"gradsq"`` needs it. A step with fewer
         examples overestimates the Hessian: drop an incomplete last batch, or set the value in
         ``param_groups[0]`` before the step. Only the first group's value is used.
     :param noise: standard deviation of the posterior at the start of the first task, relative to

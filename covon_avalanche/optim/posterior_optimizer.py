@@ -12,11 +12,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.optim.checks import (
     check_finite,
     check_given,
+    check_memory,
     check_parameter,
     check_precisions,
     check_state,
@@ -140,6 +142,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         generator: torch.Generator | None,
     ) -> None:
         self._generator = generator
+        self._names = WeakTensorKeyDictionary()  # where parameters were taken out of a group
         self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
         self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
         self._watch = WeightWatch()
@@ -315,7 +318,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             if self._record.still_in_grad():
                 raise RuntimeError(
                     f"all mc_samples={self.mc_samples} samples of this step were drawn "
-                    "already: call step(), or zero_grad() to drop them; to accumulate "
+                    "already: call step(), or optimizer.zero_grad() to drop them, also after a "
+                    "skipped step (model.zero_grad(set_to_none=False) does not); to accumulate "
                     "gradients, run all micro-batches inside one sampled_params()"
                 )
             self._record = self._new_record()
@@ -652,7 +656,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             named = len(names) == len(group["params"])
             for j, p in enumerate(group["params"]):
                 if unseen is None:
-                    yield NamedParam(names[j] if named else f"{i}.{j}", p, group, number)
+                    name = names[j] if named else self._names.get(p, f"{i}.{j}")
+                    yield NamedParam(name, p, group, number)
                 elif p in unseen:
                     yield NamedParam(unseen.pop(p), p, group, number)
                 number += 1
@@ -663,6 +668,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        self._names.update(zip(group["params"], group.get("param_names", ()), strict=False))
         try:
             for name in ("weight_decay", "min_weight_decay"):
                 check_positive(name, group[name], zero=True)
@@ -676,6 +682,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                     if p in seen:  # a tied weight would be swapped and stepped twice
                         raise ValueError(f"{name!r} is in its group a second time")
                     seen.add(p)
+            check_memory((name, p) for name, p, *_ in self._named_params())
         except Exception:
             self.param_groups.pop()
             raise
@@ -749,6 +756,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         super().__setstate__(state)
         self._buffers, self._in_place, self._watch = {}, {}, WeightWatch()
         self._known_grads, self._other_grads = {}, {}
+        self._names = WeakTensorKeyDictionary()
         for group in self.param_groups:
             group.setdefault("consolidated", False)
         self._record = self._new_record()

@@ -45,6 +45,8 @@ def next_noise_key(group: dict[str, Any], generator: torch.Generator | None) -> 
                 "DDP averages gradients first, so all ranks need identical noise: pass generator="
                 "torch.Generator(device).manual_seed(seed) with the same seed on all ranks"
             )
+        if not isinstance(generator, torch.Generator | None):
+            raise ValueError(f"generator must be a torch.Generator, got {generator!r}")
         device = "cpu" if generator is None else generator.device
         draw = torch.randint(2**63 - 1, (), generator=generator, device=device)
         group["noise_seed"] = int(draw)

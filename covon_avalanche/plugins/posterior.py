@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -86,6 +87,8 @@ class PosteriorPlugin(SupervisedPlugin):
                 f"{type(self).__name__} needs a {self.optimizer_class.__name__} optimizer, "
                 f"got {type(optimizer).__name__}"
             )
+        if getattr(strategy._criterion, "reduction", "mean") == "sum":
+            warnings.warn("the criterion must average over the batch, got a sum", stacklevel=2)
         self._discard(strategy)
         owner = next(c for c in type(strategy).__mro__ if "training_epoch" in vars(c))
         if optimizer.mc_samples > 1 and owner is not SGDUpdate:

@@ -34,7 +34,7 @@ def squared_batch_gradients(
     equals the per-example Fisher for ``B = 1``, and on average where gradients have mean 0.
 
     :param criterion: loss, averaged over the batch.
-    :raises ValueError: if there are no examples.
+    :raises ValueError: if there are no examples, or the loss is a sum over the batch.
     """
     return _average(_add_squared_gradients, model, batches, criterion)
 
@@ -49,7 +49,8 @@ def squared_example_gradients(
     per example; otherwise by ``torch.func``, or example by example where control flow depends on
     the data.
 
-    :param criterion: loss, averaged over the batch; one example's must not depend on others.
+    :param criterion: loss, of which each example's is that of a batch of it alone. So ``reduction``
+        does not matter, and with ``"mean"`` class weights cancel.
     :raises ValueError: if there are no examples.
     """
     return _average(_add_squared_example_gradients, model, batches, criterion)
@@ -96,10 +97,9 @@ def _add_squared_example_gradients(
     model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion
 ) -> None:
     """Add the squared gradients of each example of a batch."""
-    if _supports_hooks(model) and _add_by_hooks(model, sums, batch, criterion):
-        return
     try:
-        _add_by_func(model, sums, batch, criterion)
+        if not _supports_hooks(model) or not _add_by_hooks(model, sums, batch, criterion):
+            _add_by_func(model, sums, batch, criterion)
     except RuntimeError as error:
         if not str(error).startswith("vmap"):  # no data-dependent control flow
             raise
@@ -113,11 +113,22 @@ def _add_squared_gradients(
     """Add ``(B g)²``, with ``g`` the gradient of the mean loss of a batch of ``B`` examples."""
     x, y, *more = batch
     parameters = [model.get_parameter(name) for name in sums]
-    loss = criterion(model(x, *more), y)
+    output = model(x, *more)
+    loss = criterion(output, y)
+    _check_mean(criterion, output, y, loss)
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     for total, gradient in zip(sums.values(), gradients, strict=True):
         if gradient is not None:
             total += (len(y) * gradient).square()
+
+
+@torch.no_grad()
+def _check_mean(criterion: Criterion, output: Any, y: Tensor, loss: Tensor) -> None:
+    """Refuse a loss that doubles with the batch."""
+    if len(y) > 1 and isinstance(output, Tensor) and len(output) == len(y):
+        twice = criterion(torch.cat([output, output]), torch.cat([y, y]))
+        if loss != 0 and torch.allclose(twice, 2 * loss):
+            raise ValueError("the criterion must average over the batch, got one that sums")
 
 
 def _supports_hooks(model: nn.Module) -> bool:
@@ -157,12 +168,15 @@ def _add_by_hooks(model: nn.Module, sums: Sums, batch: Batch, criterion: Criteri
     with ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
-        loss = criterion(model(x, *more), y) * len(y)
+        output = model(x, *more)
+    if not isinstance(output, Tensor) or len(output) != len(y):
+        return False
     # The hooks capture exact per-example gradients only if each layer is called once, and those
     # that are not called, such as other tasks' heads, have no gradient.
     called = {layer for layer, *_ in calls}
     if len(called) < len(calls) or not all(_rows_are_examples(c, x, len(y)) for c, x, _ in calls):
         return False
+    loss = vmap(lambda o, t: criterion(o[None], t[None]))(output, y).sum()
     idle = [layer for layer in layers if layer not in called]
     weights = [p for layer in idle for p in layer.parameters(recurse=False) if p.requires_grad]
     inputs = [*(edge for *_, edge in calls), *weights]

@@ -61,16 +61,13 @@ class CODAPrompt(PromptModel):
             )
         self.layers = self.vit.existing_layers(layers)
 
-        like, single = self.head.weight, torch.float32  # as queries
-
-        def vectors(*shape: int, dtype: torch.dtype) -> nn.ParameterList:
+        def vectors(*shape: int) -> nn.ParameterList:
             shape = (len(self.layers), own, *shape)
-            made = (like.new_empty(shape, dtype=dtype).normal_() for _ in range(num_domains))
-            return nn.ParameterList(made)
+            return nn.ParameterList(self.new_empty(*shape).normal_() for _ in range(num_domains))
 
-        self.components = vectors(length, width, dtype=like.dtype)
-        self.keys = vectors(feature_width, dtype=single)
-        self.attention = vectors(feature_width, dtype=single)
+        self.components = vectors(length, width)
+        self.keys = vectors(feature_width)
+        self.attention = vectors(feature_width)
 
     @torch.no_grad()
     def begin_domain(self) -> None:

@@ -37,11 +37,11 @@ class DomainPrompts(PromptModel):
         check_whole("prompts", prompts)
         bound = 1 / math.sqrt(self.vit.width)
         self.prompts = nn.ParameterList(
-            self.head.weight.new_empty(prompts, self.vit.width).uniform_(-bound, bound)
+            self.new_empty(prompts, self.vit.width).uniform_(-bound, bound)
             for _ in range(num_domains)
         )
-        selector = NearestCentre(self.vit.feature_width, num_domains, centres)
-        self.selector = selector.to(self.head.weight.device)
+        self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
+        self.selector.to(self.head.weight.device)
 
     def take_heads(self) -> nn.ModuleList:
         """A copy of the shared head for each domain, in its place."""

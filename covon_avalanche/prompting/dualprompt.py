@@ -60,14 +60,12 @@ class DualPrompt(PromptModel):
         self.key_weight = key_weight
         general, experts = len(self.general_layers), len(self.expert_layers)
         width, feature_width = self.vit.width, self.vit.feature_width
-        like = self.head.weight
-        self.general = nn.Parameter(like.new_empty(general, general_length, width).uniform_())
+        self.general = nn.Parameter(self.new_empty(general, general_length, width).uniform_())
         self.experts = nn.ParameterList(
-            like.new_empty(experts, expert_length, width).uniform_() for _ in range(num_domains)
+            self.new_empty(experts, expert_length, width).uniform_() for _ in range(num_domains)
         )
         self.keys = nn.ParameterList(
-            like.new_empty(experts, feature_width, dtype=torch.float32).uniform_()  # as queries
-            for _ in range(num_domains)
+            self.new_empty(experts, feature_width).uniform_() for _ in range(num_domains)
         )
 
     def _similarities(self, x: Tensor, keys: Tensor) -> Tensor:

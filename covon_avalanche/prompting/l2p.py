@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -51,10 +50,8 @@ class L2P(PromptModel):
             raise ValueError(f"top_k must be between 1 and pool = {pool}, got {top_k}")
         check_positive("key_weight", key_weight, zero=True)
         self.top_k, self.key_weight, self.batchwise = top_k, key_weight, batchwise
-        like = self.head.weight
-        self.prompts = nn.Parameter(like.new_empty(pool, length, self.vit.width).uniform_(-1, 1))
-        keys = like.new_empty(pool, self.vit.feature_width, dtype=torch.float32)  # as queries
-        self.keys = nn.Parameter(keys.uniform_(-1, 1))
+        self.prompts = nn.Parameter(self.new_empty(pool, length, self.vit.width).uniform_(-1, 1))
+        self.keys = nn.Parameter(self.new_empty(pool, self.vit.feature_width).uniform_(-1, 1))
 
     def _similarities(self, x: Tensor) -> Tensor:
         """Cosines of shape (batch, pool)."""

@@ -54,6 +54,10 @@ class PromptModel(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "auxiliary_loss": 0.0}  # its graph cannot be copied
 
+    def new_empty(self, *shape: int) -> Tensor:
+        """Uninitialised float32 memory on the network's device."""
+        return self.head.weight.new_empty(shape, dtype=torch.float32)
+
     @property
     def domain(self) -> int:
         """Index of the current domain, from 0."""

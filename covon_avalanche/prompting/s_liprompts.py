@@ -52,11 +52,10 @@ class SLiPrompts(DomainPrompts):
             )
         check_whole("context", context)
         super().__init__(network, num_domains, prompts=prompts, centres=centres)
-        like = self.head.weight
-        del self.head
         self.contexts = nn.ParameterList(
-            like.new_empty(context, text.width).normal_(std=0.02) for _ in range(num_domains)
+            self.new_empty(context, text.width).normal_(std=0.02) for _ in range(num_domains)
         )
+        del self.head
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
         text: Any = self.vit.network.text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from covon_avalanche.checks import check_whole
 
-_SINGLE: Any = dict(dtype=torch.float32, device="cpu")
 _COMPONENTS = 2  # Gaussians per domain; fewer for a domain with fewer images
 
 
@@ -50,9 +48,9 @@ class NearestCentre(DomainSelector):
         super().__init__()
         check_whole("centres", centres)
         # A domain that has not been learned is infinitely far away.
-        self.register_buffer(
-            "centres", torch.full((num_domains, centres, width), torch.inf, **_SINGLE)
-        )
+        shape = num_domains, centres, width
+        far = torch.full(shape, torch.inf, dtype=torch.float32, device="cpu")
+        self.register_buffer("centres", far)
 
     def fit(self, domain: int, features: Tensor) -> None:
         """Store the centres of a domain."""
@@ -116,15 +114,15 @@ class MixtureSelector(DomainSelector):
         self.epochs, self.lr, self.weight_decay = epochs, lr, weight_decay
         self.batch_size = batch_size
         bound = 1 / math.sqrt(width)
-        weight = torch.empty(num_domains, width, **_SINGLE).uniform_(-bound, bound)
-        self.register_buffer("weight", weight)
+        weight = torch.empty(num_domains, width, dtype=torch.float32, device="cpu")
+        self.register_buffer("weight", weight.uniform_(-bound, bound))
         # A domain that has not been learned is never selected.
-        self.register_buffer("bias", torch.full((num_domains,), -torch.inf, **_SINGLE))
+        self.register_buffer("bias", weight.new_full((num_domains,), -torch.inf))
         shape = num_domains, _COMPONENTS
-        self.register_buffer("log_shares", torch.full(shape, -torch.inf, **_SINGLE))
-        self.register_buffer("means", torch.zeros(*shape, width, **_SINGLE))
+        self.register_buffer("log_shares", weight.new_full(shape, -torch.inf))
+        self.register_buffer("means", weight.new_zeros(*shape, width))
         # Lower triangular: a component is N(mean, scale scale^T).
-        self.register_buffer("scales", torch.zeros(*shape, width, width, **_SINGLE))
+        self.register_buffer("scales", weight.new_zeros(*shape, width, width))
 
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(F.normalize(features.float()), self.weight, self.bias).argmax(1)

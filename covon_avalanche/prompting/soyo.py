@@ -30,16 +30,20 @@ class SOYO(DomainPrompts):
         adapter_init: AdapterInit = "xavier",
     ) -> None:
         super().__init__(network, num_domains, prompts=prompts)
-        like = self.head.weight
-        self.selector = MixtureSelector(self.vit.feature_width, num_domains).to(like.device)
+        device = self.head.weight.device
+        self.selector = MixtureSelector(self.vit.feature_width, num_domains).to(device)
         self.heads = self.take_heads()
-        self.adapters = nn.ModuleList(
+        self.adapters = (
             nn.ModuleList(
-                LinearAdapter(self.vit.width, bottleneck, adapter_init)
-                for _ in range(self.vit.depth)
+                nn.ModuleList(
+                    LinearAdapter(self.vit.width, bottleneck, adapter_init)
+                    for _ in range(self.vit.depth)
+                )
+                for _ in range(num_domains)
             )
-            for _ in range(num_domains)
-        ).to(like)
+            .to(device)
+            .float()
+        )
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
         features = self.vit(x, self.prompts[domain], adapters=self.adapters[domain])

@@ -85,9 +85,9 @@ class TunedViT(nn.Module):
         self.adapters, self.prompts = None, None
         if tuning == "adapter":
             made = [AdaptFormer(self.vit.width, bottleneck) for _ in range(self.vit.depth)]
-            self.adapters = nn.ModuleList(made).to(head.weight)
+            self.adapters = nn.ModuleList(made).to(head.weight.device).float()
         elif tuning == "prompt":
-            self.prompts = nn.Parameter(head.weight.new_empty(prompts, self.vit.width))
+            self.prompts = nn.Parameter(head.weight.new_empty(prompts, vit.width).float())
             bound = 1 / math.sqrt(self.vit.width)
             nn.init.uniform_(self.prompts, -bound, bound)
         if cosine:

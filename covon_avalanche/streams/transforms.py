@@ -33,7 +33,6 @@ _UPRIGHT = {
 """Operations that turn an image upright, by its EXIF orientation."""
 
 Transform = Callable[[Any], Any]
-
 _SINGLE: Any = dict(dtype=torch.float32, device="cpu")
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -12,6 +12,7 @@ from toy_optimizers import accumulate, make_covon, make_vcl, nll, same, weights
 transformers = pytest.importorskip("transformers", reason="needs the extra language")
 pytest.importorskip("accelerate", reason="needs the extra language")
 
+from covon_avalanche import CoVON
 from covon_avalanche.integrations.huggingface import (  # noqa: E402
     AdaRegCallback,
     EWCStarCallback,
@@ -276,6 +277,29 @@ def test_ewc_star_takes_as_many_batches_as_asked(tmp_path):
     trainer(model, torch.optim.SGD(model.parameters(), lr=0.0), tmp_path, callback).train()
     expected = squared_batch_gradients(model, BATCHES[:2])
     assert same(callback.gaussian.precision, expected)
+
+
+def test_the_batch_size_is_that_of_the_steps_and_parameters_have_names(tmp_path):
+    """Even if the Trainer finds a smaller batch size, or makes the optimizer."""
+    model, callback = Model(), PosteriorCallback(consolidate=False)
+    optimizer = make_covon(model.parameters(), batch_size=999)
+    run = trainer(model, optimizer, tmp_path, callback, size=3, epochs=1)
+    run.train()
+    assert optimizer.param_groups[0]["batch_size"] == 24
+    run.state.train_batch_size = 7
+    callback.on_train_begin(run.args, run.state, run.control, model=model, optimizer=optimizer)
+    assert optimizer.param_groups[0]["batch_size"] == 21
+    assert set(optimizer.prior().mean) == {"linear.weight", "linear.bias"}
+
+
+def test_a_flat_prior_of_the_trainers_groups_is_refused(tmp_path):
+    arguments = transformers.TrainingArguments(tmp_path, report_to=[], use_cpu=True)
+    run = transformers.Trainer(
+        Model(), arguments, train_dataset=ROWS, callbacks=[PosteriorCallback()],
+        optimizer_cls_and_kwargs=(CoVON, {"ess": 100.0, "batch_size": 8}),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="weight_decay=0 is a flat prior"):
+        run.train()
 
 
 def test_what_cannot_work_is_one_sentence(tmp_path):

@@ -574,3 +574,53 @@ class TestADroppedSample:
         optimizer.restore_state(linear.weight, dict(optimizer.state[linear.weight]))
         optimizer.step()
         assert optimizer.state[linear.weight]["step"] == 2
+
+
+def test_overlapping_parameters_are_refused_and_views_beside_each_other_are_not(make):
+    a, b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    b.weight.data = a.weight.data
+    with pytest.raises(ValueError, match=r"'0.weight' and '1.weight' share memory: tie weights by"):
+        make(torch.nn.Sequential(a, b).named_parameters())
+    flat = torch.randn(12)
+    parts = [torch.nn.Parameter(part) for part in (flat[:6].view(2, 3), flat[6:])]
+    assert len(list(make(parts)._named_params())) == 2
+    with pytest.raises(ValueError, match="share memory"):
+        make([parts[0], torch.nn.Parameter(flat[5:])])
+
+
+def test_names_stay_when_parameters_are_taken_out_of_a_group(make):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    optimizer = make(model.named_parameters())
+    group = optimizer.param_groups[0]
+    group["params"] = [p for p in group["params"] if p is not model[0].bias]
+    names = [named.name for named in optimizer._named_params()]
+    assert names == ["0.weight", "1.weight", "1.bias"]
+
+
+def test_bad_values_of_another_type_are_one_sentence(make):
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(ValueError, match="ess must be > 0 and finite in float32, got '64'"):
+        make(model.parameters(), ess="64")
+    optimizer = make(model.parameters(), generator=5)
+    with (
+        pytest.raises(ValueError, match=r"generator must be a torch.Generator, got 5"),
+        optimizer.sampled_params(),
+    ):
+        pass
+
+
+def test_what_to_do_after_a_skipped_step_is_said(make):
+    model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    optimizer = make(model.parameters())
+
+    def sample(clear):
+        with optimizer.sampled_params():
+            clear(set_to_none=False)
+            model(x).square().mean().backward()
+
+    sample(model.zero_grad)
+    with pytest.raises(RuntimeError, match=r"optimizer.zero_grad\(\) .* after a skipped step"):
+        sample(model.zero_grad)
+    sample(optimizer.zero_grad)
+    sample(optimizer.zero_grad)
+    optimizer.step()

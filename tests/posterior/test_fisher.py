@@ -210,3 +210,41 @@ def test_as_many_positions_as_examples_are_not_confused():
     model = TimeFirst().double()
     x, y = torch.randn(4, 12).double(), torch.randint(4, (4,))
     torch.testing.assert_close(squared_example_gradients(model, [(x, y)]), by_loop(model, x, y))
+
+
+LOSSES = {
+    "class weights": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 20.0, 3.0])),
+    "label smoothing": nn.CrossEntropyLoss(label_smoothing=0.1),
+    "sum": nn.CrossEntropyLoss(reduction="sum"),
+    "ignored": nn.CrossEntropyLoss(ignore_index=1),
+}
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_examples_loss_is_that_of_a_batch_of_it_alone(name, normalised):
+    """Whatever the architecture and the batch size."""
+    torch.manual_seed(0)
+    middle = nn.LayerNorm(5) if normalised else nn.ReLU()
+    model = nn.Sequential(nn.Linear(3, 5), middle, nn.Linear(5, 4))
+    x, y = torch.randn(12, 3), torch.arange(12) % 4
+    expected = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for i in range(12):
+        loss = LOSSES[name](model(x[i : i + 1]), y[i : i + 1])
+        if name == "ignored" and y[i] == 1:
+            continue
+        for total, g in zip(
+            expected.values(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+        ):
+            total += g.square() / 12
+    for size in (1, 5, 12):
+        batches = zip(x.split(size), y.split(size), strict=True)
+        found = squared_example_gradients(model, batches, LOSSES[name])
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-8)
+
+
+def test_a_batch_gradient_of_a_sum_is_refused():
+    model, x, y = nn.Linear(3, 4), torch.randn(6, 3), torch.arange(6) % 4
+    for criterion in (LOSSES["sum"], lambda o, t: F.cross_entropy(o, t, reduction="sum")):
+        with pytest.raises(ValueError, match="average over the batch, got one that sums"):
+            squared_batch_gradients(model, [(x, y)], criterion)
