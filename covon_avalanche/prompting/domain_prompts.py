@@ -41,7 +41,7 @@ class DomainPrompts(PromptModel):
             for _ in range(num_domains)
         )
         self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
-        self.selector.to(self.head.weight.device)
+        self.selector.to(self.prompts[0])
 
     def take_heads(self) -> nn.ModuleList:
         """A copy of the shared head for each domain, in its place."""

@@ -67,14 +67,11 @@ class PINA(DomainPrompts):
         self.adapter = adapter
         deep = adapter == "deep"
         width, number = (self.vit.width, self.vit.depth) if deep else (self.vit.feature_width, 1)
-        self.adapters = (
-            nn.ModuleList(
-                nn.ModuleList(LinearAdapter(width, bottleneck, adapter_init) for _ in range(number))
-                for _ in range(num_domains - 1)
-            )
-            .to(self.head.weight.device)
-            .float()
+        self.adapters = nn.ModuleList(
+            nn.ModuleList(LinearAdapter(width, bottleneck, adapter_init) for _ in range(number))
+            for _ in range(num_domains - 1)
         )
+        self.adapters.to(self.prompts[0])
         """Of each domain but the first."""
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:

@@ -30,20 +30,17 @@ class SOYO(DomainPrompts):
         adapter_init: AdapterInit = "xavier",
     ) -> None:
         super().__init__(network, num_domains, prompts=prompts)
-        device = self.head.weight.device
-        self.selector = MixtureSelector(self.vit.feature_width, num_domains).to(device)
+        self.selector = MixtureSelector(self.vit.feature_width, num_domains)
         self.heads = self.take_heads()
-        self.adapters = (
+        self.adapters = nn.ModuleList(
             nn.ModuleList(
-                nn.ModuleList(
-                    LinearAdapter(self.vit.width, bottleneck, adapter_init)
-                    for _ in range(self.vit.depth)
-                )
-                for _ in range(num_domains)
+                LinearAdapter(self.vit.width, bottleneck, adapter_init)
+                for _ in range(self.vit.depth)
             )
-            .to(device)
-            .float()
+            for _ in range(num_domains)
         )
+        for added in (self.selector, self.adapters):
+            added.to(self.prompts[0])
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
         features = self.vit(x, self.prompts[domain], adapters=self.adapters[domain])

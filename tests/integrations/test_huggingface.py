@@ -12,7 +12,7 @@ from toy_optimizers import accumulate, make_covon, make_vcl, nll, same, weights
 transformers = pytest.importorskip("transformers", reason="needs the extra language")
 pytest.importorskip("accelerate", reason="needs the extra language")
 
-from covon_avalanche import CoVON
+from covon_avalanche import CoVON  # noqa: E402
 from covon_avalanche.integrations.huggingface import (  # noqa: E402
     AdaRegCallback,
     EWCStarCallback,
