@@ -8,9 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covon_avalanche.checks import check_positive, check_whole
-from covon_avalanche.last_layer import classifier, last_layer, pooled
+from covon_avalanche.checks import check_positive
+from covon_avalanche.last_layer import classifier
+from covon_avalanche.merging.domain_heads import DomainHeads
+from covon_avalanche.merging.rule import Batches
 from covon_avalanche.merging.transport import transport_plan
+from covon_avalanche.posterior.fisher import in_mode
 
 
 class CosineHead(nn.Module):
@@ -37,17 +40,15 @@ class CosineHead(nn.Module):
         return self.scale * F.linear(F.normalize(features), directions)
 
 
-class DUCT(nn.Module):
+class DUCT(DomainHeads):
     """A network for DUCT: a backbone that is merged after each domain, and a classifier per domain.
 
     Zhou et al., "Dual Consolidation for Pre-Trained Model-Based Domain-Incremental Learning" (CVPR
     2025), as in the authors' released experiments, which weigh all domains alike.
 
-    Each domain fine-tunes the pretrained backbone ``θ0`` and its own classifier. Then the backbones
-    are merged, ``θ = θ0 + Σ alpha (θ_t - θ0)`` over the domains so far (task arithmetic), and the
-    domain's classifier is trained again on the features of the merged backbone. In training mode
-    the logits are those of the current domain; in evaluation mode each class has its largest logit
-    over the domains so far, so that no domain needs to be known.
+    Each domain fine-tunes the pretrained backbone ``θ0`` and its own classifier, with a scale that
+    begins at 1. Then the backbones are merged, ``θ = θ0 + Σ alpha (θ_t - θ0)`` over the domains so
+    far (task arithmetic), and the domain's classifier is trained again on the merged backbone.
 
     Without Avalanche, for each domain, call :meth:`begin_domain`, train, and then call
     :meth:`merge_backbone`, :meth:`retrain_classifier` and, optionally, :meth:`transport`.
@@ -71,25 +72,18 @@ class DUCT(nn.Module):
         alpha: float = 0.25,
         keep_means: bool = False,
     ) -> None:
-        super().__init__()
-        check_whole("num_classes", num_classes)
-        check_whole("num_domains", num_domains)
         check_positive("alpha", alpha)
-        self.alpha, self.num_classes, self.num_domains = alpha, num_classes, num_domains
         weight = classifier(network).weight
-        features = weight.shape[1]
-        self.backbone = _without_last_layer(network)
-        self.head = CosineHead(features, num_classes, num_domains).to(weight)
-        self.register_buffer("domains", torch.zeros((), dtype=torch.int64, device=weight.device))
+        super().__init__(network, num_classes, num_domains)
+        self.alpha = alpha
+        self.head = CosineHead(self.width, num_classes, num_domains).to(weight)
         self.register_buffer("pretrained", _flat(_state(self.backbone)))
         self.register_buffer("change", torch.zeros_like(_flat(list(self.backbone.parameters()))))
-        shape = num_domains, num_classes, features
-        means = weight.new_full(shape, torch.nan, requires_grad=False) if keep_means else None
+        means = None
+        if keep_means:
+            shape = num_domains, num_classes, self.width
+            means = weight.new_full(shape, torch.nan, requires_grad=False)
         self.register_buffer("class_means", means)
-        self.in_domain = False
-        """Whether a training loop has begun the current domain and not finished it."""
-        self.domains: Tensor
-        """Number of domains begun."""
         self.pretrained: Tensor
         """``θ0`` and, where there is batch norm, its statistics, one after another."""
         self.change: Tensor
@@ -97,32 +91,15 @@ class DUCT(nn.Module):
         self.class_means: Tensor | None
         """In the pretrained feature space, NaN for classes that a domain lacks."""
 
-    def features(self, x: Tensor) -> Tensor:
-        """Features of shape (batch, width)."""
-        return pooled(self.backbone(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of shape (batch, classes)."""
-        features, known = self.features(x), max(1, int(self.domains))
-        with torch.autocast(x.device.type, enabled=False):
-            if self.training:
-                return self.head(features.float(), known - 1)
-            return torch.stack([self.head(features.float(), t) for t in range(known)]).amax(0)
-
     @torch.no_grad()
     def begin_domain(self) -> None:
-        """Begin a domain with the pretrained backbone.
+        """Begin a domain with the pretrained backbone and a scale of 1.
 
         :raises ValueError: after the last of ``num_domains``.
         """
-        if int(self.domains) >= self.num_domains:
-            raise ValueError(
-                f"num_domains is {self.num_domains}, but domain {self.num_domains + 1} begins"
-            )
+        super().begin_domain()
         _fill(_state(self.backbone), self.pretrained)
-        for domain, weight in enumerate(self.head.blocks):
-            weight.requires_grad_(domain == int(self.domains))  # the others take no part
-        self.domains += 1
+        self.head.scale.fill_(1)
 
     @torch.no_grad()
     def merge_backbone(self) -> None:
@@ -133,35 +110,30 @@ class DUCT(nn.Module):
         self.change += self.alpha * (_flat(weights) - pretrained)
         _fill(weights, pretrained + self.change)
 
-    def retrain_classifier(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        *,
-        epochs: int = 5,
-        lr: float = 0.03,
-        mb_size: int = 128,
-    ) -> None:
+    def retrain_classifier(self, batches: Batches, *, epochs: int = 5, lr: float = 0.1) -> None:
         """Train the current domain's classifier and the scale alone, with cross-entropy.
 
-        SGD with momentum 0.9 and weight decay 5e-4; the order is that of torch's global generator.
+        SGD at a constant learning rate, momentum 0.9 and weight decay 5e-4. The backbone is in
+        evaluation mode.
 
-        :param features: of the merged backbone, of shape (examples, width).
-        :param labels: class ids of shape (examples,).
+        :param batches: starts an epoch: a pass over the domain's shuffled training data.
         :raises ValueError: without examples.
         """
-        if len(labels) == 0:
-            raise ValueError("a domain has no training examples")
-        domain = int(self.domains) - 1
+        domain, examples = int(self.domains) - 1, 0
         parameters = [self.head.blocks[domain], self.head.scale]
         optimizer = torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=5e-4)
-        with torch.enable_grad():
-            for _ in range(epochs):
-                for rows in torch.randperm(len(labels), device="cpu").split(mb_size):
-                    optimizer.zero_grad()
-                    logits = self.head(features[rows], domain)
-                    F.cross_entropy(logits, labels[rows]).backward()
-                    optimizer.step()
+        with in_mode(self, train=False):
+            for x, y, *_ in (batch for _ in range(epochs) for batch in batches()):
+                with torch.no_grad():
+                    features = self.features(x).float()
+                with torch.autocast(x.device.type, enabled=False):
+                    loss = F.cross_entropy(self.head(features, domain), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                examples += len(y)
+        if epochs and not examples:
+            raise ValueError("a domain has no training examples")
         optimizer.zero_grad()
 
     @torch.no_grad()
@@ -199,14 +171,6 @@ class DUCT(nn.Module):
             plan = transport_plan(distances, reg)
             moved = int(old.sum()) * plan.T @ self.head.blocks[current][new]
             weight[old] = (1 - self.alpha) * weight[old] + self.alpha * moved
-
-
-def _without_last_layer(network: nn.Module) -> nn.Module:
-    parent, _, key = last_layer(network).rpartition(".")
-    if not key:
-        return nn.Identity()
-    setattr(network.get_submodule(parent), key, nn.Identity())
-    return network
 
 
 def _state(backbone: nn.Module) -> list[Tensor]:

@@ -10,7 +10,12 @@ from torch import Tensor
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.merging import DUCT, update_batch_norm
 from covon_avalanche.optim import PosteriorOptimizer
-from covon_avalanche.plugins.task_loader import check_whole_task, dataset_features, task_loader
+from covon_avalanche.plugins.task_loader import (
+    check_whole_task,
+    dataset_features,
+    task_autocast,
+    task_loader,
+)
 
 
 class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
@@ -24,7 +29,7 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
 
     Each domain starts with the pretrained backbone and a new optimizer state. After it the backbone
     is merged, statistics of batch norm are re-estimated, and the domain's classifier is retrained
-    on the merged features, here computed once with the evaluation transform.
+    on the merged backbone, with the training transform.
 
     Works with any optimizer without a posterior. Evaluations inside ``train`` (``eval_every``) see
     the domain's own backbone instead of the merged one. A domain that was interrupted does not
@@ -35,12 +40,12 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
         self,
         *,
         retrain_epochs: int = 5,
-        retrain_lr: float = 0.03,
+        retrain_lr: float = 0.1,
         transport_reg: float | None = None,
     ) -> None:
         """
         :param retrain_epochs: of the classifier on the merged backbone.
-        :param retrain_lr: of SGD in these epochs.
+        :param retrain_lr: of SGD in these epochs, constant.
         :param transport_reg: move earlier classifiers towards the new one with this entropic
             regularisation, see :meth:`DUCT.transport`; ``None``: leave them as they are. The model
             must keep class means.
@@ -85,12 +90,12 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
         try:
             model.merge_backbone()
             update_batch_norm(model, task_loader(strategy, strategy.train_mb_size, shuffled=True))
-            model.retrain_classifier(
-                *self._features(strategy),
-                epochs=self.retrain_epochs,
-                lr=self.retrain_lr,
-                mb_size=strategy.train_mb_size,
-            )
+            with task_autocast(strategy):
+                model.retrain_classifier(
+                    lambda: task_loader(strategy, strategy.train_mb_size, augmented=True),
+                    epochs=self.retrain_epochs,
+                    lr=self.retrain_lr,
+                )
             if self.transport_reg is not None:
                 model.transport(self.transport_reg)
         except BaseException:  # the domain begins anew

@@ -36,25 +36,34 @@ def task_autocast(strategy: Any) -> AbstractContextManager[Any]:
     return nullcontext() if dtype is None else torch.autocast(strategy.device.type, dtype)
 
 
-def task_loader(strategy: Any, mb_size: int, *, shuffled: bool = False) -> Iterator[list[Tensor]]:
+def task_loader(
+    strategy: Any, mb_size: int, *, shuffled: bool = False, augmented: bool = False
+) -> Iterator[list[Tensor]]:
     """Iterate over the current task's data, with the evaluation transform; see
-    :func:`dataset_loader`."""
-    data = strategy.experience.dataset.eval()
-    return dataset_loader(data, strategy, mb_size, shuffled=shuffled)
+    :func:`dataset_loader`.
+
+    :param augmented: with the training transform, and shuffled anew by torch's global generator.
+    """
+    data = strategy.experience.dataset
+    if augmented:
+        seed = int(torch.randint(2**31, ()))
+        return dataset_loader(data.train(), strategy, mb_size, shuffled=True, seed=seed)
+    return dataset_loader(data.eval(), strategy, mb_size, shuffled=shuffled)
 
 
 def dataset_loader(
-    data: Any, strategy: Any, mb_size: int, *, shuffled: bool = False
+    data: Any, strategy: Any, mb_size: int, *, shuffled: bool = False, seed: int = 0
 ) -> Iterator[list[Tensor]]:
     """Iterate over a dataset as ``(x, y)``, with task labels if the model takes them.
 
     :param shuffled: in random order, the same each time, and without the last batch if it is
         incomplete (unless it is the only one); by default in the dataset's order.
+    :param seed: of the random order.
     """
     multi_task = isinstance(strategy.model, MultiTaskModule)
     order = torch.arange(len(data), device="cpu")
     if shuffled:
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(data), generator=generator, device="cpu")
         order = order[: max(len(data) // mb_size * mb_size, mb_size)]
     rows, collate = rows_of(data), getattr(data, "collate_fn", None)

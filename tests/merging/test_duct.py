@@ -38,8 +38,6 @@ def test_statistics_of_batch_norm_begin_with_the_pretrained_ones():
 def test_logits_are_the_domains_in_training_and_the_largest_of_all_in_evaluation():
     torch.manual_seed(0)
     model = DUCT(toy_model(), 4, 3)
-    with torch.no_grad():
-        model.head.scale.fill_(2.5)
     x = torch.randn(50, 8)
     features = F.relu(F.linear(x, *model.backbone[0].parameters()))
     cosines = [
@@ -47,6 +45,8 @@ def test_logits_are_the_domains_in_training_and_the_largest_of_all_in_evaluation
     ]
     for t in range(3):
         model.begin_domain()
+        with torch.no_grad():
+            model.head.scale.fill_(2.5)
         torch.testing.assert_close(model.train()(x), cosines[t])
         rows = torch.cat(cosines[: t + 1], 1)  # with labels 4 t + y
         logits = model.eval()(x)
@@ -78,20 +78,43 @@ def test_any_network_with_a_linear_classifier(make):
     assert model.train()(x).shape == (2, 7)
 
 
-def test_retraining_changes_the_domains_classifier_and_the_scale_only():
+def test_retraining_is_sgd_at_a_constant_rate_on_the_classifier_and_the_scale():
+    """By hand, from batches that differ from epoch to epoch; nothing else changes."""
     torch.manual_seed(0)
     model = DUCT(toy_model(), 4, 3)
     model.begin_domain()
     model.begin_domain()
     before = weights(model)
-    labels = torch.arange(4).repeat(30)
-    features = 3 * torch.randn(4, 10)[labels] + torch.randn(120, 10)
-    model.retrain_classifier(features, labels, epochs=20, lr=0.1, mb_size=16)
+    epochs = [[(torch.randn(6, 8), torch.randint(4, (6,))) for _ in range(2)] for _ in range(3)]
+    w, scale = before["head.blocks.1"].double(), torch.tensor(1.0, dtype=torch.float64)
+    speed = [torch.zeros_like(w), torch.zeros_like(scale)]
+    for x, y in (batch for epoch in epochs for batch in epoch):
+        features = model.features(x).detach().double()
+        w.requires_grad_()
+        scale.requires_grad_()
+        logits = scale * F.cosine_similarity(features[:, None], w, dim=2)
+        gradients = torch.autograd.grad(F.cross_entropy(logits, y), [w, scale])
+        w, scale = w.detach(), scale.detach()
+        for value, v, g in zip((w, scale), speed, gradients, strict=True):
+            v.mul_(0.9).add_(g + 5e-4 * value)
+            value.sub_(0.1 * v)
+    remaining = iter(epochs)
+    model.retrain_classifier(lambda: next(remaining), epochs=3)
     changed = {name for name, p in weights(model).items() if not torch.equal(p, before[name])}
     assert changed == {"head.blocks.1", "head.scale"}
-    assert (model.head(features, 1).argmax(1) == labels).double().mean() > 0.9
+    torch.testing.assert_close(model.head.blocks[1].detach(), w.float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.head.scale.detach(), scale.float(), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="a domain has no training examples"):
-        model.retrain_classifier(features[:0], labels[:0])
+        model.retrain_classifier(lambda: [])
+
+
+def test_each_domain_begins_with_a_scale_of_one():
+    model = DUCT(toy_model(), 4, 2)
+    for _ in range(2):
+        model.begin_domain()
+        assert model.head.scale == 1
+        with torch.no_grad():
+            model.head.scale.fill_(5)
 
 
 def test_transport_moves_the_classifiers_of_common_classes():

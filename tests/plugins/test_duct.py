@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from avalanche.benchmarks import benchmark_from_datasets
 from torch import nn
 from toys import (
     Watch,
@@ -100,3 +101,28 @@ def test_batch_norm_has_the_statistics_of_the_merged_weights():
     x, y = columns(toy_benchmark(2).train_stream[1])
     update_batch_norm(model, [(x, y)])
     torch.testing.assert_close(found, model.backbone[1].running_mean)
+
+
+def test_the_classifier_is_retrained_on_shuffled_images_of_the_training_transform(monkeypatch):
+    model, epochs = DUCT(toy_model(), 4, 1), []
+    retrain = model.retrain_classifier
+
+    def watched(batches, **options):
+        epochs.extend([list(batches()) for _ in range(2)])
+        retrain(batches, **options)
+
+    monkeypatch.setattr(model, "retrain_classifier", watched)
+    experience = toy_benchmark(1).train_stream[0]
+    x, y = columns(experience)
+    shifted = experience.dataset.replace_current_transform_group((lambda x: x + 100, None))
+    strategy = make_naive(model, sgd(model), DUCTPlugin(retrain_epochs=2), train_epochs=1)
+    strategy.train(benchmark_from_datasets(train=[shifted]).train_stream)
+    orders = []
+    for epoch in epochs:
+        assert [len(batch[1]) for batch in epoch] == [16, 16, 16]
+        shown = torch.cat([batch[0] for batch in epoch]) - 100
+        orders.append(torch.cdist(shown, x).argmin(1))
+        torch.testing.assert_close(shown, x[orders[-1]], atol=1e-4, rtol=0)
+        assert torch.equal(torch.cat([batch[1] for batch in epoch]), y[orders[-1]])
+    assert sorted(orders[0].tolist()) == list(range(48))
+    assert not torch.equal(*orders)

@@ -30,7 +30,7 @@ class DUCT(WithOptimizer):
     """Weight of each domain's change of the backbone."""
     retrain_epochs: NonNegativeInt = 5
     """Epochs that retrain the classifier on the merged backbone."""
-    retrain_lr: PositiveFloat = 0.03
+    retrain_lr: PositiveFloat = 0.1
     transport_reg: PositiveFloat | None = None
     """Regularisation of the transport of earlier classifiers; ``None``: no transport."""
 

@@ -1,0 +1,75 @@
+"""A network with a classifier for each domain: the base of DUCT and SLCA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covon_avalanche.checks import check_whole
+from covon_avalanche.last_layer import classifier, last_layer, pooled
+
+
+class DomainHeads(nn.Module):
+    """A backbone with a classifier for each domain, all of the same classes.
+
+    In training mode the logits are those of the current domain's classifier; in evaluation mode
+    each class has its largest logit over the domains so far, so that no domain needs to be known.
+
+    :param network: its last layer is replaced, in place.
+    :param num_classes: classes, shared by all domains.
+    :param num_domains: how many domains there will be; no shape changes later.
+    :raises ValueError: naming the value and the rule, or if the last layer is not linear.
+    """
+
+    head: Any
+    """Called with features and the index of a domain; ``blocks`` has the parameters of each."""
+    domains: Tensor
+    """Number of domains begun."""
+
+    def __init__(self, network: nn.Module, num_classes: int, num_domains: int) -> None:
+        super().__init__()
+        check_whole("num_classes", num_classes)
+        check_whole("num_domains", num_domains)
+        self.num_classes, self.num_domains = num_classes, num_domains
+        weight = classifier(network).weight
+        self.width: int = weight.shape[1]
+        """Of the features."""
+        self.backbone = _without_last_layer(network)
+        self.register_buffer("domains", torch.zeros((), dtype=torch.int64, device=weight.device))
+        self.in_domain = False
+        """Whether a training loop has begun the current domain and not finished it."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features of shape (batch, width)."""
+        return pooled(self.backbone(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of shape (batch, classes)."""
+        features, known = self.features(x), max(1, int(self.domains))
+        with torch.autocast(x.device.type, enabled=False):
+            if self.training:
+                return self.head(features.float(), known - 1)
+            return torch.stack([self.head(features.float(), t) for t in range(known)]).amax(0)
+
+    def begin_domain(self) -> None:
+        """Begin a domain, whose classifier alone is trained.
+
+        :raises ValueError: after the last of ``num_domains``.
+        """
+        if int(self.domains) >= self.num_domains:
+            raise ValueError(
+                f"num_domains is {self.num_domains}, but domain {self.num_domains + 1} begins"
+            )
+        for domain, block in enumerate(self.head.blocks):
+            block.requires_grad_(domain == int(self.domains))  # the others take no part
+        self.domains += 1
+
+
+def _without_last_layer(network: nn.Module) -> nn.Module:
+    parent, _, key = last_layer(network).rpartition(".")
+    if not key:
+        return nn.Identity()
+    setattr(network.get_submodule(parent), key, nn.Identity())
+    return network
