@@ -8,13 +8,9 @@ from torch import Tensor
 
 from covon_avalanche.checks import check_fraction
 from covon_avalanche.merging.rule import MergeRule, Task, in_shape
-from covon_avalanche.posterior.fisher import (
-    Criterion,
-    squared_batch_gradients,
-    squared_example_gradients,
-)
+from covon_avalanche.posterior.fisher import Criterion, in_mode, squared_example_gradients
 
-_LEAST_FISHER = 1e-4  # CoFiMA's
+_MOST_FISHER = 1e-4  # CoFiMA's
 
 
 class FisherMerge(MergeRule):
@@ -71,15 +67,17 @@ class CoFiMA(FisherMerge):
 
         m1 = ((1 - γ) F0 m0 + γ F m) / ((1 - γ) F0 + γ F),    F0 ← F
 
-    ``F`` is the mean over mini-batches of their squared gradients, in loss²/weight², clamped from
-    below at 1e-4, at the task's final weights before the merge; ``F0`` is that of the previous
-    task, so only one copy of the size of the weights is kept. The first task is kept as it is, as
-    are new rows of a growing classifier. Gradients are computed in eval mode. With equal Fishers
-    this is :class:`EMA`, which the authors call CoMA. Marouf et al., "Weighted Ensemble Models Are
-    Strong Continual Learners" (ECCV 2024); written from the paper.
+    ``F`` is the mean over mini-batches of their squared gradients, in loss²/weight², at most 1e-4,
+    at the task's final weights before the merge, in training mode and, with
+    :class:`covon_avalanche.plugins.MergePlugin`, on training's own mini-batches; ``F0`` is that of
+    the previous task, so only one copy of the size of the weights is kept. The first task is kept
+    as it is, as are new rows of a growing classifier. With equal Fishers this is :class:`EMA`,
+    which the authors call CoMA. Marouf et al., "Weighted Ensemble Models Are Strong Continual
+    Learners" (ECCV 2024), which also aligns the classifier: see :class:`SLCA`. Weights whose Fisher
+    information is zero in both tasks keep their new values; the authors' code divides 0 by 0.
     """
 
-    shuffled = True  # the gradient of a batch of one class is not that of a typical one
+    augmented = True
 
     def __init__(self, gamma: float = 0.4, criterion: Criterion = F.cross_entropy) -> None:
         """
@@ -95,16 +93,21 @@ class CoFiMA(FisherMerge):
         self.fisher = task.measured
 
     def _measure(self, task: Task) -> dict[str, Tensor]:
-        sums: dict[str, Tensor] = {}
+        parameters = {n: p for n, p in task.model.named_parameters() if p.requires_grad}
+        sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
         batches = 0
-        for batch in task.batches():
-            squared = squared_batch_gradients(task.model, [batch], self.criterion)
-            size = len(batch[1])
-            sums = {name: sums.get(name, 0) + value / size for name, value in squared.items()}
-            batches += 1
+        with in_mode(task.model, train=True):
+            for x, y, *more in task.batches():
+                loss = self.criterion(task.model(x, *more), y)
+                gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
+                for total, gradient in zip(sums.values(), gradients, strict=True):
+                    if gradient is not None:
+                        total += gradient.square()
+                batches += 1
         if batches == 0:
             raise ValueError("the Fisher needs at least one example, got none")
-        return {n: (s / batches).clamp(min=_LEAST_FISHER) for n, s in sums.items()}
+        return {name: (total / batches).clamp(max=_MOST_FISHER) for name, total in sums.items()}
 
     def _weight(self, past: Tensor, new: Tensor) -> Tensor:
-        return self.gamma * new / ((1 - self.gamma) * past + self.gamma * new)
+        weight = self.gamma * new / ((1 - self.gamma) * past + self.gamma * new)
+        return torch.where(weight.isnan() & new.isfinite(), 1.0, weight)  # 0 / 0

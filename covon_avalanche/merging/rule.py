@@ -85,9 +85,9 @@ class MergeRule(ABC):
     """Whether :meth:`merge` or :meth:`observe` passes over the task's data."""
     needs_before: ClassVar[bool] = True
     """Whether :meth:`merge` uses the weights before the task."""
-    shuffled: ClassVar[bool] = False
-    """Whether these passes need full batches in random order, because batches are not averaged
-    example by example."""
+    augmented: ClassVar[bool] = False
+    """Whether these passes are over training's own mini-batches: shuffled, of its size, with its
+    transform. Otherwise they have the evaluation transform, in the order of the data."""
 
     def begin_task(self, model: nn.Module) -> None:  # noqa: B027 (most rules change nothing)
         """Set the weights that a task's training starts from; called at its beginning.

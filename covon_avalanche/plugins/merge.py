@@ -78,12 +78,13 @@ def merge_task(strategy: Any, rule: MergeRule, before: Mapping[str, Tensor] | No
 
     :param before: weights before the task; not needed with a posterior optimizer.
     """
+    mb_size = strategy.train_mb_size if rule.augmented else SECOND_MOMENTS_MB_SIZE
     with task_autocast(strategy):
         merge_into(
             strategy.model,
             strategy.optimizer,
             rule,
             before,
-            lambda: task_loader(strategy, SECOND_MOMENTS_MB_SIZE, shuffled=rule.shuffled),
+            lambda: task_loader(strategy, mb_size, augmented=rule.augmented),
             batch_norm_batches=lambda: task_loader(strategy, strategy.train_mb_size, shuffled=True),
         )

@@ -66,33 +66,45 @@ def test_the_criterion_of_the_training_is_used_and_gradients_are_left_alone(line
 
 
 def batch_fisher_by_hand(weight, batches):
-    """Mean over batches of the squared gradient of the mean loss, at least 1e-4."""
+    """Mean over batches of the squared gradient of the mean loss, at most 1e-4."""
     squares = []
     for x, y in batches:
         weight = weight.detach().clone().requires_grad_()
         loss = nn.functional.cross_entropy(x @ weight.T, y)
         squares.append(torch.autograd.grad(loss, weight)[0].square())
-    return torch.stack(squares).mean(0).clamp(min=1e-4)
+    return torch.stack(squares).mean(0).clamp(max=1e-4)
 
 
 def test_cofima_weighs_the_last_two_models_by_their_fishers():
-    """Batches of 7 and 3; the last input is almost zero, so that its Fisher is 1e-4."""
+    """Batches of 7 and 3; the third input is so large that its Fisher is 1e-4, and the last one is
+    always zero."""
     torch.manual_seed(0)
     model, rule = nn.Linear(4, 3, bias=False), CoFiMA(0.4)
     past, before = None, None
     for t in range(3):
         x, y, weight = torch.randn(10, 4), torch.randint(3, (10,)), torch.randn(3, 4)
-        x[:, 3] *= 1e-3
+        x = x * torch.tensor([0.01, 0.02, 10.0, 0.0])
         merge_task(model, rule, x, y, weight)
         fisher = batch_fisher_by_hand(weight, zip(x.split(7), y.split(7), strict=True))
-        assert (fisher[:, 3] == 1e-4).all()
+        assert (fisher[:, 2] == 1e-4).all()
+        assert (fisher[:, :2] < 1e-4).all()
         expected = weight
         if t > 0:
             old, new = 0.6 * past, 0.4 * fisher
             expected = (old * before + new * weight) / (old + new)
+            expected[:, 3] = weight[:, 3]
         torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(rule.fisher["weight"], fisher)  # only the last
         before, past = model.weight.detach().clone(), fisher
+
+
+def test_cofima_measures_in_training_mode_and_leaves_the_flags_alone():
+    model, modes = nn.Sequential(nn.Dropout(), nn.Linear(4, 3)).eval(), []
+    model.register_forward_pre_hook(lambda module, _: modes.append(module[0].training))
+    batch = torch.randn(5, 4), torch.randint(3, (5,))
+    end_task(model, CoFiMA(), weights(model), lambda: [batch, batch])
+    assert modes == [True, True]
+    assert not model.training
 
 
 def test_autocast_does_not_change_the_fisher_information():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import EWC
 from interrupted_runs import run_with_stops
@@ -24,12 +25,13 @@ from toys import (
 
 from covon_avalanche import MergePlugin
 from covon_avalanche.experiment.run import run_strategy
-from covon_avalanche.merging import EMA, MagMax, RegMean, Task
+from covon_avalanche.merging import EMA, CoFiMA, MagMax, RegMean, Task
 
 
 def make(kind, rule, model):
-    """A strategy that merges, and each task's weights at its start, before and after the merge."""
-    found = []
+    """A strategy that merges; each task's weights at its start, before and after the merge; and the
+    state of torch's generator before the merge."""
+    found, states = [], []
 
     def note_start(strategy):
         if strategy.clock.train_exp_epochs == 0:
@@ -38,6 +40,7 @@ def make(kind, rule, model):
     def note_fast(strategy):
         if strategy.clock.train_exp_epochs == strategy.train_epochs - 1:
             found[-1].append(weights(model))
+            states.append(torch.get_rng_state())
 
     watch = Watch(
         before_training_epoch=note_start,
@@ -45,11 +48,16 @@ def make(kind, rule, model):
         after_training_exp=lambda strategy: found[-1].append(weights(model)),
     )
     if kind == "covon":
-        return make_strategy("covon", model, merge=rule, plugins=[watch]), found
+        return make_strategy("covon", model, merge=rule, plugins=[watch]), found, states
     plugins = MergePlugin(rule), watch
     if kind == "ewc":
-        return make_naive(model, sgd(model), *plugins, cls=EWC, ewc_lambda=0.1), found
-    return make_naive(model, adamw(model), *plugins), found
+        return make_naive(model, sgd(model), *plugins, cls=EWC, ewc_lambda=0.1), found, states
+    return make_naive(model, adamw(model), *plugins), found, states
+
+
+def augmented_order(n):
+    seed = int(torch.randint(2**31, ()))
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -57,7 +65,7 @@ def make(kind, rule, model):
 def test_each_task_starts_and_ends_with_the_rules_weights(rule, kind):
     """Those that the rule computes by hand from the weights before and after each task."""
     model, copied, by_hand = toy_model(), toy_model(), RULES[rule]()
-    strategy, found = make(kind, RULES[rule](), model)
+    strategy, found, states = make(kind, RULES[rule](), model)
     covon = kind == "covon"
     before = strategy.optimizer.prior().mean if covon else weights(model)
     for t, experience in enumerate(toy_benchmark().train_stream):
@@ -66,10 +74,12 @@ def test_each_task_starts_and_ends_with_the_rules_weights(rule, kind):
         by_hand.begin_task(copied)
         assert same(start, weights(copied))
         x, y = columns(experience)
-        if by_hand.shuffled:
-            order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+        size = 64
+        if by_hand.augmented:  # training's own batches
+            torch.set_rng_state(states[t])
+            order, size = augmented_order(len(y)), 16
             x, y = x[order], y[order]
-        batches = list(zip(x.split(64), y.split(64), strict=True))
+        batches = list(zip(x.split(size), y.split(size), strict=True))
         task = Task(copied, before, lambda batches=batches: batches, has_prior=covon)
         copied.load_state_dict(fast)
         own = by_hand.merge(task)
@@ -83,10 +93,25 @@ def test_each_task_starts_and_ends_with_the_rules_weights(rule, kind):
     assert own.keys() == merged.keys()
 
 
+@pytest.mark.parametrize("augmented", [False, True])
+def test_a_rules_passes_have_the_transform_that_it_asks_for(augmented, monkeypatch):
+    data, seen = toy_benchmark(1).train_stream[0].dataset, []
+    shifted = data.replace_current_transform_group((lambda x: x + 100, None))
+    monkeypatch.setattr(CoFiMA, "augmented", augmented)
+    monkeypatch.setattr(CoFiMA, "merge", lambda self, task: seen.extend(task.batches()) or {})
+    monkeypatch.setattr(CoFiMA, "observe", lambda self, task: None)
+    model = toy_model()
+    strategy = make_naive(model, adamw(model), MergePlugin(CoFiMA()))
+    strategy.train(benchmark_from_datasets(train=[shifted]).train_stream)
+    (x, *_), *_ = seen
+    assert len(x) == (16 if augmented else 48)
+    assert (x.mean() > 50) == augmented
+
+
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in TASK_VECTORS])
 def test_a_growing_classifier_keeps_the_new_weights_of_new_classes(rule):
     benchmark = toy_benchmark(3, classes_per_experience=2)
-    strategy, found = make("adamw", RULES[rule](), Head())
+    strategy, found, _ = make("adamw", RULES[rule](), Head())
     for t, experience in enumerate(benchmark.train_stream):
         strategy.eval(benchmark.test_stream[t])  # the head grows here, before it is trained
         strategy.train(experience)
