@@ -15,20 +15,21 @@ from covon_avalanche.prompting.prompted_vit import check_prefix_length
 
 class DualPrompt(PromptModel):
     """DualPrompt (Wang et al., "DualPrompt: Complementary Prompting for Rehearsal-free Continual
-    Learning", ECCV 2022), with the settings of its implementation by CODA-Prompt's authors.
+    Learning", ECCV 2022), with the settings of the authors' code for ImageNet-R.
 
     The attention of the first layers has general prefixes, which all domains train; that of later
-    layers has expert prefixes, of which each domain trains its own. A domain has a key per expert
-    layer. A test image uses in each layer the expert of the domain whose key has the largest cosine
-    similarity with its frozen feature ``q``. To the loss of domain ``t`` is added
+    layers has expert prefixes, of which each domain trains its own, starting from those of the
+    domain before. Each domain has one key. A test image uses the experts of the domain whose key
+    has the largest cosine similarity with its frozen feature ``q``. To the loss of domain ``t`` is
+    added
 
-        ``key_weight`` * mean over the batch of the sum over the expert layers of 1 - cos(q, key_t)
+        ``key_weight`` * mean over the batch of 1 - cos(q, key_t)
 
-    (CODA-Prompt's authors sum over the batch: their gradient of the keys is larger by the size of
-    the batch, to which Adam is invariant.) The head is shared, and classes are never masked.
+    The head is shared, and classes are never masked (the authors mask those of other tasks in
+    training). General and expert prefixes and keys begin uniformly in [-1, 1].
 
     :param general_length: tokens of a general prefix; half of them are keys, half are values.
-    :param expert_length: tokens of an expert prefix.
+    :param expert_length: tokens of an expert prefix, likewise.
     :param general_layers: layers with a general prefix, counted from 0; those that the network does
         not have are left out.
     :param expert_layers: layers with an expert prefix, likewise.
@@ -43,8 +44,8 @@ class DualPrompt(PromptModel):
         network: nn.Module,
         num_domains: int,
         *,
-        general_length: int = 6,
-        expert_length: int = 20,
+        general_length: int = 10,
+        expert_length: int = 40,
         general_layers: Sequence[int] = (0, 1),
         expert_layers: Sequence[int] = (2, 3, 4),
         key_weight: float = 1.0,
@@ -58,20 +59,27 @@ class DualPrompt(PromptModel):
         if both := sorted({*self.general_layers} & {*self.expert_layers}):
             raise ValueError(f"general_layers and expert_layers must differ, both have {both}")
         self.key_weight = key_weight
-        general, experts = len(self.general_layers), len(self.expert_layers)
-        width, feature_width = self.vit.width, self.vit.feature_width
-        self.general = nn.Parameter(self.new_empty(general, general_length, width).uniform_())
+
+        def uniform(*shape: int) -> Tensor:
+            return self.new_empty(*shape).uniform_(-1, 1)
+
+        width, experts = self.vit.width, len(self.expert_layers)
+        self.general = nn.Parameter(uniform(len(self.general_layers), general_length, width))
         self.experts = nn.ParameterList(
-            self.new_empty(experts, expert_length, width).uniform_() for _ in range(num_domains)
+            uniform(experts, expert_length, width) for _ in range(num_domains)
         )
-        self.keys = nn.ParameterList(
-            self.new_empty(experts, feature_width).uniform_() for _ in range(num_domains)
-        )
+        self.keys = nn.ParameterList(uniform(self.vit.feature_width) for _ in range(num_domains))
+
+    @torch.no_grad()
+    def begin_domain(self) -> None:
+        """See :class:`PromptModel`; copy the experts of the domain before."""
+        super().begin_domain()
+        if self.domain > 0:
+            self.experts[self.domain].copy_(self.experts[self.domain - 1])
 
     def _similarities(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Cosines of shape (batch, domains, layers) with keys of (domains, layers, width)."""
-        q = F.normalize(self.vit.query(x))
-        return torch.einsum("bd,tld->btl", q, F.normalize(keys, dim=-1))
+        """Cosines of shape (batch, domains) with keys of shape (domains, width)."""
+        return F.normalize(self.vit.query(x)) @ F.normalize(keys).T
 
     def _logits(self, x: Tensor, experts: Iterable[Tensor]) -> Tensor:
         """With an expert prefix per layer, of shape (batch or 1, length, width)."""
@@ -81,11 +89,10 @@ class DualPrompt(PromptModel):
 
     def training_logits(self, x: Tensor) -> Tensor:
         similarities = self._similarities(x, self.keys[self.domain][None])
-        self.auxiliary_loss = self.key_weight * (1 - similarities).sum((1, 2)).mean()
+        self.auxiliary_loss = self.key_weight * (1 - similarities).mean()
         return self._logits(x, self.experts[self.domain][:, None])
 
     def predicted_logits(self, x: Tensor) -> Tensor:
         learned = max(1, int(self.domains))
         chosen = self._similarities(x, torch.stack([*self.keys][:learned])).argmax(1)
-        experts = torch.stack([*self.experts][:learned])
-        return self._logits(x, [experts[chosen[:, i], i] for i in range(experts.shape[1])])
+        return self._logits(x, torch.stack([*self.experts][:learned], 1)[:, chosen])

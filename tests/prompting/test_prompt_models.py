@@ -139,7 +139,7 @@ def test_what_later_domains_need_is_in_the_state(method):
 
 PUBLISHED = {
     "l2p": dict(pool=10, length=5, top_k=5, key_weight=0.1, batchwise=True),
-    "dualprompt": dict(general_length=6, expert_length=20, key_weight=1.0)
+    "dualprompt": dict(general_length=10, expert_length=40, key_weight=1.0)
     | dict(general_layers=(0, 1), expert_layers=(2, 3, 4)),
     "coda-p": dict(pool=100, length=8, layers=(0, 1, 2, 3, 4)),
 }
@@ -157,7 +157,7 @@ def test_defaults_are_the_published_settings_and_those_of_recipes(kind):
     for name in PROMPTING[kind].model_fields.keys() - Prompting.model_fields.keys():
         if name != "max_grad_norm":
             assert PROMPTING[kind].model_fields[name].default == defaults[name]
-    if kind == "l2p":
+    if kind in ("l2p", "dualprompt"):
         assert KINDS[kind](kind=kind, lr=0.001).build().plugins[0].max_grad_norm == 1
 
 

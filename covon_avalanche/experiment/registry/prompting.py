@@ -124,14 +124,15 @@ class DualPrompt(Prompting):
     """DualPrompt: a prefix that all domains share and one for each."""
 
     kind: Literal["dualprompt"]
-    general_length: PositiveInt = 6
+    general_length: PositiveInt = 10
     """Tokens of a prefix that all domains share; half of them are keys, half are values."""
-    expert_length: PositiveInt = 20
+    expert_length: PositiveInt = 40
     """Tokens of a domain's prefix."""
     key_weight: NonNegativeFloat = 1.0
     """Weight of the loss of the keys."""
+    max_grad_norm: PositiveFloat | None = 1.0
 
-    not_searched = frozenset({"key_weight"})
+    not_searched = frozenset({"key_weight", "max_grad_norm"})
 
 
 class CODAPrompt(Prompting):
