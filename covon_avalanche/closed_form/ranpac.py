@@ -13,8 +13,9 @@ from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.closed_form.model import ClosedFormHead
 
 RANPAC_RIDGES = tuple(10.0**k for k in range(-8, 9))
+LAYUP_RIDGES = (1e-8, *(10.0 ** (k / 2) for k in range(-8, 7)))
 STANDARDIZED_RIDGES = tuple(10.0 ** (k / 2) for k in range(2, 11))
-_HELD_OUT = 5  # every fifth example chooses the ridge
+_HELD_OUT = 5  # without folds every fifth example chooses the ridge
 
 
 class RidgeClassifier(ClosedFormHead):
@@ -23,8 +24,9 @@ class RidgeClassifier(ClosedFormHead):
     With features ``H``, one row per example, and one-hot labels ``Y``, the sums ``G = HᵀH`` and
     ``Q = HᵀY`` over all domains give the weights ``(G + ridge I)⁻¹ Q`` of the joint ridge
     regression, whatever the order of the domains. The ridge is chosen in each domain, by fitting
-    on four fifths of that domain's examples and validating on every fifth example; a domain of
-    fewer than five keeps the ridge of the one before.
+    on four fifths of that domain's examples and validating on every fifth example; or, with
+    ``folds``, by cross-validation over that domain's examples, in which each fit has the sums of
+    all earlier domains, too. A domain with fewer examples keeps the ridge of the one before.
 
     With ``standardize`` features are centred and divided by their standard deviation over all
     domains, and an intercept is fitted that the ridge leaves alone. Both follow from the sums.
@@ -32,17 +34,20 @@ class RidgeClassifier(ClosedFormHead):
     With ``projection`` the features are ``relu(f P)`` with a fixed random matrix ``P`` of standard
     normals: RanPAC (McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for
     Continual Learning", NeurIPS 2023, without its first-domain adapter). Features of several
-    blocks without projection, and the ridge chosen by accuracy, are LayUP (see
-    :class:`FeatureExtractor`), whose authors choose the ridge by four-fold cross-validation.
+    blocks without projection, and the ridge chosen by accuracy in four folds, are LayUP (see
+    :class:`FeatureExtractor`). Its authors' folds are of consecutive examples of each class; here
+    they are every fourth example, so that mirror images stay together.
 
     :param width: of the features.
     :param num_classes: number of classes, shared by all domains.
     :param projection: number ``M`` of random features; ``None`` for the features themselves.
     :param standardize: centre and scale the features.
-    :param ridges: candidate values; by default 1e-8 to 1e8, or 10 to 1e5 for standardised
-        features.
+    :param folds: of cross-validation; ``None``: a fifth of the examples is held out.
+    :param ridges: candidate values; by default 1e-8 to 1e8, with ``folds`` 1e-4 to 1e3 and 1e-8,
+        and for standardised features 10 to 1e5.
     :param select: choose the ridge with the least squared error (``"mse"``, RanPAC) or the highest
-        ``"accuracy"`` (LayUP); of equal ones the largest.
+        ``"accuracy"`` (LayUP); of equal ones the largest
+        (LayUP's authors take the smallest).
     :param ridge_from: choose by the scores of the ``"last"`` domain, as in RanPAC and LayUP, or by
         their sum over ``"all"`` domains: then the order of the domains does not matter.
     :param seed: of the projection.
@@ -58,6 +63,7 @@ class RidgeClassifier(ClosedFormHead):
         *,
         projection: int | None = None,
         standardize: bool = False,
+        folds: int | None = None,
         ridges: Sequence[float] | None = None,
         select: Literal["mse", "accuracy"] = "mse",
         ridge_from: Literal["last", "all"] = "last",
@@ -67,12 +73,16 @@ class RidgeClassifier(ClosedFormHead):
         if projection is not None:
             check_whole("projection", projection)
         if ridges is None:
-            ridges = STANDARDIZED_RIDGES if standardize else RANPAC_RIDGES
+            ridges = LAYUP_RIDGES if folds else RANPAC_RIDGES
+            ridges = STANDARDIZED_RIDGES if standardize else ridges
         if not ridges or min(ridges) <= 0:
             raise ValueError(f"ridges must be positive numbers, got {list(ridges)}")
         check_choice("select", select, ("mse", "accuracy"))
         check_choice("ridge_from", ridge_from, ("last", "all"))
+        if folds is not None:
+            check_whole("folds", folds, least=2)
         self.num_classes, self.select, self.ridges = num_classes, select, sorted(ridges)
+        self.folds = folds
         self.standardize = standardize
         generator = torch.Generator().manual_seed(seed)
         entries = (projection or width) + standardize  # of the intercept, the constant 1
@@ -99,8 +109,8 @@ class RidgeClassifier(ClosedFormHead):
         self.register_buffer("ridge", gram.new_tensor(self.ridges[-1]))
         self.ridge: Tensor
         """The ridge of the last domain, a scalar."""
-        self._domain: tuple[Tensor, Tensor]  # G and Q of the current domain
-        self._held_out: list[tuple[Tensor, Tensor]]
+        self._domain: tuple[Tensor, Tensor]  # G and Q of what is not held out
+        self._held_out: list[list[tuple[Tensor, Tensor]]]  # by fold
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
         state.setdefault(f"{prefix}ridge", self.ridge)  # saved before it was kept
@@ -108,13 +118,16 @@ class RidgeClassifier(ClosedFormHead):
 
     def begin_domain(self) -> None:
         self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
-        self._held_out = []
+        self._held_out = [[] for _ in range(self.folds or 1)]
 
     def update(self, features: Tensor, labels: Tensor, first_index: int = 0) -> None:
-        numbers = first_index + torch.arange(len(labels), device=labels.device)
-        held_out = numbers % _HELD_OUT == _HELD_OUT - 1
-        self._held_out.append((features[held_out], labels[held_out]))
-        self._add(self._domain, features[~held_out], labels[~held_out])
+        last = (self.folds or _HELD_OUT) - 1
+        position = (first_index + torch.arange(len(labels), device=labels.device)) % (last + 1)
+        for fold, examples in enumerate(self._held_out):
+            own = position == last - fold
+            examples.append((features[own], labels[own]))
+        rest = position <= last - len(self._held_out)
+        self._add(self._domain, features[rest], labels[rest])
 
     def _add(self, sums: tuple[Tensor, Tensor], features: Tensor, labels: Tensor) -> None:
         gram, targets = sums
@@ -127,7 +140,8 @@ class RidgeClassifier(ClosedFormHead):
 
         :raises FloatingPointError: if features are not finite; the domain is not added then.
         """
-        scores = self._held_out_scores(*self._domain)
+        folds = [self._sums(examples) for examples in self._held_out]
+        scores = self._held_out_scores(folds)
         if self.scores is not None:
             scores = self.scores if scores is None else self.scores + scores
         if scores is not None:
@@ -135,11 +149,7 @@ class RidgeClassifier(ClosedFormHead):
             ridge = max(r for r, score in zip(self.ridges, scores, strict=True) if score == best)
         else:
             ridge = float(self.ridge)
-        gram, targets = self._domain
-        gram += self.gram
-        targets += self.targets
-        for features, labels in self._held_out:
-            self._add((gram, targets), features, labels)
+        gram, targets = _sum([(self.gram, self.targets), self._domain, *folds])
         self.weight = self._solve(gram, targets, ridge).to(self.weight.dtype)
         self.gram, self.targets = gram, targets
         if self.scores is not None:
@@ -147,12 +157,33 @@ class RidgeClassifier(ClosedFormHead):
         self.ridge.fill_(ridge)
         del self._domain, self._held_out
 
-    def _held_out_scores(self, gram: Tensor, targets: Tensor) -> Tensor | None:
-        """Of each ridge, the higher the better; ``None`` for a domain of fewer than 5 examples."""
-        labels = torch.cat([labels for _, labels in self._held_out])
-        if not len(labels):
+    def _sums(self, examples: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """``G`` and ``Q`` of held-out examples."""
+        sums = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
+        for features, labels in examples:
+            self._add(sums, features, labels)
+        return sums
+
+    def _held_out_scores(self, folds: Sequence[tuple[Tensor, Tensor]]) -> Tensor | None:
+        """Of each ridge, the higher the better; ``None`` if a fold is empty.
+
+        :param folds: ``G`` and ``Q`` of each fold.
+        """
+        if not all(sum(len(labels) for _, labels in fold) for fold in self._held_out):
             return None
-        h = torch.cat([self._projected(features) for features, _ in self._held_out]).double()
+        fitted = [self._domain, (self.gram, self.targets)] if self.folds else [self._domain]
+        found = []
+        for i, examples in enumerate(self._held_out):
+            others = [sums for j, sums in enumerate(folds) if j != i]
+            found.append(self._fold_scores(examples, *_sum([*fitted, *others])))
+        return torch.stack(found).mean(0)
+
+    def _fold_scores(
+        self, examples: Sequence[tuple[Tensor, Tensor]], gram: Tensor, targets: Tensor
+    ) -> Tensor:
+        """Of each ridge, fitted to ``G`` and ``Q``, on the examples."""
+        labels = torch.cat([labels for _, labels in examples])
+        h = torch.cat([self._projected(features) for features, _ in examples]).double()
         if not h.isfinite().all():
             raise FloatingPointError("the features of the network are not finite")
         wanted = F.one_hot(labels, self.num_classes).double()
@@ -177,6 +208,15 @@ class RidgeClassifier(ClosedFormHead):
     def forward(self, features: Tensor) -> Tensor:
         """Regressed one-hot labels, of shape (batch, classes)."""
         return self._projected(features) @ self.weight
+
+
+def _sum(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Of ``G`` and of ``Q``."""
+    gram, targets = (column[0].clone() for column in zip(*parts, strict=True))
+    for more_gram, more_targets in parts[1:]:
+        gram += more_gram
+        targets += more_targets
+    return gram, targets
 
 
 def _weight(gram: Tensor, targets: Tensor, ridge: float) -> Tensor:

@@ -1,13 +1,13 @@
 """Classifier alignment: retraining a classifier on Gaussians of the features of all domains.
 
 Zhang et al., "SLCA: Slow Learner with Classifier Alignment for Continual Learning on a Pre-trained
-Model" (ICCV 2023); written from the paper's equations.
+Model" (ICCV 2023).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,23 +16,26 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from covon_avalanche.last_layer import classifier
 
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d
+
 _RIDGE = 1e-4  # added to the diagonal of a covariance
 _MB_SIZE = 256
 _TEMPERATURE = 0.1
 
 
 class FeatureGaussians(NamedTuple):
-    """Gaussians of one domain's features: a mean for each class and one covariance for all."""
+    """Gaussians of one domain's features: a mean for each class, and covariances."""
 
     classes: Tensor
     """Class ids, int64, of shape (classes,)."""
     means: Tensor
     """Of shape (classes, width)."""
     covariance: Tensor
-    """Of shape (width, width), in units of the features squared."""
+    """Of all classes, of shape (width, width), or of each class, of shape (classes, width, width);
+    in units of the features squared."""
 
 
-def fit_gaussians(features: Tensor, labels: Tensor) -> FeatureGaussians:
+def fit_gaussians(features: Tensor, labels: Tensor, *, per_class: bool = False) -> FeatureGaussians:
     """Class means and the pooled covariance within classes, plus 1e-4 on its diagonal.
 
     The covariance is the sum of squared deviations from the class means, divided by the number of
@@ -40,6 +43,7 @@ def fit_gaussians(features: Tensor, labels: Tensor) -> FeatureGaussians:
 
     :param features: of shape (examples, width).
     :param labels: class ids of shape (examples,).
+    :param per_class: a covariance for each class, of its examples alone, as in SLCA.
     :raises ValueError: without examples.
     """
     if len(labels) == 0:
@@ -49,13 +53,34 @@ def fit_gaussians(features: Tensor, labels: Tensor) -> FeatureGaussians:
     members = F.one_hot(rows.cpu(), len(classes)).double()
     means = members.T @ x / members.sum(0)[:, None]
     deviations = x - means[rows.cpu()]
-    covariance = deviations.T @ deviations / max(1, len(labels) - len(classes))
-    covariance.diagonal().add_(_RIDGE)
+    parts = (
+        [deviations[rows.cpu() == i] for i in range(len(classes))] if per_class else [deviations]
+    )
+    lost = 1 if per_class else len(classes)  # degrees of freedom
+    found = torch.stack([part.T @ part / max(1, len(part) - lost) for part in parts])
+    found.diagonal(dim1=1, dim2=2).add_(_RIDGE)
+    covariance = found if per_class else found[0]
     return FeatureGaussians(classes.cpu(), means.float(), covariance.float())
 
 
 def align_classifier(
-    network: nn.Module,
+    network: nn.Module, domains: Sequence[FeatureGaussians], **options: Any
+) -> None:
+    """Retrain the last layer on features drawn from the Gaussians of all domains so far.
+
+    Features of a convolutional layer with kernel size 1 are averaged over positions, and a
+    nonlinearity that follows it (SqueezeNet's ReLU) takes no part.
+
+    :param network: its last layer must be linear or have kernel size 1; nothing else is changed.
+    :param domains: in the order of training, see :func:`fit_gaussians`.
+    :param options: see :func:`align_layers`.
+    :raises ValueError: if the last layer is not linear, or frozen.
+    """
+    align_layers([classifier(network)], domains, **options)
+
+
+def align_layers(
+    layers: Sequence[Layer],
     domains: Sequence[FeatureGaussians],
     *,
     samples: int = 256,
@@ -64,29 +89,27 @@ def align_classifier(
     momentum: float = 0.9,
     weight_decay: float = 5e-4,
 ) -> None:
-    """Retrain the last layer on features drawn from the Gaussians of all domains so far.
+    """Retrain one classifier, or one for each domain, on features drawn from Gaussians.
 
-    The loss is the cross-entropy of ``z / (0.1 ‖z‖)`` with the layer's outputs ``z``. Before
-    sampling, the means of domain t of T are multiplied by 0.9 + 0.1 t / T. SGD with mini-batches of
-    256 and a cosine schedule over the epochs, each with new samples of torch's global generator.
+    The loss is the cross-entropy of ``z / (0.1 ‖z‖)`` with the outputs ``z`` of all classifiers
+    and the mean of their norms. Before sampling, the means of domain t of T are multiplied by
+    0.9 + 0.1 t / T. SGD with mini-batches of 256 and a cosine schedule over the epochs, each with
+    new samples of torch's global generator.
 
-    Features of a convolutional layer with kernel size 1 are averaged over positions, and a
-    nonlinearity that follows it (SqueezeNet's ReLU) takes no part.
-
-    :param network: its last layer must be linear or have kernel size 1; nothing else is changed.
+    :param layers: one for all domains, or one for each, whose outputs are then distinct classes.
     :param domains: in the order of training, see :func:`fit_gaussians`.
     :param samples: features per class and domain in each epoch.
-    :raises ValueError: if the last layer is not linear, or frozen.
+    :raises ValueError: if all layers are frozen.
     """
-    layer = classifier(network)
-    parameters = [p for p in layer.parameters() if p.requires_grad]
+    parameters = [p for layer in layers for p in layer.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("the last layer is frozen: it cannot be aligned")
     # By pair of class and domain:
     means = torch.cat([(0.9 + 0.1 * t / len(domains)) * d.means for t, d in enumerate(domains, 1)])
-    labels = torch.cat([d.classes for d in domains])
-    domain = torch.cat([torch.full_like(d.classes, t) for t, d in enumerate(domains)])
-    roots = [_root(d.covariance) for d in domains]
+    offset = len(layers[0].weight) if len(layers) > 1 else 0
+    labels = torch.cat([d.classes + t * offset for t, d in enumerate(domains)])
+    roots = torch.cat([_root(d.covariance) for d in domains])
+    root_of = _positions([d.covariance.dim() > 2 for d in domains], [len(d.means) for d in domains])
     optimizer = torch.optim.SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay)
     schedule = CosineAnnealingLR(optimizer, epochs)
     with torch.enable_grad():
@@ -94,12 +117,10 @@ def align_classifier(
             order = torch.randperm(len(labels) * samples, device="cpu") % len(labels)
             for chosen in order.split(_MB_SIZE):
                 noise = torch.randn_like(x := means[chosen])
-                for t in domain[chosen].unique().tolist():
-                    rows = domain[chosen] == t
+                for t in root_of[chosen].unique().tolist():
+                    rows = root_of[chosen] == t
                     x[rows] += noise[rows] @ roots[t]
-                z = F.linear(x.to(layer.weight), layer.weight.flatten(1), layer.bias)
-                norm = z.norm(dim=1, keepdim=True) + 1e-7
-                loss = F.cross_entropy(z / (_TEMPERATURE * norm), labels[chosen].to(z.device))
+                loss = _normalised_loss(layers, x.to(layers[0].weight), labels[chosen])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -107,7 +128,24 @@ def align_classifier(
     optimizer.zero_grad()
 
 
+def _normalised_loss(layers: Sequence[Layer], x: Tensor, labels: Tensor) -> Tensor:
+    z = [F.linear(x, layer.weight.flatten(1), layer.bias) for layer in layers]
+    norm = torch.stack([part.norm(dim=1, keepdim=True) + 1e-7 for part in z]).mean(0)
+    return F.cross_entropy(torch.cat(z, 1) / (_TEMPERATURE * norm), labels.to(x.device))
+
+
+def _positions(per_class: Sequence[bool], classes: Sequence[int]) -> Tensor:
+    """Of each pair's covariance among those of all domains, of shape (pairs,)."""
+    positions, start = [], 0
+    for own, n in zip(per_class, classes, strict=True):
+        positions.append(start + torch.arange(n) * own)
+        start += n if own else 1
+    return torch.cat(positions)
+
+
 def _root(covariance: Tensor) -> Tensor:
-    """``R`` with ``Rᵀ R`` the covariance, which rounding may have left with eigenvalues below 0."""
+    """``R`` with ``Rᵀ R`` the covariance, which rounding may have left with eigenvalues below 0; of
+    shape (covariances, width, width)."""
     values, vectors = torch.linalg.eigh(covariance.double())
-    return (values.clamp(min=0).sqrt()[:, None] * vectors.T).float()
+    root = values.clamp(min=0).sqrt()[..., None] * vectors.mT
+    return root.float().reshape(-1, *covariance.shape[-2:])

@@ -1,7 +1,7 @@
 """Avalanche plugins: they decide when; ``optim``, ``merging`` and ``posterior`` decide what."""
 
 from covon_avalanche.plugins.ada_reg import AdaRegPlugin
-from covon_avalanche.plugins.classifier_alignment import ClassifierAlignmentPlugin
+from covon_avalanche.plugins.classifier_alignment import ClassifierAlignmentPlugin, SLCAPlugin
 from covon_avalanche.plugins.closed_form import ClosedFormPlugin
 from covon_avalanche.plugins.covon import CoVONPlugin
 from covon_avalanche.plugins.duct import DUCTPlugin
@@ -30,6 +30,7 @@ __all__ = [
     "PromptPlugin",
     "RWalkPlugin",
     "SIPlugin",
+    "SLCAPlugin",
     "TDVCLPlugin",
     "VCLPlugin",
 ]

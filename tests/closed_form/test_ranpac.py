@@ -18,6 +18,7 @@ from covon_avalanche.closed_form import (
     NearestClassMean,
     RidgeClassifier,
 )
+from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.plugins import ClosedFormPlugin
 from covon_avalanche.prompting import TunedViT
 
@@ -89,7 +90,7 @@ def test_an_image_and_its_mirror_image_are_held_out_together():
     head.begin_domain()
     for view in (features, features.flip(1)):
         head.update(view, labels, first_index=3)
-    (held, _), (mirrored, _) = head._held_out
+    (((held, _), (mirrored, _)),) = head._held_out
     assert torch.equal(held, features[1::5])
     assert torch.equal(mirrored, features.flip(1)[1::5])
 
@@ -134,6 +135,39 @@ def test_the_ridge_is_chosen_on_every_fifth_example_of_the_domain_alone(select):
     heads = [learned(domains[:n], ridges=ridges[::-1], select=select) for n in (1, 2)]
     assert [head.ridge for head in heads] == chosen
     assert torch.equal(heads[1].weight, learned(domains, ridges=chosen[-1:]).weight)
+
+
+@pytest.mark.parametrize("select", ["mse", "accuracy"])
+def test_folds_fit_on_earlier_domains_too(select):
+    """As in LayUP: every fourth example is predicted by the fit to all others of all domains."""
+    ridges = [1e-3, 1.0, 30.0, 100.0, 300.0, 1e4]
+    (x0, y0), (x1, y1) = (domain(seed, examples=103) for seed in (0, 4))
+    fold, scores = np.arange(103) % 4, []
+    for alpha in ridges:
+        own = []
+        for held_out in range(4):
+            fitted = fold != held_out
+            x = torch.cat([x0, x1[fitted]]).double().numpy()
+            y = torch.cat([y0, y1[fitted]]).numpy()
+            ridge = Ridge(alpha=alpha, fit_intercept=False).fit(x, np.eye(3)[y])
+            predicted = ridge.predict(x1[~fitted].double().numpy())
+            error = ((predicted - np.eye(3)[y1[~fitted].numpy()]) ** 2).mean()
+            hits = (predicted.argmax(1) == y1[~fitted].numpy()).mean()
+            own.append(-error if select == "mse" else hits)
+        scores.append(np.mean(own))
+    chosen = max(a for a, s in zip(ridges, scores, strict=True) if s >= max(scores) - 1e-12)
+    domains = [(x0, y0), (x1, y1)]
+    head = learned(domains, ridges=ridges, select=select, folds=4)
+    assert head.ridge == chosen
+    assert torch.equal(head.weight, learned(domains, ridges=[chosen]).weight)
+    assert head.ridge != learned(domains, ridges=ridges, select=select).ridge
+
+
+def test_layups_ridges_are_its_authors():
+    ridges = RidgeClassifier(8, 3, folds=4).ridges
+    np.testing.assert_allclose(ridges, [1e-8, *np.logspace(-4, 3, 15)])
+    own = KINDS["layup"](kind="layup")
+    assert (own.folds, own.select, own.blocks) == (4, "accuracy", 6)
 
 
 def test_the_ridge_of_all_domains_does_not_depend_on_their_order():

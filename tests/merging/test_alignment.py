@@ -9,6 +9,7 @@ from torch import nn
 from covon_avalanche.merging.alignment import (
     FeatureGaussians,
     align_classifier,
+    align_layers,
     fit_gaussians,
 )
 
@@ -31,6 +32,17 @@ def test_means_and_covariance_are_numpys():
     np.testing.assert_allclose(found.covariance, scatter + 1e-4 * np.eye(3), rtol=1e-5, atol=1e-6)
 
 
+def test_covariances_of_classes_are_numpys():
+    """A class with one image has no deviations."""
+    x, y = examples(30, 0, 5, 1)
+    found = fit_gaussians(x, y, per_class=True)
+    assert found.covariance.shape == (3, 3, 3)
+    for own, c in zip(found.covariance[:2], (0, 2), strict=True):
+        expected = np.cov(x[y == c].numpy().T) + 1e-4 * np.eye(3)
+        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.covariance[2], 1e-4 * torch.eye(3))
+
+
 def test_one_class_one_image_of_a_class_and_none():
     x, y = examples(20)
     alone = fit_gaussians(x, y)
@@ -44,9 +56,12 @@ def test_one_class_one_image_of_a_class_and_none():
         fit_gaussians(x[:0], y[:0])
 
 
-def test_samples_have_the_moments_of_their_class_and_domain(monkeypatch):
+@pytest.mark.parametrize("per_class", [False, True])
+def test_samples_have_the_moments_of_their_class_and_domain(per_class, monkeypatch):
     """Means of the first of two domains are multiplied by 0.95; one covariance is singular."""
-    first = fit_gaussians(*examples(40, 40))
+    first = fit_gaussians(*examples(40, 40), per_class=per_class)
+    covariances = first.covariance.expand(2, 3, 3)
+    assert torch.equal(*covariances) != per_class
     second = FeatureGaussians(
         torch.tensor([2]), torch.tensor([[1.0, 2.0, 3.0]]), torch.diag(torch.tensor([4.0, 0, 1]))
     )
@@ -57,12 +72,12 @@ def test_samples_have_the_moments_of_their_class_and_domain(monkeypatch):
     )
     align_classifier(nn.Linear(3, 3), [first, second], samples=100_000, epochs=1)
     x, y = (torch.cat(batches) for batches in drawn)
-    expected = [(0.95 * first.means[0], first), (0.95 * first.means[1], first)]
-    for label, (mean, domain) in enumerate([*expected, (second.means[0], second)]):
-        own, size = x[y == label], domain.covariance.abs().max().item()
+    expected = [(0.95 * first.means[i], covariances[i]) for i in range(2)]
+    for label, (mean, covariance) in enumerate([*expected, (second.means[0], second.covariance)]):
+        own, size = x[y == label], covariance.abs().max().item()
         assert len(own) == 100_000
         np.testing.assert_allclose(own.mean(0), mean, atol=0.02 * size**0.5)
-        np.testing.assert_allclose(np.cov(own.T), domain.covariance, atol=0.02 * size)
+        np.testing.assert_allclose(np.cov(own.T), covariance, atol=0.02 * size)
 
 
 def test_two_steps_by_hand():
@@ -90,6 +105,29 @@ def test_two_steps_by_hand():
     torch.testing.assert_close(layer.weight.detach(), w[:, :-1].float(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(layer.bias.detach(), w[:, -1].float(), rtol=1e-4, atol=1e-5)
     assert layer.weight.grad is None
+
+
+def test_a_step_of_two_classifiers_by_hand():
+    """Of two domains: the classes of the second follow those of the first, and the norm is the mean
+    of both classifiers' norms. Class 2 is missing in the first domain."""
+    torch.manual_seed(0)
+    means = torch.randn(2, 5), torch.randn(3, 5)
+    classes = torch.tensor([0, 1]), torch.arange(3)
+    pairs = zip(classes, means, strict=True)
+    domains = [FeatureGaussians(c, m, torch.zeros(5, 5)) for c, m in pairs]
+    layers = [nn.Linear(5, 3) for _ in range(2)]
+    w = torch.cat([torch.cat([o.weight, o.bias[:, None]], 1) for o in layers]).detach().double()
+    x = torch.cat([0.95 * means[0], means[1]]).double()
+    x, y = torch.cat([x, torch.ones(5, 1)], 1), torch.tensor([0, 1, 3, 4, 5])
+    align_layers(layers, domains, samples=7, epochs=1, lr=0.5, weight_decay=0.1)
+    w.requires_grad_()
+    z = x @ w.T
+    norms = (z[:, :3].square().sum(1).sqrt() + z[:, 3:].square().sum(1).sqrt()) / 2
+    loss = -(10 * z / norms[:, None]).log_softmax(1)[torch.arange(5), y].mean()
+    (gradient,) = torch.autograd.grad(loss, w)
+    w = w.detach() - 0.5 * (gradient + 0.1 * w.detach())
+    found = torch.cat([torch.cat([o.weight, o.bias[:, None]], 1) for o in layers]).detach()
+    torch.testing.assert_close(found, w.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_head_of_kernel_size_one_is_a_linear_one():

@@ -10,7 +10,7 @@ from toys import adamw, make_naive, make_strategy, parts_of, sgd, toy_benchmark,
 
 from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
 from covon_avalanche.evaluation import MemoryFootprint
-from covon_avalanche.merging import DUCT, Average, Eq8, MagMax, RegMean
+from covon_avalanche.merging import DUCT, SLCA, Average, Eq8, MagMax, RegMean
 from covon_avalanche.plugins import (
     AdaRegPlugin,
     ClassifierAlignmentPlugin,
@@ -23,6 +23,7 @@ from covon_avalanche.plugins import (
     InputAnchorPlugin,
     MergePlugin,
     PromptPlugin,
+    SLCAPlugin,
     TDVCLPlugin,
     VCLPlugin,
 )
@@ -48,6 +49,10 @@ def duct():
     return DUCT(toy_model(), 4, 3, keep_means=True)
 
 
+def slca():
+    return SLCA(toy_model(), 4, 3)
+
+
 def covon(model):
     return make_covon(model.named_parameters())
 
@@ -67,6 +72,7 @@ WHOLE_TASKS = {
     "icarl": (lambda: ICaRLPlugin(8), toy_model, sgd),
     "input anchor": (lambda: InputAnchorPlugin(1.0), toy_model, sgd),
     "merge": (lambda: MergePlugin(Average()), toy_model, sgd),
+    "slca": (SLCAPlugin, slca, sgd),
     "prompts": (PromptPlugin, lambda: SPrompts(toy_vit(), 2), sgd),
     "td-vcl": (TDVCLPlugin, toy_model, vcl),
     "vcl": (VCLPlugin, toy_model, vcl),
@@ -107,6 +113,8 @@ def test_parts_of_a_task_are_trained_with_consolidate_every():
         (DUCTPlugin, duct, covon, "an optimizer without a posterior, got CoVON"),
         (lambda: MergePlugin(Eq8()), toy_model, adamw, r"Eq8 .* needs a CoVON .* got AdamW"),
         (PromptPlugin, toy_model, sgd, "PromptPlugin needs a PromptModel, got Sequential"),
+        (SLCAPlugin, toy_model, sgd, "needs an SLCA model, got Sequential: wrap the network"),
+        (SLCAPlugin, slca, covon, "an optimizer without a posterior, got CoVON"),
         (VCLPlugin, toy_model, adamw, "VCLPlugin needs a BayesByBackprop optimizer, got AdamW"),
     ],
 )

@@ -66,6 +66,8 @@ class Ridge(ClosedForm):
     """Centre and scale the features, and fit an intercept."""
     select: Literal["mse", "accuracy"] = "mse"
     """Criterion for the ridge, on a fifth of each domain's training images."""
+    folds: Annotated[int | None, Field(ge=2)] = None
+    """Folds of a cross-validation that decides the ridge instead."""
     ridge_from: Literal["last", "all"] | None = None
     """The domains whose images decide; ``"last"`` by default."""
 
@@ -80,6 +82,7 @@ class Ridge(ClosedForm):
             projection=self.projection,
             standardize=bool(self.standardize),
             select=self.select,
+            folds=self.folds,
             ridge_from=self.ridge_from or "last",
             seed=int(torch.randint(2**31, (), device="cpu")),  # decided by the run's seed
         )
@@ -124,3 +127,4 @@ class LayUP(Ridge):
     kind: Literal["layup"]  # type: ignore[assignment]
     blocks: PositiveInt | None = 6
     select: Literal["mse", "accuracy"] = "accuracy"
+    folds: Annotated[int | None, Field(ge=2)] = 4

@@ -6,26 +6,35 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from covon_avalanche.experiment.registry.base import WithOptimizer
+from covon_avalanche.experiment.registry.base import Method, WithOptimizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class DUCT(WithOptimizer):
-    """DUCT, with the published settings as defaults."""
+class DomainHeads(WithOptimizer):
+    """A network with a classifier for each domain."""
 
-    kind: Literal["duct"]
     tuning: None = None
     tuning_size: None = None
-    lr: PositiveFloat = 0.1
-    """Learning rate of the classifier."""
     weight_decay: NonNegativeFloat = 5e-4
     optimizer: Literal["adamw", "sgd"] = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
         default_factory=lambda known: 0.9 if known.get("optimizer") == "sgd" else 0.0
     )
     backbone_lr_factor: PositiveFloat | None = 0.01
+
+    def head(self, model: nn.Module) -> nn.Module:
+        head: Any = model.head
+        return head
+
+
+class DUCT(DomainHeads):
+    """DUCT, with the published settings as defaults."""
+
+    kind: Literal["duct"]
+    lr: PositiveFloat = 0.1
+    """Of the classifier."""
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Weight of each domain's change of the backbone."""
     retrain_epochs: NonNegativeInt = 5
@@ -46,6 +55,32 @@ class DUCT(WithOptimizer):
         keep_means = self.transport_reg is not None
         return Model(network, num_classes, num_domains, alpha=self.alpha, keep_means=keep_means)
 
-    def head(self, model: nn.Module) -> nn.Module:
-        head: Any = model.head
-        return head
+
+class SLCA(DomainHeads):
+    """SLCA and, with a merge, CoMA and CoFiMA, with the published settings as defaults."""
+
+    kind: Literal["slca"]
+    lr: PositiveFloat = 0.01
+    """Of the classifier."""
+    merge: Literal["ema", "cofima"] | None = None
+    """After each domain: ``"ema"`` is CoMA, ``"cofima"`` CoFiMA; ``None``: no merge."""
+    merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Weight of the new domain in the merge, 0.4 by default."""
+    covariance: Literal["class", "domain"] = "class"
+    """One for each class, or one for all classes of a domain."""
+
+    class_path = "covon_avalanche.plugins:SLCAPlugin"
+
+    def wrap_model(
+        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
+    ) -> nn.Module:
+        from covon_avalanche.merging import SLCA as Model
+
+        return Model(network, num_classes, num_domains)
+
+    def build(self) -> Method:
+        from covon_avalanche.merging import EMA, CoFiMA
+
+        rules = {"ema": EMA, "cofima": CoFiMA}
+        rule = rules[self.merge](self.merge_gamma or 0.4) if self.merge else None
+        return Method.of(self.class_path, {"rule": rule, "per_class": self.covariance == "class"})
