@@ -145,8 +145,9 @@ class RidgeClassifier(ClosedFormHead):
         if self.scores is not None:
             scores = self.scores if scores is None else self.scores + scores
         if scores is not None:
-            best = scores.max()
-            ridge = max(r for r, score in zip(self.ridges, scores, strict=True) if score == best)
+            pairs = zip(self.ridges, scores.tolist(), strict=True)
+            best = float(scores.max()) - 1e-12  # folds' means are rounded
+            ridge = max(r for r, score in pairs if score >= best)
         else:
             ridge = float(self.ridge)
         gram, targets = _sum([(self.gram, self.targets), self._domain, *folds])

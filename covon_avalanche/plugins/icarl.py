@@ -28,13 +28,16 @@ class ICaRLPlugin(SupervisedPlugin):
     are by the nearest mean of exemplars. **This method uses replay.**
 
     Avalanche's ``ICaRL`` has a loss that, in its own words, "doesn't work if classes observed in
-    previous experiences might be observed again". Here they may: the paper's sums over
-    new and over old classes run over all outputs, the memory is shared equally by the classes
-    of each task, and a class has one mean over its exemplars of all tasks.
+    previous experiences might be observed again". Here they may. The paper replaces the labels of
+    old classes by the outputs before the task: where all classes are old, nothing would be learned
+    from labels, so here both are targets of all outputs. The memory is shared equally by the
+    classes of each task. As in the authors' code, a mean is over exemplars and, for images, their
+    mirror images; each class has a mean for each task, because its features differ by domain, and
+    the nearest counts.
 
     After the first task the output in ``strategy.eval`` is, for each class, minus the squared
-    distance between its mean and the features (the last layer's input, normalised), and -4, the
-    largest possible distance, for classes not seen yet. Losses and calibration of evaluations
+    distance between its nearest mean and the features (the last layer's input, normalised), and -4,
+    the largest possible distance, for classes not seen yet. Losses and calibration of evaluations
     are therefore those of distances instead of logits; evaluations inside ``train`` use the means
     of the last finished task. In training the output is the network's.
 
@@ -53,7 +56,7 @@ class ICaRLPlugin(SupervisedPlugin):
         self.exemplars: list[Any] = []
         """One dataset per task, with the first choices of all classes first."""
         self.class_means: dict[int, Tensor] = {}
-        """By class, a vector of norm 1."""
+        """By class, vectors of norm 1 of shape (tasks with this class, width)."""
         self._ranks: list[list[int]] = []
         self._old_model: nn.Module | None = None
 
@@ -105,13 +108,14 @@ class ICaRLPlugin(SupervisedPlugin):
         self.exemplars.append(data.train().subset([index for _, index in chosen]))
 
     def _compute_means(self, strategy: Any) -> None:
-        parts = [dataset_features(data, strategy) for data in self.exemplars]
-        features, targets = (torch.cat(column) for column in zip(*parts, strict=True))
-        features = F.normalize(features)
-        self.class_means = {
-            int(label): F.normalize(features[targets == label].mean(0), dim=0)
-            for label in targets.unique()
-        }
+        found: dict[int, list[Tensor]] = {}
+        for data in self.exemplars:
+            views, targets = dataset_features(data, strategy, lambda *x: _views(strategy.model, *x))
+            points = F.normalize(views, dim=2)
+            for label in targets.unique():
+                mean = F.normalize(points[targets == label].mean((0, 1)), dim=0)
+                found.setdefault(int(label), []).append(mean)
+        self.class_means = {label: torch.stack(means) for label, means in found.items()}
 
     def after_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Predict by the nearest class mean."""
@@ -121,9 +125,18 @@ class ICaRLPlugin(SupervisedPlugin):
             strategy.forward()
         points = F.normalize(features[-1])
         scores = torch.full_like(strategy.mb_output, -_FARTHEST, dtype=points.dtype)
-        for label, mean in self.class_means.items():
-            scores[:, label] = -(points - mean).square().sum(1)
+        for label, means in self.class_means.items():
+            scores[:, label] = -(points[:, None] - means).square().sum(2).amin(1)
         strategy.mb_output = scores
+
+
+def _views(model: nn.Module, x: Tensor, *task: Tensor) -> Tensor:
+    """Features of examples and, of images, of their mirror images; of shape (examples, views,
+    width)."""
+    with penultimate_features(model) as features:
+        for view in [x, x.flip(-1)] if x.dim() == 4 else [x]:
+            model(view, *task)
+    return torch.stack(features, 1)
 
 
 def herd(features: Tensor, count: int) -> Tensor:

@@ -1,24 +1,42 @@
-"""HEDP: S-liPrompts trained with an energy regulariser, mixed by energy and distance."""
+"""HEDP: prompts for images and texts trained with an energy regulariser, mixed by energy and
+distance."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from covon_avalanche.checks import check_positive
+from covon_avalanche.checks import check_choice, check_positive
+from covon_avalanche.prompting.prompted_vit import check_prefix_length
 from covon_avalanche.prompting.s_liprompts import DomainMixture
+
+Distance = Literal["l1", "l2"]
 
 
 class HEDP(DomainMixture):
-    """HEDP (ICML 2026), which extends :class:`SLiPrompts`.
+    """HEDP (ICML 2026), which extends :class:`SLiPrompts`, as in the authors' code.
 
-    With the energy ``E = -logsumexp(logits)``, the loss of a batch gains ``regularisation * (mean
-    max(0, E - margin) + |target - mean E|)``. For a test image, domain i has the weight
-    ``softmax_i(-E_i / energy_temperature - D_i / distance_temperature)``, where ``E_i`` is the
-    energy with its prompts and ``D_i`` the distance 1 - cosine to its nearest centre.
+    Each domain has its own prefixes in some layers of the image tower and its own context before
+    class names, which start from one common draw. With the energy ``E = -T logsumexp(logits / T)``,
+    the loss of a batch gains ``regularisation * (mean of E - margin over the images above the
+    margin + |target - mean E|)``. For a test image, domain i has the weight ``softmax_i(-E_i /
+    energy_temperature - D_i / distance_temperature)``, where ``E_i`` is the energy with its prompts
+    and ``D_i`` the distance to its nearest centre, of normalised features; the outputs are the
+    weighted mean of the logits.
 
+    The authors choose the number of centres by domain and the first domain's epochs, learning rate
+    and weight decay; here all domains have the same.
+
+    :param prompts: tokens of a prefix; half of them are keys, half are values.
+    :param layers: layers with a prefix, counted from 0; those that the network does not have are
+        left out. The authors' are not known; the default is that of CODA-Prompt.
     :param margin: energies above it are penalised.
     :param target: of the mean energy of a batch.
+    :param temperature: ``T``.
+    :param distance: between a feature and a centre.
 
     See :class:`SLiPrompts` for the other parameters.
     """
@@ -28,32 +46,57 @@ class HEDP(DomainMixture):
         network: nn.Module,
         num_domains: int,
         *,
+        layers: Sequence[int] = (0, 1, 2, 3, 4),
         regularisation: float = 0.05,
         margin: float = -32.0,
         target: float = -40.0,
+        temperature: float = 1.0,
         energy_temperature: float = 0.6,
         distance_temperature: float = 0.6,
+        distance: Distance = "l2",
         **options: int,
     ) -> None:
         check_positive("regularisation", regularisation, zero=True)
+        check_positive("temperature", temperature)
         check_positive("energy_temperature", energy_temperature)
         check_positive("distance_temperature", distance_temperature)
+        check_choice("distance", distance, get_args(Distance))
         super().__init__(network, num_domains, **options)
+        length = len(self.prompts[0])
+        check_prefix_length("prompts", length)
+        self.layers = self.vit.existing_layers(layers)
+        first = torch.randn(len(self.layers), length, self.vit.width) * 0.02
+        self.prompts = nn.ParameterList(first.clone() for _ in range(num_domains))
+        self.contexts = nn.ParameterList(
+            self.contexts[0].detach().clone() for _ in range(num_domains)
+        )
         self.regularisation, self.margin, self.target = regularisation, margin, target
+        self.temperature, self.distance = temperature, distance
         self.temperatures = energy_temperature, distance_temperature
+
+    def image_features(self, x: Tensor, domain: int) -> Tensor:
+        prefixes = [tokens.chunk(2, 1) for tokens in self.prompts[domain][:, None]]
+        return self.vit(x, prefixes=dict(zip(self.layers, prefixes, strict=True)))
+
+    def energies(self, logits: Tensor) -> Tensor:
+        """Of shape (..., ), of logits of shape (..., classes)."""
+        return -self.temperature * (logits.float() / self.temperature).logsumexp(-1)
 
     def training_logits(self, x: Tensor) -> Tensor:
         logits = super().training_logits(x)
-        energies = -logits.float().logsumexp(1)
-        above = (energies - self.margin).relu().mean()
-        energy = energies.detach()
-        total, images = self.batch_sum(torch.stack([energy, torch.ones_like(energy)], 1))
-        sign = (self.target - total / images).sign()  # of the whole batch, not of a share
-        off_target = sign * (self.target - energies.mean())
-        self.auxiliary_loss = self.regularisation * (above + off_target)
+        energies = self.energies(logits)
+        energy, excess = energies.detach(), (energies - self.margin).relu()
+        columns = [energy, torch.ones_like(energy), (energy > self.margin).float()]
+        total, images, above = self.batch_sum(torch.stack(columns, 1))  # of the whole batch
+        off_target = (self.target - total / images).sign() * (self.target - energies.mean())
+        border = excess.mean() * images / above.clamp(min=1)
+        self.auxiliary_loss = self.regularisation * (border + off_target)
         return logits
 
-    def log_weights(self, distances: Tensor, logits: Tensor) -> Tensor:
+    def domain_distances(self, features: Tensor) -> Tensor:
+        return self.selector.distances(features, 1 if self.distance == "l1" else 2)
+
+    def mixed(self, logits: Tensor, distances: Tensor) -> Tensor:
         of_energy, of_distance = self.temperatures
-        energies = -logits.logsumexp(-1)
-        return (-energies / of_energy - distances / of_distance).log_softmax(1)
+        scores = -self.energies(logits) / of_energy - distances / of_distance
+        return (scores.softmax(1)[..., None] * logits).sum(1)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
+from covon_avalanche.prompting.text_classifier import new_contexts, text_logits
 
 AdapterInit = Literal["xavier", "zeros"]
 
@@ -47,6 +48,9 @@ class PINA(DomainPrompts):
     :param bottleneck: of adapters.
     :param adapter_init: ``"xavier"`` as published, which perturbs the features at first, or
         ``"zeros"``, which needs fewer steps.
+    :param context: with a CLIP and its text tower, as for :class:`SLiPrompts`, the classifier is
+        the class names behind a learned context of so many tokens, 16 in the authors' code;
+        ``None``: a linear layer.
 
     See :class:`DomainPrompts` for the other parameters.
     """
@@ -61,9 +65,14 @@ class PINA(DomainPrompts):
         bottleneck: int = 16,
         adapter_init: AdapterInit = "xavier",
         centres: int = 5,
+        context: int | None = None,
     ) -> None:
         check_choice("adapter", adapter, ("shallow", "deep"))
+        contexts = None if context is None else new_contexts(self, network, context, 1)
         super().__init__(network, num_domains, prompts=prompts, centres=centres)
+        self.context = None if contexts is None else contexts[0]
+        if self.context is not None:
+            del self.head
         self.adapter = adapter
         deep = adapter == "deep"
         width, number = (self.vit.width, self.vit.depth) if deep else (self.vit.feature_width, 1)
@@ -76,14 +85,24 @@ class PINA(DomainPrompts):
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         """The current domain's prompts, and the classifier or the domain's adapters."""
-        own = self.head if self.domain == 0 else self.adapters[self.domain - 1]
-        return [self.prompts[self.domain], *own.parameters()]
+        own: Iterable[nn.Parameter]
+        if self.domain > 0:
+            own = self.adapters[self.domain - 1].parameters()
+        else:
+            own = self.head.parameters() if self.context is None else [self.context]
+        return [self.prompts[self.domain], *own]
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits of features, by the classifier of the first domain."""
+        if self.context is None:
+            return self.head(features)
+        return text_logits(self.vit.network, features, self.context)
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
         adapters: Any = self.adapters[domain - 1] if domain > 0 else []
         if self.adapter == "deep":
-            return self.head(self.vit(x, self.prompts[domain], adapters=adapters))
+            return self.classify(self.vit(x, self.prompts[domain], adapters=adapters))
         features = self.vit(x, self.prompts[domain])
         for adapter in adapters:
             features = features + adapter(features)
-        return self.head(features)
+        return self.classify(features)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covon_avalanche.checks import check_positive, check_whole
+from covon_avalanche.checks import check_positive
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
 from covon_avalanche.prompting.selectors import NearestCentre
+from covon_avalanche.prompting.text_classifier import new_contexts, text_logits
 
 
 class SLiPrompts(DomainPrompts):
@@ -43,60 +42,55 @@ class SLiPrompts(DomainPrompts):
         context: int = 16,
         centres: int = 5,
     ) -> None:
-        text: Any = getattr(network, "text", None)
-        if text is None:
-            raise ValueError(
-                f"{type(self).__name__} needs a CLIP with its text tower: create it with "
-                "create_backbone(name, num_classes, class_names=...) and a backbone of open_clip, "
-                f"got {type(network).__name__}"
-            )
-        check_whole("context", context)
+        contexts = new_contexts(self, network, context, num_domains)
         super().__init__(network, num_domains, prompts=prompts, centres=centres)
-        self.contexts = nn.ParameterList(
-            self.new_empty(context, text.width).normal_(std=0.02) for _ in range(num_domains)
-        )
         del self.head
+        self.contexts = contexts
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
-        text: Any = self.vit.network.text
-        images = F.normalize(self.vit(x, self.prompts[domain]), dim=-1)
-        classes = F.normalize(text(self.contexts[domain]), dim=-1)
-        return text.scale * images @ classes.T
+        features = self.image_features(x, domain)
+        return text_logits(self.vit.network, features, self.contexts[domain])
+
+    def image_features(self, x: Tensor, domain: int) -> Tensor:
+        """Features of shape (batch, width), with the visual prompts of a domain."""
+        return self.vit(x, self.prompts[domain])
 
 
 class DomainMixture(SLiPrompts):
     """Base of methods that mix the predictions with all learned domains' prompts.
 
-    They need one forward pass per domain and image. The outputs are logarithms of the mixed class
-    probabilities. See :class:`SLiPrompts` for the parameters.
+    They need one forward pass per domain and image. See :class:`SLiPrompts` for the parameters.
     """
 
     @abstractmethod
-    def log_weights(self, distances: Tensor, logits: Tensor) -> Tensor:
-        """Logarithms of the domains' weights, of shape (batch, domains).
+    def domain_distances(self, features: Tensor) -> Tensor:
+        """Of the frozen network's features to each learned domain's nearest centre, of shape
+        (batch, domains)."""
 
-        :param distances: of each image to each domain's nearest centre, 1 - cosine, in the frozen
-            network's features; of shape (batch, domains).
+    @abstractmethod
+    def mixed(self, logits: Tensor, distances: Tensor) -> Tensor:
+        """Outputs of shape (batch, classes).
+
         :param logits: with each domain's prompts, of shape (batch, domains, classes).
+        :param distances: to each domain's nearest centre, of shape (batch, domains).
         """
 
     def predicted_logits(self, x: Tensor) -> Tensor:
         if self.selector.learned == 0:
             return super().predicted_logits(x)
-        distances = self.selector.cosine_distances(self.vit.query(x))
+        distances = self.domain_distances(self.vit.query(x))
         domains = range(distances.shape[1])
         logits = torch.stack([self.domain_logits(x, domain) for domain in domains], 1).float()
-        weights = self.log_weights(distances, logits)
-        return (logits.log_softmax(-1) + weights[..., None]).logsumexp(1)
+        return self.mixed(logits, distances)
 
 
 class SLiPromptsMixture(DomainMixture):
     """S-liPrompts whose class probabilities are averaged over domains by their distance.
 
     The weights are ``softmax(-distance / temperature)``, with the distance 1 - cosine to a domain's
-    nearest centre. A simple relative of MoP-CLIP (Nicolas et al., "MoP-CLIP: A Mixture of
-    Prompt-Tuned CLIP Models for Domain Incremental Learning", WACV 2024), which also decides by a
-    threshold whether to mix.
+    nearest centre; the outputs are logarithms of the averaged probabilities. A simple relative of
+    MoP-CLIP (Nicolas et al., "MoP-CLIP: A Mixture of Prompt-Tuned CLIP Models for Domain
+    Incremental Learning", WACV 2024), which also decides by a threshold whether to mix.
 
     :param temperature: of the weights; small ones select the nearest domain.
 
@@ -110,5 +104,9 @@ class SLiPromptsMixture(DomainMixture):
         super().__init__(network, num_domains, **options)
         self.temperature = temperature
 
-    def log_weights(self, distances: Tensor, logits: Tensor) -> Tensor:
-        return (-distances / self.temperature).log_softmax(1)
+    def domain_distances(self, features: Tensor) -> Tensor:
+        return self.selector.cosine_distances(features)
+
+    def mixed(self, logits: Tensor, distances: Tensor) -> Tensor:
+        weights = (-distances / self.temperature).log_softmax(1)
+        return (logits.log_softmax(-1) + weights[..., None]).logsumexp(1)

@@ -73,6 +73,14 @@ class NearestCentre(DomainSelector):
         missing = centres[..., 0].isinf()
         return 1 - similarities.masked_fill(missing, -torch.inf).amax(2)
 
+    def distances(self, features: Tensor, p: int) -> Tensor:
+        """L1 (``p = 1``) or L2 distances of normalised features to the nearest centre of each
+        learned domain, of shape (batch, domains)."""
+        centres = self.centres[: self.learned]
+        distances = torch.cdist(F.normalize(features.float()), centres.flatten(0, 1), p=p)
+        missing = centres[..., 0].isinf()  # whose L2 distances are NaN
+        return distances.unflatten(1, centres.shape[:2]).masked_fill(missing, torch.inf).amin(2)
+
     def forward(self, features: Tensor) -> Tensor:
         distances = torch.cdist(F.normalize(features.float()), self.centres.flatten(0, 1), p=1)
         return distances.argmin(1) // self.centres.shape[1]
@@ -86,7 +94,8 @@ class MixtureSelector(DomainSelector):
     Each domain is remembered as a mixture of Gaussians with full covariances. One classifier is
     kept across domains; after a domain it is trained with SGD, momentum 0.9, a cosine over the
     epochs, and batches with an equal share of each domain. Here its softmax is over the learned
-    domains only; the authors' is also over domains to come.
+    domains only; the authors' is also over domains to come. With t domains an epoch has t times the
+    batches of the authors', because it passes over the features of all.
 
     :param width: of the features.
     :param num_domains: number of domains that will be learned.

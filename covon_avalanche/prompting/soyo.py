@@ -7,17 +7,19 @@ from torch import Tensor, nn
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
 from covon_avalanche.prompting.pina import AdapterInit, LinearAdapter
 from covon_avalanche.prompting.selectors import MixtureSelector
+from covon_avalanche.prompting.text_classifier import new_contexts, text_logits
 
 
 class SOYO(DomainPrompts):
     """SOYO (Wang et al., "Boosting Domain Incremental Learning: Selecting the Optimal Parameters is
     All You Need", CVPR 2025), as in the authors' code.
 
-    Each domain has its own prompts, adapters behind each block, and linear head. The domain of a
-    test image is chosen by :class:`MixtureSelector`.
+    Each domain has its own prompts, adapters behind each block, and linear head or, with
+    ``context``, its own context before class names. The domain of a test image is chosen by
+    :class:`MixtureSelector`.
 
-    See :class:`PINA` for ``bottleneck`` and ``adapter_init``, and :class:`DomainPrompts` for the
-    other parameters.
+    See :class:`PINA` for ``bottleneck``, ``adapter_init`` and ``context``, and
+    :class:`DomainPrompts` for the other parameters.
     """
 
     def __init__(
@@ -28,10 +30,13 @@ class SOYO(DomainPrompts):
         prompts: int = 10,
         bottleneck: int = 16,
         adapter_init: AdapterInit = "xavier",
+        context: int | None = None,
     ) -> None:
+        texts = None if context is None else new_contexts(self, network, context, num_domains)
         super().__init__(network, num_domains, prompts=prompts)
         self.selector = MixtureSelector(self.vit.feature_width, num_domains)
-        self.heads = self.take_heads()
+        heads = self.take_heads()
+        self.heads, self.contexts = (heads, None) if texts is None else (None, texts)
         self.adapters = nn.ModuleList(
             nn.ModuleList(
                 LinearAdapter(self.vit.width, bottleneck, adapter_init)
@@ -44,4 +49,6 @@ class SOYO(DomainPrompts):
 
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
         features = self.vit(x, self.prompts[domain], adapters=self.adapters[domain])
+        if self.contexts is not None:
+            return text_logits(self.vit.network, features, self.contexts[domain])
         return self.heads[domain](features)

@@ -156,11 +156,17 @@ def test_folds_fit_on_earlier_domains_too(select):
             own.append(-error if select == "mse" else hits)
         scores.append(np.mean(own))
     chosen = max(a for a, s in zip(ridges, scores, strict=True) if s >= max(scores) - 1e-12)
-    domains = [(x0, y0), (x1, y1)]
-    head = learned(domains, ridges=ridges, select=select, folds=4)
+    head = learned([(x0, y0)], ridges=ridges, select=select, folds=4)
+    head.begin_domain()
+    for first in (0, 50):
+        head.update(x1[first : first + 50], y1[first : first + 50], first)
+    head.update(x1[100:], y1[100:], 100)
+    found = head._held_out_scores([head._sums(examples) for examples in head._held_out])
+    np.testing.assert_allclose(found, scores, rtol=1e-5)
+    head.end_domain()
     assert head.ridge == chosen
-    assert torch.equal(head.weight, learned(domains, ridges=[chosen]).weight)
-    assert head.ridge != learned(domains, ridges=ridges, select=select).ridge
+    weight = learned([(x0, y0), (x1, y1)], ridges=[chosen]).weight
+    torch.testing.assert_close(head.weight, weight)
 
 
 def test_layups_ridges_are_its_authors():
@@ -255,19 +261,23 @@ def test_the_first_domain_adapts_the_network_and_later_ones_leave_it():
         features, RidgeClassifier(16, 3, ridges=[1.0]), adapted.tuned_parameters()
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
-    trained, states = [], []
+    trained, sizes, states = [], [], []
     benchmark = toy_image_benchmark(3)
     naive = make_naive(
         model,
         optimizer,
-        ClosedFormPlugin(),
-        Watch(after_training_epoch=lambda s: trained.append(s.clock.train_exp_counter)),
+        ClosedFormPlugin(adapted_epochs=3, adapted_mb_size=10),
+        Watch(
+            after_training_epoch=lambda s: trained.append(s.clock.train_exp_counter),
+            before_forward=lambda s: sizes.append(len(s.mb_y)),
+        ),
     )
     before = {n: v.clone() for n, v in model.features.state_dict().items()}
     for experience in benchmark.train_stream:
         naive.train(experience)
         states.append({n: v.clone() for n, v in model.features.state_dict().items()})
-    assert trained == [0, 0]
+    assert trained == [0, 0, 0]
+    assert sizes == [10, 10, 4] * 3
     changed = {n for n in before if not torch.equal(before[n], states[0][n])}
     assert changed == {n for n in before if ".vit." not in n}
     assert all(torch.equal(states[0][n], states[2][n]) for n in before)

@@ -5,7 +5,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from avalanche.benchmarks import nc_benchmark
+import torch.nn.functional as F
+from avalanche.benchmarks import benchmark_from_datasets, nc_benchmark
 from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 from avalanche.training.supervised import ICaRL
 from hypothesis import given
@@ -61,7 +62,7 @@ def test_the_first_exemplars_and_means_are_those_of_avalanches_icarl():
         assert len(mine) == 2
         assert set(mine) == {tuple(x) for x in memory.x_memory[i].tolist()}
     for label in range(4):
-        assert torch.allclose(plugin.class_means[label], memory.class_means[label], atol=1e-6)
+        assert torch.allclose(plugin.class_means[label][0], memory.class_means[label], atol=1e-6)
 
 
 def test_the_memory_is_shared_by_the_classes_of_all_tasks_and_keeps_first_choices():
@@ -120,6 +121,20 @@ def watch_outputs():
     return outputs, Watch(after_eval_forward=lambda s: outputs.append(s.mb_output.clone()))
 
 
+def test_means_are_over_images_and_their_mirror_images():
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 2, 3, 4), torch.arange(6) % 2
+    data = _make_taskaware_tensor_classification_dataset(x, y, task_labels=0)
+    model, plugin = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Linear(5, 2)), ICaRLPlugin(6)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-12)
+    make_naive(model, optimizer, plugin).train(benchmark_from_datasets(train=[data]).train_stream)
+    both = torch.cat([x, x.flip(3)])
+    points = F.normalize(model[:2](both).detach())
+    for label in range(2):
+        mean = F.normalize(points[torch.cat([y, y]) == label].mean(0), dim=0)
+        torch.testing.assert_close(plugin.class_means[label], mean[None])
+
+
 def test_predictions_are_by_the_nearest_mean_of_all_tasks_exemplars():
     benchmark, (outputs, watch) = toy_benchmark(2), watch_outputs()
     strategy, plugin = icarl(plugins=[watch])
@@ -133,11 +148,14 @@ def test_predictions_are_by_the_nearest_mean_of_all_tasks_exemplars():
         raw = strategy.model[:2](x).detach().double().numpy()
         return raw / np.linalg.norm(raw, axis=1, keepdims=True)
 
-    rows = [row for exemplars in plugin.exemplars for row in exemplars]
-    points, labels = features(torch.stack([r[0] for r in rows])), np.array([r[1] for r in rows])
-    means = np.stack([points[labels == c].mean(0) for c in range(4)])
-    means /= np.linalg.norm(means, axis=1, keepdims=True)
-    expected = -((features(data)[:, None] - means) ** 2).sum(-1)
+    expected = []
+    for exemplars in plugin.exemplars:  # a mean for each task and class
+        points = features(torch.stack([row[0] for row in exemplars]))
+        labels = np.array([row[1] for row in exemplars])
+        means = np.stack([points[labels == c].mean(0) for c in range(4)])
+        means /= np.linalg.norm(means, axis=1, keepdims=True)
+        expected.append(-((features(data)[:, None] - means) ** 2).sum(-1))
+    expected = np.max(expected, 0)
     np.testing.assert_allclose(outputs[1].numpy(), expected, atol=1e-5)
 
 

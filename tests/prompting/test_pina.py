@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from toy_prompting import explicit_adapters, learn, some_images, trained
+from toy_text import toy_clip_with_text
 from toy_vits import toy_clip, toy_images, toy_vit
 
 from covon_avalanche.prompting import PINA, SOYO
@@ -31,6 +33,26 @@ def test_logits_are_those_of_the_selected_domains_adapters(adapter):
         found = model(x)
     torch.testing.assert_close(found, wanted[domains, torch.arange(len(x))], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(wanted[0], wanted[1], atol=0.01)
+
+
+@pytest.mark.parametrize("method", [PINA, SOYO])
+def test_on_a_clip_the_names_of_the_classes_behind_a_learned_context_classify(method):
+    """PINA's context is that of the first domain, as its classifier is; SOYO's are the domains'."""
+    torch.manual_seed(0)
+    model, x = method(toy_clip_with_text(), 2, prompts=4, context=6), toy_images(0)[0]
+    learn(model, 0)
+    first = model.context if method is PINA else model.contexts[0]
+    learned = first.detach().clone()
+    learn(model, 1)
+    assert torch.equal(first, learned)
+    text = model.vit.network.text
+    with torch.no_grad():
+        features = model.vit(x, model.prompts[1], adapters=list(model.adapters[-1]))
+        classes = text(first if method is PINA else model.contexts[1])
+        wanted = text.scale * F.cosine_similarity(features[:, None], classes, dim=2)
+        torch.testing.assert_close(model.domain_logits(x, 1), wanted, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match=f"{method.__name__} needs a CLIP with its text tower"):
+        method(toy_vit(), 2, context=6)
 
 
 def test_adapters_begin_with_xaviers_weights_and_zero_biases():

@@ -195,6 +195,8 @@ def test_defaults_are_the_published_settings_and_those_of_recipes(kind):
             lambda: HEDP(toy_clip_with_text(), 2, distance_temperature=0),
             "distance_temperature must be > 0",
         ),
+        (lambda: HEDP(toy_clip_with_text(), 2, prompts=5), "prompts must be even and >= 2, got 5"),
+        (lambda: HEDP(toy_clip_with_text(), 2, distance="cosine"), "'l1', 'l2', got 'cosine'"),
     ],
 )
 def test_unsuitable_networks_and_settings_are_named(make, says):
@@ -219,7 +221,9 @@ def recipe_of(kind, backbone):
 def test_a_recipe_runs_and_resumes_bit_exactly_with_a_frozen_backbone(kind, tmp_path, monkeypatch):
     pytest.importorskip("timm", reason="needs the extra vision")
     pacs(tmp_path / "PACS")
-    backbone = add_tiny_clip(tmp_path) if PROMPTING[kind].needs_text else "timm/test_vit"
+    backbone = (
+        add_tiny_clip(tmp_path) if KINDS[kind](kind=kind, lr=0.01).needs_text else "timm/test_vit"
+    )
     recipe = recipe_of(kind, backbone)
     build, networks = running.build_model, []
 

@@ -18,7 +18,11 @@ def make(cls, **options):
 
 def explicit_logits(model, x, domain):
     """With cosines from numpy; contexts were replaced by words that the tower encodes."""
-    images = numpy_of(model.vit(x, model.prompts[domain]))
+    if isinstance(model, HEDP):
+        halves = [(layer[None, :2], layer[None, 2:]) for layer in model.prompts[domain]]
+        images = numpy_of(model.vit(x, prefixes=dict(zip((1, 2), halves, strict=True))))
+    else:
+        images = numpy_of(model.vit(x, model.prompts[domain]))
     with torch.no_grad():
         model.contexts[domain].copy_(words(model, domain))
         text = model.vit.network.text.clip
@@ -76,38 +80,63 @@ def test_the_mixture_averages_probabilities_by_distance():
     np.testing.assert_allclose(model(x).exp().numpy(), mixed(weights, logits), atol=1e-4)
 
 
+def explicit_norms(model, x, p):
+    """L1 or L2 distances to the nearest of KMeans' centres, by domain."""
+    queries, columns = normalised_queries(model, x), []
+    for domain in range(3):
+        differences = queries[:, None] - k_means(model, domain)
+        columns.append(np.linalg.norm(differences, p, axis=-1).min(1))
+    return np.stack(columns, 1)
+
+
+@pytest.mark.parametrize("p", [1, 2])
 @torch.no_grad()
-def test_hedp_mixes_by_energy_and_distance():
-    options = dict(energy_temperature=2.0, distance_temperature=0.1)
+def test_hedp_mixes_logits_by_energy_and_distance(p):
+    options = dict(energy_temperature=2.0, distance_temperature=0.3, temperature=1.5)
     with torch.enable_grad():
-        model, x = trained(make(HEDP, **options)), some_images()
+        model = trained(make(HEDP, layers=(1, 2, 9), distance=f"l{p}", **options))
+        x = some_images()
     logits = np.stack([explicit_logits(model, x, domain) for domain in range(3)])
-    energies, distances = -logsumexp(logits, -1).T, explicit_distances(model, x)
+    energies, distances = -1.5 * logsumexp(logits / 1.5, -1).T, explicit_norms(model, x, p)
     scores = (energies.min(1, keepdims=True) - energies) / 2
-    scores += (distances.min(1, keepdims=True) - distances) / 0.1
+    scores += (distances.min(1, keepdims=True) - distances) / 0.3
     weights = softmax(scores, -1)
     assert (weights.max(1) < 0.99).any()
-    np.testing.assert_allclose(model(x).exp().numpy(), mixed(weights, logits), atol=2e-4)
+    wanted = np.einsum("nd,dnc->nc", weights, logits)
+    np.testing.assert_allclose(model(x).numpy(), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_hedps_domains_start_from_a_common_draw():
+    model = make(HEDP)
+    for own in (model.prompts, model.contexts):
+        assert all(torch.equal(p, own[0]) for p in own)
 
 
 @pytest.mark.parametrize("target", [-1.0, -40.0])
 def test_hedps_loss_is_that_of_its_formula(target):
-    probe = make(HEDP)
+    """The border counts over the images above it alone."""
+    probe = make(HEDP, temperature=1.5)
     probe.begin_domain()
     x, _ = toy_images(0)
-    energies = -logsumexp(numpy_of(probe.train()(x)), -1)
-    margin = float(np.median(energies))
-    model = make(HEDP, regularisation=0.3, margin=margin, target=target)
+    energies = -1.5 * logsumexp(numpy_of(probe.train()(x)) / 1.5, -1)
+    margin = float(np.quantile(energies, 0.7))
+    own = dict(temperature=1.5, regularisation=0.3, target=target)
+    model = make(HEDP, margin=margin, **own)
     model.begin_domain()
     model.train()
     model(x)
-    above = np.maximum(0, energies - margin).mean()
-    assert above > 0
-    wanted = 0.3 * (above + abs(target - energies.mean()))
+    excess = (energies - margin)[energies > margin]
+    assert 0 < len(excess) < len(x) / 2
+    wanted = 0.3 * (excess.mean() + abs(target - energies.mean()))
     assert model.auxiliary_loss.item() == pytest.approx(wanted, rel=1e-4)
     assert model.auxiliary_loss.requires_grad
     model.eval()(x)
     assert model.auxiliary_loss == 0
+    none_above = make(HEDP, margin=float(energies.max()) + 1, **own)
+    none_above.begin_domain()
+    none_above.train()(x)
+    wanted = 0.3 * abs(target - energies.mean())
+    assert none_above.auxiliary_loss.item() == pytest.approx(wanted, rel=1e-4)
 
 
 def test_shares_of_a_batch_have_hedps_loss_of_the_whole(monkeypatch):
@@ -116,7 +145,8 @@ def test_shares_of_a_batch_have_hedps_loss_of_the_whole(monkeypatch):
     energies = -logsumexp(numpy_of(probe.train()(x)), -1)
     x, energies = x[np.argsort(energies)], np.sort(energies)
     first, target = slice(0, 6), (energies[:6].mean() + energies.mean()) / 2
-    model = make(HEDP, regularisation=0.3, target=float(target))
+    margin = float(energies[-6:-4].mean())
+    model = make(HEDP, regularisation=0.3, target=float(target), margin=margin)
     model.begin_domain()
     model.train()
 
@@ -128,7 +158,7 @@ def test_shares_of_a_batch_have_hedps_loss_of_the_whole(monkeypatch):
         return torch.autograd.grad(value, model.prompts[0])[0]
 
     whole = loss(slice(None))
-    sums = torch.tensor([energies.sum(), len(x)])
+    sums = torch.tensor([energies.sum(), len(x), (energies > margin).sum()])
     monkeypatch.setattr(prompt_model.dist, "all_reduce", lambda total: total.copy_(sums))
     model.counted_images = 6
     shares = loss(first)

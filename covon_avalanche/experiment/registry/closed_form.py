@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from covon_avalanche.experiment.registry.base import StrategySettings
+from covon_avalanche.experiment.registry.base import Method, StrategySettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -97,6 +97,14 @@ class RanPAC(Ridge):
     """Bottleneck of adapters in a ViT's blocks, trained by SGD in the first domain."""
     adapter_lr: PositiveFloat | None = None
     """0.01 by default."""
+    adapter_epochs: PositiveInt | None = None
+    """Of the adapters; ``None``: the recipe's. 20 as published."""
+    adapter_mb_size: PositiveInt | None = None
+    """Training examples per batch of the adapters; ``None``: the recipe's. 48 as published."""
+
+    def build(self) -> Method:
+        own = {"adapted_epochs": self.adapter_epochs, "adapted_mb_size": self.adapter_mb_size}
+        return Method.of(self.class_path, own)
 
     def wrap_model(
         self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor

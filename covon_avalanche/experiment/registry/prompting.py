@@ -57,6 +57,12 @@ class SOYO(Prompting):
     """Width of the adapters."""
     adapter_init: Literal["xavier", "zeros"] = "xavier"
     """``"xavier"`` as published; ``"zeros"`` starts at the pretrained network."""
+    context: PositiveInt | None = None
+    """On a CLIP, tokens before class names, which are the classifier; ``None``: a linear one."""
+
+    @property
+    def needs_text(self) -> bool:  # type: ignore[override]
+        return self.context is not None
 
 
 class PINA(SOYO):
@@ -88,7 +94,7 @@ class SLiPromptsMixture(SLiPrompts):
 
 
 class HEDP(SLiPrompts):
-    """S-liPrompts with an energy regulariser, mixed by energy and distance."""
+    """Prompts for images and texts with an energy regulariser, mixed by energy and distance."""
 
     kind: Literal["hedp"]  # type: ignore[assignment]
     regularisation: NonNegativeFloat = 0.05
@@ -97,8 +103,12 @@ class HEDP(SLiPrompts):
     """Energies above it are penalised."""
     target: float = -40.0
     """Target of the mean energy of a batch."""
+    temperature: PositiveFloat = 1.0
+    """Temperature of the logits in the energy."""
     energy_temperature: PositiveFloat = 0.6
     distance_temperature: PositiveFloat = 0.6
+    distance: Literal["l1", "l2"] = "l2"
+    """Distance between features and centres."""
 
 
 class L2P(Prompting):
