@@ -161,7 +161,7 @@ def build_strategy(
     model.to(recipe.device)
     optimizer = settings.make_optimizer(model)
     method = settings.build()
-    cosine = CosinePlugin(recipe.final_lr_factor)
+    cosine = CosinePlugin(settings.final_lr_factor or recipe.final_lr_factor)
     base = method.strategy
     precision = used_precision(recipe.precision, recipe.device)
     mixins: list[type] = [Resumable] if precision == "float32" else [Resumable, Autocast]
@@ -174,7 +174,7 @@ def build_strategy(
             optimizer=optimizer,
             criterion=nn.CrossEntropyLoss(),
             train_mb_size=recipe.train_mb_size,
-            train_epochs=recipe.epochs,
+            train_epochs=settings.epochs or recipe.epochs,
             eval_mb_size=recipe.eval_mb_size,
             device=recipe.device,
             plugins=[*method.plugins, cosine, MemoryFootprint(), log],

@@ -249,7 +249,7 @@ def choose(
 
     :param strategies: names, separated by commas.
     :param seeds: such as ``0-4`` or ``0,3,7``.
-    :param epochs: per domain; they also replace those of schedules.
+    :param epochs: per domain; they also replace those of strategies and schedules.
     :raises RecipeError: naming what is unknown or out of range.
     """
     data = recipe.model_dump()
@@ -268,8 +268,8 @@ def choose(
     if epochs is not None:
         data["epochs"] = epochs
         for own in data["strategies"].values():
-            for task in own["schedule"] if own["kind"] == "covon" else ():
-                task["epochs"] = None
+            for table in (own, *(own.get("schedule") or ())):
+                table["epochs"] = None
     return validate(data, f"recipe {recipe.name}")
 
 

@@ -10,6 +10,13 @@ from avalanche.training.plugins import SupervisedPlugin
 
 from covon_avalanche.checks import check_positive
 from covon_avalanche.optim import PosteriorOptimizer
+from covon_avalanche.plugins.schedule import (
+    SHARED,
+    Schedule,
+    apply_shared,
+    check_schedule,
+    scheduled_values,
+)
 from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 from covon_avalanche.prompting import PromptModel
 
@@ -26,11 +33,17 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
     interrupted does not count: the next one takes its place. Does not use task identities.
     """
 
-    def __init__(self, max_grad_norm: float | None = None) -> None:
+    def __init__(
+        self, max_grad_norm: float | None = None, *, schedule: Schedule | None = None
+    ) -> None:
         """
         :param max_grad_norm: clip the gradients' common norm, as L2P does at 1.
+        :param schedule: ``lr``, ``weight_decay`` and ``epochs`` by experience: a list of dicts, in
+            the order of training. A value that is left out stays as it is.
         """
         super().__init__()
+        check_schedule(schedule, SHARED | {"weight_decay"})
+        self.schedule = schedule
         if max_grad_norm is not None:
             check_positive("max_grad_norm", max_grad_norm)
         self.max_grad_norm = max_grad_norm
@@ -47,6 +60,10 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
                 "method of covon_avalanche.prompting"
             )
         check_whole_task(strategy.experience)
+        values = scheduled_values(self.schedule, strategy)
+        apply_shared(strategy, values)
+        for group in strategy.optimizer.param_groups:
+            group["weight_decay"] = values.get("weight_decay", group["weight_decay"])
         if strategy.model.in_domain:  # it was interrupted
             strategy.model.domains -= 1
         strategy.model.begin_domain()

@@ -221,6 +221,10 @@ SCHEDULE = [{"epochs": 3}, {"epochs": 2}, {"epochs": 1}]
         ({"kind": "custom", "lr": 1.0, "implementation": f"{__name__}:OwnOptimizer"}, [OWN]),
         ({"kind": "finetune", **TWO_GROUPS}, [OWN, [0.1 * rate for rate in OWN]]),
         ({"kind": "duct", **TWO_GROUPS}, [OWN, [0.1 * rate for rate in OWN]]),
+        (
+            {"kind": "slca", **TWO_GROUPS, "epochs": 2, "final_lr_factor": 1.0},
+            [[0.5] * 6, [0.05] * 6],
+        ),
     ],
 )
 def test_the_cosine_falls_in_every_group_within_each_domain(settings, rates):

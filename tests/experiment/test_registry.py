@@ -212,7 +212,7 @@ def test_optimizers_have_the_settings():
         assert group(settings(name, weight_decay=0.5))[1]["weight_decay"] == 0
         assert settings(name, weight_decay=0.5).build().arguments["weight_decay"] == 0.5
     kind, options = group(settings("gem"))
-    assert (kind, options["momentum"], options["nesterov"]) == (torch.optim.SGD, 0.9, True)
+    assert (kind, options["momentum"], options["nesterov"]) == (torch.optim.SGD, 0.9, False)
 
 
 def test_the_schedule_of_covon_is_that_of_the_recipe():
@@ -240,3 +240,15 @@ def test_ducts_momentum_is_that_of_sgd():
     own = KINDS["duct"](kind="duct", optimizer="adamw")
     assert own.momentum == 0
     assert KINDS["duct"].model_validate(own.model_dump()) == own  # as a search does
+
+
+@pytest.mark.parametrize(("merge", "rule"), [(None, None), ("ema", "EMA"), ("cofima", "CoFiMA")])
+def test_slca_coma_and_cofima_have_their_published_settings(merge, rule):
+    own = KINDS["slca"](kind="slca", merge=merge)
+    assert (own.optimizer, own.momentum, own.lr, own.weight_decay) == ("sgd", 0.9, 0.01, 5e-4)
+    assert own.backbone_lr_factor == 0.01
+    (plugin,) = own.build().plugins
+    assert plugin.per_class
+    assert (plugin.rule and (type(plugin.rule).__name__, plugin.rule.gamma)) == (
+        rule and (rule, 0.4)
+    )

@@ -51,6 +51,24 @@ def test_a_model_can_be_copied_in_training():
     assert same(weights(copy.deepcopy(model)), weights(model))
 
 
+def test_the_first_domain_may_have_epochs_rate_and_decay_of_its_own():
+    found = []
+    note = Watch(
+        before_training_epoch=lambda s: found.append(
+            tuple(s.optimizer.param_groups[0][key] for key in ("lr", "weight_decay"))
+        )
+    )
+    model = SPrompts(toy_vit(), 3)
+    first = {"epochs": 3, "lr": 0.01, "weight_decay": 0.5}
+    plugin = PromptPlugin(schedule=[first, {"epochs": 1, "lr": 0.2, "weight_decay": 0.1}])
+    make_naive(model, torch.optim.SGD(model.parameters(), lr=0.1), plugin, note).train(
+        toy_image_benchmark(3).train_stream
+    )
+    assert found == [(0.01, 0.5)] * 3 + [(0.2, 0.1)] * 2
+    with pytest.raises(ValueError, match=r"a schedule may set .*weight_decay.*, got .*'momentum'"):
+        PromptPlugin(schedule=[{"momentum": 0.9}])
+
+
 def test_the_common_norm_of_gradients_is_clipped():
     free, before = one_step(PromptPlugin())
     clipped, _ = one_step(PromptPlugin(max_grad_norm=0.5))

@@ -85,6 +85,10 @@ class StrategySettings(Table):
     kind: str
     lr: PositiveFloat
     weight_decay: NonNegativeFloat = 0.0
+    epochs: Count | None = None
+    """Per domain; ``None``: the recipe's."""
+    final_lr_factor: Annotated[float | None, Field(gt=0, le=1)] = None
+    """``None``: the recipe's."""
 
     class_path: ClassVar[str] = "avalanche.training.supervised:Naive"
     """``module:Class`` of an Avalanche strategy, or of a plugin for Naive."""
@@ -192,7 +196,7 @@ class WithOptimizer(Tunable):
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Nesterov's, with SGD."""
+    """With SGD."""
 
     @field_validator("momentum")
     @classmethod
@@ -210,7 +214,6 @@ class WithOptimizer(Tunable):
             self.parameter_groups(model),
             lr=self.lr,
             momentum=self.momentum,
-            nesterov=self.momentum > 0,
             weight_decay=self.optimizer_weight_decay,
         )
 

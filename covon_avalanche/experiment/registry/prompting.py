@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from covon_avalanche.experiment.registry.base import WithOptimizer
+from covon_avalanche.experiment.registry.base import Count, Method, Table, WithOptimizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from covon_avalanche.prompting import PromptModel
+
+
+class DomainSettings(Table):
+    """Settings of one domain; an omitted setting keeps its previous value."""
+
+    lr: PositiveFloat | None = None
+    weight_decay: NonNegativeFloat | None = None
+    epochs: Count | None = None
 
 
 class Prompting(WithOptimizer):
@@ -22,9 +30,15 @@ class Prompting(WithOptimizer):
     backbone_lr_factor: None = None
     max_grad_norm: PositiveFloat | None = None
     """Clips the gradients' common norm."""
+    schedule: list[DomainSettings] | None = None
+    """By domain, in the order of training."""
 
     class_path = "covon_avalanche.plugins:PromptPlugin"
-    class_arguments = ("max_grad_norm",)
+
+    def build(self) -> Method:
+        schedule = [task.model_dump(exclude_none=True) for task in self.schedule or ()]
+        own = {"max_grad_norm": self.max_grad_norm, "schedule": schedule or None}
+        return Method.of(self.class_path, own)
 
     def wrap_model(
         self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
