@@ -67,9 +67,8 @@ def _sizes(stored: Iterable[_Item]) -> dict[int, int]:
         if isinstance(item, Tensor):
             storage = item.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()
-        elif len(item) > 0:
-            example = item.eval()[0]  # augmentation would draw random numbers
-            parts = (torch.as_tensor(part, device="cpu") for part in example)
+        elif len(item) > 0:  # eval, because augmentation would draw random numbers
+            parts = (torch.as_tensor(part, device="cpu") for part in item.eval()[0])
             sizes[id(item)] = len(item) * sum(part.nbytes for part in parts)
     return sizes
 

@@ -48,9 +48,8 @@ class NearestCentre(DomainSelector):
         super().__init__()
         check_whole("centres", centres)
         # A domain that has not been learned is infinitely far away.
-        shape = num_domains, centres, width
-        far = torch.full(shape, torch.inf, dtype=torch.float32, device="cpu")
-        self.register_buffer("centres", far)
+        far = torch.tensor(torch.inf, dtype=torch.float32, device="cpu")
+        self.register_buffer("centres", far.repeat(num_domains, centres, width))
 
     def fit(self, domain: int, features: Tensor) -> None:
         """Store the centres of a domain."""
