@@ -57,42 +57,39 @@ def first_precision(group: Group) -> float:
     return ess_of(group) * float(group["weight_decay"])
 
 
-def in_order(state_dict: dict[str, Any], own: list[Group]) -> list[Group]:
-    """The groups of a state dict in the order of an optimizer's, and so the parameters in each.
-
-    Those of ``torch.distributed.checkpoint``, which have names instead of numbers, are ordered.
+def in_order(saved: list[Group], own: list[Group]) -> list[Group]:
+    """The groups of a state in the order of an optimizer's, and so the parameters in each.
 
     :raises ValueError: if the names differ; or if only one of both has names, and parameters of the
         same shape may be confused. Without names the position decides, as in ``torch.optim``.
     """
-    saved: list[Group] = [dict(group) for group in state_dict["param_groups"]]
-    names = [group.pop("param_names", None) for group in saved]
-    own_names = [group.get("param_names") for group in own]
-    if any(isinstance(key, str) for group in saved for key in group["params"]):
-        return saved
-    if None in names or None in own_names:
+    bare = [{k: v for k, v in group.items() if k != "param_names"} for group in saved]
+    sizes = [[len(group["params"]) for group in groups] for groups in (saved, own)]
+    if sizes[0] != sizes[1] or any(isinstance(key, str) for g in saved for key in g["params"]):
+        return bare  # torch refuses it, or torch.distributed.checkpoint has put it in order
+    names, wanted = (
+        [[_WRAPPER.sub("", name) for name in g.get("param_names", ())] for g in groups]
+        for groups in (saved, own)
+    )
+    if not any(names) or not any(wanted):
         shapes = [p.shape for group in own for p in group["params"]]
-        if names.count(None) - own_names.count(None) and len(set(shapes)) < len(shapes):
+        if any(names + wanted) and len(set(shapes)) < len(shapes):
             raise ValueError(
                 "either the state or the optimizer has no parameter names, and parameters of the "
                 "same shape may be in another order: make both optimizers with "
                 "model.named_parameters(), or both without names"
             )
-        return saved
-    numbers = [
-        {_WRAPPER.sub("", name): key for name, key in zip(found, group["params"], strict=True)}
-        for found, group in zip(names, saved, strict=True)
-    ]
-    wanted = [[_WRAPPER.sub("", name) for name in group] for group in own_names]
-    places = {frozenset(found): i for i, found in enumerate(numbers)}
-    if places.keys() != {frozenset(group) for group in wanted}:
-        different = sorted({n for g in numbers for n in g} ^ {n for g in wanted for n in g})
+        return bare
+    places = {frozenset(group): i for i, group in enumerate(names)}
+    if different := {frozenset(group) for group in wanted} ^ places.keys():
         raise ValueError(
             "state and optimizer have different parameters, or different groups of them: "
-            f"{different or sorted(names[0])}"
+            f"{sorted(set[str]().union(*different))}"
         )
-    order = [(places[frozenset(group)], group) for group in wanted]
-    return [{**saved[i], "params": [numbers[i][name] for name in group]} for i, group in order]
+    order = [places[frozenset(group)] for group in wanted]
+    numbers = [dict(zip(names[i], saved[i]["params"], strict=False)) for i in order]
+    params = [[found[name] for name in g] for found, g in zip(numbers, wanted, strict=True)]
+    return [{**bare[i], "params": keys} for i, keys in zip(order, params, strict=True)]
 
 
 class PosteriorOptimizer(Optimizer, ABC):
@@ -109,17 +106,12 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     - Exactly ``mc_samples`` samples belong to a step. Micro-batches of one sample go
       inside one ``sampled_params()``, where their gradients add up.
-    - Forward pass *and* backward pass belong inside. Gradients of other points raise an error where
-      they can be noticed: a backward pass that was not cleared, or gradient checkpointing whose
-      backward pass is outside. A backward pass outside of its sample is torch's "modified by an
-      inplace operation". Of a single linear layer, a forward pass outside is not noticed, nor is
-      one more backward pass between the sample and ``step()``.
-    - Inside, the parameters *are* the sample: ``copy.deepcopy(model)``, ``model.state_dict()`` or
-      an update of an average (EMA, SWA) belong outside, and so do ``load_state_dict``, clipping of
-      weights and other optimizers' steps, which raise an error at the end of the sample.
-    - The precision belongs to the weights of the last step. If ``load_state_dict``, SWA, EMA or
-      another optimizer has replaced them within a task, the next sample and ``consolidate()`` raise
-      an error, unless the optimizer's state was loaded, too. Changes of ``p.data`` are not noticed.
+    - Forward *and* backward pass belong inside; outside, torch calls the weights "modified by an
+      inplace operation". Not noticed: the forward pass of a single linear layer outside, and one
+      more backward pass between a sample and ``step()``.
+    - Inside, the parameters *are* the sample: copies of the model, ``model.state_dict()`` and
+      updates of averages (EMA, SWA) belong outside. Changes of weights inside, or between two steps
+      of a task, are errors, except of ``p.data``. See ``docs/how-to/common-mistakes.md``.
     - Gradients stay in ``p.grad`` until ``step()``: clipping and unscaling work as with Adam.
     - Frozen parameters are not perturbed; parameters without a gradient are not updated, and if
       they receive none during a whole task, their posterior stays unchanged.
@@ -385,8 +377,13 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _is_known(self, p: Tensor) -> bool:
         """Whether a parameter's gradient is the one of the last step, or of ``zero_grad``."""
-        grad, version = self._known_grads.get(p, (lambda: None, 0))
-        return p.grad is not None and p.grad is grad() and p.grad._version == version
+        known, grad = self._known_grads.get(p), p.grad
+        return (
+            known is not None
+            and grad is not None
+            and known[0]() is grad
+            and known[1] == grad._version
+        )
 
     # Stepping --------------------------------------------------------------------------
 
@@ -717,8 +714,9 @@ class PosteriorOptimizer(Optimizer, ABC):
             raise ValueError(
                 f"this is another optimizer's state: its groups have no {self.own_setting}"
             )
+        saved = state_dict["param_groups"]
         # Checkpoints of earlier versions lack newer settings.
-        groups = [{**self.defaults, **group} for group in in_order(state_dict, self.param_groups)]
+        groups = [{**self.defaults, **group} for group in in_order(saved, self.param_groups)]
         before = dict(vars(self))
         with defer_interrupt():
             try:
