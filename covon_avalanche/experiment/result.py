@@ -137,10 +137,8 @@ class Result(BaseModel):
     def to_json(self, indent: int | None = None) -> str:
         """JSON for :meth:`parse`: fields and checksum, unless it was loaded without one."""
         text = self.model_dump_json(indent=indent)
-        if not self.checked:
-            return text
-        data = {**json.loads(text), "checksum": _checksum(text)}
-        return json.dumps(data, indent=indent, ensure_ascii=False)
+        end = f',"checksum":"{_checksum(text)}"}}'
+        return text.removesuffix("}").rstrip() + end if self.checked else text
 
     @classmethod
     def load(cls, path: Path) -> Result:
@@ -173,9 +171,7 @@ class Result(BaseModel):
                 f"{SCHEMA}"
             )
         if checksum not in (None, _checksum(text)):
-            raise ResultError(
-                f"{name} was changed after it was stored: its content does not match its checksum"
-            )
+            raise ResultError(f"{name} was changed after it was stored: its checksum differs")
         try:
             result = cls.model_validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
@@ -196,5 +192,5 @@ class Result(BaseModel):
 def _checksum(text: str | bytes) -> str:
     """Hash of all values of a JSON object but the checksum, whatever its layout: 1 is 1.0."""
     values = json.loads(text, parse_int=float)
-    content = {key: value for key, value in values.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    values.pop("checksum", None)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

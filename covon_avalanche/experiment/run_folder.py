@@ -333,17 +333,15 @@ class RunFolder(StoredRun):
 
 
 def _stored(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one if there is no file.
+    """The JSON object in a file, or an empty one.
 
-    :raises ValueError: naming the file if it is damaged, perhaps by a full disk.
+    :raises ValueError: naming a damaged file.
     """
-    try:
+    with suppress(ValueError, RecursionError):
         content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} is damaged: remove it, then run the command again")
-    return content
+        if isinstance(content, dict):
+            return content
+    raise ValueError(f"{file} is damaged: remove it, then run the command again")
 
 
 def finished_runs(recipe: Recipe, runs: Path) -> list[Result]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from covon_avalanche.experiment.recipe import Recipe, RecipeError, Space, set_va
 from covon_avalanche.experiment.registry import StrategySettings
 from covon_avalanche.experiment.result import first_error
 from covon_avalanche.experiment.run_folder import (
-    error_sentence,
     is_locked,
     is_out_of_memory,
     run_error,
@@ -32,7 +32,6 @@ from covon_avalanche.experiment.run_folder import (
 from covon_avalanche.experiment.run_options import RunOptions
 
 _log = logging.getLogger(__name__)
-_LONGEST_RECORD = 2**20  # bytes of a line in a journal
 
 
 def space_of(recipe: Recipe, strategy: str) -> dict[str, Space]:
@@ -150,19 +149,12 @@ class Search:
 
     def _storage(self) -> JournalStorage:
         self.journal.parent.mkdir(parents=True, exist_ok=True)
-        for link in self.journal.parent.glob(f"{self.journal.name}.lock*.rename"):
-            link.unlink(missing_ok=True)  # of earlier versions that were killed
-        lock = _JournalLock(self.journal)
-        journal = _Journal(str(self.journal), lock)
-        lock.acquire()
-        lock.release()
-        try:
-            return JournalStorage(journal)
-        except Exception as error:  # whatever Optuna raises for records that it does not expect
-            raise RecipeError(
-                f"{self.journal}, line {journal.line}, is damaged ({error_sentence(error)}): "
-                "remove the line, then run the command again"
-            ) from error
+        storage = JournalFileBackend(str(self.journal), _JournalLock(self.journal))
+        records = self.journal.read_bytes().splitlines(keepends=True)[:-1]
+        bad = next((i for i, record in enumerate(records, 1) if not _is_record(record)), None)
+        if bad is not None:
+            raise RecipeError(f"{self.journal}, line {bad}, is damaged: remove the line")
+        return JournalStorage(storage)
 
     def run(
         self,
@@ -281,36 +273,20 @@ class Search:
         return dict(best.params), float(best.value)
 
 
-class _Journal(JournalFileBackend):
-    """Optuna's journal, which knows the line that is being read."""
-
-    line = 1
-
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        self.line = log_number_from + 1
-        for record in super().read_logs(log_number_from):
-            yield record
-            self.line += 1
-
-
 class _JournalLock(JournalFileSymlinkLock):
     """Optuna's lock, a link to the journal. Whoever acquires it drops an incomplete last record,
     which a kill or a full disk leaves, because the next record would be appended to it."""
 
     def __init__(self, journal: Path) -> None:
-        # A link to a relative path would never be broken.
-        super().__init__(str(journal.resolve()))
+        super().__init__(str(journal.resolve()))  # a link to a relative path is never broken
         self.journal = journal
 
     def acquire(self) -> bool:
-        acquired = super().acquire()
-        with self.journal.open("ab+") as file:
-            end = file.tell()
-            file.seek(max(0, end - _LONGEST_RECORD))
-            *_, last = [b"{}\n", *file.readlines()]
-            if not _is_record(last):
-                _log.warning("%s: an incomplete last record was dropped", self.journal)
-                file.truncate(end - len(last))
+        acquired, content = super().acquire(), self.journal.read_bytes()
+        *_, last = [b"", *content.splitlines(keepends=True)]
+        if last and not _is_record(last):
+            _log.warning("%s: an incomplete last record was dropped", self.journal)
+            os.truncate(self.journal, len(content) - len(last))
         return acquired
 
     def release(self) -> None:
@@ -320,8 +296,8 @@ class _JournalLock(JournalFileSymlinkLock):
 
 def _is_record(line: bytes) -> bool:
     try:
-        return line.endswith(b"\n") and isinstance(json.loads(line), dict)
-    except ValueError:
+        return line.endswith(b"\n") and type(json.loads(line)["op_code"]) is int
+    except (ValueError, LookupError, TypeError):
         return False
 
 

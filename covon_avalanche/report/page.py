@@ -20,8 +20,6 @@ from covon_avalanche.report import figures, tables
 from covon_avalanche.report.results import results_frame
 from covon_avalanche.report.summary import MIN_SEEDS, TEST, Comparison, comparisons
 
-_LONGEST_NAME = 120  # characters; file systems allow 255 bytes, with suffixes
-
 
 def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) -> Path:
     """Write ``index.html``, ``table.md``, ``table.tex``, ``table.csv``, ``results.csv`` and
@@ -96,22 +94,21 @@ def recipe(comparison: Comparison) -> str:
     """A recipe that repeats all runs of a comparison, as TOML."""
     common = {k: v for k, v in comparison.first["settings"].items() if k != "strategy"}
     seeds = sorted(set(comparison.runs["seed"].tolist()))
-    whole = {**common, "seeds": seeds, "strategies": comparison.strategies()}
-    return tomli_w.dumps(_without_null(whole))
+    settings = {**common, "seeds": seeds, "strategies": comparison.strategies()}
+    return tomli_w.dumps(_without_null(settings))
 
 
 def _without_null(value: Any) -> Any:
-    """Settings as TOML can store them: those that are not set are left out."""
-    if isinstance(value, dict):
-        return {key: _without_null(child) for key, child in value.items() if child is not None}
-    if isinstance(value, list):
-        return [_without_null(child) for child in value if child is not None]
+    """Settings without those that are not set, which TOML cannot store."""
+    match value:
+        case dict():
+            return {key: _without_null(v) for key, v in value.items() if v is not None}
+        case list():
+            return [_without_null(v) for v in value if v is not None]
     return value
 
 
 def _file_name(name: str) -> str:
-    """A name with all special characters escaped; the end of a long one is replaced by a hash."""
-    escaped = quote(name, safe="")
-    if len(escaped) <= _LONGEST_NAME:
-        return escaped
-    return f"{escaped[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    """A name with special characters escaped; the end of a long one is replaced by a hash."""
+    escaped, digest = quote(name, safe=""), hashlib.sha256(name.encode()).hexdigest()
+    return escaped if len(escaped) <= 128 else f"{escaped[:120]}-{digest[:7]}"

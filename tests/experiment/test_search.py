@@ -154,18 +154,17 @@ def test_an_incomplete_last_record_is_dropped_and_its_trial_is_repeated(tmp_path
     assert [trial.number for trial in done] == [0, 2, 3]
 
 
-@pytest.mark.parametrize("bad", [b'{"op_code":6,"wor', b"5", b'{"op_code":77}', b"\xff{}", b"{}"])
+@pytest.mark.parametrize("bad", [b'{"op_code":6,"wor', b"5", b"[]", b"\xff{}", b"{}"])
 def test_a_damaged_record_is_named_with_file_and_line(tmp_path, runs, bad):
     journal = tmp_path / "trials.journal"
     Search(recipe_of("finetune"), "finetune", journal, 7).run(1)
     lines = journal.read_bytes().splitlines()
     journal.write_bytes(b"\n".join([*lines[:2], bad, *lines[3:], b""]))
-    with pytest.raises(RecipeError, match=r"\.journal, line 3, is damaged .*: remove the line"):
+    with pytest.raises(RecipeError, match=r"trials\.journal, line 3, is damaged: remove"):
         Search(recipe_of("finetune"), "finetune", journal, 7).run(1)
 
 
-def test_links_that_killed_searches_leave_are_removed(tmp_path, runs, monkeypatch):
-    (tmp_path / "trials.journal.lock0a3e.rename").symlink_to(tmp_path / "trials.journal")
+def test_a_search_leaves_no_links_where_it_may_be_killed(tmp_path, runs, monkeypatch):
     search = Search(recipe_of("finetune"), "finetune", tmp_path / "trials.journal", 7)
     monkeypatch.setattr("os.rename", None)  # a kill after a renaming would leave another one
     search.run(1)
