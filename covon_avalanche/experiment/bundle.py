@@ -17,9 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.backbones import normalisation
-from covon_avalanche.backbones.create import unwrapped_name
 from covon_avalanche.experiment.build import build_network
-from covon_avalanche.experiment.data_settings import Backbone, Model
+from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron
 from covon_avalanche.experiment.machine import versions
 from covon_avalanche.experiment.registry import Strategy
 from covon_avalanche.experiment.result import first_error
@@ -182,10 +181,13 @@ def write_bundle(
 
     :raises ValueError: for a posterior of other parameters.
     """
-    model = _unwrapped(model)
-    if posterior is not None and _unknown_names(posterior, model):
+    inner = _unwrapped(model)
+    pairs = zip(model.named_parameters(), inner.named_parameters(), strict=True)
+    names = {wrapped: name.replace("_orig_mod.", "") for (wrapped, _), (name, _) in pairs}
+    if posterior is not None and posterior.mean.keys() <= names.keys():
         parts = posterior.mean, posterior.precision
-        posterior = DiagGaussian(*({unwrapped_name(k): v for k, v in x.items()} for x in parts))
+        posterior = DiagGaussian(*({names[k]: v for k, v in part.items()} for part in parts))
+    model = inner
     if posterior is not None and (unknown := _unknown_names(posterior, model)):
         raise ValueError(
             f"the posterior has parameters that the model lacks: {unknown}; pass "
@@ -250,6 +252,11 @@ def _build(folder: Path, info: BundleInfo) -> nn.Module:
     """The network with random weights, with what the strategy adds to it."""
     if info.model is None:
         raise ValueError(f"{folder} does not say how its model is built: pass it to load_bundle")
+    if isinstance(info.model, Perceptron):
+        width, layers = info.model.hidden_size, info.model.hidden_layers
+        n = width * (math.prod(info.input_shape) + (layers - 1) * width)
+        if n > (folder / _WEIGHTS).stat().st_size:
+            raise ValueError(f"{folder / _INFO} has a model of {n} weights, unlike {_WEIGHTS}")
     strategy = info.strategy
     if strategy is None:
         return build_network(info.model, len(info.class_names), info.input_shape)

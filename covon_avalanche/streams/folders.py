@@ -133,7 +133,7 @@ def _from_table(file: Path, table: pd.DataFrame, domain: str, classes: list[str]
 
     def images(split: str) -> files.ImageFiles:
         chosen = table[(table["domain"] == domain) & (table["split"] == split)]
-        paths = files.listed_files(file, file.parent, chosen["file"])
+        paths = files.listed_files(file, file.parent, chosen["file"].tolist())
         return files.ImageFiles(paths, [ids[label] for label in chosen["label"]])
 
     return images("train"), images("test")

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from functools import cache
 from importlib import resources
@@ -213,7 +213,7 @@ def _listed(root: Path, file: Path, classes: Sequence[str], first_id: int | None
     return ImageFiles(listed_files(file, root, paths), labels)
 
 
-def listed_files(source: Path, root: Path, names: Iterable[str]) -> list[Path]:
+def listed_files(source: Path, root: Path, names: Sequence[str]) -> list[Path]:
     """The files that a list or table names, relative to ``root``; all must exist."""
 
     @cache
@@ -225,9 +225,12 @@ def listed_files(source: Path, root: Path, names: Iterable[str]) -> list[Path]:
         folder, file = os.path.split(path)
         return file in content(folder)
 
-    files = [next(filter(exists, _spellings(root, name)), root / name) for name in names]
-    missing = [] if MISSING_ALLOWED.get() else [file for file in files if not exists(file)]
-    if missing:
+    files = [root / name for name in names]
+    unknown = [i for i, file in enumerate(files) if not exists(file)]
+    for i in unknown:
+        files[i] = next(filter(exists, _spellings(root, names[i])), files[i])
+    missing = [files[i] for i in unknown if not exists(files[i])]
+    if missing and not MISSING_ALLOWED.get():
         raise ValueError(
             f"there is no file {missing[0]}, which {source} names ({len(missing)} of {len(files)} "
             f"files are missing; paths are relative to {root})"
@@ -237,7 +240,6 @@ def listed_files(source: Path, root: Path, names: Iterable[str]) -> list[Path]:
 
 def _spellings(root: Path, name: str) -> Iterator[Path]:
     """Where a file may be: with Windows' slashes, escapes of a manifest, Unicode normalisation."""
-    yield root / name
     yield root / re.sub(r"\\udc([89a-f].)", lambda byte: chr(0xDC00 + int(byte[1], 16)), name)
     for form in ("NFC", "NFD"):
         yield root / unicodedata.normalize(form, name.replace("\\", "/"))

@@ -14,5 +14,5 @@ def test_reports_need_neither_the_backend_of_a_notebook_nor_a_home(tmp_path):
     command = [sys.executable, "-m", "covon_avalanche", *arguments]
     subprocess.run(command, env={**os.environ, **inherited}, check=True)
     assert (tmp_path / "report" / "index.html").is_file()
-    assert list((tmp_path / "report").glob("*.png"))
+    assert list((tmp_path / "report" / "figures").glob("*.png"))
     assert not (tmp_path / "no").exists()
