@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from covon_avalanche.plugins import AdaRegPlugin as AdaRegPlugin
     from covon_avalanche.plugins import CoVONPlugin as CoVONPlugin
     from covon_avalanche.plugins import EVCLPlugin as EVCLPlugin
+    from covon_avalanche.plugins import EWCPlugin as EWCPlugin
     from covon_avalanche.plugins import EWCStarPlugin as EWCStarPlugin
     from covon_avalanche.plugins import ICaRLPlugin as ICaRLPlugin
+    from covon_avalanche.plugins import LwFPlugin as LwFPlugin
+    from covon_avalanche.plugins import MASPlugin as MASPlugin
     from covon_avalanche.plugins import MergePlugin as MergePlugin
     from covon_avalanche.plugins import RWalkPlugin as RWalkPlugin
     from covon_avalanche.plugins import SIPlugin as SIPlugin
@@ -36,8 +39,9 @@ _NAMES = {
     "posterior": ["DiagGaussian"],
     "optim": ["BayesByBackprop", "CoVON"],
     "plugins": [
-        *("AdaRegPlugin", "CoVONPlugin", "EVCLPlugin", "EWCStarPlugin", "ICaRLPlugin"),
-        *("MergePlugin", "RWalkPlugin", "SIPlugin", "TDVCLPlugin", "VCLPlugin"),
+        *("AdaRegPlugin", "CoVONPlugin", "EVCLPlugin", "EWCPlugin", "EWCStarPlugin"),
+        *("ICaRLPlugin", "LwFPlugin", "MASPlugin", "MergePlugin", "RWalkPlugin", "SIPlugin"),
+        *("TDVCLPlugin", "VCLPlugin"),
     ],
     "strategies": ["AdaRegStrategy", "CoVONStrategy", "EWCStarStrategy", "VCLStrategy"],
     "data_loading": ["TensorBatches"],

@@ -26,11 +26,16 @@ from covon_avalanche.data_loading import DataParallel
 from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.merging import DUCT, FisherMerge, RegMean
 from covon_avalanche.plugins import (
+    AvalancheRWalkPlugin,
+    AvalancheSIPlugin,
     ClassifierAlignmentPlugin,
     ClosedFormPlugin,
     DUCTPlugin,
+    EWCPlugin,
     ICaRLPlugin,
     InputAnchorPlugin,
+    LwFPlugin,
+    MASPlugin,
     PromptPlugin,
     RWalkPlugin,
 )
@@ -63,7 +68,11 @@ KINDS = {
     "evcl": naive(vcl, lambda: EVCLPlugin(strength=0.1)),
     "ada-reg": partial(make_strategy, "ada-reg"),
     "ewc-star": partial(make_strategy, "ewc-star"),
+    "ewc": naive(sgd, lambda: EWCPlugin(1.0)),
+    "lwf": naive(sgd, lambda: LwFPlugin(1.0)),
+    "mas": naive(sgd, lambda: MASPlugin(0.01)),
     "si": naive(sgd, lambda: SIPlugin(0.1)),
+    "avalanche-si": naive(sgd, lambda: AvalancheSIPlugin(0.1)),
     "merged": naive(adamw, lambda: MergePlugin(FisherMerge())),
 }
 
@@ -84,7 +93,9 @@ MIXED = {
     "gem": (toy_model, lambda: GEMPlugin(15, 0.5)),
     "er-ace": (toy_model, NoPlugin),
     "agem": (toy_model, lambda: AGEMPlugin(15, 12)),
-    "rwalk": (toy_model, lambda: RWalkPlugin(delta_t=2)),
+    "rwalk": (toy_model, lambda: RWalkPlugin(0.1, delta_t=2)),
+    "mixed si": (toy_model, lambda: SIPlugin(0.1)),
+    "avalanche-rwalk": (toy_model, lambda: AvalancheRWalkPlugin(delta_t=2)),
     "s-prompts": (lambda: SPrompts(toy_vit(), 3), PromptPlugin),
     "l2p": (lambda: L2P(toy_vit(), 3), PromptPlugin),
     "coda-p": (lambda: CODAPrompt(toy_vit(), 3, pool=9, layers=(0, 1)), PromptPlugin),

@@ -123,6 +123,38 @@ def accumulated(
     return DiagGaussian(means, precisions)
 
 
+@torch.no_grad()
+def added(
+    anchor: DiagGaussian,
+    named_parameters: Iterable[tuple[str, Tensor]],
+    importance: Mapping[str, Tensor],
+) -> DiagGaussian:
+    """The sum of the anchor's quadratic and one around the weights, as one quadratic.
+
+    ``S0 (theta - m0)² + F (theta - m)²`` is ``(S0 + F) (theta - (S0 m0 + F m) / (S0 + F))²`` plus
+    a constant. Where the precision is 0, the centre is the weight.
+
+    :param importance: ``F`` by parameter name; a parameter that is left out keeps its quadratic.
+    """
+    means, precisions = dict(anchor.mean), dict(anchor.precision)
+    for name, p in named_parameters:
+        if name in importance:
+            precisions[name] = precisions[name] + importance[name]
+            share = importance[name] / precisions[name]
+            step = torch.where(precisions[name] > 0, share, 1.0) * (p.detach() - means[name])
+            means[name] = means[name] + step
+    return DiagGaussian(means, precisions)
+
+
+def check_finite(anchor: DiagGaussian) -> None:
+    """Raise a ``FloatingPointError`` naming a parameter whose precision is not finite."""
+    for name, precision in anchor.precision.items():
+        if not torch.isfinite(precision).all():
+            raise FloatingPointError(
+                f"the importance of {name!r} is not finite: training has diverged"
+            )
+
+
 class QuadraticAnchor:
     """Pulls an optimizer's weights toward those after the last task; in a plain PyTorch loop::
 

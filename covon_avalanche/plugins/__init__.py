@@ -1,14 +1,18 @@
 """Avalanche plugins: they decide when; ``optim``, ``merging`` and ``posterior`` decide what."""
 
 from covon_avalanche.plugins.ada_reg import AdaRegPlugin
+from covon_avalanche.plugins.avalanche import AvalancheRWalkPlugin, AvalancheSIPlugin
 from covon_avalanche.plugins.classifier_alignment import ClassifierAlignmentPlugin, SLCAPlugin
 from covon_avalanche.plugins.closed_form import ClosedFormPlugin
 from covon_avalanche.plugins.covon import CoVONPlugin
 from covon_avalanche.plugins.duct import DUCTPlugin
 from covon_avalanche.plugins.evcl import EVCLPlugin
+from covon_avalanche.plugins.ewc import EWCPlugin
 from covon_avalanche.plugins.ewc_star import EWCStarPlugin
 from covon_avalanche.plugins.icarl import ICaRLPlugin
 from covon_avalanche.plugins.input_anchor import InputAnchorPlugin
+from covon_avalanche.plugins.lwf import LwFPlugin
+from covon_avalanche.plugins.mas import MASPlugin
 from covon_avalanche.plugins.merge import MergePlugin
 from covon_avalanche.plugins.posterior import VCLPlugin
 from covon_avalanche.plugins.prompting import PromptPlugin
@@ -18,14 +22,19 @@ from covon_avalanche.plugins.td_vcl import TDVCLPlugin
 
 __all__ = [
     "AdaRegPlugin",
+    "AvalancheRWalkPlugin",
+    "AvalancheSIPlugin",
     "ClassifierAlignmentPlugin",
     "ClosedFormPlugin",
     "CoVONPlugin",
     "DUCTPlugin",
     "EVCLPlugin",
+    "EWCPlugin",
     "EWCStarPlugin",
     "ICaRLPlugin",
     "InputAnchorPlugin",
+    "LwFPlugin",
+    "MASPlugin",
     "MergePlugin",
     "PromptPlugin",
     "RWalkPlugin",

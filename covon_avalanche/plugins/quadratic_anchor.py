@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
 from covon_avalanche.checks import check_positive
-from covon_avalanche.optim.quadratic_anchor import accumulated, grown, pull_
+from covon_avalanche.optim.quadratic_anchor import accumulated, check_finite, grown, pull_
 from covon_avalanche.plugins.schedule import (
     Schedule,
     apply_shared,
@@ -114,8 +113,4 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
             self._importance(strategy),
             self.strength * self._ess_now,
         )
-        for name, precision in self.anchor.precision.items():
-            if not torch.isfinite(precision).all():
-                raise FloatingPointError(
-                    f"the importance of {name!r} is not finite: training has diverged"
-                )
+        check_finite(self.anchor)

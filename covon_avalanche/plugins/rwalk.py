@@ -1,30 +1,125 @@
-"""Riemannian Walk that also works in several processes."""
+"""Riemannian Walk in an Avalanche strategy."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
-from avalanche.distributed import DistributedHelper
-from avalanche.training.plugins import RWalkPlugin as AvalancheRWalk
-from avalanche.training.utils import copy_params_dict
+import torch
+from torch import Tensor
+
+from covon_avalanche.checks import check_fraction, check_positive, check_whole
+from covon_avalanche.plugins.quadratic_penalty import QuadraticPenaltyPlugin
+from covon_avalanche.posterior.gaussian import DiagGaussian, embed
+
+_DAMPING = 1e-3  # the authors' code
 
 
-class RWalkPlugin(AvalancheRWalk, supports_distributed=True):  # type: ignore[call-arg]
-    """Avalanche's Riemannian Walk (Chaudhry et al., 2018).
+class RWalkPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: ignore[call-arg]
+    """Riemannian Walk: a running Fisher information and the loss that each weight has saved, per
+    distance in that information.
 
-    Avalanche's plugin computes a second gradient before each step. Under
-    :class:`covon_avalanche.data_loading.DataParallel` that would be the gradient of one process's
-    images; this plugin averages it over all images of the batch. Its arguments are Avalanche's.
+    The loss has ``rwalk_lambda * sum((F / max F + s / max s) (theta - anchor)²)`` added, with the
+    weights after the last task as the anchor. After every ``delta_t`` steps::
+
+        F <- fisher_decay * (mean of g² over the steps) + (1 - fisher_decay) * F
+        s' <- s' + max(0, path / (F * (change in these steps)² + 0.001))
+
+    with the gradient ``g`` of the loss without the penalty, and ``path`` as in :class:`SIPlugin`.
+    ``F`` goes on from task to task; ``s`` is that of the first task, then the mean of itself and
+    the new task's ``s'``. Chaudhry et al., "Riemannian Walk for Incremental Learning" (ECCV 2018);
+    written from the formulas of the paper and of the authors' code
+    (github.com/facebookresearch/agem), which has no 1/2 in the distance. A last window is used even
+    if it is incomplete. Avalanche's (recipes' ``avalanche-rwalk``) computes a second gradient in
+    each step and leaves the model in evaluation mode, so that nothing is trained with dropout or
+    batch statistics. Task identities are not used.
     """
 
-    def _update_grad(self, strategy: Any) -> None:
-        super()._update_grad(strategy)
-        share = getattr(strategy, "batch_share", None)
-        if share is None or not DistributedHelper.is_distributed:
+    def __init__(self, rwalk_lambda: float, fisher_decay: float = 0.9, delta_t: int = 50) -> None:
+        """
+        :param rwalk_lambda: weight of the penalty.
+        :param fisher_decay: weight of the new squared gradients, in (0, 1].
+        :param delta_t: steps between updates of the Fisher information and the scores.
+        """
+        check_positive("rwalk_lambda", rwalk_lambda, zero=True)
+        check_fraction("fisher_decay", fisher_decay)
+        check_whole("delta_t", delta_t)
+        super().__init__(rwalk_lambda)
+        self.fisher_decay = fisher_decay
+        self.delta_t = delta_t
+        self.fisher: dict[str, Tensor] = {}
+        """``F`` by parameter name; empty before the first update."""
+        self.scores: dict[str, Tensor] = {}
+        """``s`` by parameter name; empty before the end of the first task."""
+        self._new: dict[str, Tensor] = {}  # s'
+        self._begin: dict[str, Tensor] = {}  # weights at the beginning of the window
+        self._path: dict[str, Tensor] = {}
+        self._squares: dict[str, Tensor] = {}
+        self._steps = 0  # in the window
+        self._step: dict[str, tuple[Tensor, Tensor]] = {}  # gradients and weights before a step
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Begin a window; new weights of a grown model have no Fisher information nor score."""
+        super().before_training_exp(strategy, **kwargs)
+        zeros = {n: torch.zeros_like(p.detach()) for n, p in strategy.model.named_parameters()}
+        if self.fisher:
+            self.fisher = {**zeros, **{n: embed(f, zeros[n]) for n, f in self.fisher.items()}}
+        if self.scores:
+            self.scores = {**zeros, **{n: embed(s, zeros[n]) for n, s in self.scores.items()}}
+        self._new = zeros
+        self._open_window(strategy)
+
+    def _open_window(self, strategy: Any) -> None:
+        self._begin = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
+        self._path = {n: torch.zeros_like(p) for n, p in self._begin.items()}
+        self._squares = {n: torch.zeros_like(p) for n, p in self._begin.items()}
+        self._steps = 0
+
+    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Copy the gradient of the loss and the weights, then add the penalty's gradient."""
+        self._step = {
+            name: (p.grad.clone(), p.detach().clone())
+            for name, p in strategy.model.named_parameters()
+            if p.grad is not None
+        }
+        super().before_update(strategy, **kwargs)
+
+    @torch.no_grad()
+    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Add the step to the window."""
+        for name, (gradient, before) in self._step.items():
+            change = strategy.model.get_parameter(name) - before
+            self._path[name].addcmul_(gradient, change, value=-1)
+            self._squares[name].addcmul_(gradient, gradient)
+        self._step = {}
+        self._steps += 1
+        if self._steps == self.delta_t:
+            self._close_window(strategy)
+
+    @torch.no_grad()
+    def _close_window(self, strategy: Any) -> None:
+        if self._steps == 0:
             return
-        for p in strategy.model.parameters():
-            if p.grad is not None:
-                p.grad *= share[0] / share[1]
-                dist.all_reduce(p.grad)
-        self.iter_grad = copy_params_dict(strategy.model, copy_grad=True)
+        found = {name: total / self._steps for name, total in self._squares.items()}
+        self.fisher = {
+            name: f.lerp(self.fisher[name], 1 - self.fisher_decay) if self.fisher else f
+            for name, f in found.items()
+        }
+        for name, p in strategy.model.named_parameters():
+            distance = self.fisher[name] * (p - self._begin[name]).square()
+            self._new[name] += (self._path[name] / (distance + _DAMPING)).relu()
+        self._open_window(strategy)
+
+    def _consolidated(self, strategy: Any) -> DiagGaussian:
+        self._close_window(strategy)
+        new = self._new
+        self.scores = {n: (self.scores[n] + s) / 2 for n, s in new.items()} if self.scores else new
+        parts = [_of_largest(self.fisher), _of_largest(self.scores)]
+        weights = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
+        self._new, self._begin, self._path, self._squares = {}, {}, {}, {}
+        return DiagGaussian(weights, {n: parts[0][n] + parts[1][n] for n in weights})
+
+
+def _of_largest(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Values >= 0, divided by the largest of all."""
+    largest = max(float(value.max()) for value in values.values() if value.numel())
+    return {name: value / largest if largest > 0 else value for name, value in values.items()}

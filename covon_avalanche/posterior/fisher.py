@@ -1,14 +1,15 @@
 """Diagonal Fisher information of a classifier, from squared gradients.
 
-Both functions use the data's labels (the empirical Fisher, Eq. 9 of the paper) and return one
-tensor per parameter that requires a gradient, in loss²/weight² per example. A batch is
-``(input, target, *more)``; the model is called as ``model(input, *more)``.
+Functions return one tensor per parameter that requires a gradient, per example: squared gradients,
+in loss²/weight², with the data's labels (the empirical Fisher, Eq. 9 of the paper) if nothing else
+is said. A batch is ``(input, target, *more)``; the model is called as ``model(input, *more)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from torch.func import functional_call, grad, vmap
 Batch = Sequence[Tensor]
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Sums = dict[str, Tensor]
+Add = Callable[[nn.Module, Sums, Batch, Criterion], None]
+Size = Callable[[Tensor], Tensor]
+"""Of gradients: squared or absolute; the size of a product is the product of sizes."""
 
 _CHUNK = 2**25  # entries of per-example gradients that are in memory at once
 
@@ -36,7 +40,7 @@ def squared_batch_gradients(
     :param criterion: loss, averaged over the batch.
     :raises ValueError: if there are no examples, or the loss is a sum over the batch.
     """
-    return _average(_add_squared_gradients, model, batches, criterion)
+    return _average(_add_batch_gradients, model, batches, criterion)
 
 
 def squared_example_gradients(
@@ -53,11 +57,24 @@ def squared_example_gradients(
         does not matter, and with ``"mean"`` class weights cancel.
     :raises ValueError: if there are no examples.
     """
-    return _average(_add_squared_example_gradients, model, batches, criterion)
+    add = partial(_add_example_gradients, size=torch.square)
+    return _average(add, model, batches, criterion)
+
+
+def absolute_example_gradients(
+    model: nn.Module, batches: Iterable[Batch], criterion: Criterion
+) -> dict[str, Tensor]:
+    """Absolute per-example gradients, averaged over the examples, in loss/weight; computed as in
+    :func:`squared_example_gradients`.
+
+    :raises ValueError: if there are no examples.
+    """
+    add = partial(_add_example_gradients, size=torch.abs)
+    return _average(add, model, batches, criterion)
 
 
 def _average(
-    add: Callable[[nn.Module, Sums, Batch, Criterion], None],
+    add: Add,
     model: nn.Module,
     batches: Iterable[Batch],
     criterion: Criterion,
@@ -93,22 +110,23 @@ def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
 # What a batch adds to the sums -----------------------------------------------------------
 
 
-def _add_squared_example_gradients(
-    model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion
+def _add_example_gradients(
+    model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion, size: Size
 ) -> None:
-    """Add the squared gradients of each example of a batch."""
+    """Add the sizes of the gradients of each example of a batch."""
     try:
-        if not _supports_hooks(model) or not _add_by_hooks(model, sums, batch, criterion):
-            _add_by_func(model, sums, batch, criterion)
+        if not _supports_hooks(model) or not _add_by_hooks(model, sums, batch, criterion, size):
+            _add_by_func(model, sums, batch, criterion, size)
     except RuntimeError as error:
         if not str(error).startswith("vmap"):  # no data-dependent control flow
             raise
         for i in range(len(batch[1])):
-            _add_squared_gradients(model, sums, [column[i : i + 1] for column in batch], criterion)
+            one = [column[i : i + 1] for column in batch]
+            _add_batch_gradients(model, sums, one, criterion, size)
 
 
-def _add_squared_gradients(
-    model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion
+def _add_batch_gradients(
+    model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion, size: Size = torch.square
 ) -> None:
     """Add ``(B g)²``, with ``g`` the gradient of the mean loss of a batch of ``B`` examples."""
     x, y, *more = batch
@@ -119,7 +137,7 @@ def _add_squared_gradients(
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     for total, gradient in zip(sums.values(), gradients, strict=True):
         if gradient is not None:
-            total += (len(y) * gradient).square()
+            total += size(len(y) * gradient)
 
 
 @torch.no_grad()
@@ -147,7 +165,9 @@ def _supports_hooks(model: nn.Module) -> bool:
     return True
 
 
-def _add_by_hooks(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion) -> bool:
+def _add_by_hooks(
+    model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion, size: Size
+) -> bool:
     """Return whether the layers were called as is needed; otherwise nothing is added."""
     x, y, *more = batch
     layers = {
@@ -186,7 +206,7 @@ def _add_by_hooks(model: nn.Module, sums: Sums, batch: Batch, criterion: Criteri
     for (layer, a, _), g in zip(calls, gradients, strict=False):
         if g is not None:
             weight, bias = (sums.get(f"{layers[layer]}{name}") for name in ("weight", "bias"))
-            _add_layer(layer, a, g, weight, bias)
+            _add_layer(layer, a, g, weight, bias, size)
     return True
 
 
@@ -198,10 +218,15 @@ def _rows_are_examples(layer: nn.Module, a: Tensor, examples: int) -> bool:
 
 @torch.no_grad()
 def _add_layer(
-    module: nn.Module, a: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None
+    module: nn.Module,
+    a: Tensor,
+    g: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    size: Size,
 ) -> None:
-    """Add one layer's squared per-example gradients, from its input and output gradient, whose
-    dtypes may differ from the weights' under autocast."""
+    """Add the sizes of one layer's per-example gradients, from its input and output gradient,
+    whose dtypes may differ from the weights' under autocast."""
     dtype = next(module.parameters(recurse=False)).dtype
     a, g = a.to(dtype), g.to(dtype)
     if isinstance(module, nn.Conv2d) and not isinstance(module.padding, str):
@@ -213,19 +238,21 @@ def _add_layer(
         a = a.reshape(len(a), 1, -1, a.shape[-1])
         g = g.reshape(len(g), 1, -1, g.shape[-1])
     if bias is not None:
-        bias += g.sum(2).square().sum(0).view_as(bias)
+        bias += size(g.sum(2)).sum(0).view_as(bias)
     if weight is None:
         return
-    if a.shape[2] == 1:  # the square of an outer product is the product of squares
-        product = torch.einsum("ngpo,ngpi->goi", g.square(), a.square())
+    if a.shape[2] == 1:  # an outer product
+        product = torch.einsum("ngpo,ngpi->goi", size(g), size(a))
         weight += product.reshape(weight.shape)
         return
     for rows in torch.arange(len(a), device="cpu").split(max(1, _CHUNK // weight.numel())):
         product = torch.einsum("ngpo,ngpi->ngoi", g[rows], a[rows])
-        weight += product.square().sum(0).reshape(weight.shape)
+        weight += size(product).sum(0).reshape(weight.shape)
 
 
-def _add_by_func(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion) -> None:
+def _add_by_func(
+    model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion, size: Size
+) -> None:
     x, y, *more = batch
     trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     names = {p: n for n, p in model.named_parameters()}
@@ -250,4 +277,4 @@ def _add_by_func(model: nn.Module, sums: Sums, batch: Batch, criterion: Criterio
         with torch.autocast(x.device.type, enabled=False):  # vmap's layer norm cannot mix dtypes
             gradients = example_gradients(trained, x[rows], y[rows], *(m[rows] for m in more))
         for name, value in gradients.items():
-            sums[name] += value.square().sum(0)
+            sums[name] += size(value).sum(0)

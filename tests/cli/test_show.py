@@ -95,7 +95,7 @@ def test_every_kind_of_strategy_has_a_line():
     assert [line.partition(":")[0] for line in lines] == list(KINDS)
     stores = {line.partition(":")[0] for line in lines if "Stores examples." in line}
     assert stores == {"replay", "icarl", "gem", "agem", "der", "er-ace", "td-vcl"}
-    assert "ewc: Avalanche's EWC, one penalty per domain. Needs lr, ewc_lambda." in lines
+    assert "ewc: EWC, its penalties kept as one quadratic. Needs lr, ewc_lambda." in lines
 
 
 def test_the_shell_completes_recipes(tmp_path, monkeypatch):

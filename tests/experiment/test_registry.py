@@ -32,7 +32,7 @@ HASHES = {
 """Of seed 0 and the last CoVON of each shipped recipe: changed ones would be run again."""
 FINETUNE_HASH = "4b6fa2db69"
 """Of fine-tuning in the small recipe, before merging and alignment had further settings."""
-MERGEABLE = ["finetune", "ewc", "lwf", "ada-reg", "covon"]
+MERGEABLE = ["finetune", "ewc", "avalanche-ewc", "lwf", "avalanche-lwf", "ada-reg", "covon"]
 RULES = {
     "regmean": merging.RegMean,
     "kfac": merging.KFACMerge,
@@ -140,7 +140,7 @@ def test_the_merge_comes_first_then_the_method_the_anchor_and_the_alignment(kind
     assert anchor.anchor.strength == 0.5
     merged = merge != "none" and kind != "covon"  # whose own plugin merges
     assert any(isinstance(p, MergePlugin) for p in first[:1]) == merged
-    assert len(first) == merged + (kind in ("ewc", "lwf"))
+    assert len(first) == merged + (kind.endswith(("ewc", "lwf")))
     rule = first[0].rule if merged else method.arguments.get("merge")
     assert anchor.anchor.rule is (rule if merge == "regmean" else None)
     without = settings(kind, merge=merge, input_anchor=0.0, align_classifier=False).build()
@@ -223,15 +223,15 @@ def test_the_schedule_of_covon_is_that_of_the_recipe():
 
 def test_other_keys_of_avalanches_strategies_are_arguments_of_their_classes():
     assert settings("der", beta=0.7).build().arguments["beta"] == 0.7
-    assert settings("rwalk", delta_t=3).build().plugins[0].delta_t == 3
-    with pytest.raises(ValueError, match=r"RWalkPlugin cannot be created: .*'deltat'"):
-        settings("rwalk", deltat=3).build()
+    assert settings("avalanche-rwalk", delta_t=3).build().plugins[0].delta_t == 3
+    with pytest.raises(ValueError, match=r"AvalancheRWalkPlugin cannot be created: .*'deltat'"):
+        settings("avalanche-rwalk", deltat=3).build()
     for name, key, value in (("der", "mem_size", -1), ("gem", "memory_strength", -0.5)):
         with pytest.raises(ValueError, match="greater than or equal to 0"):
             settings(name, **{key: value})
     for value in (float("nan"), "1 + 1", [1]):
         with pytest.raises(ValueError, match=r"lambda_reg"):
-            settings("mas", lambda_reg=value)
+            settings("avalanche-mas", lambda_reg=value)
 
 
 def test_ducts_momentum_is_that_of_sgd():

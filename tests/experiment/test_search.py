@@ -261,8 +261,13 @@ def test_a_failed_trial_counts_as_nothing_learned(tmp_path, monkeypatch, strateg
     ("name", "given", "searched"),
     [
         ("covon", {}, {"weight_decay", "ess", "hess_init", "later_hess_init", "clip_radius"}),
-        ("mas", {"alpha": 0.5}, {"lambda_reg"}),  # alpha is at most 1, as gamma and beta2 are
-        ("rwalk", {"ewc_alpha": 0.9}, {"ewc_lambda"}),
+        (
+            "avalanche-mas",
+            {"alpha": 0.5},
+            {"lambda_reg"},
+        ),  # alpha is at most 1, as gamma and beta2 are
+        ("avalanche-rwalk", {"ewc_alpha": 0.9}, {"ewc_lambda"}),
+        ("rwalk", {"fisher_decay": 0.9}, {"rwalk_lambda"}),
         ("der", {"alpha": 0.1, "beta": 0.5}, {"alpha", "beta"}),
     ],
 )

@@ -42,7 +42,7 @@ def test_two_processes_equal_one(kind, folder, device):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["replay", "rwalk", "l2p"])
+@pytest.mark.parametrize("kind", ["replay", "rwalk", "avalanche-rwalk", "l2p"])
 def test_data_parallel_changes_nothing_in_one_process(kind):
     expected, found = train(kind), train(kind, parallel=True)
     torch.testing.assert_close(found["weights"], expected["weights"])

@@ -8,7 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from covon_avalanche.posterior import fisher
-from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_example_gradients
+from covon_avalanche.posterior.fisher import (
+    absolute_example_gradients,
+    squared_batch_gradients,
+    squared_example_gradients,
+)
 
 
 class SequenceModel(nn.Module):
@@ -111,7 +115,7 @@ def case(request):
     return request.param, model, x, y
 
 
-def by_loop(model, x, y, *more):
+def by_loop(model, x, y, *more, size=torch.square):
     """One backward pass per example, in eval mode."""
     model = copy.deepcopy(model).eval()
     sums = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
@@ -120,7 +124,7 @@ def by_loop(model, x, y, *more):
         F.cross_entropy(model(*(part[i : i + 1] for part in (x, *more))), y[i : i + 1]).backward()
         for name, p in model.named_parameters():
             if p.grad is not None:
-                sums[name] += p.grad.square() / len(y)
+                sums[name] += size(p.grad) / len(y)
     return sums
 
 
@@ -133,6 +137,15 @@ def test_exact_squares_equal_the_loop_whatever_the_batches_and_chunks(case, size
     monkeypatch.setattr(fisher, "_CHUNK", 1)
     torch.testing.assert_close(squared_example_gradients(model, batches), expected)
     assert len(list(model.parameters())) == len(expected)  # functional_call may replace them
+
+
+def test_absolute_values_equal_the_loop(case, monkeypatch):
+    _, model, x, y = case
+    expected = by_loop(model, x, y, size=torch.abs)
+    for chunk in (fisher._CHUNK, 1):
+        monkeypatch.setattr(fisher, "_CHUNK", chunk)
+        found = absolute_example_gradients(model, [(x, y)], F.cross_entropy)
+        torch.testing.assert_close(found, expected)
 
 
 def test_plain_layers_go_by_hooks_and_the_rest_by_torch_func(case, monkeypatch):

@@ -52,31 +52,79 @@ class Cumulative(Joint):
 
 
 class EWC(Mergeable, WithOptimizer):
-    """Avalanche's EWC, one penalty per domain."""
+    """EWC, its penalties kept as one quadratic."""
 
     kind: Literal["ewc"]
     ewc_lambda: NonNegativeFloat
-    class_path = f"{_PLUGINS}:EWCPlugin"
+    class_path = "covon_avalanche.plugins:EWCPlugin"
     class_arguments = ("ewc_lambda",)
 
 
 class LwF(Mergeable, WithOptimizer):
-    """Avalanche's Learning without Forgetting."""
+    """Learning without Forgetting."""
 
     kind: Literal["lwf"]
     alpha: NonNegativeFloat
     temperature: PositiveFloat = 2.0
-    class_path = f"{_PLUGINS}:LwFPlugin"
+    class_path = "covon_avalanche.plugins:LwFPlugin"
     class_arguments = ("alpha", "temperature")
     not_searched = frozenset({"temperature"})
 
 
 class SI(WithOptimizer):
-    """Avalanche's Synaptic Intelligence."""
+    """Synaptic Intelligence."""
 
     kind: Literal["si"]
     si_lambda: NonNegativeFloat
+    xi: PositiveFloat = 0.1
+    """Damping, in weight²."""
     class_path = "covon_avalanche.plugins:SIPlugin"
+    class_arguments = ("si_lambda", "xi")
+
+
+class MAS(WithOptimizer):
+    """Memory Aware Synapses."""
+
+    kind: Literal["mas"]
+    mas_lambda: NonNegativeFloat
+    class_path = "covon_avalanche.plugins:MASPlugin"
+    class_arguments = ("mas_lambda",)
+
+
+class RWalk(WithOptimizer):
+    """Riemannian Walk."""
+
+    kind: Literal["rwalk"]
+    rwalk_lambda: NonNegativeFloat
+    fisher_decay: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Weight of new squared gradients in the running Fisher information."""
+    delta_t: PositiveInt = 50
+    """Steps between updates of the Fisher information and the scores."""
+    class_path = "covon_avalanche.plugins:RWalkPlugin"
+    class_arguments = ("rwalk_lambda", "fisher_decay", "delta_t")
+    not_searched = frozenset({"fisher_decay", "delta_t"})
+
+
+class AvalancheEWC(EWC):
+    """Avalanche's EWC, one penalty per domain."""
+
+    kind: Literal["avalanche-ewc"]  # type: ignore[assignment]
+    class_path = f"{_PLUGINS}:EWCPlugin"
+
+
+class AvalancheLwF(LwF):
+    """Avalanche's Learning without Forgetting."""
+
+    kind: Literal["avalanche-lwf"]  # type: ignore[assignment]
+    class_path = f"{_PLUGINS}:LwFPlugin"
+
+
+class AvalancheSI(WithOptimizer):
+    """Avalanche's Synaptic Intelligence, with almost equal importances."""
+
+    kind: Literal["avalanche-si"]
+    si_lambda: NonNegativeFloat
+    class_path = "covon_avalanche.plugins:AvalancheSIPlugin"
     class_arguments = ("si_lambda",)
 
 
@@ -127,20 +175,20 @@ class FromAvalanche(WithOptimizer):
         return Method.of(self.class_path, self.model_extra or {})
 
 
-class MAS(FromAvalanche):
-    """Avalanche's Memory Aware Synapses."""
+class AvalancheMAS(FromAvalanche):
+    """Avalanche's Memory Aware Synapses, which average importances over domains."""
 
-    kind: Literal["mas"]
+    kind: Literal["avalanche-mas"]
     class_path = f"{_STRATEGIES}:MAS"
     not_searched = frozenset({"alpha"})  # at most 1
     stores_examples = False
 
 
-class RWalk(FromAvalanche):
-    """Avalanche's Riemannian Walk."""
+class AvalancheRWalk(FromAvalanche):
+    """Avalanche's Riemannian Walk, which trains in evaluation mode."""
 
-    kind: Literal["rwalk"]
-    class_path = "covon_avalanche.plugins:RWalkPlugin"
+    kind: Literal["avalanche-rwalk"]
+    class_path = "covon_avalanche.plugins:AvalancheRWalkPlugin"
     not_searched = frozenset({"ewc_alpha"})  # at most 1
     stores_examples = False
 

@@ -1,0 +1,42 @@
+"""Elastic weight consolidation in an Avalanche strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from covon_avalanche.checks import check_positive, check_whole
+from covon_avalanche.optim.quadratic_anchor import added
+from covon_avalanche.plugins.quadratic_penalty import QuadraticPenaltyPlugin
+from covon_avalanche.plugins.task_loader import task_loader
+from covon_avalanche.posterior.fisher import squared_example_gradients
+from covon_avalanche.posterior.gaussian import DiagGaussian
+
+
+class EWCPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: ignore[call-arg]
+    """EWC with one penalty per task: the loss has
+    ``ewc_lambda / 2 * sum over tasks t of sum(F_t (theta - theta_t)²)`` added.
+
+    Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks" (PNAS 2017), Eq. 3.
+    The sum of the penalties is one quadratic, which is kept instead of them: its precision is the
+    sum of the ``F_t``, its centre the mean of the ``theta_t`` weighted by them. Memory and time do
+    not grow with the tasks. ``F_t`` is the diagonal Fisher information of the task's data at
+    ``theta_t``: squared gradients of single examples, with the data's labels, the evaluation
+    transform and the model in evaluation mode, so that neither batches nor their order matter.
+    Avalanche's (recipes' ``avalanche-ewc``) squares gradients of batches, and has no 1/2. Task
+    identities are used for multi-head models only.
+    """
+
+    def __init__(self, ewc_lambda: float, fisher_mb_size: int = 256) -> None:
+        """
+        :param ewc_lambda: weight of the penalty.
+        :param fisher_mb_size: examples per batch of the Fisher pass, which only affects speed.
+        """
+        check_positive("ewc_lambda", ewc_lambda, zero=True)
+        check_whole("fisher_mb_size", fisher_mb_size)
+        super().__init__(ewc_lambda / 2)
+        self.fisher_mb_size = fisher_mb_size
+
+    def _consolidated(self, strategy: Any) -> DiagGaussian:
+        batches = task_loader(strategy, self.fisher_mb_size)
+        fisher = squared_example_gradients(strategy.model, batches, strategy._criterion)
+        return added(self.anchor, strategy.model.named_parameters(), fisher)

@@ -1,0 +1,70 @@
+"""Learning without Forgetting in an Avalanche strategy."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from avalanche.models import MultiTaskModule
+from avalanche.training.plugins import SupervisedPlugin
+from torch import Tensor, nn
+
+from covon_avalanche.checks import check_positive
+from covon_avalanche.plugins.task_loader import check_whole_task
+
+
+class LwFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
+    """Learning without Forgetting: distils the model of before the task, on the task's inputs.
+
+    The loss has ``alpha * KL(teacher || model)`` added, the mean over the batch of the divergence
+    between softmaxes of the logits divided by ``temperature``, over the classes of earlier tasks.
+    The teacher, a copy of the model at the end of the last task, is in evaluation mode; Avalanche's
+    (recipes' ``avalanche-lwf``) stays in training mode, so that dropout changes what is distilled.
+    Li and Hoiem, "Learning without Forgetting" (TPAMI 2018). The authors first train new outputs
+    with all other weights frozen; in a domain-incremental stream there are none. Keeps a copy of
+    the model. Task identities are not used.
+    """
+
+    def __init__(self, alpha: float = 1.0, temperature: float = 2.0) -> None:
+        """
+        :param alpha: weight of the distillation.
+        :param temperature: of both softmaxes.
+        """
+        super().__init__()
+        check_positive("alpha", alpha, zero=True)
+        check_positive("temperature", temperature)
+        self.alpha = alpha
+        self.temperature = temperature
+        self.teacher: nn.Module | None = None
+        """The model after the last task."""
+        self.classes: list[int] = []
+        """Those of earlier tasks."""
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Check that there is one head for all tasks."""
+        check_whole_task(strategy.experience)
+        if isinstance(strategy.model, MultiTaskModule):
+            raise ValueError(
+                f"LwFPlugin needs one head for all tasks, got {type(strategy.model).__name__}: use "
+                "Avalanche's LwFPlugin"
+            )
+
+    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+        """Add the distillation loss."""
+        if self.teacher is None or self.alpha == 0:
+            return
+        with torch.no_grad():
+            teacher = self.teacher(strategy.mb_x)
+        strategy.loss += self.alpha * self._divergence(strategy.mb_output, teacher)
+
+    def _divergence(self, output: Tensor, teacher: Tensor) -> Tensor:
+        log_p = (output[:, self.classes] / self.temperature).log_softmax(1)
+        log_q = (teacher[:, self.classes] / self.temperature).log_softmax(1)
+        return nn.functional.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """The model becomes the teacher."""
+        self.teacher = copy.deepcopy(strategy.model).eval().requires_grad_(False)
+        new = map(int, strategy.experience.dataset.targets.uniques)
+        self.classes = sorted({*self.classes, *new})

@@ -1,0 +1,56 @@
+"""A quadratic penalty on changes of important weights, the base of EWC, SI, MAS and RWalk."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from avalanche.training.plugins import SupervisedPlugin
+
+from covon_avalanche.optim.quadratic_anchor import check_finite, grown
+from covon_avalanche.plugins.task_loader import check_whole_task
+from covon_avalanche.posterior.gaussian import DiagGaussian
+
+
+class QuadraticPenaltyPlugin(SupervisedPlugin):
+    """Base of :class:`EWCPlugin`, :class:`SIPlugin`, :class:`MASPlugin` and :class:`RWalkPlugin`.
+
+    The loss has the penalty ``factor * sum(importance * (theta - anchor)²)`` added. Its gradient is
+    added to those of the loss just before the optimizer's step, so that subclasses find the
+    gradient of the loss alone in ``before_update``, without another backward pass;
+    ``strategy.loss`` is without the penalty. Give the plugin to the strategy *after* a
+    :class:`PosteriorPlugin` or :class:`MergePlugin`. Memory is constant in the number of tasks.
+    """
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.anchor = DiagGaussian({}, {})
+        """The centre of the penalty, and the importance as its precision."""
+
+    @abstractmethod
+    def _consolidated(self, strategy: Any) -> DiagGaussian:
+        """The anchor after the task just trained."""
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Extend the anchor if the model grew; new weights are not important."""
+        check_whole_task(strategy.experience)
+        self.anchor = grown(self.anchor, strategy.model.named_parameters())
+
+    @torch.no_grad()
+    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Add the penalty's gradient."""
+        names = [n for n, p in strategy.model.named_parameters() if p.grad is not None]
+        weights = [strategy.model.get_parameter(name) for name in names]
+        if not names or self.factor == 0:
+            return
+        moved = torch._foreach_sub(weights, [self.anchor.mean[name] for name in names])
+        importance = [self.anchor.precision[name] for name in names]
+        gradients = [p.grad for p in weights]
+        torch._foreach_addcmul_(gradients, moved, importance, value=2 * self.factor)
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Update the anchor."""
+        self.anchor = self._consolidated(strategy)
+        check_finite(self.anchor)

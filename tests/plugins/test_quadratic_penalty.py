@@ -1,0 +1,354 @@
+"""EWC, SI, MAS and RWalk against their definitions written out, and Avalanche's SI."""
+
+import pytest
+import torch
+from avalanche.training.plugins import SynapticIntelligencePlugin
+from torch import nn
+from toys import (
+    Head,
+    ToDouble,
+    Watch,
+    columns,
+    make_naive,
+    same,
+    toy_benchmark,
+    toy_model,
+    weights,
+)
+
+from covon_avalanche.evaluation import MemoryFootprint
+from covon_avalanche.plugins import (
+    AvalancheSIPlugin,
+    EWCPlugin,
+    MASPlugin,
+    RWalkPlugin,
+    SIPlugin,
+)
+
+LR = 0.1
+EXPERIENCES = 3
+PLUGINS = {
+    "ewc": lambda: EWCPlugin(5.0, fisher_mb_size=7),
+    "si": lambda: SIPlugin(2.0, xi=0.01),
+    "mas": lambda: MASPlugin(0.05, importance_mb_size=7),
+    "rwalk": lambda: RWalkPlugin(0.5, fisher_decay=0.6, delta_t=4),
+}
+each = pytest.mark.parametrize("name", PLUGINS)
+
+
+class Definition:
+    """A method by hand: ``penalty`` is differentiated by autograd, together with the loss."""
+
+    def __init__(self, model):
+        self.parameters = list(model.parameters())
+        self.start()
+
+    def start(self):
+        self.first = self.values()
+
+    def values(self):
+        return [p.detach().clone() for p in self.parameters]
+
+    def zeros(self):
+        return [torch.zeros_like(p) for p in self.parameters]
+
+    def penalty(self):
+        return 0.0
+
+    def step(self, gradients, before):
+        pass
+
+    def end(self, model, x, y):
+        pass
+
+
+def example_gradients(model, loss, x, y):
+    """Of each example, by a loop."""
+    for i in range(len(y)):
+        value = loss(model(x[i : i + 1]), y[i : i + 1])
+        yield torch.autograd.grad(value, list(model.parameters()))
+
+
+class EWCByHand(Definition):
+    """Kirkpatrick et al., Eq. 3: one penalty per task."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.tasks = []
+
+    def penalty(self):
+        return sum(
+            2.5 * (f * (p - old) ** 2).sum()
+            for fisher, anchor in self.tasks
+            for f, p, old in zip(fisher, self.parameters, anchor, strict=True)
+        )
+
+    def end(self, model, x, y):
+        total = self.zeros()
+        for gradients in example_gradients(model, nn.functional.cross_entropy, x, y):
+            total = [t + g**2 for t, g in zip(total, gradients, strict=True)]
+        self.tasks.append(([t / len(y) for t in total], self.values()))
+
+
+class Anchored(Definition):
+    """One importance, and the weights after the last task."""
+
+    strength = 1.0
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.importance, self.anchor = self.zeros(), self.zeros()
+
+    def penalty(self):
+        terms = zip(self.importance, self.parameters, self.anchor, strict=True)
+        return self.strength * sum((i * (p - old) ** 2).sum() for i, p, old in terms)
+
+    def end(self, model, x, y):
+        self.anchor = self.values()
+
+
+class SIByHand(Anchored):
+    """Zenke et al., Eqs. 3 to 5, with the authors' relu."""
+
+    strength = 2.0
+
+    def start(self):
+        super().start()
+        self.omega = self.zeros()
+
+    def step(self, gradients, before):
+        for i, p in enumerate(self.values()):
+            self.omega[i] = self.omega[i] - gradients[i] * (p - before[i])
+
+    def end(self, model, x, y):
+        for i, p in enumerate(self.values()):
+            new = self.omega[i] / ((p - self.first[i]) ** 2 + 0.01)
+            self.importance[i] = (self.importance[i] + new).clamp(min=0)
+        super().end(model, x, y)
+
+
+class MASByHand(Anchored):
+    """Aljundi et al., Eqs. 2 to 4."""
+
+    strength = 0.05
+
+    def end(self, model, x, y):
+        def norm(output, _):
+            return (output**2).sum()
+
+        for gradients in example_gradients(model, norm, x, y):
+            for i, g in enumerate(gradients):
+                self.importance[i] = self.importance[i] + g.abs() / len(y)
+        super().end(model, x, y)
+
+
+class RWalkByHand(Anchored):
+    """Chaudhry et al., Eqs. 6 to 8, in windows of four of the six steps of a task."""
+
+    strength = 0.5
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.fisher = self.scores = None
+
+    def start(self):
+        super().start()
+        self.window, self.steps, self.new = self.values(), [], self.zeros()
+
+    def step(self, gradients, before):
+        moves = [p - old for p, old in zip(self.values(), before, strict=True)]
+        self.steps.append((gradients, moves))
+        if len(self.steps) == 4:
+            self.close()
+
+    def close(self):
+        squares = [torch.stack([g[i] ** 2 for g, _ in self.steps]) for i in range(4)]
+        path = [torch.stack([-g[i] * m[i] for g, m in self.steps]).sum(0) for i in range(4)]
+        recent = [s.mean(0) for s in squares]
+        if self.fisher is None:
+            self.fisher = recent
+        self.fisher = [0.6 * r + 0.4 * f for r, f in zip(recent, self.fisher, strict=True)]
+        for i, p in enumerate(self.values()):
+            distance = self.fisher[i] * (p - self.window[i]) ** 2
+            self.new[i] = self.new[i] + (path[i] / (distance + 1e-3)).clamp(min=0)
+        self.window, self.steps = self.values(), []
+
+    def end(self, model, x, y):
+        self.close()
+        old = self.scores or self.new
+        self.scores = [(s + n) / 2 for s, n in zip(old, self.new, strict=True)]
+        most = [max(v.max() for v in values) for values in (self.fisher, self.scores)]
+        self.importance = [
+            f / most[0] + s / most[1] for f, s in zip(self.fisher, self.scores, strict=True)
+        ]
+        super().end(model, x, y)
+
+
+BY_HAND = {"ewc": EWCByHand, "si": SIByHand, "mas": MASByHand, "rwalk": RWalkByHand}
+
+
+def by_hand(definition):
+    """Gradient descent on loss and penalty, in float64."""
+    model = toy_model().double()
+    parameters = list(model.parameters())
+    own = definition(model)
+    for experience in toy_benchmark(EXPERIENCES).train_stream:
+        x, y = columns(experience)
+        x = x.double()
+        own.start()
+        for xs, ys in [*zip(x.split(16), y.split(16), strict=True)] * 2:
+            loss = nn.functional.cross_entropy(model(xs), ys)
+            gradients = torch.autograd.grad(loss, parameters)
+            penalty = own.penalty()
+            more = torch.autograd.grad(penalty, parameters) if torch.is_tensor(penalty) else 0
+            before = own.values()
+            with torch.no_grad():
+                for i, p in enumerate(parameters):
+                    p -= LR * (gradients[i] + (more[i] if more else 0))
+            own.step(gradients, before)
+        own.end(model, x, y)
+    return weights(model)
+
+
+def trained(*plugins, model=None, **options):
+    model = (model or toy_model()).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    strategy = make_naive(model, optimizer, *plugins, ToDouble(), **options)
+    strategy.train(toy_benchmark(EXPERIENCES).train_stream, shuffle=False)
+    return weights(model)
+
+
+@pytest.fixture
+def double_loader(monkeypatch):
+    """Passes over a task's data in float64."""
+    from covon_avalanche.plugins import ewc, mas
+
+    for module in (ewc, mas):
+        loader = module.task_loader
+        monkeypatch.setattr(
+            module,
+            "task_loader",
+            lambda *args, loader=loader: ((x.double(), y) for x, y in loader(*args)),
+        )
+
+
+@each
+def test_a_method_is_its_definition(name, double_loader):
+    expected = by_hand(BY_HAND[name])
+    torch.testing.assert_close(trained(PLUGINS[name]()), expected, rtol=1e-8, atol=1e-10)
+    plain = by_hand(Definition)
+    assert max((expected[n] - plain[n]).abs().max() for n in plain) > 0.01
+
+
+@each
+def test_memory_does_not_grow_with_the_tasks(name):
+    footprints = []
+    for tasks in (2, 4):
+        footprint, model = MemoryFootprint(), toy_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        strategy = make_naive(model, optimizer, PLUGINS[name](), footprint)
+        for experience in toy_benchmark(tasks).train_stream:
+            strategy.train(experience)
+        footprints.append(footprint.ratio)
+    assert footprints == [footprints[0]] * 2
+    during_a_task = {"si": 2, "rwalk": 6}.get(name, 0)
+    assert footprints[0] == 3 + during_a_task  # the weights, their anchor and importance
+
+
+@each
+def test_every_training_forward_is_in_training_mode(name):
+    """So that dropout and batch statistics are trained with, and a task's end changes no mode."""
+    seen = []
+    model = nn.Sequential(nn.Linear(8, 10), nn.BatchNorm1d(10), nn.Dropout(0.5), nn.Linear(10, 4))
+    watch = Watch(before_forward=lambda s: seen.append(s.model[2].training))
+    step = Watch(before_training_iteration=lambda s: seen.append(s.model[1].training))
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    strategy = make_naive(model, optimizer, PLUGINS[name](), watch, step)
+    calls = []
+    model[3].register_forward_hook(lambda layer, x, y: calls.append(layer.training))
+    for experience in toy_benchmark(EXPERIENCES).train_stream:
+        strategy.train(experience)
+    assert all(seen) and len(seen) == 2 * 2 * 3 * EXPERIENCES
+    assert sum(calls) == 2 * 3 * EXPERIENCES  # no second forward pass in a step
+
+
+@each
+def test_a_growing_model_has_unimportant_new_weights(name):
+    model = Head()
+    plugin = PLUGINS[name]()
+    strategy = make_naive(model, torch.optim.SGD(model.parameters(), lr=LR), plugin)
+    stream = toy_benchmark(2, classes_per_experience=2).train_stream
+    strategy.train(stream[0])
+    old = plugin.anchor.precision["head.classifier.weight"]
+    seen = []
+    strategy.plugins.append(Watch(before_forward=lambda s: seen.append(plugin.anchor.precision)))
+    strategy.train(stream[1])
+    new = seen[0]["head.classifier.weight"]
+    assert new.shape == (4, 10)
+    assert torch.equal(new[:2], old) and (new[2:] == 0).all()
+
+
+@each
+def test_frozen_parameters_stay_as_they_are(name, double_loader):
+    model = toy_model()
+    model[0].requires_grad_(False)
+    before = weights(model)
+    after = trained(PLUGINS[name](), model=model)
+    assert torch.equal(after["0.weight"], before["0.weight"].double())
+    assert not torch.equal(after["2.weight"], before["2.weight"].double())
+
+
+@each
+def test_importances_that_are_not_finite_are_named(name):
+    model = toy_model()
+    strategy = make_naive(model, torch.optim.SGD(model.parameters(), lr=LR), PLUGINS[name]())
+    with torch.no_grad():
+        model[2].bias.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match=r"importance of '.*' is not finite"):
+        strategy.train(toy_benchmark(1).train_stream)
+
+
+def test_ewc_is_not_affected_by_the_order_of_the_data_nor_by_its_batches(double_loader):
+    """Avalanche's squares batch gradients, so that sorted classes give another importance."""
+    found = []
+    for size in (1, 16, 48):
+        plugin = EWCPlugin(0.0, fisher_mb_size=size)
+        trained(plugin)
+        found.append(plugin.anchor.precision)
+    for other in found[1:]:
+        torch.testing.assert_close(dict(other), dict(found[0]))
+
+
+# Avalanche's -----------------------------------------------------------------------------
+
+
+def si_run(*plugins):
+    model = toy_model()
+    torch.manual_seed(0)
+    strategy = make_naive(model, torch.optim.SGD(model.parameters(), lr=0.1), *plugins)
+    strategy.train(toy_benchmark(2).train_stream)
+    return weights(model)
+
+
+def test_avalanches_si_regularises_where_it_does_nothing_on_a_cpu_by_itself():
+    alone = si_run()
+    assert same(alone, si_run(SynapticIntelligencePlugin(si_lambda=1e4)))  # a trap of 0.6
+    assert not same(alone, si_run(AvalancheSIPlugin(si_lambda=1e4)))
+
+
+def test_the_importance_of_avalanches_si_is_a_clipped_path_integral():
+    """One step of SGD on one batch: -g . dtheta / (dtheta² + eps), at most 1e-3."""
+    model = nn.Linear(8, 4)
+    start = weights(model)
+    plugin = AvalancheSIPlugin(si_lambda=1.0, eps=10.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    strategy = make_naive(model, optimizer, plugin, train_mb_size=48, train_epochs=1)
+    experience = toy_benchmark(1).train_stream[0]
+    x, y = columns(experience)
+    gradient = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), model.weight)[0]
+    strategy.train(experience)
+    moved = model.weight.detach() - start["weight"]
+    torch.testing.assert_close(moved, -0.05 * gradient)
+    expected = (-gradient * moved / (moved.square() + 10.0)).clamp(max=1e-3)
+    assert (expected > 0).any()
+    torch.testing.assert_close(plugin.ewc_data[1]["weight"].data, expected.flatten())
