@@ -170,7 +170,7 @@ def learn(way: Way, begun: Start, slow: DiagGaussian) -> Any:
             group["consolidation"] = "none"
         covon_plugin(strategy).merge = Eq8()
     else:
-        ewc: Any = recipe.strategies["ewc"]
+        ewc: Any = recipe.strategies["avalanche-ewc"]
         adamw = Finetune(kind="finetune", lr=ewc.lr, weight_decay=ewc.weight_decay)
         strategy = strategy_of(adamw, recipe, model)
         factor = way.strength / recipe.strategies[START].ess

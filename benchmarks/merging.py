@@ -58,7 +58,12 @@ TITLES = {
     "forward-longer": "PACS, 10 epochs: photo, art painting, cartoon, sketch",
     "reverse-longer": "PACS, 10 epochs: sketch, cartoon, art painting, photo",
 }
-TRAININGS = {"adamw": "AdamW", "covon": "CoVON", "ewc": "EWC", "ada-reg": "Ada-Reg"}
+TRAININGS = {
+    "adamw": "AdamW",
+    "covon": "CoVON",
+    "avalanche-ewc": "Avalanche's EWC",
+    "ada-reg": "Ada-Reg",
+}
 MERGES = {
     "none": "none",
     "average": "average",

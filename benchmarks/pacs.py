@@ -48,8 +48,8 @@ CLOSED_FORM = ("ncm", "ridge", "ranpac", "layup", "layup-max", "layup-flip")
 FIVE_SEEDS = ("layup-flip",)
 """Closed forms with more than three seeds."""
 TUNED = ("forward", "reverse")
-UNTUNED = ("finetune", "lwf", "covon", "covon-inputs", "joint")  # in the last two orders
-MATRICES = ("lwf", "covon", "covon-inputs")
+UNTUNED = ("finetune", "avalanche-lwf", "covon", "covon-inputs", "joint")  # in the last two orders
+MATRICES = ("avalanche-lwf", "covon", "covon-inputs")
 CALIBRATION = ("NLL", "ECE", "sampled A_T %", "sampled NLL", "sampled ECE")
 
 

@@ -204,11 +204,21 @@ class EWCStarStrategy(_PluginStrategy):
 
 
 class ERACEStrategy(ER_ACE):
-    """Avalanche's ER-ACE (Caccia et al., 2022), whose loss under :class:`DataParallel` is that of
-    the whole batch. Its arguments are Avalanche's."""
+    """ER-ACE (Caccia et al., 2022): the cross-entropy of the current batch among its own classes,
+    plus that of stored examples. Its arguments are Avalanche's, on whose class it is based.
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    As the authors, it adds the two losses, Avalanche halves the sum, and by default as many stored
+    examples as new ones are in a step, Avalanche's default is 10. Unlike the authors' its memory
+    has examples of the current task from the start, and classes that no task has had are not
+    compared with. Under :class:`DataParallel` the loss is that of the whole batch.
+    """
+
+    def __init__(self, *, batch_size_mem: int | None = None, **arguments: Any) -> None:
+        """
+        :param batch_size_mem: stored examples per step; ``None``: as many as ``train_mb_size``.
+        """
+        size = batch_size_mem or arguments.get("train_mb_size", 1)
+        super().__init__(batch_size_mem=size, **arguments)
         self.ace_criterion = _WholeBatchACE()
 
 
@@ -218,13 +228,11 @@ class _WholeBatchACE(ACECriterion):
     def __call__(
         self, out_in: Tensor, target_in: Tensor, out_buffer: Tensor, target_buffer: Tensor
     ) -> Tensor:
-        if not DistributedHelper.is_distributed:
-            whole: Tensor = super().__call__(out_in, target_in, out_buffer, target_buffer)
-            return whole
         present = F.one_hot(target_in, out_in.shape[1]).amax(0)
-        dist.all_reduce(present, dist.ReduceOp.MAX)
+        if DistributedHelper.is_distributed:
+            dist.all_reduce(present, dist.ReduceOp.MAX)
         current = F.cross_entropy(out_in.masked_fill(present == 0, -torch.inf), target_in)
-        return (F.cross_entropy(out_buffer, target_buffer) + current) / 2
+        return F.cross_entropy(out_buffer, target_buffer) + current
 
 
 __all__ = ["AdaRegStrategy", "CoVONStrategy", "ERACEStrategy", "EWCStarStrategy", "VCLStrategy"]

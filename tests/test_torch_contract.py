@@ -28,6 +28,7 @@ OPTIMIZERS = {
     "CoVON_reparam": partial(CoVON, lr=0.2, ess=1e4, hess_approx="reparam"),
     "BayesByBackprop": partial(BayesByBackprop, lr=0.02, ess=1e4, std_init=0.01),
     "UPGD": partial(UPGD, lr=0.2),
+    "AdaUPGD": partial(UPGD, lr=0.02, betas=(0.9, 0.99)),
 }
 PARAMETERS = {
     "tensors": lambda net: net.parameters(),
@@ -249,7 +250,7 @@ def only_torchs_own(reason):
         [
             pytest.param(make, id=name, marks=() if name in ("SGD", "AdamW") else fails)
             for name, make in OPTIMIZERS.items()
-            if name != "UPGD"
+            if "UPGD" not in name
         ],
     )
 

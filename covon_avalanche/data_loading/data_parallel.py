@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from avalanche.benchmarks.utils.data_loader import MultiDatasetDataLoader
 from avalanche.distributed import DistributedHelper
 from torch import Tensor
@@ -78,6 +79,21 @@ class DataParallel:
         start = own.clock.train_epoch_iterations * own.train_mb_size
         size = min(own.train_mb_size, len(own.adapted_dataset) - start)
         return len(_share(range(size), start)), size
+
+    def whole_batch(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        """Columns of all images of the current training batch, from those of the shares."""
+        if not DistributedHelper.is_distributed:
+            return list(columns)
+        own: Any = self
+        images, size = self.batch_share
+        start = own.clock.train_epoch_iterations * own.train_mb_size if self.shares is None else 0
+        parts: list[list[Tensor]] = [[] for _ in range(DistributedHelper.world_size)]
+        dist.all_gather_object(parts, [column[:images].cpu() for column in columns])
+        whole = [column.new_empty(size, *column.shape[1:]) for column in columns]
+        for rank, part in enumerate(parts):
+            for column, share in zip(whole, part, strict=True):
+                column[(rank - start) % len(parts) :: len(parts)] = share.to(column.device)
+        return whole
 
     def forward(self) -> Tensor:
         """The model's output; in training through ``DistributedDataParallel``, with random numbers

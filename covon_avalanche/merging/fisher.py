@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from covon_avalanche.checks import check_fraction
 from covon_avalanche.merging.rule import MergeRule, Task, in_shape
-from covon_avalanche.posterior.fisher import Criterion, in_mode, squared_example_gradients
+from covon_avalanche.posterior.fisher import (
+    Criterion,
+    expected_squared_gradients,
+    in_mode,
+    squared_example_gradients,
+)
 
+_FLOOR = 1e-6  # of Fisher merging
 _MOST_FISHER = 1e-4  # CoFiMA's
 
 
@@ -18,18 +26,23 @@ class FisherMerge(MergeRule):
 
         m1 = (F0 m0 + F m) / (F0 + F),    F0 ← F0 + F
 
-    with the exact empirical Fisher information ``F`` of each task at its final weights before the
-    merge, in loss²/weight² per example, so that every task has equal weight regardless of its
-    size. Takes one pass with gradients over each task's data. Weights whose Fisher information has
-    been zero in all tasks, such as those of classes that are new, keep their new values. Matena and
-    Raffel, "Merging Models with Fisher-Weighted Averaging" (NeurIPS 2022); written from the paper.
+    ``F`` is the task's diagonal Fisher information at its final weights before the merge, with
+    labels from the model's own predictions
+    (:func:`~covon_avalanche.posterior.fisher.expected_squared_gradients`), at least 1e-6 and
+    divided by the norm over all weights, so that every task has the same weight. Takes as many
+    passes with gradients over each task's data as there are classes, at most 10. Weights that are
+    new, such as those of new classes, keep their new values. Matena and Raffel, "Merging Models
+    with Fisher-Weighted Averaging" (NeurIPS 2022); written from the paper and the formulas of the
+    authors' code (github.com/mmatena/model_merging). The authors merge several models at once; by
+    default the least value applies to one of them there, and to all alike here.
     """
 
     needs_data = True
 
-    def __init__(self, criterion: Criterion = F.cross_entropy) -> None:
+    def __init__(self, criterion: Criterion | None = None) -> None:
         """
-        :param criterion: the training loss, averaged over the batch.
+        :param criterion: a training loss, averaged over the batch: squares its gradients, with the
+            data's labels, instead of those of the model's own predictions, in one pass.
         """
         self.criterion = criterion
         self.fisher: dict[str, Tensor] = {}
@@ -54,12 +67,17 @@ class FisherMerge(MergeRule):
 
     def _measure(self, task: Task) -> dict[str, Tensor]:
         """``F`` by parameter name."""
-        return squared_example_gradients(task.model, task.batches(), self.criterion)
+        if self.criterion is None:
+            fisher = expected_squared_gradients(task.model, task.batches())
+        else:
+            fisher = squared_example_gradients(task.model, task.batches(), self.criterion)
+        squares = sum(float(f.double().square().sum()) for f in fisher.values())
+        norm = max(math.sqrt(squares), _FLOOR)
+        return {name: f.clamp(min=_FLOOR) / norm for name, f in fisher.items()}
 
     def _weight(self, past: Tensor, new: Tensor) -> Tensor:
         """Weight of the new task, from ``F0`` and ``F``."""
-        weight = new / (past + new)
-        return torch.where(weight.isnan() & new.isfinite(), 1.0, weight)  # 0 / 0
+        return new / (past + new)
 
 
 class CoFiMA(FisherMerge):
@@ -93,12 +111,13 @@ class CoFiMA(FisherMerge):
         self.fisher = task.measured
 
     def _measure(self, task: Task) -> dict[str, Tensor]:
+        criterion = self.criterion or F.cross_entropy
         parameters = {n: p for n, p in task.model.named_parameters() if p.requires_grad}
         sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
         batches = 0
         with in_mode(task.model, train=True):
             for x, y, *more in task.batches():
-                loss = self.criterion(task.model(x, *more), y)
+                loss = criterion(task.model(x, *more), y)
                 gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
                 for total, gradient in zip(sums.values(), gradients, strict=True):
                     if gradient is not None:

@@ -36,9 +36,10 @@ class RegMean(MergeRule):
     is added to ``A0``.
 
     Takes two forward passes over each task's data, but only one for the first task. Outputs and
-    layers that no earlier task has used keep their new weights, as do the parameters of other
-    modules (:func:`~covon_avalanche.merging.layers.merged_layers` lists them; with CoVON
-    those are merged by Eq. 8). With CoVON ``A ⊗ I`` is used for the mean alone: the precision is
+    layers that no earlier task has used keep their new weights. The parameters of other modules,
+    such as LayerNorm's and position embeddings, are averaged over the tasks, as published
+    (:func:`~covon_avalanche.merging.layers.merged_layers` lists the layers; with CoVON all others
+    are merged by Eq. 8). With CoVON ``A ⊗ I`` is used for the mean alone: the precision is
     that of Eq. 8.
     """
 
@@ -79,14 +80,17 @@ class RegMean(MergeRule):
         """``A0`` by layer name, as from :func:`input_second_moments`, summed over tasks."""
         self.outputs: dict[str, int] = {}
         """Number of outputs that the layer had in the last task; later ones have no past."""
+        self.tasks = 0
+        """Number of tasks merged."""
 
     def merge(self, task: Task) -> dict[str, Tensor]:
         """See :class:`MergeRule`.
 
         :raises ValueError: for a layer whose number of inputs has changed, naming it.
         """
+        others = {} if task.has_prior else self._averaged_others(task)
         if not self.moments and self.passes == 2:
-            return {}
+            return others
         new = self._measure(task)
         merged: dict[str, Tensor] = {}
         for name in new:  # in the order of the forward pass
@@ -96,10 +100,22 @@ class RegMean(MergeRule):
                 merged |= self._merged_layer(task, name, new[name])
         if self.passes == 1:
             task.measured = new
-        return merged
+        return others | merged
+
+    def _averaged_others(self, task: Task) -> dict[str, Tensor]:
+        """The mean over the tasks of the parameters of other modules, by name."""
+        own = {p for layer in merged_layers(task.model).values() for p in own_parameters(layer)}
+        names = [n for n, p in task.model.named_parameters() if p.requires_grad and p not in own]
+        trained = task.trained()
+        return {
+            n: task.before[n] + (trained[n] - task.before[n]) / (self.tasks + 1)
+            for n in names
+            if self.tasks > 0
+        }
 
     def observe(self, task: Task) -> None:
         """Add the moments of the task's data, at the merged weights unless ``passes=1``."""
+        self.tasks += 1
         layers = merged_layers(task.model)
         new = self._measure(task) if self.passes == 2 else task.measured
         added = {n: a + self.moments[n] if n in self.moments else a for n, a in new.items()}

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from covon_avalanche.checks import check_positive
+from covon_avalanche.optim.checks import check_betas
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.samples import fill_normal_, next_noise_key
 
@@ -37,6 +38,9 @@ class UPGD(Optimizer):
     in the first ``1 / (1 - beta_utility)`` steps; here the ratio is at most 1 at any time. If no
     utility is positive, weights with a negative one change as in gradient descent.
 
+    With ``betas``, ``g`` in the last line is Adam's direction ``m / (sqrt(v) + eps)``: AdaUPGD of
+    the authors' code, for deep networks, whose step is twice as long for the same ``lr``.
+
     Parameters without a gradient neither change nor count in the maximum. Noise is a function of a
     seed and the number of the step, which live in the first group (``noise_seed``,
     ``noise_draws``), so that ``state_dict()``, copies and pickles restore it.
@@ -46,12 +50,14 @@ class UPGD(Optimizer):
     :param weight_decay: decoupled weight decay, 1/``lr``.
     :param beta_utility: averaging coefficient of the utility, in [0, 1).
     :param sigma: standard deviation of the noise, in units of the gradient.
+    :param betas: averaging coefficients of Adam's moments; ``None``: gradient descent.
+    :param eps: added to the root of Adam's second moment.
     :param generator: gives the seed of the noise; by default torch's global generator. With
         DistributedDataParallel it is required, with the same seed on all ranks.
     :raises ValueError: naming the value and the rule.
 
     State per parameter: ``step`` and ``utility``, the running average without bias correction
-    (loss, shape of the parameter).
+    (loss, shape of the parameter); with ``betas`` Adam's ``exp_avg`` and ``exp_avg_sq``.
     """
 
     def __init__(
@@ -62,10 +68,13 @@ class UPGD(Optimizer):
         weight_decay: float = 0.0,
         beta_utility: float = 0.999,
         sigma: float = 0.001,
+        betas: tuple[float, float] | None = None,
+        eps: float = 1e-5,
         generator: torch.Generator | None = None,
     ) -> None:
         self._generator = generator
         defaults = dict(lr=lr, weight_decay=weight_decay, beta_utility=beta_utility, sigma=sigma)
+        defaults |= dict(betas=betas, eps=eps)
         super().__init__(params, {**defaults, "noise_seed": None, "noise_draws": 0})
 
     def add_param_group(self, param_group: Group) -> None:
@@ -74,6 +83,9 @@ class UPGD(Optimizer):
             check_positive(name, group[name], zero=True)
         if not 0 <= group["beta_utility"] < 1:
             raise ValueError(f"beta_utility must be in [0, 1), got {group['beta_utility']}")
+        if group["betas"] is not None:
+            check_betas(group["betas"])
+        check_positive("eps", group["eps"])
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -104,7 +116,8 @@ class UPGD(Optimizer):
             for (group, params), of_group in zip(groups, utilities, strict=True):
                 if params:
                     noise = [fill_normal_(torch.empty_like(p), key, numbers[p]) for p in params]
-                    _descend(params, noise, of_group, maximum, group)
+                    directions = self._directions(params, group)
+                    _descend(params, directions, noise, of_group, maximum, group)
         return loss
 
     def _update_utilities(self, params: list[Tensor], group: Group) -> list[Tensor]:
@@ -122,6 +135,33 @@ class UPGD(Optimizer):
         corrected = torch._foreach_div(utilities, [1 - beta ** s["step"] for s in states])
         return list(corrected)
 
+    def _directions(self, params: list[Tensor], group: Group) -> list[Tensor]:
+        """Gradients, or Adam's directions, whose moments are updated."""
+        grads = _grads(params)
+        if group["betas"] is None:
+            return grads
+        (beta1, beta2), states = group["betas"], [self.state[p] for p in params]
+        for p, state in zip(params, states, strict=True):
+            for name in ("exp_avg", "exp_avg_sq"):
+                state.setdefault(name, torch.zeros_like(p))
+        averages, squares = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq"))
+        torch._foreach_lerp_(averages, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
+        roots = torch._foreach_div(squares, [1 - beta2 ** s["step"] for s in states])
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, group["eps"])
+        directions = torch._foreach_div(averages, [1 - beta1 ** s["step"] for s in states])
+        torch._foreach_div_(directions, roots)
+        return list(directions)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the state, also of before ``betas``."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("betas", None)
+            group.setdefault("eps", 1e-5)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_generator": self._generator}
 
@@ -132,6 +172,7 @@ def _grads(params: list[Tensor]) -> list[Tensor]:
 
 def _descend(
     params: list[Tensor],
+    directions: list[Tensor],
     noise: list[Tensor],
     utilities: list[Tensor],
     maximum: Tensor,
@@ -146,6 +187,6 @@ def _descend(
     torch._foreach_neg_(utilities)
     torch._foreach_sigmoid_(utilities)  # 1 - sigmoid(u' / max u')
     torch._foreach_mul_(noise, group["sigma"])
-    torch._foreach_add_(noise, _grads(params))
+    torch._foreach_add_(noise, directions)
     torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
     torch._foreach_addcmul_(params, noise, utilities, value=-group["lr"])

@@ -5,6 +5,7 @@ from covon_avalanche.plugins.avalanche import AvalancheRWalkPlugin, AvalancheSIP
 from covon_avalanche.plugins.classifier_alignment import ClassifierAlignmentPlugin, SLCAPlugin
 from covon_avalanche.plugins.closed_form import ClosedFormPlugin
 from covon_avalanche.plugins.covon import CoVONPlugin
+from covon_avalanche.plugins.der import DERPlugin
 from covon_avalanche.plugins.duct import DUCTPlugin
 from covon_avalanche.plugins.evcl import EVCLPlugin
 from covon_avalanche.plugins.ewc import EWCPlugin
@@ -27,6 +28,7 @@ __all__ = [
     "ClassifierAlignmentPlugin",
     "ClosedFormPlugin",
     "CoVONPlugin",
+    "DERPlugin",
     "DUCTPlugin",
     "EVCLPlugin",
     "EWCPlugin",

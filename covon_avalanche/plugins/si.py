@@ -22,10 +22,10 @@ class SIPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: igno
     and the loss has ``si_lambda * sum(importance * (theta - anchor)²)`` added, with the weights
     after the last task as the anchor. ``g`` is the gradient of the loss without this penalty.
     Zenke, Poole and Ganguli, "Continual Learning Through Synaptic Intelligence" (ICML 2017);
-    written from the formulas of the paper and of the authors' code (github.com/ganguli-lab/pathint),
-    which this follows. Avalanche's (recipes' ``avalanche-si``) is the variant of Maltoni and Lomonaco
-    (2019): with its damping of 1e-7 and its upper bound of 0.001 nearly all importances are equal.
-    Task identities are not used.
+    written from the formulas of the paper and of the authors' code, which it follows
+    (github.com/ganguli-lab/pathint). Avalanche's (recipes' ``avalanche-si``) is the variant of
+    Maltoni and Lomonaco (2019): with its damping of 1e-7 and its upper bound of 0.001 nearly all
+    importances are equal. Task identities are not used.
     """
 
     def __init__(self, si_lambda: float, xi: float = 0.1) -> None:

@@ -25,6 +25,7 @@ Add = Callable[[nn.Module, Sums, Batch, Criterion], None]
 Size = Callable[[Tensor], Tensor]
 """Of gradients: squared or absolute; the size of a product is the product of sizes."""
 
+_MOST_PASSES = 10
 _CHUNK = 2**25  # entries of per-example gradients that are in memory at once
 
 
@@ -71,6 +72,20 @@ def absolute_example_gradients(
     """
     add = partial(_add_example_gradients, size=torch.abs)
     return _average(add, model, batches, criterion)
+
+
+def expected_squared_gradients(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tensor]:
+    """Squared per-example gradients of ``log p(y | x)``, expected over the model's own predictions
+    ``y``, averaged over the examples: the Fisher information.
+
+    Exact for up to 10 classes, in a backward pass for each; for more classes 10 labels are drawn
+    for each example, the same each time.
+
+    :raises ValueError: if there are no examples, or outputs are not logits of shape
+        (batch, classes).
+    """
+    add = partial(_add_expected, generator=torch.Generator().manual_seed(0))
+    return _average(add, model, batches, F.cross_entropy)
 
 
 def _average(
@@ -123,6 +138,34 @@ def _add_example_gradients(
         for i in range(len(batch[1])):
             one = [column[i : i + 1] for column in batch]
             _add_batch_gradients(model, sums, one, criterion, size)
+
+
+def _add_expected(
+    model: nn.Module,
+    sums: Sums,
+    batch: Batch,
+    criterion: Criterion,
+    generator: torch.Generator,
+) -> None:
+    """Add the squared gradients of each example of a batch, expected over its predicted labels."""
+    x, _, *more = batch
+    with torch.no_grad():
+        output = model(x, *more)
+    if output.dim() != 2:
+        raise ValueError(
+            f"predicted labels need logits of shape (batch, classes), got {tuple(output.shape)}: "
+            "pass a criterion, to use the data's labels"
+        )
+    p = output.double().softmax(1)
+    passes = min(p.shape[1], _MOST_PASSES)
+    drawn = torch.multinomial(p.cpu(), passes, replacement=True, generator=generator).to(p.device)
+    for i in range(passes):
+        label = torch.full_like(drawn[:, i], i) if passes == p.shape[1] else drawn[:, i]
+        weight = p[:, i] if passes == p.shape[1] else torch.full_like(p[:, i], 1 / passes)
+        # Cross-entropy is linear in the target, whose scale is squared with the gradient.
+        target = F.one_hot(label, p.shape[1]) * weight.sqrt()[:, None]
+        rows = [x, target.to(torch.promote_types(output.dtype, torch.float32)), *more]
+        _add_example_gradients(model, sums, rows, criterion, size=torch.square)
 
 
 def _add_batch_gradients(

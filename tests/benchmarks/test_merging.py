@@ -14,7 +14,7 @@ def test_the_recipes_have_every_cell_and_search_alike(name, tmp_path):
     recipe = load_recipe(str(merging.ROOT / f"benchmarks/merging_{name}.toml"))
     runs = [made_up(strategy, 0, [[0.5]]) for strategy in recipe.strategies]
     found = merging.cells(load_results(stored(tmp_path, *runs)))
-    sizes = {"adamw": 7, "covon": 7, "ewc": 2, "ada-reg": 2}
+    sizes = {"adamw": 7, "covon": 7, "avalanche-ewc": 2, "ada-reg": 2}
     assert found.groupby("training").size().to_dict() == sizes
     with_coefficient = {"ema", "task-arithmetic", "magmax"}
     for strategy, training, merge in found[["strategy", "training", "merge"]].to_numpy():
@@ -36,7 +36,7 @@ def test_table_and_effects(tmp_path):
         "adamw-regmean": 0.70,
         "covon-none": 0.62,
         "covon-regmean": 0.76,
-        "ewc-regmean": 0.5,
+        "avalanche-ewc-regmean": 0.5,
         "covon-eq8": 0.7,
     }
     runs = [made_up(name, seed, [[a]]) for name, a in accuracies.items() for seed in (0, 1)]

@@ -116,14 +116,17 @@ def test_the_first_epoch_by_hand():
     assert result.epochs[0].accuracy == pytest.approx((output.argmax(1) == y).double().mean())
 
 
-@pytest.mark.parametrize("name", ["finetune", "vcl", "lwf", "replay"])
+@pytest.mark.parametrize("name", ["finetune", "vcl", "vcl-samples", "lwf", "ewc", "si", "replay"])
 def test_operations_per_image_by_hand(name):
     """Two per weight and image forward and for the weights' gradients, and without the first layer
-    for those of the inputs. LwF's teacher adds a forward pass, replay as many images again."""
+    for those of the inputs. LwF's teacher adds a forward pass, replay as many images again; penalties
+    add nothing, and each posterior sample counts."""
     recipe = short_recipe(name, epochs=1, train_mb_size=50)
     sizes = [64, *[recipe.model.hidden_size] * recipe.model.hidden_layers, 10]
     layers = [2 * a * b for a, b in itertools.pairwise(sizes)]
     forward, both = sum(layers), 3 * sum(layers) - layers[0]
+    if name == "vcl-samples":
+        both = 3 * both
     second = {"lwf": both + forward, "replay": 2 * both}.get(name, both)
     assert run_strategy(recipe, name, 0).flops_per_image == [both, second]
 

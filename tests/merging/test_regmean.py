@@ -229,7 +229,7 @@ def test_new_outputs_keep_their_weights():
 
 def test_only_trained_layers_that_are_known_and_used_are_merged():
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2), nn.Linear(2, 2))
-    model[2].weight.requires_grad_(False)
+    model[2].requires_grad_(False)
     model.forward = lambda x: model[2](model[1](model[0](x)))  # 3 is another task's head
     rule, task = RegMean(), task_of(model, torch.randn(5, 3), weights(model))
     assert rule.merge(task) == {}
@@ -239,6 +239,22 @@ def test_only_trained_layers_that_are_known_and_used_are_merged():
     rule.moments["0"] = torch.eye(7)[None]
     with pytest.raises(ValueError, match=r"layer '0' has 4 inputs .* but had 7 in earlier tasks"):
         rule.merge(task)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_parameters_of_other_modules_are_averaged_over_the_tasks(passes):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), torch.randn(20, 3)
+    rule, found = RegMean(passes=passes), []
+    for _ in range(3):
+        left = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+        found.append(left)
+        end_task(model, rule, left, lambda: [(x, None)])
+        for name in ("1.weight", "1.bias"):
+            mean = torch.stack([task[name] for task in found]).mean(0)
+            torch.testing.assert_close(model.get_parameter(name).detach(), mean)
+    prior = Task(model, weights(model), lambda: [(x, None)], has_prior=True)
+    assert set(rule.merge(prior)) == {"0.weight", "0.bias"}  # the others by Eq. 8
 
 
 def test_a_layer_with_tied_weights_is_merged_under_the_parameters_name():

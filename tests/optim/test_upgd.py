@@ -1,6 +1,7 @@
 """UPGD against its formulas in float64 numpy; ``test_torch_contract`` copies and resumes it."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -73,6 +74,24 @@ def test_steps_follow_the_formulas(beta):
         torch.testing.assert_close(optimizer.state[p]["utility"], torch.from_numpy(average))
 
 
+def test_with_betas_gradients_become_adams_directions():
+    """Two steps of AdaUPGD by hand, as the authors' code computes them, without their factor 2."""
+    p = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
+    betas, eps = (0.8, 0.95), 0.01
+    optimizer = make([p], lr=0.1, sigma=0.0, betas=betas, eps=eps)
+    value, m, v, u = p.detach().numpy().copy(), 0, 0, 0
+    for step, g in enumerate(([-3.0, 0.5], [1.0, -2.0]), 1):
+        g = np.array(g)
+        p.grad = torch.from_numpy(g.copy())
+        optimizer.step()
+        u = 0.9 * u + 0.1 * -g * value
+        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
+        scaled = 1 / (1 + np.exp(-u / u.max()))
+        direction = m / (1 - 0.8**step) / (np.sqrt(v / (1 - 0.95**step)) + eps)
+        value = value * (1 - 0.1 * 0.05) - 0.1 * direction * (1 - scaled)
+        torch.testing.assert_close(p.detach(), torch.from_numpy(value))
+
+
 def test_the_largest_utility_is_that_of_all_groups_and_each_has_its_own_settings():
     small, large, idle = (nn.Parameter(torch.tensor([v], dtype=torch.float64)) for v in (1, -2, 9))
     groups = [{"params": [small], "lr": 0.1}, {"params": [large, idle], "lr": 0.2}]
@@ -109,10 +128,11 @@ def test_the_seed_comes_from_the_generator_or_torchs_global_one():
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("lr", -1.0), ("weight_decay", -0.1), ("sigma", math.inf), ("beta_utility", 1.0)],
+    [("lr", -1.0), ("weight_decay", -0.1), ("sigma", math.inf), ("beta_utility", 1.0)]
+    + [("betas", (0.9, 1.0)), ("eps", 0.0)],
 )
 def test_bad_settings_are_named(option, value):
-    settings, error = {option: value}, rf"{option} must be .*, got {value}"
+    settings, error = {option: value}, rf"{option} must be .*, got {re.escape(str(value))}"
     with pytest.raises(ValueError, match=error):
         make(network().parameters(), **settings)
     optimizer = make(network().parameters())

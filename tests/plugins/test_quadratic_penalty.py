@@ -268,7 +268,8 @@ def test_every_training_forward_is_in_training_mode(name):
     model[3].register_forward_hook(lambda layer, x, y: calls.append(layer.training))
     for experience in toy_benchmark(EXPERIENCES).train_stream:
         strategy.train(experience)
-    assert all(seen) and len(seen) == 2 * 2 * 3 * EXPERIENCES
+    assert all(seen)
+    assert len(seen) == 2 * 2 * 3 * EXPERIENCES
     assert sum(calls) == 2 * 3 * EXPERIENCES  # no second forward pass in a step
 
 
@@ -285,7 +286,8 @@ def test_a_growing_model_has_unimportant_new_weights(name):
     strategy.train(stream[1])
     new = seen[0]["head.classifier.weight"]
     assert new.shape == (4, 10)
-    assert torch.equal(new[:2], old) and (new[2:] == 0).all()
+    assert torch.equal(new[:2], old)
+    assert (new[2:] == 0).all()
 
 
 @each

@@ -10,6 +10,7 @@ from torch import nn
 from covon_avalanche.posterior import fisher
 from covon_avalanche.posterior.fisher import (
     absolute_example_gradients,
+    expected_squared_gradients,
     squared_batch_gradients,
     squared_example_gradients,
 )
@@ -146,6 +147,36 @@ def test_absolute_values_equal_the_loop(case, monkeypatch):
         monkeypatch.setattr(fisher, "_CHUNK", chunk)
         found = absolute_example_gradients(model, [(x, y)], F.cross_entropy)
         torch.testing.assert_close(found, expected)
+
+
+def test_the_expectation_over_predicted_labels_is_the_weighted_sum_over_all_labels(case):
+    _, model, x, y = case
+    expected = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    p = copy.deepcopy(model).eval()(x).softmax(1).detach()
+    for i in range(len(y)):
+        for label in range(4):
+            one = by_loop(model, x[i : i + 1], torch.tensor([label]))
+            expected = {n: e + p[i, label] * one[n] / len(y) for n, e in expected.items()}
+    batches = list(zip(x.split(3), y.split(3), strict=True))
+    torch.testing.assert_close(expected_squared_gradients(model, batches), expected)
+
+
+def test_many_classes_have_drawn_labels_the_same_each_time(monkeypatch):
+    """The mean over many examples is near the exact expectation."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(3, 4), torch.randn(1, 3).expand(4000, 3), torch.zeros(4000)
+    exact = expected_squared_gradients(model, [(x, y)])
+    monkeypatch.setattr(fisher, "_MOST_PASSES", 2)
+    found = [expected_squared_gradients(model, [(x, y)]) for _ in range(2)]
+    for name, value in exact.items():
+        assert torch.equal(found[0][name], found[1][name])
+        assert not torch.equal(found[0][name], value)
+        torch.testing.assert_close(found[0][name], value, rtol=0.05, atol=1e-3)
+
+
+def test_outputs_that_are_no_logits_of_examples_have_no_predicted_labels():
+    with pytest.raises(ValueError, match=r"logits of shape \(batch, classes\), got \(2, 3, 4\)"):
+        expected_squared_gradients(nn.Linear(5, 4), [(torch.randn(2, 3, 5), torch.zeros(2))])
 
 
 def test_plain_layers_go_by_hooks_and_the_rest_by_torch_func(case, monkeypatch):

@@ -134,6 +134,8 @@ class UPGD(Tunable):
     kind: Literal["upgd"]
     beta_utility: Annotated[float, Field(ge=0, lt=1)] = 0.999
     sigma: NonNegativeFloat
+    adam: bool | None = None
+    """Scale gradients as Adam does, as deep networks need; by default not."""
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         import torch
@@ -141,6 +143,7 @@ class UPGD(Tunable):
         from covon_avalanche.optim import UPGD as Optimizer
 
         own = self.only("lr", "weight_decay", "beta_utility", "sigma")
+        own["betas"] = (0.9, 0.999) if self.adam else None
         groups = self.parameter_groups(model, named=True)
         return Optimizer(groups, generator=torch.default_generator, **own)
 
@@ -207,18 +210,34 @@ class AGEM(FromAvalanche):
     class_path = f"{_STRATEGIES}:AGEM"
 
 
-class DER(FromAvalanche):
-    """Avalanche's Dark Experience Replay."""
+class DER(WithOptimizer):
+    """Dark Experience Replay; DER++ with ``beta``."""
 
     kind: Literal["der"]
-    class_path = f"{_STRATEGIES}:DER"
+    mem_size: PositiveInt = 200
+    batch_size_mem: PositiveInt | None = None
+    """Stored images per step; as many as ``train_mb_size`` by default."""
+    alpha: NonNegativeFloat = 0.1
+    """Weight of the difference of logits."""
+    beta: NonNegativeFloat = 0.5
+    """Weight of the loss of stored images."""
+    class_path = "covon_avalanche.plugins:DERPlugin"
+    class_arguments = ("mem_size", "batch_size_mem", "alpha", "beta")
+    stores_examples: ClassVar[bool] = True
+    not_searched = frozenset({"batch_size_mem", "mem_size"})
 
 
-class ERACE(FromAvalanche):
-    """Avalanche's ER-ACE: replay with an asymmetric cross-entropy."""
+class ERACE(WithOptimizer):
+    """ER-ACE: replay with an asymmetric cross-entropy."""
 
     kind: Literal["er-ace"]
+    mem_size: PositiveInt = 200
+    batch_size_mem: PositiveInt | None = None
+    """Stored images per step; as many as ``train_mb_size`` by default."""
     class_path = "covon_avalanche.strategies:ERACEStrategy"
+    class_arguments = ("mem_size", "batch_size_mem")
+    stores_examples: ClassVar[bool] = True
+    not_searched = frozenset({"batch_size_mem", "mem_size"})
 
 
 _imported: dict[str, str] = {}  # source hashes, because Python imports a module only once

@@ -211,6 +211,10 @@ class Variational(Tunable):
     weight_decay: PositiveFloat
     ess: PositiveFloat
     std_init: PositiveFloat
+    mc_samples: PositiveInt | None = None
+    """Posterior samples per step, 1 by default; the authors of VCL use 10."""
+
+    not_searched = frozenset({"mc_samples"})
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         import torch
@@ -218,6 +222,7 @@ class Variational(Tunable):
         from covon_avalanche.optim import BayesByBackprop
 
         own = self.only("lr", "ess", "std_init", "weight_decay")
+        own["mc_samples"] = self.mc_samples or 1
         groups = self.parameter_groups(model, named=True)
         return BayesByBackprop(groups, generator=torch.default_generator, **own)
 

@@ -1,0 +1,106 @@
+"""Dark Experience Replay in an Avalanche strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from avalanche.distributed import DistributedHelper
+from avalanche.models import avalanche_forward
+from avalanche.training.plugins import SupervisedPlugin
+from torch import Tensor, nn
+
+from covon_avalanche.checks import check_positive, check_whole
+from covon_avalanche.data_loading import DataParallel
+
+
+class DERPlugin(SupervisedPlugin):
+    """Dark Experience Replay, DER++ with ``beta > 0``; **uses replay**.
+
+    After the loss of the current batch it adds ``alpha`` times the mean squared difference between
+    the logits of stored inputs and those stored with them, and ``beta`` times the loss of other
+    stored examples, in a forward pass each. Every batch goes into a memory of reservoir sampling
+    as training sees it: transformed inputs with the logits of that step, before its update.
+    Buzzega et al., "Dark Experience for General Continual Learning" (NeurIPS 2020); written from
+    the paper and the formulas of the authors' code (github.com/aimagelab/mammoth), which stores
+    inputs without their random transform, and transforms them anew. Avalanche's computes logits
+    after each task, of other inputs than trained ones, in one forward pass with the current batch.
+    Task identities are used for multi-head models only.
+    """
+
+    def __init__(
+        self,
+        mem_size: int = 200,
+        batch_size_mem: int | None = None,
+        alpha: float = 0.1,
+        beta: float = 0.5,
+    ) -> None:
+        """
+        :param mem_size: examples in the memory.
+        :param batch_size_mem: stored examples per step; ``None``: as many as ``train_mb_size``.
+        :param alpha: weight of the difference of logits.
+        :param beta: weight of the loss of stored examples; 0 is DER.
+        """
+        super().__init__()
+        check_whole("mem_size", mem_size)
+        if batch_size_mem is not None:
+            check_whole("batch_size_mem", batch_size_mem)
+        check_positive("alpha", alpha, zero=True)
+        check_positive("beta", beta, zero=True)
+        self.mem_size = mem_size
+        self.batch_size_mem = batch_size_mem
+        self.alpha = alpha
+        self.beta = beta
+        self.seen = 0
+        """Number of examples that training has seen."""
+        self.memory: list[Tensor] = []
+        """Inputs, labels, task labels and logits, of ``mem_size`` rows; empty before the first
+        batch."""
+        self._logits: Tensor | None = None
+
+    def before_training(self, strategy: Any, **kwargs: Any) -> None:
+        """Check that all processes will have the same memory."""
+        if DistributedHelper.is_distributed and not isinstance(strategy, DataParallel):
+            raise ValueError(
+                "DERPlugin needs whole batches: mix covon_avalanche.data_loading.DataParallel into "
+                f"{type(strategy).__name__}"
+            )
+
+    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+        """Add the losses of stored examples, if there are any."""
+        self._logits = strategy.mb_output.detach()
+        if self.seen == 0:
+            return
+        size = self.batch_size_mem or strategy.train_mb_size
+        if self.alpha > 0:
+            x, _, task, logits = self._drawn(size)
+            outputs = avalanche_forward(strategy.model, x, task)[:, : logits.shape[1]]
+            strategy.loss += self.alpha * nn.functional.mse_loss(outputs, logits)
+        if self.beta > 0:
+            x, y, task, _ = self._drawn(size)
+            outputs = avalanche_forward(strategy.model, x, task)
+            strategy.loss += self.beta * strategy._criterion(outputs, y)
+
+    def _drawn(self, size: int) -> list[Tensor]:
+        """Stored examples, without replacement."""
+        rows = torch.randperm(min(self.seen, self.mem_size))[:size].to(self.memory[0].device)
+        return [column[rows] for column in self.memory]
+
+    @torch.no_grad()
+    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Reservoir sampling: every example seen is in the memory with the same probability."""
+        assert self._logits is not None
+        batch = [strategy.mb_x, strategy.mb_y, strategy.mb_task_id, self._logits]
+        self._logits = None
+        if isinstance(strategy, DataParallel):
+            batch = strategy.whole_batch(batch)
+        if not self.memory:
+            self.memory = [column.new_zeros(self.mem_size, *column.shape[1:]) for column in batch]
+        missing = batch[3].shape[1] - self.memory[3].shape[1]
+        self.memory[3] = nn.functional.pad(self.memory[3], (0, missing))  # the classifier has grown
+        for i in range(len(batch[0])):
+            row = self.seen if self.seen < self.mem_size else int(torch.randint(self.seen + 1, ()))
+            self.seen += 1
+            if row < self.mem_size:
+                for column, values in zip(self.memory, batch, strict=True):
+                    column[row] = values[i]
