@@ -60,7 +60,7 @@ VARIANTS = {
     "two-samples": {**COVON, "mc_samples": 2},
 }
 # Methods that iterate over a memory: from the start of the epoch, of the domain, or of the run.
-STOPS = {"replay": 2, "der": 1, "er-ace": 1, "agem": 0, "own-epoch": 1}
+STOPS = {"replay": 2, "er-ace": 1, "agem": 0, "own-epoch": 1}
 STOPS |= dict.fromkeys(CLOSED_FORM, 0)  # checkpoints lie between domains
 
 

@@ -119,8 +119,8 @@ def test_the_first_epoch_by_hand():
 @pytest.mark.parametrize("name", ["finetune", "vcl", "vcl-samples", "lwf", "ewc", "si", "replay"])
 def test_operations_per_image_by_hand(name):
     """Two per weight and image forward and for the weights' gradients, and without the first layer
-    for those of the inputs. LwF's teacher adds a forward pass, replay as many images again; penalties
-    add nothing, and each posterior sample counts."""
+    for those of the inputs. LwF's teacher adds a forward pass, replay as many images again;
+    penalties add nothing, and each posterior sample counts."""
     recipe = short_recipe(name, epochs=1, train_mb_size=50)
     sizes = [64, *[recipe.model.hidden_size] * recipe.model.hidden_layers, 10]
     layers = [2 * a * b for a, b in itertools.pairwise(sizes)]
