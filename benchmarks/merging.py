@@ -4,8 +4,8 @@
     python benchmarks/merging.py --dataset-root DATA forward   only PACS in the first order
     python benchmarks/merging.py --report                      from stored results only
 
-The cells are AdamW and CoVON with seven merges each, and Avalanche's EWC and Ada-Reg without a merge and with
-RegMean, on PACS in two orders and on permuted MNIST-Hard. Their settings are
+The cells are AdamW and CoVON with seven merges each, and Avalanche's EWC and Ada-Reg without a
+merge and with RegMean, on PACS in two orders and on permuted MNIST-Hard. Their settings are
 ``benchmarks/results/merging/{pacs,mnist}/best.toml``, searched on validation images from
 ``benchmarks/merging_pacs.toml`` and ``merging_mnist.toml``. Every cell has three seeds, the best
 four of a stream five. Results go to ``benchmarks/results/merging/STREAM.jsonl``, the tables and
