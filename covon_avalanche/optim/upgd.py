@@ -73,8 +73,8 @@ class UPGD(Optimizer):
         generator: torch.Generator | None = None,
     ) -> None:
         self._generator = generator
-        defaults = dict(lr=lr, weight_decay=weight_decay, beta_utility=beta_utility, sigma=sigma)
-        defaults |= dict(betas=betas, eps=eps)
+        defaults: Group = dict(lr=lr, weight_decay=weight_decay, sigma=sigma)
+        defaults |= dict(beta_utility=beta_utility, betas=betas, eps=eps)
         super().__init__(params, {**defaults, "noise_seed": None, "noise_draws": 0})
 
     def add_param_group(self, param_group: Group) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from avalanche.training.plugins import SupervisedPlugin
+from torch import Tensor
 
 from covon_avalanche.optim.quadratic_anchor import check_finite, grown
 from covon_avalanche.plugins.task_loader import check_whole_task
@@ -54,3 +55,34 @@ class QuadraticPenaltyPlugin(SupervisedPlugin):
         """Update the anchor."""
         self.anchor = self._consolidated(strategy)
         check_finite(self.anchor)
+
+
+class PathPlugin(QuadraticPenaltyPlugin):
+    """Base of :class:`SIPlugin` and :class:`RWalkPlugin`, which follow the path of the weights."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__(factor)
+        self._step: dict[str, tuple[Tensor, Tensor]] = {}  # gradients and weights before a step
+
+    @abstractmethod
+    def _follow(self, name: str, gradient: Tensor, change: Tensor) -> None:
+        """Take a step of a parameter into account.
+
+        :param gradient: of the loss without the penalty.
+        """
+
+    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Copy the gradient of the loss and the weights, then add the penalty's gradient."""
+        self._step = {
+            name: (p.grad.clone(), p.detach().clone())
+            for name, p in strategy.model.named_parameters()
+            if p.grad is not None
+        }
+        super().before_update(strategy, **kwargs)
+
+    @torch.no_grad()
+    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Follow the step."""
+        for name, (gradient, before) in self._step.items():
+            self._follow(name, gradient, strategy.model.get_parameter(name) - before)
+        self._step = {}

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.checks import check_fraction, check_positive, check_whole
-from covon_avalanche.plugins.quadratic_penalty import QuadraticPenaltyPlugin
+from covon_avalanche.plugins.quadratic_penalty import PathPlugin
 from covon_avalanche.posterior.gaussian import DiagGaussian, embed
 
 _DAMPING = 1e-3  # the authors' code
 
 
-class RWalkPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: ignore[call-arg]
+class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Riemannian Walk: a running Fisher information and the loss that each weight has saved, per
     distance in that information.
 
@@ -55,7 +55,6 @@ class RWalkPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: i
         self._path: dict[str, Tensor] = {}
         self._squares: dict[str, Tensor] = {}
         self._steps = 0  # in the window
-        self._step: dict[str, tuple[Tensor, Tensor]] = {}  # gradients and weights before a step
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Begin a window; new weights of a grown model have no Fisher information nor score."""
@@ -65,7 +64,7 @@ class RWalkPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: i
             self.fisher = {**zeros, **{n: embed(f, zeros[n]) for n, f in self.fisher.items()}}
         if self.scores:
             self.scores = {**zeros, **{n: embed(s, zeros[n]) for n, s in self.scores.items()}}
-        self._new = zeros
+        self._new = {n: z.clone() for n, z in zeros.items()}  # changed in place
         self._open_window(strategy)
 
     def _open_window(self, strategy: Any) -> None:
@@ -74,23 +73,13 @@ class RWalkPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: i
         self._squares = {n: torch.zeros_like(p) for n, p in self._begin.items()}
         self._steps = 0
 
-    def before_update(self, strategy: Any, **kwargs: Any) -> None:
-        """Copy the gradient of the loss and the weights, then add the penalty's gradient."""
-        self._step = {
-            name: (p.grad.clone(), p.detach().clone())
-            for name, p in strategy.model.named_parameters()
-            if p.grad is not None
-        }
-        super().before_update(strategy, **kwargs)
+    def _follow(self, name: str, gradient: Tensor, change: Tensor) -> None:
+        self._path[name].addcmul_(gradient, change, value=-1)
+        self._squares[name].addcmul_(gradient, gradient)
 
-    @torch.no_grad()
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
-        """Add the step to the window."""
-        for name, (gradient, before) in self._step.items():
-            change = strategy.model.get_parameter(name) - before
-            self._path[name].addcmul_(gradient, change, value=-1)
-            self._squares[name].addcmul_(gradient, gradient)
-        self._step = {}
+        """Follow the step, and close a complete window."""
+        super().after_update(strategy, **kwargs)
         self._steps += 1
         if self._steps == self.delta_t:
             self._close_window(strategy)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.checks import check_positive
-from covon_avalanche.plugins.quadratic_penalty import QuadraticPenaltyPlugin
+from covon_avalanche.plugins.quadratic_penalty import PathPlugin
 from covon_avalanche.posterior.gaussian import DiagGaussian
 
 
-class SIPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: ignore[call-arg]
+class SIPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Synaptic Intelligence: the importance of a weight is its share of the decrease of the loss
     during training, per squared change::
 
@@ -40,7 +40,6 @@ class SIPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: igno
         self.xi = xi
         self._start: dict[str, Tensor] = {}  # weights at the start of the task
         self._path: dict[str, Tensor] = {}
-        self._step: dict[str, tuple[Tensor, Tensor]] = {}  # gradients and weights before a step
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Begin the path of the task."""
@@ -48,22 +47,8 @@ class SIPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: igno
         self._start = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
         self._path = {n: torch.zeros_like(p) for n, p in self._start.items()}
 
-    def before_update(self, strategy: Any, **kwargs: Any) -> None:
-        """Copy the gradient of the loss and the weights, then add the penalty's gradient."""
-        self._step = {
-            name: (p.grad.clone(), p.detach().clone())
-            for name, p in strategy.model.named_parameters()
-            if p.grad is not None
-        }
-        super().before_update(strategy, **kwargs)
-
-    @torch.no_grad()
-    def after_update(self, strategy: Any, **kwargs: Any) -> None:
-        """Add the step to the path."""
-        for name, (gradient, before) in self._step.items():
-            change = strategy.model.get_parameter(name) - before
-            self._path[name].addcmul_(gradient, change, value=-1)
-        self._step = {}
+    def _follow(self, name: str, gradient: Tensor, change: Tensor) -> None:
+        self._path[name].addcmul_(gradient, change, value=-1)
 
     def _consolidated(self, strategy: Any) -> DiagGaussian:
         weights = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
