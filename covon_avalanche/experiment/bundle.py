@@ -239,7 +239,7 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
 def _unwrapped(model: nn.Module) -> nn.Module:
     """The network inside of ``torch.compile`` and data parallelism."""
     parallel = isinstance(model, nn.DataParallel | DistributedDataParallel)
-    inner = model.module if parallel else model._modules.get("_orig_mod")
+    inner: Any = model.module if parallel else model._modules.get("_orig_mod")
     return model if inner is None else _unwrapped(inner)
 
 

@@ -68,8 +68,8 @@ def DomainFolders(
         names = _class_names(root, folders.values()) if classes is None else named
         train, test = {}, {}
         for name, of_domain in folders.items():
-            part, *others = (files.class_folders(paths, names) for paths in of_domain)
-            train[name], test[name] = (part, *others) if others else files.split_by_name(part, root)
+            pair = [files.class_folders(paths, names) for paths in of_domain]
+            train[name], test[name] = pair if pair[1:] else files.split_by_name(pair[0], root)
     return image_benchmark(train, test, names, **options)
 
 

@@ -218,8 +218,8 @@ def listed_files(source: Path, root: Path, names: Sequence[str]) -> list[Path]:
 
     @cache
     def content(folder: str) -> set[str]:
-        entries = os.scandir(folder) if Path(folder).is_dir() else ()
-        return {entry.name for entry in entries if entry.is_file()}
+        exists = Path(folder).is_dir()
+        return {entry.name for entry in os.scandir(folder) if entry.is_file()} if exists else set()
 
     def exists(path: Path) -> bool:
         folder, file = os.path.split(path)
