@@ -8,7 +8,7 @@ training found, with which AdamW learns well, and the one that fine-tuning's fou
 forgets little. Streams (``pacs``, ``pacs-vit``, ``permuted-mnist-hard``) and
 protocols are those of the scripts ``pacs.py``, ``pacs_vit.py`` and ``permuted_mnist.py``, whose
 searched regularisers are shown beside. Results go to ``benchmarks/results/first-try``, tables to
-``docs/how-to/choose-settings.md``.
+``docs/presets.md``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from covon_avalanche.experiment.recipe import Recipe, load_recipe, validate
 from covon_avalanche.report.tables import aligned
 
 NAME = "benchmarks/first_try.py"
-PAGE = ROOT / "docs/how-to/choose-settings.md"
+PAGE = ROOT / "docs/presets.md"
 
 
 class Stream(NamedTuple):
@@ -63,7 +63,13 @@ STREAMS = {
 }
 UNTUNED = pacs.ORDERS.keys() - set(pacs.TUNED)
 SEEDS = 5
-BESIDE = ("finetune", "lwf", "ewc", "ewc-star", "si", "ada-reg", "covon")
+BESIDE = (
+    "finetune",
+    *(f"avalanche-{name}" for name in ("lwf", "ewc", "si")),
+    "ewc-star",
+    "ada-reg",
+    "covon",
+)
 """Searched methods, whose results are stored by the other scripts."""
 
 
@@ -86,7 +92,7 @@ def recipes(name: str) -> dict[str, Recipe]:
 def table(stream: str) -> str:
     """A_T and BWT in each order, mean ± standard deviation over the seeds."""
     columns: dict[str, dict[str, str]] = {}
-    means: dict[str, dict[str, float]] = {}
+    means: dict[str, list[float]] = {}
     runs = []
     for order in recipes(stream):
         files = [RESULTS / f"first-try/{stream}-{order}.jsonl", STREAMS[stream].stored[order]]
@@ -102,8 +108,13 @@ def table(stream: str) -> str:
                     scores = 100 * group["average_accuracy"]
                     bwt = 100 * group["bwt"].mean()
                     columns.setdefault(row, {})[order] = f"{mean_and_std(scores, 1)} ({bwt:.1f})"
-                    means.setdefault(row, {})[order] = float(scores.mean())
-    rows = pd.DataFrame(columns).T.fillna("–")  # noqa: RUF001
+                    means.setdefault(row, []).append(float(scores.mean()))
+    rows = pd.DataFrame(columns).T
+    complete = rows.notna().all(axis=1)
+    average = pd.Series({row: sum(found) / len(found) for row, found in means.items()})
+    rows["all orders"] = average.where(complete).map("{:.1f}".format)
+    rows = rows.loc[average.sort_values(ascending=False).index]
+    rows = rows.replace({"nan": "–"}).fillna("–")  # noqa: RUF001
     rows.insert(0, "method", rows.index)
     return aligned(rows) + "\n\n" + (origin(pd.concat(runs)) if runs else "")
 
@@ -111,12 +122,8 @@ def table(stream: str) -> str:
 def write_report() -> None:
     """The tables of both streams."""
     for stream in STREAMS:
-        if not any(RESULTS.glob(f"first-try/{stream}-*.jsonl")):
-            continue
-        if f"{NAME}, {stream}" in PAGE.read_text(encoding="utf-8"):
+        if any(RESULTS.glob(f"first-try/{stream}-*.jsonl")):
             replace_part(PAGE, f"{NAME}, {stream}", table(stream))
-        else:
-            print(table(stream))  # until the page has a section for it
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ SqueezeNet and a pretrained ViT-S/14. ``knob``: five values of ``gamma`` on thre
 ``estimates``: the paper's estimate of the Hessian, with the presets' steps and with the paper's
 Newton steps. Images are few, small and kept in memory: learning rates are guesses, nothing is
 searched. Results go to ``benchmarks/results/presets/PART.jsonl``, tables and figure to
-``docs/how-to/choose-settings.md``.
+``docs/presets.md``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from covon_avalanche.streams import PACS, image_transforms
 
 NAME = "benchmarks/presets.py"
 PARTS = ("sweep", "knob", "estimates")
-PAGE = ROOT / "docs/how-to/choose-settings.md"
+PAGE = ROOT / "docs/presets.md"
 STORED = {part: RESULTS / f"presets/{part}.jsonl" for part in PARTS}
 NETWORKS: dict[str, Case] = {
     "mlp": dict(preset="small", lr=3e-3, epochs=20, batch=64, examples=1000),
@@ -357,7 +357,7 @@ def write_report() -> None:
     if STORED["knob"].exists():
         found = scores("knob")
         knob_figure(found, ROOT / "docs/settings-knob.png")
-        text = "![Learned accuracy, A_T and BWT against gamma](../settings-knob.png)"
+        text = "![Learned accuracy, A_T and BWT against gamma](settings-knob.png)"
         replace_part(PAGE, f"{NAME}, knob", f"{text}\n\n{origin(found)}")
 
 
