@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
@@ -36,7 +38,8 @@ class SOYO(DomainPrompts):
         super().__init__(network, num_domains, prompts=prompts)
         self.selector = MixtureSelector(self.vit.feature_width, num_domains)
         heads = self.take_heads()
-        self.heads, self.contexts = (heads, None) if texts is None else (None, texts)
+        self.heads: Any = heads if texts is None else None
+        self.contexts: nn.ParameterList | None = texts
         self.adapters = nn.ModuleList(
             nn.ModuleList(
                 LinearAdapter(self.vit.width, bottleneck, adapter_init)
@@ -51,4 +54,5 @@ class SOYO(DomainPrompts):
         features = self.vit(x, self.prompts[domain], adapters=self.adapters[domain])
         if self.contexts is not None:
             return text_logits(self.vit.network, features, self.contexts[domain])
-        return self.heads[domain](features)
+        logits: Tensor = self.heads[domain](features)
+        return logits
