@@ -45,7 +45,7 @@ def test_table_and_effects(tmp_path):
         [c.strip() for c in line.split("|")[1:-1]]
         for line in merging.factorial_table(found).splitlines()
     ]
-    assert lines[0] == ["merge", "AdamW", "CoVON", "EWC", "Ada-Reg"]
+    assert lines[0] == ["merge", "AdamW", "CoVON", "Avalanche's EWC", "Ada-Reg"]
     assert lines[2] == ["none", "60.00 ± 0.00", "62.00 ± 0.00", "", ""]
     assert lines[3] == ["Eq. 8 / diagonal Fisher", "", "70.00 ± 0.00", "", ""]
     assert lines[4][:4] == ["RegMean", "70.00 ± 0.00", "76.00 ± 0.00", "50.00 ± 0.00"]
