@@ -34,7 +34,7 @@ class BundleInfo(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: PositiveInt = Field(SCHEMA, le=SCHEMA)
+    schema_version: PositiveInt = Field(default=SCHEMA, le=SCHEMA)
     class_names: list[str] = Field(min_length=1)
     """Names by class id."""
     input_shape: list[PositiveInt] = Field(min_length=1)
@@ -44,7 +44,7 @@ class BundleInfo(BaseModel):
     strategy: Strategy | None = None
     """The recipe's strategy, which may wrap the network."""
     num_domains: PositiveInt = 1
-    eval_temperature: PositiveFloat = Field(1.0, allow_inf_nan=False)
+    eval_temperature: PositiveFloat = Field(default=1.0, allow_inf_nan=False)
     """Factor of the posterior's variance in predictions with samples."""
     run: dict[str, Any] = {}
     """Recipe, seed and accuracy of the run that trained it."""
