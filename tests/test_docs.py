@@ -132,7 +132,7 @@ def test_readme_and_changelog_stay_short():
     (unreleased,) = re.findall(r"^## Unreleased\n(.*?)^## ", changes, re.MULTILINE | re.DOTALL)
     assert len(unreleased.splitlines()) <= 60
     headings = re.findall(r"^### (.+)$", unreleased, re.MULTILINE)
-    assert headings == ["Added", "Changed", "Deprecated", "Fixed", "Removed"]
+    assert headings == ["Added", "Changed", "Fixed", "Removed"]
 
 
 def test_relative_links_lead_to_files():

@@ -102,7 +102,8 @@ class DataParallel:
         if not own.is_training or not DistributedHelper.is_distributed:
             return super().forward()  # type: ignore[misc]
         if self.parallel_model is None:
-            self.parallel_model = DistributedDataParallel(own.model)
+            # All processes start with the same weights, and a posterior sample may be in place.
+            self.parallel_model = DistributedDataParallel(own.model, init_sync=False)
         step = own.clock.train_iterations * DistributedHelper.world_size + DistributedHelper.rank
         devices = [own.device] if own.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
@@ -114,8 +115,8 @@ class DataParallel:
         """Weight the loss, so that its average over the processes is the mean over all images of
         the batch."""
         own: Any = self
-        images, of_all = self.batch_share
-        own.loss = own.loss * (images * DistributedHelper.world_size / of_all)
+        local_size, global_size = self.batch_share
+        own.loss = own.loss * (local_size * DistributedHelper.world_size / global_size)
         super().backward()  # type: ignore[misc]
 
 

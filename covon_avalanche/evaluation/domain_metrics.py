@@ -147,7 +147,8 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         self.matrix.counts = [s.count for s in sums]
         missing = max(0, trained - 1 - len(self.matrix.rows))
         self.matrix.rows[trained - 1 :] = [*[None] * missing, [s.accuracy for s in sums]]
-        calibration = torch.tensor([astuple(s.result()) for s in sums], dtype=torch.float64)
+        values = [astuple(s.result()) for s in sums]
+        calibration = torch.tensor(values, dtype=torch.float64, device="cpu")
         self._calibration[trained - 1 :] = [*[calibration[:0]] * missing, calibration]
         self.reliability = reliability(sums)
         self.class_accuracy = class_accuracy(sums)

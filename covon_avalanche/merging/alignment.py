@@ -138,7 +138,7 @@ def _positions(per_class: Sequence[bool], classes: Sequence[int]) -> Tensor:
     """Of each pair's covariance among those of all domains, of shape (pairs,)."""
     positions, start = [], 0
     for own, n in zip(per_class, classes, strict=True):
-        positions.append(start + torch.arange(n) * own)
+        positions.append(start + torch.arange(n, device="cpu") * own)
         start += n if own else 1
     return torch.cat(positions)
 

@@ -89,7 +89,7 @@ class InputAnchor:
             rows[: len(w0)] = w0 + change.flatten(0, 1)
             for p, value in from_rows(layer, rows).items():
                 if p in lr:
-                    p.copy_(value)
+                    p.data.copy_(value)  # part of the step: CoVON's notices other changes
 
     @torch.no_grad()
     def observe(self, model: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:

@@ -60,8 +60,9 @@ def first_precision(group: Group) -> float:
 def in_order(saved: list[Group], own: list[Group]) -> list[Group]:
     """The groups of a state in the order of an optimizer's, and so the parameters in each.
 
-    :raises ValueError: if the names differ; or if only one of both has names, and parameters of the
-        same shape may be confused. Without names the position decides, as in ``torch.optim``.
+    Where one of both has no names, the position decides, as in ``torch.optim``.
+
+    :raises ValueError: if the names differ.
     """
     bare = [{k: v for k, v in group.items() if k != "param_names"} for group in saved]
     sizes = [[len(group["params"]) for group in groups] for groups in (saved, own)]
@@ -72,13 +73,6 @@ def in_order(saved: list[Group], own: list[Group]) -> list[Group]:
         for groups in (saved, own)
     )
     if not any(names) or not any(wanted):
-        shapes = [p.shape for group in own for p in group["params"]]
-        if any(names + wanted) and len(set(shapes)) < len(shapes):
-            raise ValueError(
-                "either the state or the optimizer has no parameter names, and parameters of the "
-                "same shape may be in another order: make both optimizers with "
-                "model.named_parameters(), or both without names"
-            )
         return bare
     places = {frozenset(group): i for i, group in enumerate(names)}
     if different := {frozenset(group) for group in wanted} ^ places.keys():

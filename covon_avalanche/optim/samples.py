@@ -223,7 +223,7 @@ class WeightWatch:
     def __init__(self) -> None:
         self._own: dict[Tensor, int] = {}  # changes by samples, which put back the mean
         self._versions: dict[Tensor, int] = {}  # after the last step, without those
-        self._entries: dict[Tensor, Tensor] = {}  # after the last step, of a few parameters
+        self._sums: dict[Tensor, Tensor] = {}  # after the last step, of a few parameters
 
     def version(self, p: Tensor) -> int:
         """Changes of a parameter so far, other than by :meth:`swap_`."""
@@ -241,7 +241,7 @@ class WeightWatch:
         """Remember parameters after a step."""
         params = list(params)
         self._versions.update((p, self.version(p)) for p in params)
-        self._entries = {p: _first_entries(p).clone() for p in params[-4:]}
+        self._sums = {p: _first_sum(p) for p in params[-4:]}
 
     def forget(self, p: Tensor) -> None:
         """Take the present values of a parameter for those after a step."""
@@ -253,15 +253,16 @@ class WeightWatch:
         an evaluation with averaged weights, count as unchanged."""
         versions = self._versions
         found = [p for p in params if self.version(p) != versions.get(p, self.version(p))]
-        compared = [p for p in found if p in self._entries]
-        if compared and all(torch.equal(_first_entries(p), self._entries[p]) for p in compared):
+        compared = [p for p in found if p in self._sums]
+        if compared and all(torch.equal(_first_sum(p), self._sums[p]) for p in compared):
             return []
         return found
 
 
-def _first_entries(p: Tensor) -> Tensor:
-    entries: Tensor = local(p).detach().flatten()[:16]
-    return entries
+def _first_sum(p: Tensor) -> Tensor:
+    """The sum of a few entries, which tells weights apart."""
+    total: Tensor = local(p).detach().flatten()[:16].sum(dtype=torch.float64)
+    return total
 
 
 # Gradients -------------------------------------------------------------------------------

@@ -83,8 +83,8 @@ class DERPlugin(SupervisedPlugin):
 
     def _drawn(self, size: int) -> list[Tensor]:
         """Stored examples, without replacement."""
-        rows = torch.randperm(min(self.seen, self.mem_size))[:size].to(self.memory[0].device)
-        return [column[rows] for column in self.memory]
+        rows = torch.randperm(min(self.seen, self.mem_size), device="cpu")[:size]
+        return [column[rows.to(column.device)] for column in self.memory]
 
     @torch.no_grad()
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
@@ -99,7 +99,9 @@ class DERPlugin(SupervisedPlugin):
         missing = batch[3].shape[1] - self.memory[3].shape[1]
         self.memory[3] = nn.functional.pad(self.memory[3], (0, missing))  # the classifier has grown
         for i in range(len(batch[0])):
-            row = self.seen if self.seen < self.mem_size else int(torch.randint(self.seen + 1, ()))
+            row = self.seen
+            if row >= self.mem_size:
+                row = int(torch.randint(row + 1, (), device="cpu"))
             self.seen += 1
             if row < self.mem_size:
                 for column, values in zip(self.memory, batch, strict=True):

@@ -46,7 +46,7 @@ def task_loader(
     """
     data = strategy.experience.dataset
     if augmented:
-        seed = int(torch.randint(2**31, ()))
+        seed = int(torch.randint(2**31, (), device="cpu"))
         return dataset_loader(data.train(), strategy, mb_size, shuffled=True, seed=seed)
     return dataset_loader(data.eval(), strategy, mb_size, shuffled=shuffled)
 

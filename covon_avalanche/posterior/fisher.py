@@ -186,7 +186,7 @@ def _add_batch_gradients(
 @torch.no_grad()
 def _check_mean(criterion: Criterion, output: Any, y: Tensor, loss: Tensor) -> None:
     """Refuse a loss that doubles with the batch."""
-    if len(y) > 1 and isinstance(output, Tensor) and len(output) == len(y):
+    if isinstance(output, Tensor) and output.shape[:1] == y.shape[:1] and y.numel() > 1:
         twice = criterion(output.repeat_interleave(2, 0), y.repeat_interleave(2, 0))
         if loss != 0 and torch.allclose(twice, 2 * loss):
             raise ValueError("the criterion must average over the batch, got one that sums")

@@ -65,7 +65,8 @@ class HEDP(DomainMixture):
         length = len(self.prompts[0])
         check_prefix_length("prompts", length)
         self.layers = self.vit.existing_layers(layers)
-        first = torch.randn(len(self.layers), length, self.vit.width) * 0.02
+        shape = len(self.layers), length, self.vit.width
+        first = self.prompts[0].new_empty(shape, requires_grad=False).normal_(std=0.02)
         self.prompts = nn.ParameterList(first.clone() for _ in range(num_domains))
         self.contexts = nn.ParameterList(
             self.contexts[0].detach().clone() for _ in range(num_domains)

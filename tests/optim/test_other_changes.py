@@ -76,13 +76,6 @@ class TestOrder:
         with unchanged(optimizer), pytest.raises(ValueError, match=r"different parameters.*other"):
             optimizer.load_state_dict(saved)
 
-    def test_equal_shapes_need_names_on_both_sides(self, make, linear):
-        named, unnamed = make(Net().named_parameters()), make(Net().parameters())
-        for optimizer, other in ((named, unnamed), (unnamed, named)):
-            with pytest.raises(ValueError, match=r"make both optimizers with model\.named"):
-                optimizer.load_state_dict(other.state_dict())
-        make(linear.parameters()).load_state_dict(make(linear.named_parameters()).state_dict())
-
 
 REPLACE = {
     "load_state_dict": lambda net, former: net.load_state_dict(former),
