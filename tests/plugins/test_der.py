@@ -32,7 +32,7 @@ def test_a_step_adds_both_losses_of_stored_examples(monkeypatch):
     batches = []
     watch = Watch(before_forward=lambda s: batches.append((s.mb_x, s.mb_y)))
     strategy = make_naive(model, sgd(model), plugin, watch, train_epochs=1)
-    monkeypatch.setattr(torch, "randint", lambda *given: torch.tensor(16))  # keep the first batch
+    monkeypatch.setattr(torch, "randint", lambda *_, **kwargs: torch.tensor(16))  # keep the first
     strategy.train(toy_benchmark(1).train_stream[0], shuffle=False)
     by_hand = toy_model()
     optimizer = sgd(by_hand)
