@@ -118,7 +118,8 @@ def step(model: str, optimizers: list[str]) -> Cases:
                     backward()
             optimizer.step()
 
-        backward()
+        if not samples:
+            backward()
         return _in_second_task(optimizer, iteration)
 
     return {name: case(name) for name in optimizers if name != "ivon-opt" or find_spec("ivon")}
