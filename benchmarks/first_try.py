@@ -101,7 +101,7 @@ def table(stream: str) -> str:
                 continue
             found = compared(file).runs
             own = file is files[0]
-            runs += [found] if own else []
+            runs.append(found if own else found[found["strategy"].isin(BESIDE)])
             for name, group in found.groupby("strategy"):
                 if own or name in BESIDE:
                     row = str(name) if own else f"{name}, searched"
@@ -116,7 +116,7 @@ def table(stream: str) -> str:
     rows = rows.loc[average.sort_values(ascending=False).index]
     rows = rows.replace({"nan": "–"}).fillna("–")  # noqa: RUF001
     rows.insert(0, "method", rows.index)
-    return aligned(rows) + "\n\n" + (origin(pd.concat(runs)) if runs else "")
+    return f"{aligned(rows)}\n\n{origin(pd.concat(runs))}"
 
 
 def write_report() -> None:

@@ -143,7 +143,7 @@ def save_figure(runs: pd.DataFrame, path: Path) -> None:
                 axes.set(title=LANGUAGES[language], xlabel="steps")
         panels[0].set(ylabel="log-perplexity (nats per token)")
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(groups))
+        figure.legend(handles, labels, loc="outside lower center", ncols=5)
 
 
 def write_report(recipe: Case) -> None:

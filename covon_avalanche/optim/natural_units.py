@@ -54,8 +54,8 @@ FINETUNING: dict[str, Any] = dict(
 """For pretrained networks: noise that they tolerate, and a prior around their weights."""
 
 CLIP_RADIUS = 2.0
-"""With 1, CoVON moves weights only 0.7 times as far as AdamW in the first 20 steps, and with 2 as
-far; no difference after some hundred (``benchmarks/presets.py``)."""
+"""Limits few entries, so that weights move about as far as with AdamW (``benchmarks/presets.py``).
+With 1, the first steps of a task would be shorter than AdamW's."""
 
 _DEFAULTS: dict[str, Any] = dict(
     lr=1e-3, clip_radius=CLIP_RADIUS, weight_decay=0.0,
