@@ -23,9 +23,11 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import ER_ACE
 from avalanche.training.templates import SupervisedTemplate
 from avalanche.training.templates.strategy_mixin_protocol import CriterionType
+from avalanche.training.utils import cycle
 from torch import Tensor
 from torch.nn import CrossEntropyLoss, Module
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from covon_avalanche.data_loading import TensorBatches
 from covon_avalanche.merging import MergeRule
@@ -207,19 +209,28 @@ class ERACEStrategy(ER_ACE):
     """ER-ACE (Caccia et al., 2022): the cross-entropy of the current batch among its own classes,
     plus that of stored examples. Its arguments are Avalanche's, on whose class it is based.
 
-    As the authors, it adds the two losses, Avalanche halves the sum, and by default as many stored
-    examples as new ones are in a step, Avalanche's default is 10. Unlike the authors' its memory
-    has examples of the current task from the start, and classes that no task has had are not
-    compared with. Under :class:`DataParallel` the loss is that of the whole batch.
+    As in the authors' code, the two losses are added, and a step has as many stored examples as new
+    ones; Avalanche halves the sum and uses 10. Replay starts with the second experience, and the
+    memory then also has examples of the current one. Classes that are not in the current batch are
+    masked, also those that no task has had. Under :class:`DataParallel` the loss is that of the
+    whole batch.
     """
 
     def __init__(self, *, batch_size_mem: int | None = None, **arguments: Any) -> None:
         """
-        :param batch_size_mem: stored examples per step; ``None``: as many as ``train_mb_size``.
+        :param batch_size_mem: stored examples per step, at most all; ``None``: as many as
+            ``train_mb_size``.
         """
         size = batch_size_mem or arguments.get("train_mb_size", 1)
         super().__init__(batch_size_mem=size, **arguments)
         self.ace_criterion = _WholeBatchACE()
+
+    def _before_training_exp(self, **kwargs: Any) -> None:
+        super()._before_training_exp(**kwargs)
+        buffer = self.storage_policy.buffer
+        if self.experience.current_experience > 0 and self.replay_loader is None and len(buffer):
+            # Avalanche does not replay at all from fewer examples than a batch has.
+            self.replay_loader = cycle(DataLoader(buffer, batch_size=len(buffer), shuffle=True))
 
 
 class _WholeBatchACE(ACECriterion):

@@ -44,7 +44,7 @@ class TextTower(nn.Module):
 
     @property
     def width(self) -> int:
-        """Of a token."""
+        """Width of a token."""
         return int(self.clip.token_embedding.embedding_dim)
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import sys
 import traceback
 from io import TextIOWrapper
+from pathlib import Path
 from tempfile import NamedTemporaryFile, mkdtemp
 from typing import Annotated, Any
 
@@ -45,7 +48,11 @@ class _Commands(TyperGroup):
         os.environ["MPLBACKEND"] = "agg"  # figures are files; a notebook's backend may not exist
         home, known = map(os.path.expanduser, ("~", "~/.avalanche/config.json"))
         if not (os.access(home, os.W_OK) or os.access(known, os.R_OK)):
-            os.environ["HOME"] = mkdtemp(prefix="covon-")  # Avalanche writes to it when imported
+            if Path(home, ".cache").is_dir():  # with weights
+                os.environ.setdefault("XDG_CACHE_HOME", f"{home}/.cache")
+            # Avalanche writes to it when imported
+            os.environ["HOME"] = folder = mkdtemp(prefix="covon-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
         try:
             return super().main(*arguments, **options)
         except Exception as error:

@@ -26,7 +26,8 @@ class RidgeClassifier(ClosedFormHead):
     regression, whatever the order of the domains. The ridge is chosen in each domain, by fitting
     on four fifths of that domain's examples and validating on every fifth example; or, with
     ``folds``, by cross-validation over that domain's examples, in which each fit has the sums of
-    all earlier domains, too. A domain with fewer examples keeps the ridge of the one before.
+    all earlier domains, too. A domain with fewer than five examples, or than ``folds``, keeps the
+    ridge of the one before.
 
     With ``standardize`` features are centred and divided by their standard deviation over all
     domains, and an intercept is fitted that the ridge leaves alone. Both follow from the sums.
@@ -46,14 +47,14 @@ class RidgeClassifier(ClosedFormHead):
     :param ridges: candidate values; by default 1e-8 to 1e8, with ``folds`` 1e-4 to 1e3 and 1e-8,
         and for standardised features 10 to 1e5.
     :param select: choose the ridge with the least squared error (``"mse"``, RanPAC) or the highest
-        ``"accuracy"`` (LayUP); of equal ones the largest
-        (LayUP's authors take the smallest).
+        ``"accuracy"`` (LayUP); of equal ones the largest (LayUP's authors take the smallest).
     :param ridge_from: choose by the scores of the ``"last"`` domain, as in RanPAC and LayUP, or by
         their sum over ``"all"`` domains: then the order of the domains does not matter.
     :param seed: of the projection.
     :raises ValueError: naming the value and the rule, or if ``G`` does not fit into memory.
 
-    Memory: ``G`` has M x M entries in float64, 800 MB for M = 10,000.
+    Memory: ``G`` has M x M entries in float64, 800 MB for M = 10,000; four or, with ``folds``,
+    ``folds + 3`` matrices of this size are needed at the end of a domain.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class RidgeClassifier(ClosedFormHead):
         return sums
 
     def _held_out_scores(self, folds: Sequence[tuple[Tensor, Tensor]]) -> Tensor | None:
-        """Of each ridge, the higher the better; ``None`` if a fold is empty.
+        """Scores of shape (ridges,), the higher the better; ``None`` if a fold is empty.
 
         :param folds: ``G`` and ``Q`` of each fold.
         """
@@ -182,7 +183,7 @@ class RidgeClassifier(ClosedFormHead):
     def _fold_scores(
         self, examples: Sequence[tuple[Tensor, Tensor]], gram: Tensor, targets: Tensor
     ) -> Tensor:
-        """Of each ridge, fitted to ``G`` and ``Q``, on the examples."""
+        """Scores of shape (ridges,) on the examples, fitted to ``G`` and ``Q``."""
         labels = torch.cat([labels for _, labels in examples])
         h = torch.cat([self._projected(features) for features, _ in examples]).double()
         if not h.isfinite().all():
@@ -212,7 +213,9 @@ class RidgeClassifier(ClosedFormHead):
 
 
 def _sum(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Of ``G`` and of ``Q``."""
+    """Sums of ``G`` and of ``Q`` over the parts; a single part is returned itself."""
+    if len(parts) == 1:
+        return parts[0]
     gram, targets = (column[0].clone() for column in zip(*parts, strict=True))
     for more_gram, more_targets in parts[1:]:
         gram += more_gram

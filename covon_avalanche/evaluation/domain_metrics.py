@@ -19,6 +19,7 @@ from covon_avalanche.evaluation.calibration import (
     Calibration,
     CalibrationSums,
     class_accuracy,
+    mean_calibration,
     reliability,
 )
 
@@ -80,7 +81,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         """The metrics of the last row, by name."""
         matrix = self.matrix
         seen = len(matrix.counts) if matrix.held_out else len(matrix.rows)
-        nll, brier, ece = self._calibration[-1][:seen].mean(0).tolist()
+        calibration = mean_calibration(self.calibration[-1][:seen])
         metrics = {
             "DomainMeanAccuracy": matrix.curve()[-1],
             "ImageWeightedAccuracy": matrix.weighted_accuracy(seen),
@@ -90,9 +91,9 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
             "MaxForgetting": matrix.max_forgetting(),
             "Plasticity": matrix.plasticity(),
             "ForwardTransfer": matrix.forward_transfer(),
-            "NLL": nll,
-            "Brier": brier,
-            "ECE": ece,
+            "NLL": calibration.nll,
+            "Brier": calibration.brier,
+            "ECE": calibration.ece,
         }
         return {name: value for name, value in metrics.items() if value is not None}
 

@@ -51,9 +51,12 @@ class BundleInfo(BaseModel):
     versions: dict[str, str] = {}
 
     def model_post_init(self, context: Any) -> None:
+        """Check class names, and that a model of the package can take the input shape."""
         shape, names = self.input_shape, self.class_names
         if len({*names}) < len(names):
             raise ValueError(f"class_names must be distinct, got {names}")
+        if self.model is None:
+            return
         images = isinstance(self.model, Backbone)
         if math.prod(shape) > 10**8 or (images and shape != [3, shape[-1], shape[-1]]):
             kind = "[3, SIZE, SIZE] and" if images else "of"
@@ -225,14 +228,19 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
         raise ValueError(f"{folder / _INFO} is not a bundle's: {what}") from error
     try:
         model = _build(folder, info) if model is None else _unwrapped(model)
-        model.load_state_dict(load_file(folder / _WEIGHTS))
+        own = {name.replace("_orig_mod.", ""): name for name in model.state_dict()}
+        tensors = load_file(folder / _WEIGHTS)
+        model.load_state_dict({own.get(name, name): value for name, value in tensors.items()})
     except (OSError, SafetensorError, RuntimeError) as error:
         what = " ".join(str(error).split())
         raise ValueError(f"{folder / _WEIGHTS} does not fit the model: {what}") from error
     file = folder / _POSTERIOR
     posterior = DiagGaussian.load(file) if file.exists() else None
-    if posterior is not None and (unknown := _unknown_names(posterior, model)):
-        raise ValueError(f"{file} has parameters that the model lacks: {unknown}")
+    if posterior is not None:
+        if unknown := _unknown_names(posterior, model):
+            raise ValueError(f"{file} has parameters that the model lacks: {unknown}")
+        parts = posterior.mean, posterior.precision
+        posterior = DiagGaussian(*({own[k]: v for k, v in part.items()} for part in parts))
     return Bundle(info, model, posterior)
 
 

@@ -279,7 +279,7 @@ class _JournalLock(JournalFileSymlinkLock):
 
     def __init__(self, journal: Path) -> None:
         super().__init__(str(journal.resolve()))  # a link to a relative path is never broken
-        self.journal = journal
+        self.journal = journal.resolve()
 
     def acquire(self) -> bool:
         acquired, content = super().acquire(), self.journal.read_bytes()

@@ -72,7 +72,7 @@ class PosteriorCallback(TrainerCallback):
         optimizer.discard_samples()
         groups = optimizer.param_groups
         if optimizer.defaults["weight_decay"] and not any(g["weight_decay"] for g in groups):
-            raise ValueError("weight_decay=0 is a flat prior: set it in TrainingArguments")
+            raise ValueError("weight_decay=0 makes the prior flat: set it in TrainingArguments")
         names = {p: name for name, p in model.named_parameters()}
         for group in groups:  # the Trainer makes groups without names, and may find a batch size
             if group.get("batch_size") is not None:

@@ -29,10 +29,10 @@ class FeatureGaussians(NamedTuple):
     classes: Tensor
     """Class ids, int64, of shape (classes,)."""
     means: Tensor
-    """Of shape (classes, width)."""
+    """Means of shape (classes, width)."""
     covariance: Tensor
-    """Of all classes, of shape (width, width), or of each class, of shape (classes, width, width);
-    in units of the features squared."""
+    """Covariance of all classes, of shape (width, width), or of each class, of shape (classes,
+    width, width); in units of the features squared."""
 
 
 def fit_gaussians(features: Tensor, labels: Tensor, *, per_class: bool = False) -> FeatureGaussians:
@@ -135,7 +135,7 @@ def _normalised_loss(layers: Sequence[Layer], x: Tensor, labels: Tensor) -> Tens
 
 
 def _positions(per_class: Sequence[bool], classes: Sequence[int]) -> Tensor:
-    """Of each pair's covariance among those of all domains, of shape (pairs,)."""
+    """Index of each pair's covariance among those of all domains, of shape (pairs,)."""
     positions, start = [], 0
     for own, n in zip(per_class, classes, strict=True):
         positions.append(start + torch.arange(n, device="cpu") * own)

@@ -35,7 +35,7 @@ class DomainHeads(nn.Module):
         self.num_classes, self.num_domains = num_classes, num_domains
         weight = classifier(network).weight
         self.width: int = weight.shape[1]
-        """Of the features."""
+        """Width of the features."""
         self.backbone = _without_last_layer(network)
         self.register_buffer("domains", torch.zeros((), dtype=torch.int64, device=weight.device))
         self.in_domain = False

@@ -33,8 +33,8 @@ class FisherMerge(MergeRule):
     passes with gradients over each task's data as there are classes, at most 10. Weights that are
     new, such as those of new classes, keep their new values. Matena and Raffel, "Merging Models
     with Fisher-Weighted Averaging" (NeurIPS 2022); written from the paper and the formulas of the
-    authors' code (github.com/mmatena/model_merging). The authors merge several models at once; by
-    default the least value applies to one of them there, and to all alike here.
+    authors' code (github.com/mmatena/model_merging). The authors merge several models at once, and
+    their floor applies to one of them only by default; here it applies to every task.
     """
 
     needs_data = True
@@ -91,8 +91,11 @@ class CoFiMA(FisherMerge):
     the previous task, so only one copy of the size of the weights is kept. The first task is kept
     as it is, as are new rows of a growing classifier. With equal Fishers this is :class:`EMA`,
     which the authors call CoMA. Marouf et al., "Weighted Ensemble Models Are Strong Continual
-    Learners" (ECCV 2024), which also aligns the classifier: see :class:`SLCA`. Weights whose Fisher
-    information is zero in both tasks keep their new values; the authors' code divides 0 by 0.
+    Learners" (ECCV 2024), which also aligns the classifier: see
+    :class:`~covon_avalanche.plugins.SLCAPlugin`. In a loop of your own, pass ``batch_norm_batches``
+    to :func:`merge_into`: the pass in training mode changes batch norm's running statistics.
+    Weights whose Fisher information is zero in both tasks keep their new values; the authors' code
+    divides 0 by 0.
     """
 
     augmented = True

@@ -14,7 +14,7 @@ def in_double(tensor: Tensor) -> Tensor:
 
 
 def mean_diagonals(matrices: Tensor) -> Tensor:
-    """Of matrices of shape (groups, d, d), in the shape (groups, 1, 1)."""
+    """Mean diagonals of matrices of shape (groups, d, d), in the shape (groups, 1, 1)."""
     return matrices.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
 
 

@@ -104,14 +104,12 @@ class RegMean(MergeRule):
 
     def _averaged_others(self, task: Task) -> dict[str, Tensor]:
         """The mean over the tasks of the parameters of other modules, by name."""
+        if self.tasks == 0:
+            return {}
         own = {p for layer in merged_layers(task.model).values() for p in own_parameters(layer)}
         names = [n for n, p in task.model.named_parameters() if p.requires_grad and p not in own]
         trained = task.trained()
-        return {
-            n: task.before[n] + (trained[n] - task.before[n]) / (self.tasks + 1)
-            for n in names
-            if self.tasks > 0
-        }
+        return {n: task.before[n] + (trained[n] - task.before[n]) / (self.tasks + 1) for n in names}
 
     def observe(self, task: Task) -> None:
         """Add the moments of the task's data, at the merged weights unless ``passes=1``."""
@@ -178,6 +176,6 @@ class RegMean(MergeRule):
         return torch.linalg.solve(with_ridge(a0 + a), (change @ a).mT).mT
 
     def _shrunk(self, moments: Tensor) -> Tensor:
-        """With smaller entries off the diagonal."""
+        """The moments with smaller entries off the diagonal."""
         diagonal = torch.diag_embed(moments.diagonal(dim1=-2, dim2=-1))
         return self.alpha * moments + (1 - self.alpha) * diagonal

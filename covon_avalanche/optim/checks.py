@@ -51,7 +51,8 @@ def check_memory(named: Iterable[tuple[str, Tensor]]) -> None:
     spans = []
     for name, p in named:
         part = None if is_lazy(p) else local(p.detach())
-        if type(part) is Tensor and part.numel() and (start := part.data_ptr()):
+        dense = type(part) is Tensor and torch.ops.aten.is_non_overlapping_and_dense(part)
+        if dense and part.numel() and (start := part.data_ptr()):
             last = sum((n - 1) * s for n, s in zip(part.shape, part.stride(), strict=True))
             spans.append((str(p.device), start, start + last * part.element_size(), name))
     for (device, _, end, name), (other, start, _, second) in pairwise(sorted(spans)):

@@ -596,7 +596,8 @@ class CoVON(PosteriorOptimizer):
         return list(buckets.values())
 
     def _settings(self, group: Group, i: int) -> dict[str, Any]:
-        """Of iteration ``i`` of the task, for :func:`fast_step` and its faster versions."""
+        """Settings of iteration ``i`` of the task, for :func:`fast_step` and its faster
+        versions."""
         beta1, beta2 = group["betas"]
         return dict(
             i=i,

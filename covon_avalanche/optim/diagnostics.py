@@ -19,7 +19,7 @@ _SHARE_TO_WARN = 0.9  # of hess still near hess_init
 
 
 class Diagnostics(NamedTuple):
-    """Of one parameter, or of all together.
+    """Diagnostics of one parameter, or of all together.
 
     ``hess_signal_to_noise``: root mean square of what the estimates have added to ``hess``,
     without the remainder of ``hess_init``, relative to their noise in the average. About 1: the
@@ -101,7 +101,7 @@ def _squares(x: Tensor) -> float:
 
 
 def _ratio(squares: float, others: float) -> float:
-    """Of root mean squares."""
+    """Ratio of root mean squares."""
     if others == 0:
         return math.inf if squares > 0 else math.nan
     return math.sqrt(squares / others)

@@ -51,7 +51,7 @@ FINETUNING: dict[str, Any] = dict(
     noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.5,
     gamma_precision=None,
 )  # fmt: skip
-"""For pretrained networks: noise that they tolerate, and a prior around their weights."""
+"""For pretrained networks: small noise, and a prior centred at the pretrained weights."""
 
 CLIP_RADIUS = 2.0
 """Limits few entries, so that weights move about as far as with AdamW (``benchmarks/presets.py``).

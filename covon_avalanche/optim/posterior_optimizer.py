@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -26,21 +25,20 @@ from covon_avalanche.optim.checks import (
 )
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.natural_units import SCALARS, ess_of
+from covon_avalanche.optim.param_groups import match_groups
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
     SampleBuffer,
-    WeightWatch,
     align_state_,
     fill_normal_,
     next_noise_key,
 )
 from covon_avalanche.optim.sharding import gathered, local
+from covon_avalanche.optim.weight_versions import WeightVersions
 from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, embed
 
 Group = dict[str, Any]
 State = dict[str, Any]
-
-_WRAPPER = re.compile(r"^(module\.|_orig_mod\.)+")
 
 
 class NamedParam(NamedTuple):
@@ -55,35 +53,6 @@ class NamedParam(NamedTuple):
 def first_precision(group: Group) -> float:
     """Precision of the prior of a group's parameters in the first task (1/weight²)."""
     return ess_of(group) * float(group["weight_decay"])
-
-
-def in_order(saved: list[Group], own: list[Group]) -> list[Group]:
-    """The groups of a state in the order of an optimizer's, and so the parameters in each.
-
-    Where one of both has no names, the position decides, as in ``torch.optim``.
-
-    :raises ValueError: if the names differ.
-    """
-    bare = [{k: v for k, v in group.items() if k != "param_names"} for group in saved]
-    sizes = [[len(group["params"]) for group in groups] for groups in (saved, own)]
-    if sizes[0] != sizes[1] or any(isinstance(key, str) for g in saved for key in g["params"]):
-        return bare  # torch refuses it, or torch.distributed.checkpoint has put it in order
-    names, wanted = (
-        [[_WRAPPER.sub("", name) for name in g.get("param_names", ())] for g in groups]
-        for groups in (saved, own)
-    )
-    if not any(names) or not any(wanted):
-        return bare
-    places = {frozenset(group): i for i, group in enumerate(names)}
-    if different := {frozenset(group) for group in wanted} ^ places.keys():
-        raise ValueError(
-            "state and optimizer have different parameters, or different groups of them: "
-            f"{sorted(set[str]().union(*different))}"
-        )
-    order = [places[frozenset(group)] for group in wanted]
-    numbers = [dict(zip(names[i], saved[i]["params"], strict=False)) for i in order]
-    params = [[found[name] for name in g] for found, g in zip(numbers, wanted, strict=True)]
-    return [{**bare[i], "params": keys} for i, keys in zip(order, params, strict=True)]
 
 
 class PosteriorOptimizer(Optimizer, ABC):
@@ -131,7 +100,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._names = WeakTensorKeyDictionary()  # where parameters were taken out of a group
         self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
         self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
-        self._watch = WeightWatch()
+        self._weights = WeightVersions()
         self._known_grads: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # stepped or cleared
         self._other_grads: dict[Tensor, tuple[weakref.ref[Tensor], Tensor]] = {}
         """Those that the sample in place found, and whether they have entries that are not zero."""
@@ -184,8 +153,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         :param train: record gradients for the next step; ``False`` samples for prediction
             and records nothing.
         :param temperature: factor of the posterior's variance, for prediction only.
-        :raises RuntimeError: if nested, or if gradients of an earlier sample are neither
-            stepped nor cleared.
+        :raises RuntimeError: if nested; if weights were replaced since the last step, or changed
+            inside; or if gradients of an earlier sample are neither stepped nor cleared, or were
+            accumulated outside of a sample.
         :raises ValueError: if a precision is not positive, or a dtype cannot hold the noise.
         """
         if self._in_place:
@@ -260,30 +230,33 @@ class PosteriorOptimizer(Optimizer, ABC):
             for p, buffer in drawn.items():
                 if temperature != 1:
                     buffer.content.sub_(p).mul_(temperature**0.5).add_(p)
-                buffer.version = self._watch.version(p)
-                self._watch.swap_(p, buffer)
+                buffer.version = self._weights.version(p)
+                buffer.swap_(p)
                 self._in_place[p] = buffer
+            self._weights.swapped(drawn)
 
     @torch.compiler.disable
     def _restore_mean(self, check: bool = False) -> None:
-        changed = []
+        swapped = dict(self._in_place)
+        changed = {p for p, b in swapped.items() if self._weights.version(p) != b.version}
         with defer_interrupt(), torch.no_grad():
-            for p, buffer in list(self._in_place.items()):
-                if self._watch.version(p) != buffer.version:
-                    changed.append(p)
-                self._watch.swap_(p, buffer)
+            for p, buffer in swapped.items():
+                buffer.swap_(p)
                 del self._in_place[p]
+            self._weights.swapped(swapped)
         if check and changed:
             raise RuntimeError(
-                f"{self._name(changed[0])!r} was changed inside of sampled_params(), whose end "
-                "restores the mean: load or clip weights, and step other optimizers, outside"
+                f"{self._names_of(changed)[0]!r} was changed inside of sampled_params(), whose end "
+                "restores the mean: load or clip weights, and step other optimizers, outside "
+                "(nn.Embedding's max_norm does so in its forward pass)"
             )
 
     def changed_weights(self) -> list[str]:
         """Names of parameters whose values have been replaced since the last step of this task, for
-        instance by ``model.load_state_dict``. See :meth:`consolidate`."""
-        params = (named.param for named in self._named_params())
-        return [self._name(p) for p in self._watch.changed(params)]
+        instance by ``model.load_state_dict``; :meth:`consolidate` and the next sample then raise
+        an error."""
+        changed = self._weights.changed()
+        return self._names_of(changed) if changed else []
 
     def _check_unchanged(self) -> None:
         """Refuse statistics that belong to other weights."""
@@ -295,8 +268,8 @@ class PosteriorOptimizer(Optimizer, ABC):
                 "saved with them; optimizer.load_state_dict(optimizer.state_dict()) keeps this one"
             )
 
-    def _name(self, p: Tensor) -> str:
-        return next(named.name for named in self._named_params() if named.param is p)
+    def _names_of(self, params: set[Tensor]) -> list[str]:
+        return [named.name for named in self._named_params() if named.param in params]
 
     @torch.compiler.disable
     def _record_sample(self, samples: dict[Tensor, SampleBuffer]) -> None:
@@ -309,7 +282,11 @@ class PosteriorOptimizer(Optimizer, ABC):
                     "gradients, run all micro-batches inside one sampled_params()"
                 )
             self._record = self._new_record()
-        others = [any_ for p, (grad, any_) in self._other_grads.items() if p.grad is grad()]
+        others = [
+            any_
+            for p, (grad, any_) in self._other_grads.items()
+            if p.grad is not None and p.grad is grad()
+        ]
         if others and torch.stack([any_.to(others[0].device) for any_ in others]).any():
             self.discard_samples()
             raise RuntimeError(
@@ -359,15 +336,18 @@ class PosteriorOptimizer(Optimizer, ABC):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; also drops a complete set of unused samples."""
         super().zero_grad(set_to_none)
-        self._note_grads()
+        self._known_grads = {}
+        if not set_to_none:
+            self._note_grads()
         self._other_grads = {}
         if self._record.complete:
             self._record = self._new_record()
 
     def _note_grads(self) -> None:
         params = (p for group in self.param_groups for p in group["params"])
-        grads = {p: p.grad for p in params if p.grad is not None}
-        self._known_grads = {p: (weakref.ref(grad), grad._version) for p, grad in grads.items()}
+        self._known_grads = {
+            p: (weakref.ref(grad), grad._version) for p in params if (grad := p.grad) is not None
+        }
 
     def _is_known(self, p: Tensor) -> bool:
         """Whether a parameter's gradient is the one of the last step, or of ``zero_grad``."""
@@ -410,7 +390,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         with defer_interrupt(), torch.no_grad():
             record, self._record = self._record, self._new_record()
             self._step(params, record)
-            self._watch.note(named.param for named in params)
+            self._weights.note(named.param for named in params)
             self._note_grads()
         return loss
 
@@ -455,7 +435,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 raise RuntimeError(
                     f"{named.name!r} was cast or moved between its sample and step()"
                 )
-            if record.buffers[p].version != self._watch.version(p):
+            if record.buffers[p].version != self._weights.version(p):
                 raise RuntimeError(f"{named.name!r} was changed between its sample and step()")
             params.append(named)
         return params
@@ -497,7 +477,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         merged = any("prior_precision" in state for state in self.state.values())
         for group in self.param_groups:
             group["consolidated"] = merged
-        self._buffers, self._watch = {}, WeightWatch()
+        self._buffers, self._weights = {}, WeightVersions()
         self.discard_samples()
 
     # Posterior and prior ---------------------------------------------------------------
@@ -592,7 +572,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             **self._first_prior(parameter, groups[0]),
         }
         self._buffers.pop(parameter, None)
-        self._watch.forget(parameter)
+        self._weights.forget(parameter)
         zeros = torch.zeros_like(parameter)
         self.state[parameter] = {
             key: embed(value, fresh.get(key, zeros))
@@ -699,8 +679,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         """Restore groups and state, the noise included.
 
         :raises RuntimeError: inside of ``sampled_params()``.
-        :raises ValueError: for the state of another optimizer, or one that is damaged, naming the
-            parameter; nothing is changed then.
+        :raises ValueError: for the state of another optimizer, one of parameters with other names,
+            or one that is damaged, naming the parameter; nothing is changed then.
         """
         if self._in_place:
             raise RuntimeError("load_state_dict() must be called outside of sampled_params()")
@@ -710,7 +690,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             )
         saved = state_dict["param_groups"]
         # Checkpoints of earlier versions lack newer settings.
-        groups = [{**self.defaults, **group} for group in in_order(saved, self.param_groups)]
+        groups = [{**self.defaults, **group} for group in match_groups(saved, self.param_groups)]
         before = dict(vars(self))
         with defer_interrupt():
             try:
@@ -732,8 +712,12 @@ class PosteriorOptimizer(Optimizer, ABC):
                 raise
 
     def rewind(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state that belongs to earlier weights of this task, but not the groups: their
-        schedules go on, and the noise is new."""
+        """Restore the state of each parameter, and keep the present settings and noise counter: for
+        weights from earlier in this task.
+
+        :param state_dict: saved with those weights.
+        :raises ValueError: as :meth:`load_state_dict`.
+        """
         self.load_state_dict({**state_dict, "param_groups": self.state_dict()["param_groups"]})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -746,9 +730,10 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buffers, self._in_place, self._watch = {}, {}, WeightWatch()
+        self._buffers, self._in_place, self._weights = {}, {}, WeightVersions()
         self._known_grads, self._other_grads = {}, {}
-        self._names = WeakTensorKeyDictionary()
+        if not hasattr(self, "_names"):  # of a copy, not while a state is loaded
+            self._names = WeakTensorKeyDictionary()
         for group in self.param_groups:
             group.setdefault("consolidated", False)
         self._record = self._new_record()

@@ -5,7 +5,6 @@ The noise is a pure function of seed, draw and parameter number.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -73,7 +72,7 @@ def fill_normal_(out: Tensor, key: int, number: int) -> Tensor:
     if fill is not None and type(out) is Tensor and is_dense(out) and out.dtype == torch.float32:
         fill(out.data_ptr(), out.numel(), key, number, 0)  # in order of memory
     elif fill is None and out.numel() <= _BLOCK:
-        generator = _generator(out.device, threading.get_ident())
+        generator = torch.Generator(out.device)
         out.normal_(generator=generator.manual_seed(noise_key(key, number)))
     else:
         out.copy_(_noise(0, out.numel(), out.numel(), key, number, out).view(out.shape))
@@ -89,7 +88,7 @@ def _noise(begin: int, size: int, total: int, key: int, number: int, like: Tenso
         whole = torch.empty(skipped + size, dtype=torch.float32, device="cpu")
         fill(whole.data_ptr(), whole.numel(), key, number, first)
         return whole[skipped:]
-    generator = _generator(like.device, threading.get_ident())
+    generator = torch.Generator(like.device)
     seed = noise_key(key, number)
     parts = [like.new_empty(0)]
     for i in range(first, -(-(begin + size) // block)):
@@ -116,12 +115,6 @@ def compiled_fill() -> Callable[[int, int, int, int, int], None] | None:
         )
         return None
     return None if numba.config.DISABLE_JIT else fill_normal  # type: ignore[attr-defined]
-
-
-@cache
-def _generator(device: torch.device, thread: int) -> torch.Generator:
-    """One for each thread, which seeds it before each use."""
-    return torch.Generator(device)
 
 
 # Memory ----------------------------------------------------------------------------------
@@ -187,7 +180,8 @@ class SampleBuffer:
         self.for_cpu_kernel = on_cpu and is_dense(p)
         """Whether the CPU kernel, which works on addresses, can handle the parameter."""
         self.version = 0
-        """Of the parameter, see :class:`WeightWatch`, when the sample was drawn."""
+        """The parameter's version when the sample was drawn, see
+        :class:`~covon_avalanche.optim.weight_versions.WeightVersions`."""
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether a tensor has the layout that the parameter had."""
@@ -216,55 +210,6 @@ def bump_versions(parameters: Iterable[Tensor]) -> None:
     torch.autograd.graph.increment_version(list(parameters))
 
 
-class WeightWatch:
-    """Notices changes of parameters by anyone but their optimizer, in the versions that torch
-    counts. Assignments to ``p.data`` have none."""
-
-    def __init__(self) -> None:
-        self._own: dict[Tensor, int] = {}  # changes by samples, which put back the mean
-        self._versions: dict[Tensor, int] = {}  # after the last step, without those
-        self._sums: dict[Tensor, Tensor] = {}  # after the last step, of a few parameters
-
-    def version(self, p: Tensor) -> int:
-        """Changes of a parameter so far, other than by :meth:`swap_`."""
-        return p._version - self._own.get(p, 0)
-
-    def swap_(self, p: Tensor, buffer: SampleBuffer) -> None:
-        """Exchange the contents of buffer and parameter, see :meth:`SampleBuffer.swap_`."""
-        version = self.version(p)
-        buffer.swap_(p)
-        bump_versions([p])
-        self._own[p] = p._version - version
-
-    @torch.no_grad()
-    def note(self, params: Iterable[Tensor]) -> None:
-        """Remember parameters after a step."""
-        params = list(params)
-        self._versions.update((p, self.version(p)) for p in params)
-        self._sums = {p: _first_sum(p) for p in params[-4:]}
-
-    def forget(self, p: Tensor) -> None:
-        """Take the present values of a parameter for those after a step."""
-        self._versions.pop(p, None)
-
-    @torch.no_grad()
-    def changed(self, params: Iterable[Tensor]) -> list[Tensor]:
-        """Those that others have changed since the last step. Values that were put back, as after
-        an evaluation with averaged weights, count as unchanged."""
-        versions = self._versions
-        found = [p for p in params if self.version(p) != versions.get(p, self.version(p))]
-        compared = [p for p in found if p in self._sums]
-        if compared and all(torch.equal(_first_sum(p), self._sums[p]) for p in compared):
-            return []
-        return found
-
-
-def _first_sum(p: Tensor) -> Tensor:
-    """The sum of a few entries, which tells weights apart."""
-    total: Tensor = local(p).detach().flatten()[:16].sum(dtype=torch.float64)
-    return total
-
-
 # Gradients -------------------------------------------------------------------------------
 
 
@@ -286,7 +231,7 @@ class SampleAccumulator:
         self.mc_samples, self.squared = mc_samples, squared
         self.count = 0
         self.buffers: dict[Tensor, SampleBuffer] = {}
-        """Of the last sample, of each parameter that had a gradient in one of the samples."""
+        """Buffers of the last sample, by parameter that had a gradient in one of the samples."""
         self.without_backward: set[Tensor] = set()
         """Those of them whose gradient is older than the sample."""
         self._grad: dict[Tensor, Tensor] = {}  # several: the sum, afterwards what p.grad is

@@ -143,7 +143,8 @@ class UPGD(Optimizer):
         (beta1, beta2), states = group["betas"], [self.state[p] for p in params]
         for p, state in zip(params, states, strict=True):
             for name in ("exp_avg", "exp_avg_sq"):
-                state.setdefault(name, torch.zeros_like(p))
+                if name not in state:
+                    state[name] = torch.zeros_like(p)
         averages, squares = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq"))
         torch._foreach_lerp_(averages, grads, 1 - beta1)
         torch._foreach_mul_(squares, beta2)

@@ -128,7 +128,7 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         super().before_forward(strategy, **kwargs)
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
-        """With ``consolidate_every``: merge if it is time."""
+        """Merge if ``consolidate_every`` steps have passed."""
         self._steps += 1
         if self.consolidate_every is not None and self._steps % self.consolidate_every == 0:
             self._consolidate(strategy)

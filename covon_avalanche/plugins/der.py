@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.data_loading import DataParallel
+from covon_avalanche.plugins.task_loader import task_autocast
 
 
 class DERPlugin(SupervisedPlugin):
@@ -25,7 +26,8 @@ class DERPlugin(SupervisedPlugin):
     the paper and the formulas of the authors' code (github.com/aimagelab/mammoth), which stores
     inputs without their random transform, and transforms them anew. Avalanche's computes logits
     after each task, of other inputs than trained ones, in one forward pass with the current batch.
-    Task identities are used for multi-head models only.
+    Stored logits of classes that are new count as 0. Task identities are used for multi-head models
+    only.
     """
 
     def __init__(
@@ -74,12 +76,16 @@ class DERPlugin(SupervisedPlugin):
         size = self.batch_size_mem or strategy.train_mb_size
         if self.alpha > 0:
             x, _, task, logits = self._drawn(size)
-            outputs = avalanche_forward(strategy.model, x, task)[:, : logits.shape[1]]
+            outputs = self._outputs(strategy, x, task)[:, : logits.shape[1]]
             strategy.loss += self.alpha * nn.functional.mse_loss(outputs, logits)
         if self.beta > 0:
             x, y, task, _ = self._drawn(size)
-            outputs = avalanche_forward(strategy.model, x, task)
-            strategy.loss += self.beta * strategy._criterion(outputs, y)
+            strategy.loss += self.beta * strategy._criterion(self._outputs(strategy, x, task), y)
+
+    def _outputs(self, strategy: Any, x: Tensor, task: Tensor) -> Tensor:
+        with task_autocast(strategy):
+            outputs: Tensor = avalanche_forward(strategy.model, x, task)
+        return outputs.to(strategy.mb_output.dtype)
 
     def _drawn(self, size: int) -> list[Tensor]:
         """Stored examples, without replacement."""
@@ -97,7 +103,8 @@ class DERPlugin(SupervisedPlugin):
         if not self.memory:
             self.memory = [column.new_zeros(self.mem_size, *column.shape[1:]) for column in batch]
         missing = batch[3].shape[1] - self.memory[3].shape[1]
-        self.memory[3] = nn.functional.pad(self.memory[3], (0, missing))  # the classifier has grown
+        if missing:  # the classifier has grown
+            self.memory[3] = nn.functional.pad(self.memory[3], (0, missing))
         for i in range(len(batch[0])):
             row = self.seen
             if row >= self.mem_size:

@@ -7,7 +7,7 @@ from typing import Any
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.optim.quadratic_anchor import added
 from covon_avalanche.plugins.quadratic_penalty import QuadraticPenaltyPlugin
-from covon_avalanche.plugins.task_loader import task_loader
+from covon_avalanche.plugins.task_loader import task_autocast, task_loader
 from covon_avalanche.posterior.fisher import squared_example_gradients
 from covon_avalanche.posterior.gaussian import DiagGaussian
 
@@ -38,5 +38,6 @@ class EWCPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: ign
 
     def _consolidated(self, strategy: Any) -> DiagGaussian:
         batches = task_loader(strategy, self.fisher_mb_size)
-        fisher = squared_example_gradients(strategy.model, batches, strategy._criterion)
+        with task_autocast(strategy):
+            fisher = squared_example_gradients(strategy.model, batches, strategy._criterion)
         return added(self.anchor, strategy.model.named_parameters(), fisher)

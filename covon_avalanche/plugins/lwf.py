@@ -11,14 +11,15 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_positive
-from covon_avalanche.plugins.task_loader import check_whole_task
+from covon_avalanche.plugins.task_loader import check_whole_task, task_autocast
 
 
 class LwFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Learning without Forgetting: distils the model of before the task, on the task's inputs.
 
     The loss has ``alpha * KL(teacher || model)`` added, the mean over the batch of the divergence
-    between softmaxes of the logits divided by ``temperature``, over the classes of earlier tasks.
+    between softmaxes of the logits divided by ``temperature``, over the classes of earlier tasks,
+    without a factor ``temperature²``.
     The teacher, a copy of the model at the end of the last task, is in evaluation mode; Avalanche's
     (recipes' ``avalanche-lwf``) stays in training mode, so that dropout changes what is distilled.
     Li and Hoiem, "Learning without Forgetting" (TPAMI 2018). The authors first train new outputs
@@ -54,8 +55,8 @@ class LwFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[ca
         """Add the distillation loss."""
         if self.teacher is None or self.alpha == 0:
             return
-        with torch.no_grad():
-            teacher = self.teacher(strategy.mb_x)
+        with torch.no_grad(), task_autocast(strategy):
+            teacher = self.teacher(strategy.mb_x).float()
         strategy.loss += self.alpha * self._divergence(strategy.mb_output, teacher)
 
     def _divergence(self, output: Tensor, teacher: Tensor) -> Tensor:

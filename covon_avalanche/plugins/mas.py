@@ -9,7 +9,7 @@ from torch import Tensor
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.optim.quadratic_anchor import accumulated
 from covon_avalanche.plugins.quadratic_penalty import QuadraticPenaltyPlugin
-from covon_avalanche.plugins.task_loader import task_loader
+from covon_avalanche.plugins.task_loader import task_autocast, task_loader
 from covon_avalanche.posterior.fisher import absolute_example_gradients
 from covon_avalanche.posterior.gaussian import DiagGaussian
 
@@ -40,7 +40,8 @@ class MASPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: ign
 
     def _consolidated(self, strategy: Any) -> DiagGaussian:
         batches = task_loader(strategy, self.importance_mb_size)
-        importance = absolute_example_gradients(strategy.model, batches, _squared_norm)
+        with task_autocast(strategy):
+            importance = absolute_example_gradients(strategy.model, batches, _squared_norm)
         return accumulated(self.anchor, strategy.model.named_parameters(), importance, 1.0)
 
 

@@ -42,13 +42,12 @@ class QuadraticPenaltyPlugin(SupervisedPlugin):
     @torch.no_grad()
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Add the penalty's gradient."""
-        names = [n for n, p in strategy.model.named_parameters() if p.grad is not None]
-        weights = [strategy.model.get_parameter(name) for name in names]
-        if not names or self.factor == 0:
+        named = [(n, p) for n, p in strategy.model.named_parameters() if p.grad is not None]
+        if not named or self.factor == 0:
             return
-        moved = torch._foreach_sub(weights, [self.anchor.mean[name] for name in names])
-        importance = [self.anchor.precision[name] for name in names]
-        gradients = [p.grad for p in weights]
+        moved = torch._foreach_sub([p for _, p in named], [self.anchor.mean[n] for n, _ in named])
+        importance = [self.anchor.precision[n] for n, _ in named]
+        gradients = [p.grad for _, p in named]
         torch._foreach_addcmul_(gradients, moved, importance, value=2 * self.factor)
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
@@ -58,23 +57,19 @@ class QuadraticPenaltyPlugin(SupervisedPlugin):
 
 
 class PathPlugin(QuadraticPenaltyPlugin):
-    """Base of :class:`SIPlugin` and :class:`RWalkPlugin`, which follow the path of the weights."""
+    """Base of :class:`SIPlugin` and :class:`RWalkPlugin`: the decrease of the loss by each weight,
+    ``-sum of g * (change in the step)``."""
 
     def __init__(self, factor: float) -> None:
         super().__init__(factor)
-        self._step: dict[str, tuple[Tensor, Tensor]] = {}  # gradients and weights before a step
-
-    @abstractmethod
-    def _follow(self, name: str, gradient: Tensor, change: Tensor) -> None:
-        """Take a step of a parameter into account.
-
-        :param gradient: of the loss without the penalty.
-        """
+        self._step: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        """Parameters, their gradients and their values before a step."""
+        self._path: dict[str, Tensor] = {}
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Copy the gradient of the loss and the weights, then add the penalty's gradient."""
         self._step = {
-            name: (p.grad.clone(), p.detach().clone())
+            name: (p, p.grad.clone(), p.detach().clone())
             for name, p in strategy.model.named_parameters()
             if p.grad is not None
         }
@@ -83,6 +78,6 @@ class PathPlugin(QuadraticPenaltyPlugin):
     @torch.no_grad()
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Follow the step."""
-        for name, (gradient, before) in self._step.items():
-            self._follow(name, gradient, strategy.model.get_parameter(name) - before)
+        for name, (p, gradient, before) in self._step.items():
+            self._path[name].addcmul_(gradient, p - before, value=-1)
         self._step = {}

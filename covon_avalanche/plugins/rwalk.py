@@ -28,7 +28,8 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
     ``F`` goes on from task to task; ``s`` is that of the first task, then the mean of itself and
     the new task's ``s'``. Chaudhry et al., "Riemannian Walk for Incremental Learning" (ECCV 2018);
     written from the formulas of the paper and of the authors' code
-    (github.com/facebookresearch/agem), which has no 1/2 in the distance. A last window is used even
+    (github.com/facebookresearch/agem), which has no 1/2 in the distance, starts ``F`` from an
+    estimate of its own, and adds the mean of both scores to the old one. A last window is used even
     if it is incomplete. Avalanche's (recipes' ``avalanche-rwalk``) computes a second gradient in
     each step and leaves the model in evaluation mode, so that nothing is trained with dropout or
     batch statistics. Task identities are not used.
@@ -52,7 +53,6 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
         """``s`` by parameter name; empty before the end of the first task."""
         self._new: dict[str, Tensor] = {}  # s'
         self._begin: dict[str, Tensor] = {}  # weights at the beginning of the window
-        self._path: dict[str, Tensor] = {}
         self._squares: dict[str, Tensor] = {}
         self._steps = 0  # in the window
 
@@ -73,12 +73,10 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
         self._squares = {n: torch.zeros_like(p) for n, p in self._begin.items()}
         self._steps = 0
 
-    def _follow(self, name: str, gradient: Tensor, change: Tensor) -> None:
-        self._path[name].addcmul_(gradient, change, value=-1)
-        self._squares[name].addcmul_(gradient, gradient)
-
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Follow the step, and close a complete window."""
+        for name, (_, gradient, _) in self._step.items():
+            self._squares[name].addcmul_(gradient, gradient)
         super().after_update(strategy, **kwargs)
         self._steps += 1
         if self._steps == self.delta_t:

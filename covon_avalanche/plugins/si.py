@@ -24,8 +24,8 @@ class SIPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-arg]
     Zenke, Poole and Ganguli, "Continual Learning Through Synaptic Intelligence" (ICML 2017);
     written from the formulas of the paper and of the authors' code, which it follows
     (github.com/ganguli-lab/pathint). Avalanche's (recipes' ``avalanche-si``) is the variant of
-    Maltoni and Lomonaco (2019): with its damping of 1e-7 and its upper bound of 0.001 nearly all
-    importances are equal. Task identities are not used.
+    Maltoni and Lomonaco (2019): it has a damping of 1e-7 and clips importances at 0.001. Task
+    identities are not used.
     """
 
     def __init__(self, si_lambda: float, xi: float = 0.1) -> None:
@@ -39,16 +39,12 @@ class SIPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-arg]
         super().__init__(si_lambda)
         self.xi = xi
         self._start: dict[str, Tensor] = {}  # weights at the start of the task
-        self._path: dict[str, Tensor] = {}
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Begin the path of the task."""
         super().before_training_exp(strategy, **kwargs)
         self._start = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
         self._path = {n: torch.zeros_like(p) for n, p in self._start.items()}
-
-    def _follow(self, name: str, gradient: Tensor, change: Tensor) -> None:
-        self._path[name].addcmul_(gradient, change, value=-1)
 
     def _consolidated(self, strategy: Any) -> DiagGaussian:
         weights = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}

@@ -17,7 +17,8 @@ from covon_avalanche.last_layer import penultimate_features
 from covon_avalanche.posterior.fisher import in_mode
 
 SECOND_MOMENTS_MB_SIZE = 64
-"""Of passes that may measure second moments: those of convolutions copy whole batches."""
+"""Batch size of passes that may measure second moments: those of convolutions copy whole
+batches."""
 
 
 def check_whole_task(experience: Any) -> None:

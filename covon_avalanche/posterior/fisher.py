@@ -1,8 +1,8 @@
 """Diagonal Fisher information of a classifier, from squared gradients.
 
 Functions return one tensor per parameter that requires a gradient, per example: squared gradients,
-in loss²/weight², with the data's labels (the empirical Fisher, Eq. 9 of the paper) if nothing else
-is said. A batch is ``(input, target, *more)``; the model is called as ``model(input, *more)``.
+in loss²/weight², with the data's labels (the empirical Fisher, Eq. 9 of the paper) unless stated
+otherwise. A batch is ``(input, target, *more)``; the model is called as ``model(input, *more)``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 Sums = dict[str, Tensor]
 Add = Callable[[nn.Module, Sums, Batch, Criterion], None]
 Size = Callable[[Tensor], Tensor]
-"""Of gradients: squared or absolute; the size of a product is the product of sizes."""
+"""Elementwise square or absolute value of gradients: that of an outer product is the outer product
+of those."""
 
 _MOST_PASSES = 10
 _CHUNK = 2**25  # entries of per-example gradients that are in memory at once
@@ -38,7 +39,7 @@ def squared_batch_gradients(
     ``B_b`` out of ``N`` examples; for equal batches ``B`` times the average of ``g_b²``. It
     equals the per-example Fisher for ``B = 1``, and on average where gradients have mean 0.
 
-    :param criterion: loss, averaged over the batch.
+    :param criterion: loss, averaged over the batch; called a second time, on a repeated batch.
     :raises ValueError: if there are no examples, or the loss is a sum over the batch.
     """
     return _average(_add_batch_gradients, model, batches, criterion)
@@ -54,8 +55,8 @@ def squared_example_gradients(
     per example; otherwise by ``torch.func``, or example by example where control flow depends on
     the data.
 
-    :param criterion: loss, of which each example's is that of a batch of it alone. So ``reduction``
-        does not matter, and with ``"mean"`` class weights cancel.
+    :param criterion: loss, evaluated on each example as a batch of one. So ``reduction`` does not
+        matter, and with ``"mean"`` class weights cancel.
     :raises ValueError: if there are no examples.
     """
     add = partial(_add_example_gradients, size=torch.square)
@@ -186,9 +187,9 @@ def _add_batch_gradients(
 @torch.no_grad()
 def _check_mean(criterion: Criterion, output: Any, y: Tensor, loss: Tensor) -> None:
     """Refuse a loss that doubles with the batch."""
-    if isinstance(output, Tensor) and output.shape[:1] == y.shape[:1] and y.numel() > 1:
+    if isinstance(output, Tensor) and output.shape[:1] == y.shape[:1] and y.dim() and len(y) > 1:
         twice = criterion(output.repeat_interleave(2, 0), y.repeat_interleave(2, 0))
-        if loss != 0 and torch.allclose(twice, 2 * loss):
+        if loss != 0 and torch.allclose(twice, 2 * loss, atol=0):
             raise ValueError("the criterion must average over the batch, got one that sums")
 
 

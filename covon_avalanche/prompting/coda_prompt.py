@@ -101,8 +101,8 @@ class CODAPrompt(PromptModel):
 
 
 def _earlier_detached(domains: Sequence[Tensor]) -> Tensor:
-    """Of all domains, of shape (layers, components, ...); only the last has a gradient, also in a
-    model that has loaded a state dict within a domain."""
+    """Components of all domains, of shape (layers, components, ...); only the last has a gradient,
+    also in a model that has loaded a state dict within a domain."""
     *earlier, current = domains
     return torch.cat([*(p.detach() for p in earlier), current], 1)
 

@@ -82,7 +82,7 @@ class DualPrompt(PromptModel):
         return F.normalize(self.vit.query(x)) @ F.normalize(keys).T
 
     def _logits(self, x: Tensor, experts: Iterable[Tensor]) -> Tensor:
-        """With an expert prefix per layer, of shape (batch or 1, length, width)."""
+        """Logits with an expert prefix per layer, of shape (batch or 1, length, width)."""
         layers = [*self.general_layers, *self.expert_layers]
         prefixes = [tokens.chunk(2, 1) for tokens in (*self.general[:, None], *experts)]
         return self.head(self.vit(x, prefixes=dict(zip(layers, prefixes, strict=True))))

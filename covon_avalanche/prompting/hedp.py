@@ -27,8 +27,8 @@ class HEDP(DomainMixture):
     and ``D_i`` the distance to its nearest centre, of normalised features; the outputs are the
     weighted mean of the logits.
 
-    The authors choose the number of centres by domain and the first domain's epochs, learning rate
-    and weight decay; here all domains have the same.
+    The authors choose the number of centres by domain; here all domains have the same.
+    ``PromptPlugin(schedule=...)`` sets epochs, learning rate and weight decay by domain.
 
     :param prompts: tokens of a prefix; half of them are keys, half are values.
     :param layers: layers with a prefix, counted from 0; those that the network does not have are
@@ -80,7 +80,7 @@ class HEDP(DomainMixture):
         return self.vit(x, prefixes=dict(zip(self.layers, prefixes, strict=True)))
 
     def energies(self, logits: Tensor) -> Tensor:
-        """Of shape (..., ), of logits of shape (..., classes)."""
+        """Energies of shape (...), from logits of shape (..., classes)."""
         return -self.temperature * (logits.float() / self.temperature).logsumexp(-1)
 
     def training_logits(self, x: Tensor) -> Tensor:

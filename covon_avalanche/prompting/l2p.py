@@ -58,7 +58,7 @@ class L2P(PromptModel):
         return F.normalize(self.vit.query(x)) @ F.normalize(self.keys).T
 
     def _logits(self, x: Tensor, chosen: Tensor) -> Tensor:
-        """With the prompts of the indices ``chosen``, of shape (batch, top_k)."""
+        """Logits with the prompts of the indices ``chosen``, of shape (batch, top_k)."""
         prompts = self.prompts[chosen].flatten(1, 2)
         return self.head(self.vit(x, prompts, prompt_positions=True, readout="prompts"))
 

@@ -79,9 +79,8 @@ class PINA(DomainPrompts):
         self.adapters = nn.ModuleList(
             nn.ModuleList(LinearAdapter(width, bottleneck, adapter_init) for _ in range(number))
             for _ in range(num_domains - 1)
-        )
-        self.adapters.to(self.prompts[0])
-        """Of each domain but the first."""
+        ).to(self.prompts[0])
+        """Adapters of each domain but the first."""
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         """The current domain's prompts, and the classifier or the domain's adapters."""

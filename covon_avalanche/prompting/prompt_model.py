@@ -46,7 +46,7 @@ class PromptModel(nn.Module):
         self.in_domain = False
         """Whether a training loop has begun the current domain and not ended it."""
         self.auxiliary_loss: Tensor | float = 0.0
-        """Of the last forward pass in training; to be added to the loss."""
+        """Loss of the last forward pass in training, to be added to that of the task."""
         self.counted_images: int | None = None
         """Where several processes share a training batch: how many images of this one count, from
         the first. ``None``: there is one process."""

@@ -47,9 +47,9 @@ class PromptedViT(nn.Module):
         self.depth: int = len(self._tower.blocks)
         """Number of blocks."""
         self.width: int = self._tower.width
-        """Of a token."""
+        """Width of a token."""
         self.feature_width: int = self._tower.feature_width
-        """Of the returned features; CLIP projects them."""
+        """Width of the returned features; CLIP projects them."""
         self._queries: dict[tuple[Any, ...], Tensor] = {}  # the oldest first
 
     def __getstate__(self) -> dict[str, Any]:

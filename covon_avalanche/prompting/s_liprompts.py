@@ -64,8 +64,8 @@ class DomainMixture(SLiPrompts):
 
     @abstractmethod
     def domain_distances(self, features: Tensor) -> Tensor:
-        """Of the frozen network's features to each learned domain's nearest centre, of shape
-        (batch, domains)."""
+        """Distances of the frozen network's features to each learned domain's nearest centre, of
+        shape (batch, domains)."""
 
     @abstractmethod
     def mixed(self, logits: Tensor, distances: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class AdaptFormer(nn.Module):
         self.dropout, self.scale = nn.Dropout(dropout), scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of tokens of shape (batch, tokens, width)."""
+        """The output for tokens of shape (batch, tokens, width)."""
         return self.scale * self.up(self.dropout(self.down(x).relu()))
 
 

@@ -98,7 +98,7 @@ def _split(folder: Path, inner: dict[str, list[Path]], otherwise: str) -> _Folde
         by_part[files.part_of(name)].append(paths)
     train, test, valid, others = by_part.values()
     chosen = [*train, *(test or valid)]
-    if not (chosen or valid):
+    if not chosen:
         return []
     if others or len(train) != 1 or len(chosen) != 2:
         raise ValueError(
@@ -119,8 +119,8 @@ def _class_names(root: Path, domains: Iterable[_Folders]) -> list[str]:
                 folders = images[0].relative_to(root).parts[:-1]
                 layout = "/".join("{train,test}" if files.part_of(n) else "FOLDER" for n in folders)
                 raise ValueError(
-                    f"{images[0]} is in the layout {layout}/*: expected {_LAYOUTS}; `classes` "
-                    "names classes whose images are in subfolders"
+                    f"{images[0]} is in the layout {layout}/*: expected {_LAYOUTS}; if images are "
+                    "in subfolders of their class folder, pass `classes`"
                 )
     return sorted(names)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache as remember
 from pathlib import Path
 from typing import TypedDict
 
@@ -146,7 +146,7 @@ def _warn_of_case(what: str, names: Iterable[str]) -> None:
 
 def _check_distinct(images: _Images, classes: Sequence[str]) -> None:
     """Check that an image has one label and stream, and is in a domain once, whatever its path."""
-    resolved = remember(os.path.realpath)
+    resolved = functools.cache(os.path.realpath)
     known: dict[tuple[str, str], tuple[str, str, int]] = {}
     for (stream, domain), some in images.items():
         for file, label in zip(some.files, some.labels, strict=True):
@@ -155,8 +155,8 @@ def _check_distinct(images: _Images, classes: Sequence[str]) -> None:
             if first[0] != stream:
                 raise ValueError(f"{file} is a training image and a test image")
             if first is not use and (first[1] == domain or first[2] != label):
-                both = f"{classes[first[2]]!r} and {classes[label]!r}"
-                raise ValueError(f"{file} is twice among the images, labelled {both}")
+                both = " and ".join(sorted({repr(classes[first[2]]), repr(classes[label])}))
+                raise ValueError(f"{file} is listed twice, as {both}")
 
 
 def published_benchmark(

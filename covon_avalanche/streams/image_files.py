@@ -111,7 +111,7 @@ def hidden(name: str) -> bool:
 
 def name_of(text: str) -> str:
     """The name of a class or domain: macOS decomposes those of folders, and not all are UTF-8."""
-    return unicodedata.normalize("NFC", in_utf8(text))
+    return unicodedata.normalize("NFC", in_utf8(str(text)))
 
 
 def part_of(name: str) -> str:
@@ -163,7 +163,10 @@ def class_folders(
         raise ValueError(f"{folders[0]} has subfolders that are not classes: {unknown}")
     if empty := [name for name, files in found.items() if not files and name in ids]:
         kinds = ", ".join(sorted(SUFFIXES))
-        raise ValueError(f"{folders[0] / empty[0]} has files, but no images: expected {kinds}")
+        raise ValueError(
+            f"{folders[0] / empty[0]} has files, but no images: expected {kinds}, or classes=... "
+            "without this folder"
+        )
     pairs = [(file, ids[name]) for name, files in found.items() for file in files]
     if complete and (missing := sorted({*range(len(classes))} - {label for _, label in pairs})):
         names = [classes[label] for label in missing]
@@ -223,7 +226,7 @@ def listed_files(source: Path, root: Path, names: Sequence[str]) -> list[Path]:
 
     def exists(path: Path) -> bool:
         folder, file = os.path.split(path)
-        return file in content(folder)
+        return file in content(folder) or path.is_file()  # on disks that ignore case
 
     files = [root / name for name in names]
     unknown = [i for i, file in enumerate(files) if not exists(file)]
@@ -239,8 +242,11 @@ def listed_files(source: Path, root: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _spellings(root: Path, name: str) -> Iterator[Path]:
-    """Where a file may be: with Windows' slashes, escapes of a manifest, Unicode normalisation."""
-    yield root / re.sub(r"\\udc([89a-f].)", lambda byte: chr(0xDC00 + int(byte[1], 16)), name)
+    """Alternative paths of a listed file: Windows' separators, a manifest's escapes, NFC and
+    NFD."""
+    yield root / re.sub(
+        r"\\udc([89a-f][0-9a-f])", lambda byte: chr(0xDC00 + int(byte[1], 16)), name
+    )
     for form in ("NFC", "NFD"):
         yield root / unicodedata.normalize(form, name.replace("\\", "/"))
 

@@ -33,7 +33,7 @@ _UPRIGHT = {
 """Operations that turn an image upright, by its EXIF orientation."""
 
 Transform = Callable[[Any], Any]
-_SINGLE: Any = dict(dtype=torch.float32, device="cpu")
+_FLOAT32_CPU: Any = dict(dtype=torch.float32, device="cpu")
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -82,12 +82,12 @@ class ImageTransform:
     takes_pixels = True
 
     def __post_init__(self) -> None:
-        mean, std = (torch.tensor(x, **_SINGLE).view(3, 1, 1) for x in (self.mean, self.std))
+        mean, std = (torch.tensor(x, **_FLOAT32_CPU).view(3, 1, 1) for x in (self.mean, self.std))
         self._factor, self._shift = 1 / (255 * std), -mean / std
 
     def __call__(self, image: Image.Image | Tensor) -> Tensor:
         part = self.crop(image if isinstance(image, Tensor) else pixels_of(image), self.size)
-        out = torch.empty(3, self.size, self.size, **_SINGLE)
+        out = torch.empty(3, self.size, self.size, **_FLOAT32_CPU)
         return out.copy_(part).mul_(self._factor).add_(self._shift)
 
 
@@ -98,7 +98,7 @@ def random_crop(image: Tensor, size: int) -> Tensor:
     )
     part = image[:, top : top + height, left : left + width]
     part = resize(part, [size, size], InterpolationMode.BILINEAR, antialias=True)
-    return part.flip(-1) if torch.rand(1, **_SINGLE) < 0.5 else part
+    return part.flip(-1) if torch.rand(1, **_FLOAT32_CPU) < 0.5 else part
 
 
 def central_crop(image: Tensor, size: int) -> Tensor:
@@ -125,7 +125,7 @@ def pixels_of(image: Image.Image) -> Tensor:
     :raises ValueError: for 32-bit pixels, whose range is unknown, or an extreme aspect ratio.
     """
     if max(image.size) > 100 * min(image.size):  # of the header: nothing is decoded yet
-        raise ValueError(f"its aspect ratio is above 100, its size {image.size}")
+        raise ValueError(f"the aspect ratio must be at most 100, got the size {image.size}")
     image.load()  # which turns a TIFF
     with suppress(Exception):  # damaged EXIF data raise all kinds of errors
         image = image.transpose(_UPRIGHT[image.getexif()[ExifTags.Base.Orientation]])

@@ -162,6 +162,11 @@ def test_wrapped_networks_are_saved_as_what_they_wrap(tmp_path, wrap):
     bundle.predict(x, samples=2)
     assert load_file(tmp_path / "model.safetensors").keys() == model.state_dict().keys()
     torch.testing.assert_close(load_bundle(tmp_path, Net()).predict(x).probabilities, wanted)
+    partly = Net()
+    partly.module = torch.compile(partly.module, backend="eager")
+    bundle = load_bundle(tmp_path, partly)
+    torch.testing.assert_close(bundle.predict(x).probabilities, wanted)
+    bundle.predict(x, samples=2)
     other = torch.nn.DataParallel(Net())
     torch.testing.assert_close(load_bundle(tmp_path, other).predict(x).probabilities, wanted)
 

@@ -155,6 +155,7 @@ def test_the_merge_comes_first_then_the_method_the_anchor_and_the_alignment(kind
         ("finetune", {"merge": "regmean", "merge_start": "last"}, "needs .* or ties, got regmean"),
         ("covon", {"merge": "eq8", "merge_gamma": 0.3}, "merge_gamma needs .* ema or .*, got eq8"),
         ("ada-reg", {"merge_gamma": 0.3}, "merge_gamma needs merge = ema or .*, got None"),
+        ("slca", {"merge": None, "merge_gamma": 0.3}, "merge_gamma needs merge = ema or cofima"),
     ],
 )
 def test_options_that_no_rule_would_use_are_errors(kind, options, message):

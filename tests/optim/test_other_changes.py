@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 
 class TestOrder:
-    @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.module."])
+    @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.module.", "module._orig_mod."])
     @pytest.mark.parametrize("by_layer", [False, True])
     def test_state_is_loaded_by_name(self, make, batch, prefix, by_layer):
         """Whatever the order of layers, or of groups; wrappers of the model have a prefix."""
@@ -69,6 +69,27 @@ class TestOrder:
         assert loaded.param_groups[0]["param_names"][0] == f"{prefix}b.weight"
         if by_layer:
             assert loaded.param_groups[0]["lr"] == 0.03
+
+    def test_a_layer_named_module_keeps_its_own_state(self, make, batch):
+        net = nn.ModuleDict(
+            {"fc": nn.Linear(4, 4), "module": nn.ModuleDict({"fc": nn.Linear(4, 4)})}
+        )
+        optimizer = make(net.named_parameters())
+        with optimizer.sampled_params():
+            sum(p.square().sum() for p in net.parameters()).backward()
+        optimizer.step()
+        saved = contents(optimizer)
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert same(contents(optimizer), saved)
+
+    def test_a_parameter_taken_out_of_a_group_leaves_the_others_their_state(self, make, batch):
+        net = Net()
+        optimizer = make(net.named_parameters())
+        train_step(optimizer, net, batch)
+        del optimizer.state[optimizer.param_groups[0]["params"].pop(0)]
+        saved = contents(optimizer)
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert same(contents(optimizer), saved)
 
     def test_names_that_differ_are_refused(self, make, batch):
         optimizer = make(Net().named_parameters())
@@ -220,6 +241,18 @@ class TestGradientsOfOtherPoints:
             pytest.raises(RuntimeError, match=r"'a\.weight' has a gradient that was computed out"),
         ):
             optimizer.step()
+
+    def test_gradients_cleared_by_the_model_inside_a_sample_do_not_count(self, make_each):
+        """Where the sample's loss does not use a parameter, it has no gradient afterwards."""
+        net = Net()
+        optimizer = make_each(net.named_parameters())
+        nll(net, BATCH)().backward()
+        with optimizer.sampled_params():
+            net.zero_grad()
+            net.a(BATCH[0]).sum().backward()
+        optimizer.step()
+        assert optimizer.state[net.a.weight]
+        assert not optimizer.state.get(net.b.weight)
 
     def test_zeros_in_unused_parameters_are_no_gradients_of_other_points(self, make_each):
         net = Net()

@@ -584,6 +584,8 @@ def test_overlapping_parameters_are_refused_and_views_beside_each_other_are_not(
     flat = torch.randn(12)
     parts = [torch.nn.Parameter(part) for part in (flat[:6].view(2, 3), flat[6:])]
     assert len(list(make(parts)._named_params())) == 2
+    columns = [torch.nn.Parameter(part) for part in torch.randn(4, 6).split(2, 1)]  # as of qkv
+    assert len(list(make(columns)._named_params())) == 3
     with pytest.raises(ValueError, match="share memory"):
         make([parts[0], torch.nn.Parameter(flat[5:])])
 

@@ -82,3 +82,16 @@ def test_er_ace_adds_the_losses_and_draws_as_many_examples_as_there_are_new_ones
     own = new[:, [0, 2]].log_softmax(1)  # the classes of the batch
     expected = -own[torch.arange(6), y // 2].mean() + nn.functional.cross_entropy(old, y_old)
     torch.testing.assert_close(strategy.ace_criterion(new, y, old, y_old), expected)
+
+
+def test_er_ace_replays_all_examples_where_a_batch_would_have_more():
+    """Of 20 examples the memory keeps 20 // 4 of each class, fewer than a batch of 32."""
+    sizes = []
+    strategy = make_naive(
+        toy_model(), sgd(toy_model()), cls=ERACEStrategy, mem_size=20, train_mb_size=32
+    )
+    own = strategy.ace_criterion
+    strategy.ace_criterion = lambda *given: sizes.append(len(given[3])) or own(*given)
+    strategy.train(toy_benchmark(2).train_stream)
+    assert len(sizes) == 2 * 2  # epochs and batches of the second experience
+    assert set(sizes) == {20}

@@ -154,7 +154,7 @@ def test_what_the_user_names_is_not_guessed(tmp_path):
     root = pictures(tmp_path / "a", "test/cat", "day/cat", "day/train/dog")
     check_labels(open_stream(DomainFolders, root, domains=["test"]), {"test": 0})
     root = pictures(tmp_path / "b", "day/cat/more", "day/dog")
-    with pytest.raises(ValueError, match="`classes` names classes whose images are in subfolders"):
+    with pytest.raises(ValueError, match="in subfolders of their class folder, pass `classes`"):
         DomainFolders(root)
     check_labels(open_stream(DomainFolders, root, classes=["cat", "dog"]), {"day": 1})
 
@@ -236,11 +236,11 @@ def test_an_image_is_for_training_or_for_testing(tmp_path):
         ("link/cat/5.png,night,cat,test", "5.png is a training image and a test image"),
         (
             "day/cat/5.png,night,dog,train",
-            "5.png is twice among the images, labelled 'cat' and 'dog'",
+            "5.png is listed twice, as 'cat' and 'dog'",
         ),
         (
             "day/./cat/5.png,day,cat,train",
-            "5.png is twice among the images, labelled 'cat' and 'cat'",
+            "5.png is listed twice, as 'cat'",
         ),
     ],
 )

@@ -196,7 +196,7 @@ class WithOptimizer(Tunable):
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """With SGD."""
+    """Momentum of SGD."""
 
     @field_validator("momentum")
     @classmethod

@@ -120,7 +120,7 @@ class AvalancheLwF(LwF):
 
 
 class AvalancheSI(WithOptimizer):
-    """Avalanche's Synaptic Intelligence, with almost equal importances."""
+    """Avalanche's Synaptic Intelligence, which clips importances at 0.001."""
 
     kind: Literal["avalanche-si"]
     si_lambda: NonNegativeFloat

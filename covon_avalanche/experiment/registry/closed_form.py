@@ -98,7 +98,7 @@ class RanPAC(Ridge):
     adapter_lr: PositiveFloat | None = None
     """0.01 by default."""
     adapter_epochs: PositiveInt | None = None
-    """Of the adapters; ``None``: the recipe's. 20 as published."""
+    """Epochs of the adapters; ``None``: the recipe's. 20 as published."""
     adapter_mb_size: PositiveInt | None = None
     """Training examples per batch of the adapters; ``None``: the recipe's. 48 as published."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from covon_avalanche.experiment.registry.base import Method, WithOptimizer
 
@@ -34,7 +34,7 @@ class DUCT(DomainHeads):
 
     kind: Literal["duct"]
     lr: PositiveFloat = 0.1
-    """Of the classifier."""
+    """Learning rate of the classifier."""
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Weight of each domain's change of the backbone."""
     retrain_epochs: NonNegativeInt = 5
@@ -61,15 +61,21 @@ class SLCA(DomainHeads):
 
     kind: Literal["slca"]
     lr: PositiveFloat = 0.01
-    """Of the classifier."""
+    """Learning rate of the classifier."""
     merge: Literal["ema", "cofima"] | None = None
     """After each domain: ``"ema"`` is CoMA, ``"cofima"`` CoFiMA; ``None``: no merge."""
     merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = None
     """Weight of the new domain in the merge, 0.4 by default."""
     covariance: Literal["class", "domain"] = "class"
-    """One for each class, or one for all classes of a domain."""
+    """One covariance for each class, or one for all classes of a domain."""
 
     class_path = "covon_avalanche.plugins:SLCAPlugin"
+
+    @model_validator(mode="after")
+    def _used_options(self) -> SLCA:
+        if self.merge_gamma is not None and self.merge is None:
+            raise ValueError("merge_gamma needs merge = ema or cofima, got None")
+        return self
 
     def wrap_model(
         self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor

@@ -1,0 +1,45 @@
+"""Matching the parameter groups of a state dict to those of an optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Group = dict[str, Any]
+
+
+def match_groups(saved: list[Group], own: list[Group]) -> list[Group]:
+    """The groups of a state dict, and the parameters in each, in the order of an optimizer's.
+
+    Parameters are matched by name; where either side has no names, or lacks some, by position, as
+    in ``torch.optim``. Prefixes of ``torch.compile`` and data-parallel wrappers are ignored.
+
+    :raises ValueError: if the names differ.
+    """
+    bare = [{k: v for k, v in group.items() if k != "param_names"} for group in saved]
+    sizes, own_sizes = ([len(group["params"]) for group in groups] for groups in (saved, own))
+    if sizes != own_sizes or any(isinstance(key, str) for g in saved for key in g["params"]):
+        return bare  # torch refuses it, or torch.distributed.checkpoint has put it in order
+    names, wanted = _unwrapped_names(saved), _unwrapped_names(own)
+    if [len(group) for group in names] != sizes or [len(group) for group in wanted] != sizes:
+        return bare
+    numbers = {frozenset(group): i for i, group in enumerate(names)}
+    if different := {frozenset(group) for group in wanted} ^ numbers.keys():
+        raise ValueError(
+            "state and optimizer have different parameters, or different groups of them: "
+            f"{sorted(set[str]().union(*different))}"
+        )
+    found = []
+    for group in wanted:
+        i = numbers[frozenset(group)]
+        keys = dict(zip(names[i], saved[i]["params"], strict=True))
+        found.append({**bare[i], "params": [keys[name] for name in group]})
+    return found
+
+
+def _unwrapped_names(groups: list[Group]) -> list[list[str]]:
+    """Parameter names by group, without the prefixes of ``torch.compile`` and, if all have them,
+    those of data-parallel wrappers."""
+    names = [[n.replace("_orig_mod.", "") for n in g.get("param_names", ())] for g in groups]
+    while any(names) and all(n.startswith("module.") for group in names for n in group):
+        names = [[n.removeprefix("module.") for n in group] for group in names]
+    return names
