@@ -131,7 +131,7 @@ def main() -> None:
     given = arguments(__doc__, *STREAMS)
     os.environ.setdefault("TIMM_FUSED_ATTN", "0")
     for stream in () if given.report else given.parts or STREAMS:
-        for number, seeds in product(range(4), range(1, SEEDS + 1)):
+        for seeds, number in product(range(1, SEEDS + 1), range(4)):
             for order, recipe in recipes(stream).items():
                 name = list(recipe.strategies)[number]
                 if number == 3 and order not in UNTUNED:

@@ -216,6 +216,8 @@ class ERACEStrategy(ER_ACE):
     whole batch.
     """
 
+    replay_loader: Any
+
     def __init__(self, *, batch_size_mem: int | None = None, **arguments: Any) -> None:
         """
         :param batch_size_mem: stored examples per step, at most all; ``None``: as many as

@@ -50,8 +50,9 @@ def check_memory(named: Iterable[tuple[str, Tensor]]) -> None:
     """Refuse parameters that overlap in memory: each would get noise of its own."""
     spans = []
     for name, p in named:
-        part = None if is_lazy(p) else local(p.detach())
-        dense = type(part) is Tensor and torch.ops.aten.is_non_overlapping_and_dense(part)
+        if is_lazy(p) or type(part := local(p.detach())) is not Tensor:
+            continue
+        dense = torch.ops.aten.is_non_overlapping_and_dense(part)
         if dense and part.numel() and (start := part.data_ptr()):
             last = sum((n - 1) * s for n, s in zip(part.shape, part.stride(), strict=True))
             spans.append((str(p.device), start, start + last * part.element_size(), name))

@@ -298,7 +298,7 @@ def test_a_flat_prior_of_the_trainers_groups_is_refused(tmp_path):
         Model(), arguments, train_dataset=ROWS, callbacks=[PosteriorCallback()],
         optimizer_cls_and_kwargs=(CoVON, {"ess": 100.0, "batch_size": 8}),
     )  # fmt: skip
-    with pytest.raises(ValueError, match="weight_decay=0 is a flat prior"):
+    with pytest.raises(ValueError, match="weight_decay=0 makes the prior flat"):
         run.train()
 
 
