@@ -107,5 +107,5 @@ def short_recipe(name: str, **changes: Any) -> Recipe:
 def saved(recipe: Recipe, folder: Path) -> Path:
     """The recipe as a file."""
     file = folder / "tiny.toml"
-    file.write_text(recipe_text(recipe, {}), encoding="utf-8")
+    file.write_text(recipe_text(recipe), encoding="utf-8")
     return file

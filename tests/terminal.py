@@ -24,7 +24,13 @@ from typer.testing import CliRunner
 from covon_avalanche.cli import app
 from covon_avalanche.experiment.recipe import shipped_recipes
 
-PLACEHOLDERS = {"RECIPE", "mine.toml", "my-pictures.toml", "strangers.toml"}
+PLACEHOLDERS = {
+    "searches/mine/best.toml",
+    "RECIPE",
+    "mine.toml",
+    "my-pictures.toml",
+    "strangers.toml",
+}
 
 
 def covon(*arguments: object, **options: Any) -> Result:

@@ -274,6 +274,8 @@ def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: 
                 f"{n} of {len(own)}" for n, own in zip(cached, runs.values(), strict=True)
             ]
         typer.echo(tables.aligned(table, form="simple"))
+        for remark in comparison.remarks:
+            typer.echo(remark)
     text = "\n".join(tables.markdown_table(comparison, tables.FULL) for comparison in found)
     write_atomically(folder / "table.md", text)
     figures.save(found[0], "curves", folder / "accuracy.png")

@@ -26,10 +26,16 @@ from covon_avalanche.cli.options import (
     missing_sentence,
     need,
 )
-from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe, recipe_text
+from covon_avalanche.cli.show import print_searches
+from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe, recipe_text
 from covon_avalanche.experiment.run_folder import error_sentence, is_bad_input
 from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.search_space import Searched
 from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
+from covon_avalanche.safe_text import csv_text
+
+_HELD_OUT = 0.2  # of the training images, where the recipe holds out none
+_SUFFIX = "-searched"
 
 if TYPE_CHECKING:
     from covon_avalanche.experiment.search import Search
@@ -53,18 +59,25 @@ def search(
     dataset_root: DatasetRoot = None,
     settings: Settings = None,
 ) -> None:
-    """Choose hyperparameters on validation images, with the same number of trials per strategy.
+    """Choose hyperparameters on validation images, by the same protocol for every strategy.
+
+    First five learning rates on a logarithmic grid, and more while the best is at an end of it;
+    then all settings, with learning rates near the best. Ranges are in the recipe's
+    \\[search.STRATEGY] tables, such as lr = { low = 1e-4, high = 1e-1 }; without one, from a tenth
+    to ten times each positive setting on an unbounded scale (lr, weight_decay, ess, strength and
+    others). A strategy without any keeps its settings. A recipe that holds out no validation
+    images gets a fifth of the training images.
 
     Trials are kept in FOLDER/trials.journal: the same command resumes after an interruption, and
-    several machines that share the folder work on the same trials. The best settings go
-    to FOLDER/best.toml, a recipe. Ranges are in the recipe's \\[search.STRATEGY] tables, such as
-    lr = { low = 1e-4, high = 1e-1 }; without one, from a tenth to ten times each positive
-    setting on an unbounded scale (lr, weight_decay, ess, strength and others). A strategy
-    without any keeps its settings.
+    several machines that share the folder work on the same trials; `covon status FOLDER` shows
+    them. The best settings go to FOLDER/best.toml, a recipe.
     """
     need("optuna", "covon search", "'covon_avalanche[search]'")
     changes = list(settings or ())
     given = choose(load_recipe(recipe, changes), epochs=epochs)
+    if validation_size is None and not given.stream.validation_size:
+        validation_size = _HELD_OUT
+        typer.echo(f"{given.name} holds out no images: --validation-size {_HELD_OUT}")
     if validation_size is not None:
         changes.append(f"stream.validation_size={validation_size:.12g}")
     held_out = choose(load_recipe(recipe, changes), epochs=epochs)
@@ -79,29 +92,39 @@ def search(
         fail(missing)
     folder = out or Path("searches") / chosen.name
     folder.mkdir(parents=True, exist_ok=True)
-    journal = folder / "trials.journal"
-    from covon_avalanche.experiment.search import Search, space_of
+    import optuna
+
+    from covon_avalanche.experiment.search import Search, read_trials, space_of
 
     searches = {
-        name: Search(held_out, name, journal, seed)
+        name: Search(held_out, name, folder / "trials.journal", seed)
         for name in held_out.strategies
         if space_of(held_out, name)
     }
     wanted = [searches[name] for name in chosen.strategies if name in searches]
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    for search in wanted:
+        search.announce(trials)
     workers = jobs or default_processes(chosen.device)
     _run_trials(wanted, trials, RunOptions(dataset_root=dataset_root), workers)
-    best, comments = _best(given, searches, wanted, trials)
-    write_atomically(folder / "best.toml", recipe_text(best, comments))
+    best = _best(given, searches, wanted, trials)
+    write_atomically(folder / "best.toml", recipe_text(best))
+    write_atomically(folder / "trials.csv", csv_text(read_trials(folder / "trials.journal")))
+    print_searches(folder / "trials.journal")
+    for name, found in best.searched.items():
+        if found.at_end:
+            typer.echo(
+                f"{name}: the best {' and '.join(found.at_end)} lies at an end of what was tried"
+            )
     typer.echo(f"{folder}/best.toml: covon run {folder}/best.toml")
 
 
 def _run_trials(searches: list[Search], trials: int, options: RunOptions, workers: int) -> None:
-    """Search for strategies in parallel; several processes may work on the same one."""
-    per_strategy = min(trials, max(1, -(-workers // max(1, len(searches)))))
-    shares = [search for search in searches for _ in range(per_strategy)]
+    """Run missing trials in several processes, each of which begins with another strategy."""
+    shares = [searches[i % len(searches) :] + searches[: i % len(searches)] for i in range(workers)]
     try:
         with worker_pool(workers) as pool:
-            futures = [pool.submit(_work, search, trials, options) for search in shares]
+            futures = [pool.submit(_work, share, trials, options) for share in shares]
             for future in as_completed(futures):
                 if (failure := future.result()) is not None:
                     sentence, bad_input = failure
@@ -117,42 +140,30 @@ def _run_trials(searches: list[Search], trials: int, options: RunOptions, worker
         )
 
 
-def _work(search: Search, trials: int, options: RunOptions) -> tuple[str, bool] | None:
-    """Run the search in a worker; return the error, if any."""
+def _work(searches: list[Search], trials: int, options: RunOptions) -> tuple[str, bool] | None:
+    """Search in a worker; return the error, if any."""
     try:
         warnings.filterwarnings("ignore")
         import optuna
 
+        from covon_avalanche.experiment.search import run_searches
+
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        search.run(trials, options, notify=partial(print, flush=True))
+        run_searches(searches, trials, options, notify=partial(print, flush=True))
     except (Exception, SystemExit) as error:
         return error_sentence(error), is_bad_input(error)
     return None
 
 
-def _best(
-    recipe: Recipe, searches: dict[str, Search], wanted: list[Search], trials: int
-) -> tuple[Recipe, dict[str, str]]:
-    """The recipe with the best settings of all strategies searched so far, and comments."""
-    import optuna
-
+def _best(recipe: Recipe, searches: dict[str, Search], wanted: list[Search], trials: int) -> Recipe:
+    """The recipe with the best settings of all strategies searched so far."""
     from covon_avalanche.experiment.search import with_settings
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    comments = {}
-    for name in recipe.strategies:
-        search = searches.get(name)
-        if search is None:
-            comments[name] = "nothing to search"
-        else:
-            try:
-                settings, value = search.best(trials)
-            except RecipeError:
-                if search in wanted:
-                    raise
-                continue
-            recipe = with_settings(recipe, name, settings)
-            comments[name] = f"validation A_T {100 * value:.2f} %"
-        typer.echo(f"{name}: {comments[name]}")
-    found = {name: recipe.strategies[name] for name in comments}
-    return recipe.model_copy(update={"strategies": found, "searched": list(found)}), comments
+    searched = {name: Searched(trials=0) for name in recipe.strategies.keys() - searches.keys()}
+    for name, search in searches.items():
+        if search not in wanted and not search.exists():
+            continue
+        settings, searched[name] = search.best(trials)
+        recipe = with_settings(recipe, name, settings)
+    name = f"{recipe.name.removesuffix(_SUFFIX)}{_SUFFIX}"  # its runs get a folder of their own
+    return recipe.model_copy(update={"name": name, "searched": searched})

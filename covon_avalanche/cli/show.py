@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from covon_avalanche.cli.options import RecipeName, fail
+from covon_avalanche.cli.options import RecipeName, fail, need
 from covon_avalanche.experiment.recipe import load_recipe, recipe_file, shipped_recipes
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.result import Result, ResultError
@@ -52,21 +53,51 @@ def show(recipe: RecipeName) -> None:
     typer.echo(recipe_file(recipe).read_text(encoding="utf-8"), nl=False)
 
 
-def status(folder: Annotated[Path, typer.Argument(help="A folder of runs.")]) -> None:
-    """Print the state of all runs in a folder."""
+def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")]) -> None:
+    """Print the state of all runs, or of all trials of a search, in a folder."""
+    if (journal := folder / "trials.journal").is_file():
+        print_searches(journal)
+        return
     found = [file.parent for file in find_files(folder, "run.json")]
     if not found:
         fail(f"there are no runs in {folder}")
     states = [_state(StoredRun(path)) for path in found]
-    table = Table(*(Column(name, overflow="fold") for name in ("strategy", "run", "state", "")))
-    for path, state in zip(found, states, strict=True):
-        table.add_row(*map(escape, (path.parent.name, path.name, *state)))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 10_000  # one line per run, for grep
-    console.print(table)
+    names = [(path.parent.name, path.name) for path in found]
+    rows = [(*name, *state) for name, state in zip(names, states, strict=True)]
+    _print_table(("strategy", "run", "state", ""), rows)
     counts = Counter(state for state, _ in states)
     typer.echo(", ".join(f"{number} {state}" for state, number in counts.items()))
+
+
+def print_searches(journal: Path) -> None:
+    """Print trials, best A_T and its settings of each strategy, and the time that is left."""
+    need("optuna", "the state of a search", "'covon_avalanche[search]'")
+    from covon_avalanche.experiment.search import TRIAL_COLUMNS, read_trials
+
+    rows, seconds, running = [], 0.0, 0
+    for strategy, own in read_trials(journal).groupby("strategy", sort=False):
+        done = own[own["state"].isin(["complete", "pruned"])]
+        best = done.dropna(subset="accuracy").nlargest(1, "accuracy")
+        accuracy = "".join(f"{100 * value:.2f}" for value in best["accuracy"])
+        found = best.drop(columns=[*TRIAL_COLUMNS]).dropna(axis=1).to_dict("records")
+        settings = ", ".join(f"{key} {value}" for row in found for key, value in row.items())
+        planned, active = int(own["planned"].iloc[0]), int((own["state"] == "running").sum())
+        rows.append((str(strategy), f"{len(done)}/{planned}", str(active), accuracy, settings))
+        running += active
+        seconds += max(0, planned - len(done)) * (done["seconds"].mean() if len(done) else 0.0)
+    _print_table(("strategy", "trials", "running", "best A_T %", "settings"), rows)
+    if running and seconds:
+        typer.echo(f"about {seconds / running / 60:.0f} min left")
+
+
+def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(*(Column(name, overflow="fold") for name in columns))
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 10_000  # one line per row, for grep
+    console.print(table)
 
 
 def _state(run: StoredRun) -> tuple[str, str]:

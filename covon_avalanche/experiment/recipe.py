@@ -15,12 +15,12 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream
 from covon_avalanche.experiment.registry import KINDS, Strategy, Table, TaskSettings
 from covon_avalanche.experiment.registry.base import Count, Seed
+from covon_avalanche.experiment.search_space import Searched, Space, check_space
 from covon_avalanche.safe_text import Printable
 
 if sys.version_info >= (3, 11):
@@ -31,32 +31,6 @@ else:
 _SHIPPED = Path(__file__).parent / "recipes"
 StrategyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+*-]{0,99}$")]
 """Also the name of a folder."""
-
-
-class Space(Table):
-    """Values of a setting to search: from ``low`` to ``high``, or among ``choices``."""
-
-    low: float | None = None
-    high: float | None = None
-    log: bool = True
-    """Whether the scale from ``low`` to ``high`` is logarithmic."""
-    choices: Annotated[list[Any], Field(min_length=1)] | None = None
-
-    @property
-    def ends(self) -> list[Any]:
-        """The choices, or the smallest and the largest value."""
-        return self.choices or [self.low, self.high]
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Space:
-        if self.choices is None:
-            if self.low is None or self.high is None:
-                raise ValueError("give low and high, or choices")
-            if not self.low < self.high:
-                raise ValueError(f"low must be below high, got {self.low} and {self.high}")
-            if self.log and self.low <= 0:
-                raise ValueError(f"low must be > 0 on a logarithmic scale, got {self.low}")
-        return self
 
 
 class Recipe(Table):
@@ -88,8 +62,8 @@ class Recipe(Table):
     seeds: Annotated[list[Seed], Field(min_length=1)]
     """Seeds of permutations, initial weights, data order and noise."""
     strategies: Annotated[dict[StrategyName, Strategy], Field(min_length=1)]
-    searched: list[str] = Field([])
-    """Strategies whose settings a search has found; reports mark the others as untuned."""
+    searched: dict[StrategyName, Searched] = Field({})
+    """How a search has found the settings of strategies; reports mark the others as untuned."""
     search: dict[StrategyName, dict[str, Space]] = Field({})
     """Spaces of ``covon search``, by strategy and setting."""
 
@@ -100,13 +74,21 @@ class Recipe(Table):
             raise ValueError("seeds must be distinct")
         return seeds
 
+    @field_validator("searched", mode="before")
+    @classmethod
+    def _only_names(cls, searched: Any) -> Any:
+        """Recipes of earlier versions have a list of names."""
+        return {k: {} for k in searched} if isinstance(searched, list) else searched
+
     @field_validator("search")
     @classmethod
     def _of_strategies(cls, search: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        known = info.data.get("strategies", search)
-        for name in search:
-            if name not in known:
+        known = info.data.get("strategies", {})
+        for name, space in search.items():
+            if known and name not in known:
                 raise ValueError(f"there is no strategy {name!r}; known are {', '.join(known)}")
+            if known:
+                check_space(name, known[name], space)
         return search
 
 
@@ -290,14 +272,10 @@ def parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(seeds))
 
 
-def recipe_text(recipe: Recipe, comments: Mapping[str, str]) -> str:
-    """A recipe as TOML, without its search spaces and hashes of source.
-
-    :param comments: on strategies, by name, for the head of the file.
-    """
-    head = "".join(f"# {name}: {comment}\n" for name, comment in comments.items())
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe as TOML, without its search spaces and hashes of source."""
     excluded: Any = {"search": True, "strategies": {"__all__": {"source"}}}
     data = recipe.model_dump(
         mode="json", exclude=excluded, exclude_defaults=True, exclude_none=True
     )
-    return head + tomli_w.dumps(data)
+    return tomli_w.dumps(data)

@@ -1,28 +1,40 @@
-"""Hyperparameters chosen on validation data, with the same budget for every strategy."""
+"""Hyperparameters chosen on validation images, by the same protocol for every strategy.
+
+1. The learning rate: ``lr_values`` of them on a logarithmic grid over its range, in which the
+   recipe's own takes the place of the nearest. While the best is at an end, the grid is extended
+   by one, at most four times.
+2. The remaining trials draw all searched settings, the learning rate within a step of the grid
+   around the best. Draws fill the ranges evenly (a scrambled Halton sequence) and differ between
+   strategies.
+
+The settings of a trial depend on nothing but the recipe, the seed and the trials of the grid, so
+kills, resuming and the number of processes change nothing. Optuna stores and prunes the trials.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+import math
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import optuna
+import pandas as pd
 from filelock import FileLock
 from optuna.pruners import MedianPruner
-from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
-from pydantic import ValidationError
 
-from covon_avalanche.experiment.recipe import Recipe, RecipeError, Space, set_value, validate
+from covon_avalanche.experiment.recipe import Recipe, RecipeError, set_value, validate
 from covon_avalanche.experiment.registry import StrategySettings
-from covon_avalanche.experiment.result import first_error
 from covon_avalanche.experiment.run_folder import (
     is_locked,
     is_out_of_memory,
@@ -30,67 +42,31 @@ from covon_avalanche.experiment.run_folder import (
     run_hash,
 )
 from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.search_space import (
+    Searched,
+    Space,
+    accepted,
+    check_space,
+    default_space,
+    flat_settings,
+    rounded,
+)
 
 _log = logging.getLogger(__name__)
+_LR_VALUES = 5
+_EXTENSIONS = 4  # of the grid, at most
+_ATTEMPTS = 3  # after which a trial that ends its process counts as failed
+_WAIT = 0.5  # seconds, for trials of other processes
+TRIAL_COLUMNS = ("strategy", "trial", "state", "accuracy", "seconds", "planned")
+Settings = dict[str, Any]
 
 
 def space_of(recipe: Recipe, strategy: str) -> dict[str, Space]:
-    """Where to search: the recipe's ``[search.STRATEGY]``, or from a tenth of each of the
-    strategy's settings to ten times it, for positive unbounded numbers on a continuous scale.
-    ``arguments.KEY`` is an argument of a user-defined class.
-
-    :raises RecipeError: if the strategy has no such setting, or the setting does not take a value
-        of the space.
-    """
-    settings = recipe.strategies[strategy]
-    space = recipe.search.get(strategy, {})
-    if not space:
-        space = {
-            key: Space(low=value / 10, high=value * 10)
-            for key, value in settings.model_dump().items()
-            if isinstance(value, float) and value > 0
-            if settings.is_searched(key) and _is_unbounded(settings, key)
-        }
-    known = _flat(settings)
-    for key, values in space.items():
-        if key not in known or key == "kind":
-            raise RecipeError(
-                f"search.{strategy}.{key}: {strategy} has no such setting; known are "
-                f"{', '.join(known)}"
-            )
-        for value in values.ends:
-            try:
-                _validated(settings, key, value)
-            except ValidationError as error:
-                what = first_error(error)
-                raise RecipeError(f"search.{strategy}.{key}: {value!r}: {what}") from error
-    return space
+    """The recipe's ``[search.STRATEGY]``, or :func:`default_space`."""
+    return recipe.search.get(strategy) or default_space(recipe.strategies[strategy])
 
 
-def _is_unbounded(settings: StrategySettings, key: str) -> bool:
-    """Whether a setting has no upper bound; arguments of Avalanche's classes have none."""
-    field = type(settings).model_fields.get(key)
-    return field is None or not any(
-        hasattr(bound, "le") or hasattr(bound, "lt") for bound in field.metadata
-    )
-
-
-def _flat(settings: StrategySettings) -> dict[str, Any]:
-    """Values by key, including arguments of a user-defined class as ``arguments.KEY``."""
-    whole = settings.model_dump()
-    return whole | {f"arguments.{key}": v for key, v in whole.get("arguments", {}).items()}
-
-
-def _validated(settings: StrategySettings, key: str, value: Any) -> Any:
-    """The value as the setting takes it: 50.0 becomes 50 where the recipe has a whole number."""
-    if type(_flat(settings)[key]) is int and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    table = settings.model_dump()
-    set_value(table, key, value)
-    return _flat(type(settings).model_validate(table))[key]
-
-
-def with_settings(recipe: Recipe, strategy: str, settings: dict[str, Any]) -> Recipe:
+def with_settings(recipe: Recipe, strategy: str, settings: Mapping[str, Any]) -> Recipe:
     """The recipe with other settings of a strategy."""
     data = recipe.model_dump()
     for key, value in settings.items():
@@ -104,7 +80,8 @@ class Search:
 
     :param recipe: with validation images, see ``stream.validation_size``.
     :param journal: a file that several processes and machines may share.
-    :param seed: seed of permutations, weights and sampler: one that no report uses.
+    :param seed: seed of permutations, weights and draws: one that no report uses.
+    :param lr_values: number of learning rates in the grid.
     :raises RecipeError: if the recipe has no validation images or an invalid search space.
     """
 
@@ -112,6 +89,7 @@ class Search:
     strategy: str
     journal: Path
     seed: int
+    lr_values: int = _LR_VALUES
 
     def __post_init__(self) -> None:
         if not self.recipe.stream.validation_size:
@@ -119,17 +97,84 @@ class Search:
                 f"recipe {self.recipe.name} holds out no validation images: give "
                 "--validation-size, or set stream.validation_size"
             )
-        space_of(self.recipe, self.strategy)
+        try:
+            check_space(self.strategy, self.settings, self.space)
+        except ValueError as error:
+            raise RecipeError(f"search.{error}") from error
 
     @property
     def settings(self) -> StrategySettings:
         """The recipe's own settings of the strategy."""
         return self.recipe.strategies[self.strategy]
 
+    @property
+    def space(self) -> dict[str, Space]:
+        """The ranges by setting."""
+        return space_of(self.recipe, self.strategy)
+
+    # The plan -----------------------------------------------------------------------------------
+
+    def plan(self, scores: Mapping[int, float], trials: int) -> list[Settings | None]:
+        """The settings of all trials by index; ``None`` where they depend on trials to come.
+
+        :param scores: A_T of finished trials by index.
+        :param trials: their number without those that extend the grid.
+        """
+        flat, space = flat_settings(self.settings), self.space
+        if "lr" not in space:
+            own = {key: flat[key] for key in space if space[key].includes(flat[key])}
+            return [own, *self._draws(space, trials - 1)]
+        rates = self._grid()[:trials]
+        draws = trials - len(rates)
+        step = _ratio(space["lr"]) ** (1 / (self.lr_values - 1))
+        for extensions in range(_EXTENSIONS + 1):
+            if any(index not in scores for index in range(len(rates))):
+                return [*({"lr": rate} for rate in rates), *[None] * draws]
+            best = max(rates, key=lambda rate: scores[rates.index(rate)])
+            at_end = best in (min(rates), max(rates)) and scores[rates.index(best)] > 0
+            if not at_end or len(rates) < self.lr_values or extensions == _EXTENSIONS:
+                break
+            rates.append(rounded(best * step if best == max(rates) else best / step))
+        near = Space(low=rounded(best / step), high=rounded(best * step))
+        return [*({"lr": rate} for rate in rates), *self._draws({**space, "lr": near}, draws)]
+
+    def _grid(self) -> list[float]:
+        """Learning rates, the recipe's own first."""
+        lr, own = self.space["lr"], float(flat_settings(self.settings)["lr"])
+        rates = [lr.at(i / (self.lr_values - 1)) for i in range(self.lr_values)]
+        if not lr.includes(own):
+            return rates
+        rates.remove(min(rates, key=lambda rate: abs(math.log(rate / own))))
+        return [own, *rates]
+
+    def _draws(self, space: Mapping[str, Space], number: int) -> list[Settings | None]:
+        from scipy.stats.qmc import Halton
+
+        digest = hashlib.sha256(f"{self.strategy} {self.seed}".encode()).digest()
+        points = Halton(len(space), rng=int.from_bytes(digest[:8], "big")).random(number)
+        return [
+            {key: self._value(key, space[key], x) for key, x in zip(space, point, strict=True)}
+            for point in points.tolist()
+        ]
+
+    def _value(self, key: str, space: Space, share: float) -> Any:
+        """The setting at a share of its range, a whole number if its ends are."""
+        value = space.at(share)
+        if space.choices is None and type(accepted(self.settings, key, space.low)) is int:
+            value = float(round(value))
+        return accepted(self.settings, key, value)
+
+    # Trials -------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the study: another process opens the journal itself."""
+        return {key: value for key, value in self.__dict__.items() if key != "study"}
+
+    @cached_property
     def study(self) -> optuna.Study:
         """The Optuna study in the journal; it is created if there is none."""
         domains = self.recipe.stream.n_experiences
-        return optuna.create_study(
+        study = optuna.create_study(
             study_name=self._name,
             storage=self._storage(),
             direction="maximize",
@@ -138,94 +183,92 @@ class Search:
                 n_startup_trials=0, n_warmup_steps=max(1, domains // 3), n_min_trials=4
             ),
         )
+        if "strategy" not in study.user_attrs:
+            study.set_user_attr("strategy", self.strategy)
+        return study
 
     @property
     def _name(self) -> str:
         """It hashes everything that affects a trial, so that different searches do not mix."""
-        space = {k: v.model_dump() for k, v in space_of(self.recipe, self.strategy).items()}
+        space = {k: v.model_dump() for k, v in self.space.items()}
         run = run_hash(self.recipe, self.strategy, self.seed)
-        identity = json.dumps([run, space], sort_keys=True)
+        identity = json.dumps([run, space, self.lr_values], sort_keys=True)
         return f"{self.strategy}/{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
     def _storage(self) -> JournalStorage:
         self.journal.parent.mkdir(parents=True, exist_ok=True)
         storage = JournalFileBackend(str(self.journal), _JournalLock(self.journal))
-        records = self.journal.read_bytes().splitlines(keepends=True)[:-1]
-        bad = next((i for i, record in enumerate(records, 1) if not _is_record(record)), None)
-        if bad is not None:
-            raise RecipeError(f"{self.journal}, line {bad}, is damaged: remove the line")
+        _check_records(self.journal)
         return JournalStorage(storage)
 
-    def run(
-        self,
-        trials: int,
-        options: RunOptions = RunOptions(),
-        notify: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        """Run the missing trials.
+    def announce(self, trials: int) -> None:
+        """Say in the journal how many trials there will be."""
+        study, plan = self.study, self.plan(self.scores(), trials)
+        if study.user_attrs.get("planned") != len(plan):
+            study.set_user_attr("planned", len(plan))
 
-        The first has the recipe's own settings, where the space includes them. A trial is pruned
-        if its mean accuracy on the domains so far is below the median of the others. The objective
-        is A_T on the validation stream.
+    @property
+    def _claims(self) -> Path:
+        return self.journal.parent / ".claims" / self._name
 
-        :param trials: total number, including those of other processes.
+    def claim(self, trials: int) -> tuple[FileLock, optuna.Trial, Settings] | None:
+        """A missing trial with its lock and settings, or ``None`` if all whose settings are known
+        are finished or claimed.
+
+        A trial of a killed process has no lock: it fails, and its index is free again. One that
+        has ended its process three times, perhaps for lack of memory, counts as finished.
         """
-        study = self.study()
-        while (claim := self._claim(study, trials)) is not None:
-            lock, trial = claim
-            try:
-                ended = study.tell(trial, self._objective(trial, options))
-            except optuna.TrialPruned:
-                ended = study.tell(trial, state=TrialState.PRUNED)
-            finally:
-                lock.release()
-            pruned = ended.state is TrialState.PRUNED
-            value = f"A_T {100 * (ended.value or 0.0):.2f} % on validation images, {ended.params}"
-            text = ended.user_attrs.get("error", "pruned" if pruned else value)
-            notify(f"{self.strategy}, trial {ended.user_attrs['index'] + 1}: {text}")
+        self._claims.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._claims / "all.lock"):
+            for trial in self._trials(TrialState.RUNNING):
+                if not self._is_claimed(trial.user_attrs.get("index", -1)):
+                    self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+            busy = {k for k in range(trials + _EXTENSIONS) if self._is_claimed(k)}
+            scores = self.scores()  # after looking at the locks, which are released later
+            plan = self.plan(scores, trials)
+            self.announce(trials)
+            for index, settings in enumerate(plan):
+                if settings is not None and index not in busy and index not in scores:
+                    lock = FileLock(self._claims / f"{index}.lock")
+                    lock.acquire()
+                    trial = self.study.ask()
+                    trial.set_user_attr("settings", settings)
+                    trial.set_user_attr("index", index)
+                    return lock, trial, settings
+        return None
 
-    def _claim(self, study: optuna.Study, trials: int) -> tuple[FileLock, optuna.Trial] | None:
-        """A missing trial and its lock, or ``None`` if all are done or claimed by other processes.
+    def _is_claimed(self, index: int) -> bool:
+        return is_locked(self._claims / f"{index}.lock")
 
-        A trial of a killed process has no lock: it fails, and its index is free again. The seed of
-        the sampler depends on the index, so that a resumed search draws what an uninterrupted one
-        does, and processes that search together draw different settings. An index that has failed
-        three times, perhaps for lack of memory, draws others.
+    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=states)
+
+    def scores(self) -> dict[int, float]:
+        """A_T of finished trials by index; 0 of those that were pruned or failed."""
+        failed = [trial.user_attrs.get("index", -1) for trial in self._trials(TrialState.FAIL)]
+        scores = {index: 0.0 for index in failed if failed.count(index) >= _ATTEMPTS}
+        scores |= {t.user_attrs["index"]: 0.0 for t in self._trials(TrialState.PRUNED)}
+        return scores | {k: float(t.value or 0.0) for k, t in self._completed().items()}
+
+    def _completed(self) -> dict[int, FrozenTrial]:
+        return {trial.user_attrs["index"]: trial for trial in self._trials(TrialState.COMPLETE)}
+
+    def run_trial(self, trial: optuna.Trial, settings: Settings, options: RunOptions) -> str:
+        """Run a claimed trial; return what has come out in words.
+
+        It is pruned if its mean accuracy on the domains so far is below the median of the others.
         """
-        folder = self.journal.parent / ".claims" / self._name
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / "all.lock"):
-            for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                if not is_locked(folder / f"{trial.user_attrs.get('index', 'no')}.lock"):
-                    study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-            free = [k for k in range(trials) if not is_locked(folder / f"{k}.lock")]
-            done = _done(study)  # after looking at the locks, which are released later
-            index = next((k for k in free if k not in done), None)
-            if index is None:
-                return None
-            lock = FileLock(folder / f"{index}.lock")
-            lock.acquire()
-            failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-            again = max(0, sum(t.user_attrs.get("index") == index for t in failed) - 2)
-            waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-            if index == 0 and not again and not waiting:
-                study.enqueue_trial(self._own_settings())
-            seed = self.seed + index + 1_000_003 * again
-            study.sampler = TPESampler(seed=seed, n_startup_trials=5, constant_liar=True)
-            claimed = study.ask()
-            claimed.set_user_attr("index", index)
-            return lock, claimed
+        try:
+            value = self._objective(trial, settings, options)
+        except optuna.TrialPruned:
+            self.study.tell(trial, state=TrialState.PRUNED)
+            return "pruned"
+        self.study.tell(trial, value)
+        done = f"A_T {100 * value:.2f} % on validation images, {settings}"
+        return str(trial.user_attrs.get("error", done))
 
-    def _own_settings(self) -> dict[str, Any]:
-        """The recipe's, where the space includes them."""
-        flat, space = _flat(self.settings), space_of(self.recipe, self.strategy)
-        return {key: flat[key] for key, values in space.items() if _lies_in(flat[key], values)}
-
-    def _objective(self, trial: optuna.Trial, options: RunOptions) -> float:
+    def _objective(self, trial: optuna.Trial, settings: Settings, options: RunOptions) -> float:
         from covon_avalanche.experiment.run import run_strategy
-
-        space = space_of(self.recipe, self.strategy)
-        settings = {key: self._suggest(trial, key, values) for key, values in space.items()}
 
         def on_domain(domains: int, accuracy: float) -> None:
             # The number of domains is added because the pruner compares the best value so far,
@@ -246,31 +289,108 @@ class Search:
             return 0.0
         return result.average_accuracy
 
-    def _suggest(self, trial: optuna.Trial, key: str, space: Space) -> Any:
-        if space.choices is not None:
-            return trial.suggest_categorical(key, space.choices)
-        low, high = (_validated(self.settings, key, end) for end in space.ends)
-        suggest = trial.suggest_int if isinstance(low, int) else trial.suggest_float
-        return suggest(key, low, high, log=space.log)
+    # What was found ------------------------------------------------------------------------------
 
-    def best(self, trials: int) -> tuple[dict[str, Any], float]:
-        """The best trial's settings and its A_T on validation images.
+    def exists(self) -> bool:
+        """Whether there is a trial."""
+        return bool(self.journal.exists()) and self._name in optuna.get_all_study_names(
+            self._storage()
+        )
 
-        :param trials: only the first so many count.
-        :raises RecipeError: if none was completed, or all diverged.
+    def is_finished(self, trials: int) -> bool:
+        """Whether all trials are finished."""
+        scores = self.scores()
+        return all(index in scores for index in range(len(self.plan(scores, trials))))
+
+    def best(self, trials: int) -> tuple[Settings, Searched]:
+        """The best trial's settings, and how they were found.
+
+        :param trials: what was asked for; others do not count.
+        :raises RecipeError: if no trial was completed, or all diverged.
         """
-        try:
-            stored = optuna.load_study(study_name=self._name, storage=self._storage())
-            counted = [trial for index, trial in _done(stored).items() if index < trials]
-        except KeyError:  # the strategy was never searched
-            counted = []
-        complete = [trial for trial in counted if trial.state is TrialState.COMPLETE]
-        if not complete:
+        if not (self.exists() and self._completed()):
             raise RecipeError(f"no trial of {self.strategy} was completed, see {self.journal}")
-        best = max(complete, key=lambda trial: trial.value or 0.0)
-        if not best.value:
+        scores = self.scores()
+        plan = self.plan(scores, trials)
+        completed = {k: s for k, s in enumerate(plan) if s is not None and k in scores}
+        index = max(completed, key=lambda k: scores[k])
+        if not scores[index]:
             raise RecipeError(f"all trials of {self.strategy} diverged, see {self.journal}")
-        return dict(best.params), float(best.value)
+        settings = completed[index]
+        whole = {**flat_settings(self.settings), **settings}
+        ranges = {key: space.text for key, space in self.space.items()}
+        at_end = [key for key, space in self.space.items() if space.has_at_end(whole[key])]
+        if "lr" in ranges:
+            rates = sorted(s["lr"] for s in completed.values() if len(s) == 1)
+            ranges["lr"] = f"{rates[0]:g} to {rates[-1]:g}"
+            at_end = [key for key in at_end if key != "lr"]
+            if not rates[0] < settings["lr"] < rates[-1]:
+                at_end.insert(0, "lr")
+        found = Searched(
+            trials=len(completed), accuracy=scores[index], ranges=ranges, at_end=at_end
+        )
+        return settings, found
+
+
+def run_searches(
+    searches: Iterable[Search],
+    trials: int,
+    options: RunOptions = RunOptions(),
+    notify: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Run the missing trials of searches that other processes may share, and wait for theirs.
+
+    :param trials: per search, without those that extend its grid of learning rates.
+    """
+    left = list(searches)
+    while left:
+        for search in left:
+            if (claim := search.claim(trials)) is not None:
+                lock, trial, settings = claim
+                try:
+                    text = search.run_trial(trial, settings, options)
+                finally:
+                    lock.release()
+                notify(f"{search.strategy}, trial {trial.user_attrs['index'] + 1}: {text}")
+                break
+        else:
+            left = [search for search in left if not search.is_finished(trials)]
+            time.sleep(_WAIT if left else 0)
+
+
+def read_trials(journal: Path) -> pd.DataFrame:
+    """The trials of the latest search for each strategy, one row each: :data:`TRIAL_COLUMNS` and
+    the settings. ``accuracy`` is A_T on validation images, ``planned`` the number of trials that
+    there will be; a strategy without any has one row. The journal is not changed.
+
+    :raises RecipeError: naming a damaged line.
+    """
+    _check_records(journal)
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    latest = {s.user_attrs["strategy"]: s for s in storage.get_all_studies() if s.user_attrs}
+    rows: list[dict[str, Any]] = []
+    for strategy, study in latest.items():
+        about = {"strategy": strategy, "planned": study.user_attrs.get("planned", 0)}
+        trials = storage.get_all_trials(study._study_id, deepcopy=False)
+        rows += [about | _described(trial) for trial in trials] or [about]
+    table = pd.DataFrame(rows)
+    return table.reindex(columns=list(dict.fromkeys([*TRIAL_COLUMNS, *table])))
+
+
+def _described(trial: FrozenTrial) -> dict[str, Any]:
+    completed = trial.state is TrialState.COMPLETE
+    return {
+        "trial": trial.user_attrs.get("index", -1) + 1,
+        "state": trial.state.name.lower(),
+        "accuracy": trial.value if completed else math.nan,
+        "seconds": trial.duration.total_seconds() if trial.duration else math.nan,
+        **trial.user_attrs.get("settings", {}),
+    }
+
+
+def _ratio(space: Space) -> float:
+    low, high = space.ends
+    return float(high / low)
 
 
 class _JournalLock(JournalFileSymlinkLock):
@@ -294,17 +414,19 @@ class _JournalLock(JournalFileSymlinkLock):
         self.journal.with_name(f"{self.journal.name}.lock").unlink(missing_ok=True)
 
 
+def _check_records(journal: Path) -> None:
+    """Raise a ``RecipeError`` naming a damaged record; the last may be incomplete."""
+    records = journal.read_bytes().splitlines(keepends=True)[:-1]
+    bad = next((i for i, record in enumerate(records, 1) if not _is_record(record)), None)
+    if bad is not None:
+        raise RecipeError(f"{journal}, line {bad}, is damaged: remove the line")
+
+
 def _is_record(line: bytes) -> bool:
     try:
         return line.endswith(b"\n") and type(json.loads(line)["op_code"]) is int
     except (ValueError, LookupError, TypeError):
         return False
-
-
-def _done(study: optuna.Study) -> dict[int, FrozenTrial]:
-    """Trials that count, by index; those of earlier versions are numbered by their order."""
-    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-    return {trial.user_attrs.get("index", n): trial for n, trial in enumerate(done)}
 
 
 def _due_to_settings(error: Exception) -> bool:
@@ -313,10 +435,3 @@ def _due_to_settings(error: Exception) -> bool:
 
     diverged = isinstance(error, FloatingPointError | torch.linalg.LinAlgError)
     return diverged or is_out_of_memory(error)
-
-
-def _lies_in(value: Any, space: Space) -> bool:
-    if space.choices is not None:
-        return value in space.choices
-    low, high = space.ends
-    return value is not None and low <= value <= high

@@ -7,14 +7,14 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import pandas as pd
 
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.experiment.registry import stored_strategy
-from covon_avalanche.experiment.result import Result, ResultError
+from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.experiment.run_folder import find_files, result_settings, upgrade_settings
 from covon_avalanche.safe_text import printable
 
@@ -41,6 +41,9 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     ``offline``              trains on several domains at once; not a continual learner
     ``replay``               stores training examples of earlier domains
     ``untuned``              settings not searched, unlike those of others in the recipe
+    ``trials``               of the search of its settings; NaN if unknown
+    ``at_end``               settings whose best value was at an end of what was tried
+    ``still_falling``        whether the training loss was, at the end of a domain
     ``checked``              has a checksum, which results of earlier versions lack
     ``average_accuracy``     A_T, domain mean: mean over domains after the last one
     ``weighted_accuracy``    A_T, pooled over the images of all domains
@@ -87,6 +90,9 @@ def _row(result: Result) -> dict[str, Any]:
     strategy = stored_strategy(settings["strategy"])
     if not strategy.has_probabilities:
         result = result.model_copy(update={"calibration": {}, "reliability": []})
+    searched = settings.get("searched") or {}
+    search = searched.get(result.strategy, {}) if isinstance(searched, dict) else {}
+    shown = {key: value for key, value in settings.items() if key != "searched"}
     measured = result.calibration | {f"sampled_{k}": v for k, v in result.sampled.items()}
     return {
         **result.model_dump(exclude={"schema_version", "calibration", "sampled"}),
@@ -97,14 +103,31 @@ def _row(result: Result) -> dict[str, Any]:
         "checked": result.checked,
         "offline": bool(strategy.offline),
         "replay": bool(strategy.stores_examples),
-        "untuned": result.strategy not in (settings.get("searched") or [result.strategy]),
+        "untuned": bool(searched) and result.strategy not in searched,
+        "trials": search.get("trials", math.nan),
+        "at_end": search.get("at_end", []),
+        "still_falling": _still_falling(result.epochs),
         **{name: getattr(result.matrix, name)() for name in _MATRIX},
         **{name: measured.get(name, math.nan) for name in (*_CALIBRATION, *_SAMPLED)},
         "train_seconds": sum(result.train_seconds),
         "flops_per_image": fmean(result.flops_per_image) if result.flops_per_image else math.nan,
         "settings": settings,
-        **{f"settings.{key}": value for key, value in flatten(settings).items()},
+        **{f"settings.{key}": value for key, value in flatten(shown).items()},
     }
+
+
+def _still_falling(epochs: Sequence[Epoch]) -> bool:
+    """Whether more than a tenth of a domain's decrease of the training loss came in the last fifth
+    of its epochs, in the median over the domains."""
+    losses: dict[int, list[float]] = {}
+    for epoch in epochs:
+        losses.setdefault(epoch.experience, []).append(epoch.loss)
+    shares = []
+    for loss in losses.values():
+        start = len(loss) - max(1, len(loss) // 5) - 1
+        if start > 0 and loss[0] > loss[-1]:
+            shares.append((loss[start] - loss[-1]) / (loss[0] - loss[-1]))
+    return bool(shares) and median(shares) > 0.1
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:

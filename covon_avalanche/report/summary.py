@@ -48,6 +48,41 @@ def strategy_summary(runs: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
     return summary.assign(p_value=_p_values(scores, list(learners)))
 
 
+def remarks(runs: pd.DataFrame) -> list[str]:
+    """Sentences on what makes a comparison unfair or unfinished, and what to try.
+
+    :param runs: of one comparison, with a column ``label``.
+    """
+    first = runs.groupby("label", sort=False).first()
+    found = []
+    trials = first["trials"].where(first["trials"] > 0).dropna().astype(int)
+    if trials.nunique() > 1:
+        numbers = ", ".join(f"{label} {number}" for label, number in trials.items())
+        found.append(f"Searches had different numbers of trials: {numbers}.")
+    at_end = [f"{name} ({', '.join(keys)})" for name, keys in first["at_end"].items() if keys]
+    if at_end:
+        found.append(
+            f"Best value at an end of what the search tried: {', '.join(at_end)}. A wider range "
+            "may be better."
+        )
+    falling = runs.groupby("label", sort=False)["still_falling"].any()
+    if falling.any():
+        names = ", ".join(falling.index[falling])
+        found.append(
+            f"Training loss still falling at the end of a domain: {names}. More epochs or a "
+            "larger learning rate may be better."
+        )
+    accuracy = runs.groupby("label", sort=False)["average_accuracy"].mean()
+    plain = accuracy[first["kind"] == "finetune"]
+    below = accuracy.index[(accuracy < plain.max()) & (first["kind"] != "finetune")]
+    if len(below):
+        found.append(
+            f"Below fine-tuning: {', '.join(below)}. See docs/how-to/choose-settings.md, and "
+            "search their settings."
+        )
+    return found
+
+
 def _p_values(scores: pd.DataFrame, learners: Sequence[str]) -> pd.Series:
     """p-values of each learner (a column) against the first over common seeds (rows), adjusted by
     Holm's step-down method; without those with fewer than three pairs or equal differences."""
@@ -111,6 +146,11 @@ class Comparison:
         """Whether all continual learners were run with the same seeds."""
         learners = self.runs[~self.runs["offline"]]
         return learners.groupby("label")["seed"].agg(frozenset).nunique() <= 1
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences on what makes the comparison unfair or unfinished."""
+        return remarks(self.runs)
 
     @property
     def best(self) -> str | None:

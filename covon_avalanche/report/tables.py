@@ -126,6 +126,7 @@ def markdown(found: Sequence[Comparison]) -> str:
         if len(found) > 1:
             parts.append(f"## {_markdown(comparison.title)}\n")
         parts.append(markdown_table(comparison))
+        parts += [f"{_markdown(remark)}\n" for remark in comparison.remarks]
         if comparison.summary["p_value"].notna().any():
             parts.append(f"p: {TEST}.\n")
     return "\n".join(parts)

@@ -5,6 +5,7 @@ import signal
 import sys
 from types import SimpleNamespace
 
+import pandas as pd
 import psutil
 import pytest
 from optuna.trial import TrialState
@@ -14,7 +15,7 @@ from terminal import covon, in_a_terminal, wait_until
 from covon_avalanche.cli import search
 from covon_avalanche.experiment import run as experiment_run
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
-from covon_avalanche.experiment.search import Search
+from covon_avalanche.experiment.search import Search, run_searches
 
 STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
 
@@ -33,17 +34,24 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
     arguments += ["--seed", 77, "--validation-size", 200]
     first = covon(*arguments, "--strategies", "finetune")
     assert first.exit_code == 0, first.output
-    assert list(load_recipe(str(tmp_path / "best.toml")).strategies) == ["finetune"]
+    best = load_recipe(str(tmp_path / "best.toml"))
+    assert list(best.strategies) == ["finetune", "ewc-star"]
+    assert list(best.searched) == ["finetune"]
+    assert best.strategies["ewc-star"] == recipe.strategies["ewc-star"]
     assert "ewc-star" not in journal.read_text()
     done = covon(*arguments, "--strategies", "ewc-star")
     assert done.exit_code == 0, done.output
     best = load_recipe(str(tmp_path / "best.toml"))  # what was searched before stays
-    assert best.searched == list(best.strategies)
+    assert list(best.searched) == list(best.strategies)
+    assert best.name == f"{recipe.name}-searched"  # runs beside those of the recipe
     assert list(best.strategies) == ["finetune", "ewc-star"]
     assert best.stream == recipe.stream
     for name in ("finetune", "ewc-star"):
-        settings, value = Search(held_out, name, journal, 77).best(2)
-        assert f"{name}: validation A_T {100 * value:.2f} %" in done.stdout
+        settings, how = Search(held_out, name, journal, 77).best(2)
+        assert best.searched[name] == how
+        (row,) = [line for line in done.stdout.splitlines() if f"│ {name} " in line]
+        assert " 2/2 " in row
+        assert f" {100 * how.accuracy:.2f} " in row
         found = best.strategies[name].model_dump()
         assert {key: found[key] for key in settings} == settings
     assert done.stderr == ""
@@ -56,7 +64,7 @@ def test_a_strategy_with_nothing_to_search_keeps_its_settings(tmp_path):
     arguments = ["search", file, "--trials", 1, "--out", tmp_path]
     done = covon(*arguments)
     assert done.exit_code == 0, done.output
-    assert "ncm: nothing to search\n" in done.stdout
+    assert load_recipe(str(tmp_path / "best.toml")).searched["ncm"].trials == 0
     assert "ncm" not in (tmp_path / "trials.journal").read_text()
     for more in [], ["--strategies", "finetune"]:
         assert covon(*arguments, *more).exit_code == 0
@@ -72,7 +80,8 @@ def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(search, "worker_pool", no_pool)
     for seed, lines in (("0", 1), ("1000", 0)):
-        done = covon("search", "permuted-digits", "--validation-size", 0.2, "--seed", seed)
+        done = covon("search", "permuted-digits", "--seed", seed)
+        assert "permuted-digits holds out no images: --validation-size 0.2\n" in done.stdout
         assert len(done.stderr.splitlines()) == lines
         assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
 
@@ -83,8 +92,7 @@ def test_ctrl_c_ends_a_search_and_the_same_command_repeats_its_trial(tmp_path, m
     command = [sys.executable, "-m", "covon_avalanche", "search", str(file), "--jobs", "1"]
     command += ["--out", str(tmp_path), "--seed", "77"]
     with in_a_terminal(command) as process:
-        # Not merely enqueued: its settings are drawn, and the objective runs.
-        assert wait_until(lambda: journal.exists() and '"param_name"' in journal.read_text())
+        assert wait_until(lambda: journal.exists() and '"settings"' in journal.read_text())
         children = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=60)
@@ -93,13 +101,14 @@ def test_ctrl_c_ends_a_search_and_the_same_command_repeats_its_trial(tmp_path, m
     assert "Traceback" not in errors
     assert not psutil.wait_procs(children, timeout=20)[1]
     searches = [Search(recipe, name, journal, 77) for name in recipe.strategies]
-    assert [len(search.study().get_trials()) for search in searches] == [1, 0]
+    assert [len(search.study.get_trials()) for search in searches] == [1, 0]
     result = SimpleNamespace(average_accuracy=0.5)
     monkeypatch.setattr(experiment_run, "run_strategy", lambda *_, **__: result)
-    searches[0].run(1)
-    trials = searches[0].study().get_trials()
+    run_searches(searches[:1], 1)
+    trials = searches[0].study.get_trials()
     assert [trial.state for trial in trials] == [TrialState.FAIL, TrialState.COMPLETE]
-    assert trials[0].params == trials[1].params == {"lr": STRATEGIES["finetune"]["lr"]}
+    settings = [trial.user_attrs["settings"] for trial in trials]
+    assert settings == [{"lr": STRATEGIES["finetune"]["lr"]}] * 2
 
 
 def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch):
@@ -113,3 +122,33 @@ def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch)
     assert "a process was killed" in line
     assert "Traceback" not in done.output
     assert (tmp_path / "trials.journal").is_file()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_the_state_of_a_search_is_shown(tmp_path):
+    file = saved(recipe_of("finetune", "ewc-star"), tmp_path)
+    done = covon("search", file, "--trials", 2, "--out", tmp_path / "s")
+    assert done.exit_code == 0, done.output
+    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "s").rglob("*"))
+    for command in ("status", "show"):
+        shown = covon(command, tmp_path / "s")
+        assert shown.exit_code == 0, shown.output
+        rows = [line.split("│") for line in shown.stdout.splitlines() if "│" in line]
+        assert [row[1].strip() for row in rows] == ["finetune", "ewc-star"]
+        assert [row[2].strip() for row in rows] == ["2/2", "2/2"]
+        assert all(row[5].strip().startswith("lr 0.") for row in rows)
+    assert before == sorted((p, p.stat().st_mtime_ns) for p in (tmp_path / "s").rglob("*"))
+    table = pd.read_csv(tmp_path / "s/trials.csv")
+    assert table["strategy"].tolist() == ["finetune"] * 2 + ["ewc-star"] * 2
+    assert table["accuracy"].between(0, 1).all()
+
+
+def test_a_misspelt_key_of_a_range_is_an_error_before_anything_runs(tmp_path):
+    own = STRATEGIES["custom"] | {"arguments": {"strength": 0.5}}
+    text = saved(small_recipe({"own": own}, stream=STREAM), tmp_path).read_text()
+    file = tmp_path / "mine.toml"
+    file.write_text(f'{text}\n[search.own]\n"arguments.stren" = {{ low = 0.1, high = 1 }}\n')
+    for command in ("show", "search", "run"):
+        done = covon(command, file)
+        assert done.exit_code == 2
+        assert "search: own.arguments.stren: own has no such setting; known are" in done.stderr

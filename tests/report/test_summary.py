@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from made_up_results import compared, made_up, made_up_comparison
 
-from covon_avalanche.experiment.result import ResultError
+from covon_avalanche.experiment.result import Epoch, ResultError
 from covon_avalanche.report import comparisons, results_frame, strategy_summary
 from covon_avalanche.report.tables import summary_table
 
@@ -154,3 +154,52 @@ class TestComparisons:
             comparison = compared(made_up("covon", 0, rows, held_out=held_out, stream=stream))
             assert comparison.tested_domains == names
             assert comparison.domains == ["s1", "s2"]
+
+
+def remarks_of(*runs, **searched):
+    for run in runs:
+        run.settings["searched"] = searched
+    return compared(*runs).remarks
+
+
+def test_unequal_searches_and_values_at_an_end_are_remarked_upon():
+    runs = [made_up(name, 0, [[0.9]]) for name in ("a", "b", "c")]
+    same = {"trials": 20, "accuracy": 0.9}
+    assert remarks_of(*runs, a=same, b=same, c={"trials": 0}) == []
+    found = remarks_of(*runs, a=same, b={"trials": 8, "at_end": ["lr", "gamma"]}, c={"trials": 0})
+    budgets, ends = found
+    assert budgets == "Searches had different numbers of trials: a 20, b 8."
+    assert ends.startswith("Best value at an end of what the search tried: b (lr, gamma). A wider")
+
+
+@pytest.mark.parametrize(
+    ("losses", "falling"),
+    [
+        ([2, 1.5, 1.2, 1, 0.8], True),  # 0.2 of 1.2 in the last fifth
+        ([2, 0.5, 0.3, 0.25, 0.24], False),
+        ([2, 1, 0.5, 0.4, 0.3, 0.3, 0.2, 0.2, 0.1, 0.1], False),
+        ([2, 1], False),  # one difference tells nothing
+        ([2], False),
+        ([1, 2, 3], False),
+    ],
+)
+def test_losses_that_still_fall_are_remarked_upon(losses, falling):
+    epochs = [
+        Epoch(experience=d, epoch=i, loss=loss, accuracy=0.5, images=10, seconds=1.0)
+        for d in range(2)
+        for i, loss in enumerate(losses)
+    ]
+    found = remarks_of(made_up("a", 0, [[0.9]], epochs=epochs), made_up("b", 0, [[0.8]]))
+    assert [remark.partition(". ")[0] for remark in found] == falling * [
+        "Training loss still falling at the end of a domain: a"
+    ]
+
+
+def test_strategies_below_fine_tuning_are_remarked_upon():
+    runs = [
+        made_up("plain", 0, [[0.7]], kind="finetune"),
+        made_up("good", 0, [[0.8]]),
+        made_up("bad", 0, [[0.6]]),
+    ]
+    (found,) = remarks_of(*runs)
+    assert found.startswith("Below fine-tuning: bad. See docs/how-to/choose-settings.md")

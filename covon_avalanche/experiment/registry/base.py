@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -109,8 +110,15 @@ class StrategySettings(Table):
         return False
 
     def is_searched(self, key: str) -> bool:
-        """Whether a search without ranges includes a setting."""
-        return key not in self.not_searched
+        """Whether a search without ranges includes a setting: one on an unbounded scale."""
+        return key not in self.not_searched and self.upper_bound(key) == math.inf
+
+    @classmethod
+    def upper_bound(cls, key: str) -> float:
+        """The largest value of a setting, infinite if there is none."""
+        bounds = cls.model_fields[key].metadata if key in cls.model_fields else ()
+        ends = (getattr(bound, end, None) for bound in bounds for end in ("le", "lt"))
+        return min((float(end) for end in ends if end is not None), default=math.inf)
 
     @property
     def optimizer_weight_decay(self) -> float:

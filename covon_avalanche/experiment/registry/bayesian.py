@@ -165,8 +165,8 @@ class CoVON(Mergeable):
         return schedule
 
     def is_searched(self, key: str) -> bool:
-        """By default a search of settings relative to the weights is one of ``lr`` alone."""
-        return super().is_searched(key) and not (self.relative and key == "clip_radius")
+        """Relative to the weights, the learning rate and the knob are."""
+        return key in ("lr", "gamma") if self.relative else super().is_searched(key)
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         import torch

@@ -1,0 +1,150 @@
+"""The ranges that a search tries, and what it has found. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from covon_avalanche.experiment.registry import StrategySettings, Table
+from covon_avalanche.experiment.result import first_error
+
+_TWO_DECADES = 99.9
+
+
+class Space(Table):
+    """Values of a setting to search: from ``low`` to ``high``, or among ``choices``."""
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = True
+    """Whether the scale from ``low`` to ``high`` is logarithmic."""
+    choices: Annotated[list[Any], Field(min_length=1)] | None = None
+
+    @property
+    def ends(self) -> list[Any]:
+        """The choices, or the smallest and the largest value."""
+        return self.choices or [self.low, self.high]
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Space:
+        if self.choices is None:
+            if self.low is None or self.high is None:
+                raise ValueError("give low and high, or choices")
+            if not self.low < self.high:
+                raise ValueError(f"low must be below high, got {self.low} and {self.high}")
+            if self.log and self.low <= 0:
+                raise ValueError(f"low must be > 0 on a logarithmic scale, got {self.low}")
+        return self
+
+    def includes(self, value: Any) -> bool:
+        """Whether a search may try a value."""
+        if self.choices is not None:
+            return value in self.choices
+        low, high = self.ends
+        return value is not None and bool(low <= value <= high)
+
+    def at(self, share: float) -> Any:
+        """The choice or, with four significant digits, the value at a share in [0, 1] of the
+        range."""
+        if self.choices is not None:
+            return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
+        low, high = self.ends
+        value = low * (high / low) ** share if self.log else low + share * (high - low)
+        return min(max(rounded(value), low), high)
+
+    @property
+    def text(self) -> str:
+        """``LOW to HIGH``, or the choices, separated by commas."""
+        if self.choices is not None:
+            return ", ".join(map(str, self.choices))
+        return f"{self.low:g} to {self.high:g}"
+
+    def has_at_end(self, value: Any) -> bool:
+        """Whether a value is in the outer tenths of a range, or is the first or the last of at
+        least three numeric choices in order."""
+        if self.choices is not None:
+            numbers = [v for v in self.choices if isinstance(v, int | float)]
+            ordered = len(numbers) == len(self.choices) > 2 and numbers == sorted(numbers)
+            return ordered and value in (numbers[0], numbers[-1])
+        if not self.includes(value):
+            return False
+        low, high = self.ends
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return not 0.1 <= (value - low) / (high - low) <= 0.9
+
+
+class Searched(Table):
+    """How a search has chosen the settings of a strategy."""
+
+    trials: int | None = None
+    """Those that are finished; ``None`` in recipes of earlier versions."""
+    accuracy: float | None = None
+    """A_T of the best on validation images."""
+    ranges: dict[str, str] = Field({})
+    """What was tried, by setting: ``LOW to HIGH``, or the choices."""
+    at_end: list[str] = Field([])
+    """Settings whose best value is at an end of their range."""
+
+
+def rounded(value: float) -> float:
+    """Four significant digits."""
+    return float(f"{value:.4g}")
+
+
+def flat_settings(settings: StrategySettings) -> dict[str, Any]:
+    """Values by key, including arguments of a user-defined class as ``arguments.KEY``."""
+    whole = settings.model_dump()
+    return whole | {f"arguments.{key}": v for key, v in whole.get("arguments", {}).items()}
+
+
+def accepted(settings: StrategySettings, key: str, value: Any) -> Any:
+    """The value as the setting takes it: 50.0 becomes 50 where the recipe has a whole number.
+
+    :raises ValidationError: if the setting does not take it.
+    """
+    if type(flat_settings(settings)[key]) is int and isinstance(value, float):
+        value = int(value) if value.is_integer() else value
+    whole = settings.model_dump()
+    table = whole if key in whole else whole["arguments"]
+    table[key.removeprefix("arguments.")] = value
+    return flat_settings(type(settings).model_validate(whole))[key]
+
+
+def default_space(settings: StrategySettings) -> dict[str, Space]:
+    """From a tenth of each searched setting to ten times it, or to its upper bound."""
+    return {
+        key: Space(
+            low=rounded(value / 10), high=min(rounded(10 * value), settings.upper_bound(key))
+        )
+        for key, value in settings.model_dump().items()
+        if isinstance(value, float) and value > 0 and settings.is_searched(key)
+    }
+
+
+def check_space(name: str, settings: StrategySettings, space: Mapping[str, Space]) -> None:
+    """Check the ranges of a strategy.
+
+    :raises ValueError: if it has no such setting, if the setting does not take a value of the
+        range, or if the range of the learning rate is too small.
+    """
+    known = flat_settings(settings)
+    for key, values in space.items():
+        if key not in known or key == "kind":
+            raise ValueError(
+                f"{name}.{key}: {name} has no such setting; known are {', '.join(known)}"
+            )
+        for value in values.ends:
+            try:
+                accepted(settings, key, value)
+            except ValidationError as error:
+                raise ValueError(f"{name}.{key}: {value!r}: {first_error(error)}") from error
+        low, high = values.low or 0.0, values.high or 0.0
+        if key == "lr" and not (values.log and 0 < low * _TWO_DECADES < high):
+            raise ValueError(
+                f"{name}.lr: the range of a learning rate must be logarithmic and span at least "
+                f"two decades, got {values.text}"
+            )
