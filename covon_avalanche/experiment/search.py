@@ -220,9 +220,9 @@ class Search:
         """
         self._claims.mkdir(parents=True, exist_ok=True)
         with FileLock(self._claims / "all.lock"):
-            for trial in self._trials(TrialState.RUNNING):
-                if not self._is_claimed(trial.user_attrs.get("index", -1)):
-                    self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+            for running in self._trials(TrialState.RUNNING):
+                if not self._is_claimed(running.user_attrs.get("index", -1)):
+                    self.study.tell(running.number, state=TrialState.FAIL, skip_if_finished=True)
             busy = {k for k in range(trials + _EXTENSIONS) if self._is_claimed(k)}
             scores = self.scores()  # after looking at the locks, which are released later
             plan = self.plan(scores, trials)

@@ -84,9 +84,9 @@ class Searched(Table):
     """Those that are finished; ``None`` in recipes of earlier versions."""
     accuracy: float | None = None
     """A_T of the best on validation images."""
-    ranges: dict[str, str] = Field({})
+    ranges: dict[str, str] = Field(default_factory=dict)
     """What was tried, by setting: ``LOW to HIGH``, or the choices."""
-    at_end: list[str] = Field([])
+    at_end: list[str] = Field(default_factory=list)
     """Settings whose best value is at an end of their range."""
 
 
