@@ -277,6 +277,23 @@ def replace_part(page: Path, script: str, text: str) -> None:
 # Searches ----------------------------------------------------------------------------------
 
 
+def searches_table(recipe: Recipe) -> str:
+    """How the settings of a recipe were searched: trials, best A_T on validation images, what was
+    tried, and settings whose best value is at an end of it."""
+    rows = [
+        {
+            "strategy": name,
+            "trials": str(found.trials),
+            "best A_T %": f"{100 * (found.accuracy or 0):.1f}",
+            "at an end": ", ".join(found.at_end),
+            "tried": "; ".join(f"{key} {values}" for key, values in found.ranges.items()),
+        }
+        for name, found in recipe.searched.items()
+        if found.trials
+    ]
+    return str(pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True))
+
+
 def ship_recipe(searched: Path, name: str, unsearched: str = "", **replaced: str) -> None:
     """Make the best settings of ``covon search`` a shipped recipe.
 

@@ -27,6 +27,7 @@ from comparison import (
     origin,
     replace_part,
     run_recipe,
+    searches_table,
     ship_recipe,
 )
 
@@ -91,6 +92,7 @@ def write_report(order: str) -> None:
             markdown_table(comparison, CALIBRATION),
         ]
     replace_part(PAGE, f"{NAME}, {order}", "\n\n".join(parts))
+    replace_part(PAGE, f"{NAME}, search", searches_table(load_recipe(str(SEARCHED))))
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from comparison import (
     origin,
     replace_part,
     run_recipe,
+    searches_table,
 )
 
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
@@ -66,6 +67,8 @@ def write_report() -> None:
             figures.save(comparison, cost, ROOT / f"docs/{figure}-{cost}.png")
             parts.append(f"![Accuracy against {cost}]({figure}-{cost}.png)")
     replace_part(PAGE, NAME, "\n\n".join(parts))
+    recipe = load_recipe(str(FOLDER / "best.toml"))
+    replace_part(PAGE, f"{NAME}, search", searches_table(recipe))
 
 
 def main() -> None:
