@@ -4,11 +4,14 @@
     python examples/language/finetune.py --model Qwen/Qwen3-1.7B-Base [--lora 16]
     accelerate launch examples/language/finetune.py --model ...    # several GPUs
 
+CoVON has its preset for pretrained networks at AdamW's learning rate (``--lr``), or with
+``--paper`` the paper's settings, where it prints them.
+
 ``--model`` is any causal language model, by name or local folder. The data sets are GSM8K,
 Code-Alpaca and ARC-Challenge, from the Hub or from local ``.json`` or ``.jsonl`` files in their
-formats (``--math FILE --code FILE --reasoning FILE``). Settings are the paper's where it prints
-them; batch sizes are per process. ``--score gsm8k arc_challenge`` evaluates with
-lm-evaluation-harness (package ``lm_eval``), generating at most 1024 tokens.
+formats (``--math FILE --code FILE --reasoning FILE``). Batch sizes are per process. ``--score gsm8k
+arc_challenge`` evaluates with lm-evaluation-harness (package ``lm_eval``), generating at most 1024
+tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +40,12 @@ TASKS = {
         "allenai/ai2_arc:ARC-Challenge", 3, 4, 8, 256, {"lr": 0.3, "ess": 1e6, "hess_init": 0.5}
     ),
 }  # fmt: skip
-"""Source, epochs, batch size on a device, accumulation, longest sequence, CoVON's settings."""
+"""Source, epochs, batch size on a device, accumulation, longest sequence, the paper's settings."""
+
+PAPER: dict[str, Any] = dict(
+    betas=(0.9, 0.99995), clip_radius=1e-2, ess=1e9, prior_mean="init", hess_approx="reparam",
+    gamma_precision=None, gamma=1e-2,  # "in the range of 1e-2 worked well" for language models
+)  # fmt: skip
 
 
 def arguments() -> argparse.Namespace:
@@ -46,6 +54,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="name or local folder")
     for name, (source, *_) in TASKS.items():
         parser.add_argument(f"--{name}", default=source, metavar="SOURCE")
+    parser.add_argument("--lr", type=float, default=2e-5, help="AdamW's learning rate")
+    parser.add_argument("--paper", action="store_true", help="the paper's settings of CoVON")
     parser.add_argument("--lora", type=int, metavar="RANK", help="train LoRA adapters only")
     parser.add_argument("--pad-token", help="for a tokenizer without one")
     parser.add_argument("--output", type=Path, default=Path("runs/finetune"))
@@ -86,6 +96,15 @@ def examples(source: str, tokenizer: Any, length: int) -> Dataset:
     return data.filter(lambda row: row["labels"][-1] != -100)  # if any answer is left
 
 
+def make_optimizer(model: torch.nn.Module, given: argparse.Namespace) -> CoVON:
+    """With the preset for pretrained networks, or with the paper's settings."""
+    params = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    noise = torch.Generator().manual_seed(given.seed)  # the same on all GPUs
+    if given.paper:
+        return CoVON(params, generator=noise, **PAPER)
+    return CoVON.finetuning(params, lr=given.lr, generator=noise)
+
+
 def main() -> None:
     """Fine-tune on each task in turn, and evaluate on all."""
     given = arguments()
@@ -111,19 +130,10 @@ def main() -> None:
     for name, (*_, length, _) in TASKS.items():
         rows = examples(getattr(given, name), tokenizer, length)
         data[name] = rows.train_test_split(given.valid, seed=0)
-    optimizer = CoVON(
-        [(name, p) for name, p in model.named_parameters() if p.requires_grad],
-        betas=(0.9, 0.99995),
-        clip_radius=1e-2,
-        ess=1e9,
-        prior_mean="init",
-        hess_approx="reparam",
-        gamma=1e-2,  # "in the range of 1e-2 worked well" for language models
-        gamma_precision=None,
-        generator=torch.Generator().manual_seed(given.seed),  # the same on all GPUs
-    )
+    optimizer = make_optimizer(model, given)
     for name, (_, epochs, batch_size, accumulate, _, own_settings) in TASKS.items():
-        optimizer.param_groups[0] |= {**own_settings, "initial_lr": own_settings["lr"]}
+        own = own_settings if given.paper else {"lr": given.lr}
+        optimizer.param_groups[0] |= {**own, "initial_lr": own["lr"]}
         settings = TrainingArguments(
             output_dir=str(given.output / name),
             num_train_epochs=epochs,

@@ -8,8 +8,9 @@ A corpus is a text file with blank lines between documents, a ``.jsonl`` file wi
 each line, or the name of a data set of the Hub with a column ``text``
 (``de=wikimedia/wikipedia:20231101.de``). Defaults are the paper's: GPT-2 of 124 million parameters
 from a random start, without dropout and biases, 20 x 24 sequences of 1024 tokens per step over all
-processes, 5,000 steps per language. The learning rate of CoVON warms up once and decays over all
-languages, that of AdamW for each language. ``--small`` trains a miniature on a CPU.
+processes, 5,000 steps per language. ``--optimizer covon`` has its preset at AdamW's learning rate,
+``covon-paper`` the paper's settings, whose learning rate warms up once and decays over all
+languages; the others' does so for each language. ``--small`` trains a miniature on a CPU.
 """
 
 from __future__ import annotations
@@ -36,9 +37,14 @@ from transformers import (
 from covon_avalanche import CoVON
 from covon_avalanche.integrations.huggingface import PosteriorCallback
 
+LR = 6e-4
 ESS = (1e10, 1.44e13, 1e15)  # in tokens, per language; the last one for any later ones
 GAMMA = (1e-2, 1e-3, 1e-2)
 HESS_INIT = (1e-3, 1.92e-2)
+PAPER: dict[str, Any] = dict(
+    lr=0.972, betas=(0.9, 0.99995), weight_decay=1e-6, clip_radius=3e-4, hess_approx="reparam",
+    gamma_precision=None,
+)  # fmt: skip
 
 
 def arguments() -> argparse.Namespace:
@@ -47,7 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--corpus", action="append", required=True, metavar="NAME=SOURCE")
     parser.add_argument("--tokenizer", default="gpt2", help="name or local folder")
     parser.add_argument("--output", type=Path, default=Path("runs/pretrain"))
-    parser.add_argument("--optimizer", choices=["covon", "adamw"], default="covon")
+    parser.add_argument("--optimizer", choices=["covon", "covon-paper", "adamw"], default="covon")
     parser.add_argument("--steps", type=int, default=5_000, help="per language")
     parser.add_argument("--valid", type=int, default=200, help="sequences kept for validation")
     defaults = {"warmup": 500, "context": 1024, "batch_size": 20, "accumulate": 24, "seed": 0}
@@ -78,21 +84,14 @@ def sequences(source: str, tokenizer: Any, context: int) -> Dataset:
 
 
 def make_optimizer(model: torch.nn.Module, given: argparse.Namespace) -> torch.optim.Optimizer:
-    """With the paper's settings."""
+    """As ``--optimizer`` says."""
     if given.optimizer == "adamw":
-        return torch.optim.AdamW(model.parameters(), 6e-4, (0.9, 0.95), weight_decay=0.1)
-    return CoVON(
-        model.named_parameters(),
-        lr=0.972,
-        betas=(0.9, 0.99995),
-        weight_decay=1e-6,
-        clip_radius=3e-4,
-        ess=ESS[0],
-        hess_init=HESS_INIT[0],
-        hess_approx="reparam",
-        gamma_precision=None,
-        generator=torch.Generator().manual_seed(given.seed),  # the same on all GPUs
-    )
+        return torch.optim.AdamW(model.parameters(), LR, (0.9, 0.95), weight_decay=0.1)
+    noise = torch.Generator().manual_seed(given.seed)  # the same on all GPUs
+    if given.optimizer == "covon":
+        return CoVON(model.named_parameters(), lr=LR, generator=noise)
+    first = {"ess": ESS[0], "hess_init": HESS_INIT[0]}
+    return CoVON(model.named_parameters(), generator=noise, **first, **PAPER)
 
 
 def main() -> None:
@@ -120,18 +119,20 @@ def main() -> None:
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_(not parameter_name.endswith(".bias"))  # they stay zero
     optimizer = make_optimizer(model, given)
-    schedule = None  # of AdamW: the Trainer makes one for each language
-    if isinstance(optimizer, CoVON):
+    schedule, paper = None, given.optimizer == "covon-paper"  # None: one for each language
+    if paper:
         total = given.steps * len(corpora)
         schedule = get_cosine_schedule_with_warmup(optimizer, given.warmup, total)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for task, (name, parts) in enumerate(corpora.items()):
-        if isinstance(optimizer, CoVON):
+        if paper:
             optimizer.param_groups[0] |= {
                 "ess": ESS[min(task, 2)],
                 "gamma": GAMMA[min(task, 2)],
                 "hess_init": HESS_INIT[min(task, 1)],
             }
+        elif task > 0 and isinstance(optimizer, CoVON):
+            optimizer.param_groups[0] |= {"lr": LR, "initial_lr": LR}
         elif task > 0:
             optimizer = make_optimizer(model, given)
         settings = TrainingArguments(

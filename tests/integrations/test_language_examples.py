@@ -96,8 +96,15 @@ def reasoning_files(folder):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("lora", [[], ["--lora", 2]])
-def test_finetune(model, lora, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("lora", "settings", "expected"),
+    [
+        ([], [], [2e-5] * 3),
+        (["--lora", 2], ["--lr", 1e-4], [1e-4] * 3),
+        ([], ["--paper"], [3e-3, 3e-1, 3e-1]),
+    ],
+)
+def test_finetune(model, lora, settings, expected, monkeypatch, tmp_path, capsys):
     """With a harness that scores 0.5."""
     asked = []
 
@@ -112,14 +119,14 @@ def test_finetune(model, lora, monkeypatch, tmp_path, capsys):
     ):
         monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**content))
     rates = run(
-        "finetune.py", monkeypatch, "--model", model, *reasoning_files(tmp_path), *lora,
+        "finetune.py", monkeypatch, "--model", model, *reasoning_files(tmp_path), *lora, *settings,
         "--max-steps", 2, "--valid", 4, "--score", "gsm8k", "--output", tmp_path / "out",
     )  # fmt: skip
     printed = capsys.readouterr().out
     assert [f"after {name}: loss math" in printed for name in ("math", "code", "reasoning")]
     assert printed.count("{'gsm8k': 0.5}") == 3  # after each task
     assert asked == [{"tasks": ["gsm8k"], "gen_kwargs": "max_gen_toks=1024"}] * 3
-    assert rates == pytest.approx([3e-3, 3e-1, 3e-1])
+    assert rates == pytest.approx(expected)
     saved = {path.name for path in (tmp_path / "out/reasoning").iterdir()}
     assert ("adapter_model.safetensors" if lora else "model.safetensors") in saved
 
@@ -161,7 +168,7 @@ def test_finetune_errors_are_one_sentence(model, monkeypatch, tmp_path):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("optimizer", ["covon", "adamw"])
+@pytest.mark.parametrize("optimizer", ["covon", "covon-paper", "adamw"])
 def test_pretrain(model, optimizer, monkeypatch, tmp_path, capsys):
     write(tmp_path / "en.jsonl", [{"text": "one and one is two. " * 20}] * 12)
     (tmp_path / "de.txt").write_text("eins und eins ist zwei. " * 20 + "\n" * 3, encoding="utf-8")
@@ -175,11 +182,13 @@ def test_pretrain(model, optimizer, monkeypatch, tmp_path, capsys):
     assert "after de: perplexity en" in printed
     # One warm-up and decay over both languages, or one for each.
     expected = (
-        [0.972, 0.972 * (1 + math.cos(math.pi / 3)) / 2] if optimizer == "covon" else [6e-4] * 2
+        [0.972, 0.972 * (1 + math.cos(math.pi / 3)) / 2]
+        if optimizer == "covon-paper"
+        else [6e-4] * 2
     )
     assert rates == pytest.approx(expected)
     posterior = tmp_path / "out/de.safetensors"
-    assert posterior.exists() == (optimizer == "covon")
+    assert posterior.exists() == (optimizer != "adamw")
     if posterior.exists():
         assert "transformer.wte.weight" in DiagGaussian.load(posterior).mean
 
