@@ -13,7 +13,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from covon_avalanche.cli.options import RecipeName, fail, need
-from covon_avalanche.experiment.recipe import load_recipe, recipe_file, shipped_recipes
+from covon_avalanche.experiment.recipe import (
+    load_recipe,
+    read_recipe,
+    recipe_file,
+    shipped_recipes,
+)
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import StoredRun, find_files
@@ -40,6 +45,8 @@ def strategies() -> None:
 def show(recipe: RecipeName) -> None:
     """Print a recipe, or the state of all runs in a folder, as `covon status` does.
 
+    A recipe that extends another one is printed with all of its keys.
+
     Comments at the top list the classes that a run of the recipe would import.
 
     To start your own recipe: covon show NAME > mine.toml
@@ -50,7 +57,7 @@ def show(recipe: RecipeName) -> None:
     classes = [getattr(s, "implementation", "") for s in load_recipe(recipe).strategies.values()]
     for name in sorted({*classes} - {""}):
         typer.echo(f"# A run imports {name}: that executes its module.")
-    typer.echo(recipe_file(recipe).read_text(encoding="utf-8"), nl=False)
+    typer.echo(read_recipe(recipe_file(recipe))[0], nl=False)
 
 
 def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")]) -> None:

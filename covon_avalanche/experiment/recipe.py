@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -109,15 +110,64 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     :raises RecipeError: naming the file, the key and what is wrong.
     """
     path = recipe_file(name_or_path)
+    _, data = read_recipe(path)
+    for override in overrides:
+        set_value(data, *parse_setting(override))
+    return validate(data, f"recipe {path}")
+
+
+def read_recipe(path: Path, children: Sequence[Path] = ()) -> tuple[str, dict[str, Any]]:
+    """Text and data of a recipe. One that extends another is resolved: its text is generated, with
+    the comments at the head of both files.
+
+    :param children: resolved paths of the recipes that extend it.
+    :raises RecipeError: if it or the recipe that it extends cannot be read.
+    """
     try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        data: dict[str, Any] = tomllib.loads(text)
     except OSError as error:
         raise RecipeError(f"recipe {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
         raise RecipeError(f"recipe {path} is not valid TOML: {error}") from error
-    for override in overrides:
-        set_value(data, *parse_setting(override))
-    return validate(data, f"recipe {path}")
+    if "extends" not in data:
+        return text, data
+    name, removed = data.pop("extends"), data.pop("remove", [])
+    children = (*children, path.resolve())
+    try:
+        if not isinstance(name, str):
+            raise RecipeError("must be the name or the path of a recipe")
+        if (file := recipe_file(name, path.parent)).resolve() in children:
+            raise RecipeError(f"recipe {file} would extend itself")
+        parent_text, parent = read_recipe(file, children)
+    except RecipeError as error:
+        raise RecipeError(f"recipe {path} extends {name!r}: {error}") from error
+    if not (isinstance(removed, list) and all(isinstance(key, str) for key in removed)):
+        raise RecipeError(f"recipe {path}: remove = {removed!r}: must be a list of keys")
+    for key in removed:
+        try:
+            table, last = _table_of(parent, key)
+        except RecipeError as error:
+            raise RecipeError(f"recipe {path}: remove: {error}") from error
+        if table.pop(last, None) is None:
+            raise RecipeError(f"recipe {path}: remove: {name} has no {key}")
+    data = _extended(parent, data)
+    heads = [takewhile(lambda ln: ln[0] == "#", t.splitlines(True)) for t in (text, parent_text)]
+    return "".join(chain(*heads)) + tomli_w.dumps(data), data
+
+
+def _extended(parent: dict[str, Any], child: dict[str, Any], depth: int = 2) -> dict[str, Any]:
+    """The parent with the child's keys, ``depth`` tables deep. A stream with another name and a
+    strategy of another kind replace the parent's."""
+    merged = dict(parent)
+    for key, value in child.items():
+        old = parent.get(key)
+        if depth and isinstance(old, dict) and isinstance(value, dict):
+            other = [k for k in ("name", "kind") if isinstance(value.get(k, {}), str)]
+            if all(value[k] == old.get(k) for k in other):
+                value = _extended(old, value, depth - 1)
+        merged[key] = value
+    return merged
 
 
 def validate(data: dict[str, Any], name: str) -> Recipe:
@@ -132,12 +182,13 @@ def validate(data: dict[str, Any], name: str) -> Recipe:
         raise RecipeError(f"{name}: {_sentence(error)}") from error
 
 
-def recipe_file(name_or_path: str) -> Path:
+def recipe_file(name_or_path: str, folder: Path = Path()) -> Path:
     """The file of a shipped recipe, or of one given by its path; ``./NAME`` is always a path.
 
+    :param folder: relative paths start from it.
     :raises RecipeError: if there is no such recipe.
     """
-    path, shipped = Path(name_or_path), shipped_recipes()
+    path, shipped = folder / name_or_path, shipped_recipes()
     if name_or_path in shipped:
         return _SHIPPED / f"{name_or_path}.toml"
     if path.suffix == ".toml" or path.is_file():
@@ -168,13 +219,19 @@ def set_value(data: dict[str, Any], key: str, value: Any) -> None:
     :param key: with dots between the names of the tables.
     :raises RecipeError: if one of them is a value.
     """
+    table, last = _table_of(data, key)
+    table[last] = value
+
+
+def _table_of(data: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The table that has a key, and the part of the key after the last dot."""
     rest = key
     while (table := _first_key(data, rest)) != rest:
         rest = rest[len(table) + 1 :]
         data = data.setdefault(table, {})
         if not isinstance(data, dict):
             raise RecipeError(f"{key}: {table} is a value, not a table")
-    data[rest] = value
+    return data, rest
 
 
 def _first_key(data: dict[str, Any], dotted: str) -> str:

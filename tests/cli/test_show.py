@@ -28,6 +28,13 @@ def test_a_recipe_is_printed_as_it_stands(tmp_path):
     assert "\npermuted-digits: Permuted digits" in covon("recipes").stdout
 
 
+def test_a_recipe_that_extends_another_is_printed_as_a_whole(tmp_path):
+    (tmp_path / "mine.toml").write_text(text := show("core50-clip"), encoding="utf-8")
+    assert text.startswith("# The settings that differ on CORe50;")
+    assert "extends" not in text
+    assert load_recipe(str(tmp_path / "mine.toml")) == load_recipe("core50-clip")
+
+
 def test_a_shipped_name_comes_before_a_file_or_folder_of_that_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("pacs").mkdir()

@@ -7,6 +7,7 @@ from covon_avalanche.experiment.recipe import (
     choose,
     load_recipe,
     parse_seeds,
+    read_recipe,
     recipe_text,
     shipped_recipes,
     validate,
@@ -52,6 +53,67 @@ def test_shipped_recipes_are_named_as_their_file_and_the_same_written_as_text(na
     assert recipe.name == name
     written = load_recipe(write(tmp_path, recipe_text(recipe)))
     assert written == recipe.model_copy(update={"search": {}})
+
+
+def test_a_recipe_extends_another_with_its_own_keys(tmp_path):
+    (tmp_path / "base.toml").write_text(f"# Base.\n{GOOD}\n[search.mine]\ngamma = {{choices = [1.0]}}\n")
+    child = """# Child.
+        extends = "base.toml"
+        remove = ["strategies.own", "strategies.mine.beta2"]
+        epochs = 3
+        stream.n_experiences = 4
+        [strategies]
+        mine.lr = 0.2
+        finetune = { kind = "ewc", lr = 1, ewc_lambda = 2 }
+        new = { kind = "ncm" }
+        [search.mine]
+        gamma = { low = 0.1, high = 1 }
+    """
+    path = tmp_path / "recipe.toml"
+    path.write_text(child.replace("        ", ""), encoding="utf-8")
+    base = load_recipe(str(tmp_path / "base.toml")).model_dump(exclude_none=True)
+    recipe = load_recipe(str(path), ["strategies.mine.gamma=0.7"])
+    del base["strategies"]["own"], base["strategies"]["mine"]["beta2"]
+    base["strategies"]["mine"] |= {"lr": 0.2, "gamma": 0.7}
+    base["strategies"]["finetune"] = {"kind": "ewc", "lr": 1, "ewc_lambda": 2}
+    base["strategies"]["new"] = {"kind": "ncm"}
+    base["stream"]["n_experiences"] = 4
+    base["search"]["mine"]["gamma"] = {"low": 0.1, "high": 1}
+    assert recipe == validate(base | {"epochs": 3}, "expected")
+    text, _ = read_recipe(path)
+    assert text.startswith("# Child.\n# Base.\nname = ")
+    (tmp_path / "again.toml").write_text(text, encoding="utf-8")
+    assert load_recipe(str(tmp_path / "again.toml")) == load_recipe(str(path))
+
+
+def test_a_stream_with_another_name_replaces_that_of_the_extended_recipe(tmp_path):
+    path = write(tmp_path, 'extends = "domainnet"\nstream = { name = "CDDB" }')
+    assert load_recipe(path).stream.domains[0] == "gaugan"
+    path = write(tmp_path, 'extends = "permuted-digits"\n[strategies.name]\nkind = "ncm"')
+    assert {"name", "finetune"} <= load_recipe(path).strategies.keys()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ('extends = "nosuch"', "recipe.toml extends 'nosuch': there is no recipe 'nosuch'; known"),
+        ('extends = "no.toml"', r"recipe.toml extends 'no.toml': recipe .*/no.toml cannot be read"),
+        ('extends = "recipe.toml"', "extends 'recipe.toml': recipe .*recipe.toml would extend it"),
+        ("extends = 3", "recipe.toml extends 3: must be the name or the path of a recipe"),
+        ('extends = "pacs"\nremove = "x"', "recipe.toml: remove = 'x': must be a list of keys"),
+        ('extends = "pacs"\nremove = ["stream.x"]', "recipe.toml: remove: pacs has no stream.x"),
+        ('extends = "pacs"\nremove = ["name.x"]', "recipe.toml: remove: name.x: name is a value"),
+    ],
+)
+def test_recipes_that_cannot_be_extended_are_named(tmp_path, keys, message):
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(write(tmp_path, keys))
+
+
+def test_recipes_that_extend_each_other_are_an_error(tmp_path):
+    (tmp_path / "other.toml").write_text('extends = "recipe.toml"')
+    with pytest.raises(RecipeError, match=r"'other.toml': .*'recipe.toml': .* would extend itself"):
+        load_recipe(write(tmp_path, 'extends = "other.toml"'))
 
 
 def test_names_and_values_that_need_quotes_are_written(tmp_path):
