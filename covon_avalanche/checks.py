@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from covon_avalanche.did_you_mean import did_you_mean
+
 _LARGEST = 3.4e38  # of float32, in which the weights are
 
 
@@ -34,4 +36,7 @@ def check_whole(name: str, value: Any, least: int = 1) -> None:
 def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
     """Raise a ``ValueError`` unless the value is one of the known ones."""
     if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}"
+            f"{did_you_mean(value, known)}"
+        )

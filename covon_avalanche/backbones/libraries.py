@@ -14,6 +14,7 @@ from torchvision import models
 from torchvision.models.vision_transformer import interpolate_embeddings
 
 from covon_avalanche.backbones.text_tower import TextTower
+from covon_avalanche.did_you_mean import did_you_mean
 
 Network = tuple[nn.Module, tuple[str, ...]]  # and the names of its heads
 #: Short names of backbones in the domain-incremental literature, with their exact weight tags.
@@ -35,7 +36,7 @@ def library_and_model(name: str) -> tuple[str, str]:
     if library not in BUILD or not model_name:
         raise ValueError(
             f"a backbone is named LIBRARY/MODEL with one of {sorted(BUILD)}, or is one of "
-            f"{sorted(ALIASES)}; got {name!r}"
+            f"{sorted(ALIASES)}; got {name!r}{did_you_mean(name, ALIASES)}"
         )
     return library, model_name
 

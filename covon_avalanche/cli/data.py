@@ -21,6 +21,7 @@ from rich.progress import (
 from covon_avalanche.cli.options import fail
 from covon_avalanche.datasets.catalogue import CATALOGUE, DataSet, RemoteFile
 from covon_avalanche.datasets.download import download, unpack
+from covon_avalanche.did_you_mean import did_you_mean
 
 app = typer.Typer(help="List, download and verify image data sets.")
 
@@ -120,5 +121,6 @@ def _bars(*columns: ProgressColumn) -> Progress:
 
 def _dataset(name: str) -> DataSet:
     if name not in CATALOGUE:
-        fail(f"there is no data set {name!r}; known are {', '.join(CATALOGUE)}")
+        similar = did_you_mean(name, CATALOGUE)
+        fail(f"there is no data set {name!r}; known are {', '.join(CATALOGUE)}{similar}")
     return CATALOGUE[name]

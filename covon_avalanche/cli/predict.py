@@ -36,6 +36,8 @@ def predict(
 
     files: list[Path] = []
     for path in images:
+        if not path.exists():
+            fail(f"there is no file or folder {path}")
         found = image_files(path) if path.is_dir() else [path]
         if not found:
             fail(f"there are no images in {path}")

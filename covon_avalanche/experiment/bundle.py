@@ -217,6 +217,8 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
     :raises ValueError: naming the file that is missing or does not fit.
     """
     folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
     try:
         info = BundleInfo.model_validate_json((folder / _INFO).read_bytes())
     except OSError as error:

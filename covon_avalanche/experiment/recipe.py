@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import (
+    AfterValidator,
     Field,
     PositiveFloat,
     ValidationError,
@@ -18,6 +19,7 @@ from pydantic import (
     field_validator,
 )
 
+from covon_avalanche.did_you_mean import did_you_mean
 from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream
 from covon_avalanche.experiment.registry import KINDS, Strategy, Table, TaskSettings
 from covon_avalanche.experiment.registry.base import Count, Seed
@@ -34,6 +36,13 @@ StrategyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+*-]{0,99}
 """Also the name of a folder."""
 
 
+def _check_device(name: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?|mps", name):
+        similar = did_you_mean(name.replace("gpu", "cuda"), ("cpu", "cuda", "mps"))
+        raise ValueError(f"known are cpu, cuda, cuda:N and mps{similar}")
+    return name
+
+
 class Recipe(Table):
     """A comparison of strategies on a stream."""
 
@@ -45,10 +54,10 @@ class Recipe(Table):
     """Epochs per domain; for joint training, over all domains."""
     train_mb_size: Count
     eval_mb_size: Count = 1024
-    final_lr_factor: Annotated[float, Field(gt=0, le=1)]
+    final_lr_factor: Annotated[float, Field(gt=0, le=1)] = 0.01
     """The learning rate of the last epoch of a domain, relative to the first; the epochs between
     follow a cosine, a single epoch keeps the first."""
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$")] = "cpu"
+    device: Annotated[str, AfterValidator(_check_device)] = "cpu"
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     """Number format of the forward and backward passes; ``bfloat16`` is torch's autocast, weights
     are float32. ``auto`` is ``bfloat16`` where the device has instructions for it; the result's
@@ -87,7 +96,9 @@ class Recipe(Table):
         known = info.data.get("strategies", {})
         for name, space in search.items():
             if known and name not in known:
-                raise ValueError(f"there is no strategy {name!r}; known are {', '.join(known)}")
+                similar = did_you_mean(name, known)
+                names = ", ".join(known)
+                raise ValueError(f"there is no strategy {name!r}; known are {names}{similar}")
             if known:
                 check_space(name, known[name], space)
         return search
@@ -113,6 +124,8 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     _, data = read_recipe(path)
     for override in overrides:
         set_value(data, *parse_setting(override))
+    if {"name", "title", "stream"}.isdisjoint(data):
+        raise RecipeError(f"{path} is not a recipe: it has no name, title and stream")
     return validate(data, f"recipe {path}")
 
 
@@ -193,9 +206,10 @@ def recipe_file(name_or_path: str, folder: Path = Path()) -> Path:
         return _SHIPPED / f"{name_or_path}.toml"
     if path.suffix == ".toml" or path.is_file():
         return path
+    files = folder.glob("*.toml")
     raise RecipeError(
         f"there is no recipe {name_or_path!r}; known are {', '.join(shipped)}, or give the path of "
-        "a .toml file"
+        f"a .toml file{did_you_mean(name_or_path, [*shipped, *(p.name for p in files)])}"
     )
 
 
@@ -268,14 +282,21 @@ def _sentence(error: ValidationError) -> str:
         model = Space
     key = ".".join(parts)
     if first["type"] == "extra_forbidden":
-        return f"{key}: unknown key; known are {', '.join(model.model_fields)}"
-    if first["type"] == "union_tag_not_found":
-        discriminator = "name" if parts[0] == "stream" else "kind"
-        return f"{key}.{discriminator}: is missing; known are {', '.join(classes)}"
+        known = ", ".join(model.model_fields)
+        similar = did_you_mean(parts[-1], model.model_fields)
+        return f"{key}: unknown key; known are {known}{similar}"
+    if first["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        key += ".name" if parts[0] == "stream" else ".kind"
+        known, tag = ", ".join(classes), first.get("ctx", {}).get("tag")
+        wrong = f"{key}: is missing" if tag is None else f"{key} = {tag!r}: is unknown"
+        return f"{wrong}; known are {known}{did_you_mean(tag, classes)}"
     if first["type"] == "missing":
         return f"{key}: is missing"
     what = key if isinstance(first["input"], dict) else f"{key} = {first['input']!r:.200}"
-    return f"{what}: {first['msg'].removeprefix('Value error, ')}"
+    similar = ""
+    if first["type"] == "literal_error":
+        similar = did_you_mean(first["input"], re.findall("'([^']+)'", first["ctx"]["expected"]))
+    return f"{what}: {first['msg'].removeprefix('Value error, ')}{similar}"
 
 
 def choose(
@@ -298,7 +319,7 @@ def choose(
         if unknown:
             raise RecipeError(
                 f"recipe {recipe.name} has no strategy {', '.join(map(repr, unknown))}; known are "
-                f"{', '.join(recipe.strategies)}"
+                f"{', '.join(recipe.strategies)}{did_you_mean(unknown[0], recipe.strategies)}"
             )
         for key in ("strategies", "search"):
             data[key] = {name: data[key][name] for name in names if name in data[key]}

@@ -8,6 +8,7 @@ from typing import Any
 from avalanche.training.plugins import LRSchedulerPlugin
 
 from covon_avalanche.checks import check_positive, check_whole
+from covon_avalanche.did_you_mean import did_you_mean
 
 Values = Mapping[str, float]
 #: Settings of each experience, in the order of training. A value that an experience does not set
@@ -28,7 +29,8 @@ def check_schedule(schedule: Schedule | None, allowed: frozenset[str]) -> None:
     for values in schedule:
         unknown = sorted(set(values) - allowed)
         if unknown:
-            raise ValueError(f"a schedule may set {sorted(allowed)}, got {unknown}")
+            similar = did_you_mean(unknown[0], allowed)
+            raise ValueError(f"a schedule may set {sorted(allowed)}, got {unknown}{similar}")
 
 
 def scheduled_values(schedule: Schedule | None, strategy: Any) -> Values:

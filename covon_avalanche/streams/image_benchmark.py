@@ -19,6 +19,7 @@ from torchvision.transforms import Compose, ToPILImage
 from typing_extensions import Unpack
 
 from covon_avalanche.checks import check_whole
+from covon_avalanche.did_you_mean import did_you_mean
 from covon_avalanche.streams.image_files import ImageFiles, TrainAndTest, name_of
 from covon_avalanche.streams.pixel_cache import cached
 from covon_avalanche.streams.transforms import Transform, image_transforms
@@ -242,7 +243,8 @@ def choose_domains(domains: Sequence[str] | None, known: Sequence[str], stream: 
     domains = [name_of(name) for name in domains]
     unknown = [name for name in domains if name not in known]
     if unknown:
-        raise ValueError(f"{stream} has the domains {list(known)}, got {unknown}")
+        similar = did_you_mean(unknown[0], known)
+        raise ValueError(f"{stream} has the domains {list(known)}, got {unknown}{similar}")
     if len(set(domains)) < len(domains) or not domains:
         raise ValueError(f"domains must be distinct and at least one, got {list(domains)}")
     return list(domains)

@@ -79,7 +79,8 @@ def test_what_cannot_be_predicted_is_one_sentence(bundle, tmp_path):
         ((tmp_path, bundle / "images"), "is not a bundle: bundle.json cannot be read"),
         ((bundle, tmp_path / "empty"), "there are no images in"),
         ((bundle, tmp_path / "text.png"), "text.png cannot be decoded"),
-        ((bundle, tmp_path / "absent.png"), "absent.png cannot be decoded"),
+        ((bundle, tmp_path / "absent"), "there is no file or folder"),
+        ((tmp_path / "absent", bundle / "images"), "there is no folder"),
     ):
         done = covon("predict", *arguments)
         assert done.exit_code == 2

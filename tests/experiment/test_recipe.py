@@ -138,9 +138,10 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
     [
         ("strategies.finetune.momentum=0.9", r"momentum = 0\.9: needs optimizer = \"sgd\""),
         ("strategies.finetune.merge=eq8", "merge = 'eq8': "),
-        ("strategies.finetune.kind=ewcc", r"strategies\.finetune: .*'ewcc'.*'covon'"),
+        ("strategies.finetune.merge=regmaen", "'regmaen': .*; did you mean regmean\\?$"),
+        ("strategies.finetune.kind=ewcc", r"finetune\.kind = 'ewcc': .*; did you mean ewc\?$"),
         ("strategies.mine.gamma=1.5", r"strategies\.mine\.gamma = 1\.5: .*less than or equal"),
-        ("strategies.mine.lrr=0.1", r"mine\.lrr: unknown key; known are .*clip_radius"),
+        ("strategies.mine.lrr=0.1", r"mine\.lrr: unknown key; known are .*; did you mean lr\?$"),
         ("strategies.mine.ess_per_example=1.0", "mine: give ess or ess_per_example"),
         ("strategies.mine.schedule=[{}]", r"\.schedule = .*: replaces later_hess_init"),
         ("strategies.mine.schedule=[{}, { beta2 = 0.9 }]", r"\.1\.beta2: unknown key; .* lr, "),
@@ -149,15 +150,17 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("strategies.own.implementation=m.C", "= 'm.C': .*should match pattern"),
         ("strategies.own.arguments={ x = [1979-05-27] }", "not a valid JSON value"),
         ('strategies={ "../x" = {} }', r"'\.\./x' is not a strategy name"),
-        ("device=tpu", "device = 'tpu': "),
+        ("device=gpu", "device = 'gpu': known are .*; did you mean cuda\\?$"),
+        ("device=x", "device = 'x': known are cpu, cuda, cuda:N and mps$"),
         ("seeds=[]", r"seeds = \[\]: .*at least 1"),
         ("seeds=[0, 0]", r"seeds = \[0, 0\]: .*distinct"),
         ("strategy.mine=1", "strategy: unknown key"),
-        ("stream.name=Digits", r"stream: .*'Digits'.*'PermutedDigits'"),
+        ("stream.name=Digits", r"stream\.name = 'Digits': .*did you mean PermutedDigits\?$"),
         ("stream.validation_size=1.5", r"validation_size = 1\.5: must be a fraction in \[0, 1\)"),
         ("stream.n_domains=2", r"stream\.n_domains: unknown key; known are .*permute_first"),
         ("stream={}", r"stream\.name: is missing; known are PermutedDigits, "),
         ("model={ hidden_layers = 1 }", r"model\.hidden_size: is missing"),
+        ("search.mien={}", "search: there is no strategy 'mien'; .*; did you mean mine\\?$"),
         ("search.mine.lr={ low = 0.2, high = 0.1 }", r"lr: low must be below high, got 0\.2 and"),
         ("search.mine.lr={ low = 0.1, hgih = 2 }", r"lr\.hgih: unknown key; known are low, high"),
         ("search.mine.lr={ low = 0.1 }", "lr: give low and high, or choices"),
@@ -206,6 +209,18 @@ def test_a_choice_of_strategies_has_only_their_spaces(tmp_path):
 def test_missing_files_are_named():
     with pytest.raises(RecipeError, match="cannot be read: No such file"):
         load_recipe("nowhere/recipe.toml")
+
+
+def test_names_that_are_unknown_have_a_suggestion(tmp_path):
+    with pytest.raises(RecipeError, match=r"no recipe 'digits'; .*; did you mean permuted-digits"):
+        load_recipe("digits")
+    with pytest.raises(RecipeError, match=r"no strategy 'finetun', 'x'; .* did you mean finetune"):
+        choose(load_recipe(write(tmp_path, GOOD)), "finetun,x")
+
+
+def test_tables_of_other_tools_are_not_recipes(tmp_path):
+    with pytest.raises(RecipeError, match=r"recipe.toml is not a recipe: it has no name, title"):
+        load_recipe(write(tmp_path, "[strategies.finetune]\nlr = 1"))
 
 
 def test_seeds_are_lists_and_ranges_without_repeats():
