@@ -3,15 +3,20 @@ ER-ACE, made to work in several processes.
 
 Constructors are keyword-only and follow Avalanche's order: the model (its head may grow), the
 optimizer, the criterion (averaged over the batch), the arguments of the strategy's plugin, which
-documents them, and those of :class:`TemplateArguments`. Batches come from tensors where the data
-allow it, see :class:`TensorBatches`.
+documents them, and those of ``SupervisedTemplate`` with its defaults; only ``eval_mb_size`` is
+``train_mb_size`` by default. ``plugins`` come after the strategy's own plugin, so that they see the
+consolidated weights, except for a :class:`MergePlugin`, which comes first. Evaluations inside
+``train`` (``eval_every``) come before the merge. Batches come from tensors where the data allow it,
+see :class:`TensorBatches`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from types import FunctionType
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -20,6 +25,7 @@ from avalanche.core import BasePlugin
 from avalanche.distributed import DistributedHelper
 from avalanche.training import ACECriterion
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins.evaluation import default_evaluator
 from avalanche.training.supervised import ER_ACE
 from avalanche.training.templates import SupervisedTemplate
 from avalanche.training.templates.strategy_mixin_protocol import CriterionType
@@ -30,8 +36,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from covon_avalanche.data_loading import TensorBatches
-from covon_avalanche.merging import MergeRule
-from covon_avalanche.optim import BayesByBackprop, CoVON, PosteriorOptimizer
+from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins import (
     AdaRegPlugin,
     CoVONPlugin,
@@ -39,46 +44,61 @@ from covon_avalanche.plugins import (
     MergePlugin,
     VCLPlugin,
 )
-from covon_avalanche.plugins.covon import deprecated_merge_by_inputs
-from covon_avalanche.plugins.schedule import Schedule
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-
-class TemplateArguments(TypedDict, total=False):
-    """Keyword arguments of every strategy, in Avalanche's order and with its defaults.
-
-    Only ``eval_mb_size`` is ``train_mb_size`` by default. ``plugins`` come after the strategy's
-    own plugin, so that they see the consolidated weights, except for a :class:`MergePlugin`, which
-    comes first. Evaluations inside ``train`` (``eval_every``) come before the merge. The
-    constructors take the other arguments of ``SupervisedTemplate``, too.
-    """
-
-    train_mb_size: int
-    train_epochs: int
-    eval_mb_size: int | None
-    device: str | torch.device
-    plugins: Sequence[BasePlugin] | None
-    evaluator: EvaluationPlugin | Callable[[], EvaluationPlugin]
-    eval_every: int
-    peval_mode: Literal["epoch", "iteration"]
 
 
 class _PluginStrategy(TensorBatches, SupervisedTemplate):
-    """A strategy with a plugin of its own."""
+    """A strategy with a plugin of its own, whose arguments the constructor takes, too."""
+
+    plugin_class: ClassVar[type[SupervisedPlugin]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if "plugin_class" in vars(cls):
+            cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
+        super().__init_subclass__(**kwargs)  # Avalanche's check of the names of arguments
 
     def __init__(
         self,
         *,
-        own: SupervisedPlugin,
+        model: Module,
+        optimizer: Optimizer,
+        criterion: CriterionType = CrossEntropyLoss(),
+        train_mb_size: int = 1,
+        train_epochs: int = 1,
         eval_mb_size: int | None = None,
+        device: str | torch.device = "cpu",
         plugins: Sequence[BasePlugin] | None = None,
-        **template: Any,
+        evaluator: EvaluationPlugin | Callable[[], EvaluationPlugin] = default_evaluator,
+        eval_every: int = -1,
+        peval_mode: Literal["epoch", "iteration"] = "epoch",
+        **own: Any,
     ) -> None:
-        ordered = [own, *(plugins or ())]
+        ordered = [self.plugin_class(**own), *(plugins or ())]
         ordered.sort(key=lambda plugin: not isinstance(plugin, MergePlugin))
-        super().__init__(eval_mb_size=eval_mb_size, plugins=ordered, **template)
+        super().__init__(
+            model=model,
+            optimizer=optimizer,
+            criterion=criterion,
+            train_mb_size=train_mb_size,
+            train_epochs=train_epochs,
+            eval_mb_size=eval_mb_size,
+            device=device,
+            plugins=ordered,
+            evaluator=evaluator,
+            eval_every=eval_every,
+            peval_mode=peval_mode,
+        )
+
+
+def _constructor(cls: type[_PluginStrategy]) -> Callable[..., None]:
+    """A copy of the constructor whose signature has the plugin's arguments instead of ``**own``."""
+    base: Any = inspect.unwrap(_PluginStrategy.__init__)
+    copy: Any = FunctionType(base.__code__, base.__globals__, closure=base.__closure__)
+    copy.__kwdefaults__, copy.__qualname__ = base.__kwdefaults__, f"{cls.__qualname__}.__init__"
+    *template, _ = inspect.signature(base).parameters.values()
+    own = inspect.signature(cls.plugin_class).parameters.values()
+    first = [parameter.name for parameter in template].index("criterion") + 1
+    copy.__signature__ = inspect.Signature([*template[:first], *own, *template[first:]])
+    return copy
 
 
 class _PosteriorStrategy(_PluginStrategy):
@@ -106,103 +126,27 @@ class CoVONStrategy(_PosteriorStrategy):
     """Fast and slow variational continual learning with a ``CoVON`` optimizer; see
     :class:`CoVONPlugin`."""
 
-    def __init__(
-        self,
-        *,
-        model: Module,
-        optimizer: CoVON,
-        criterion: CriterionType = CrossEntropyLoss(),
-        merge: MergeRule | None = None,
-        gamma: float | None = None,
-        ess_per_example: float | None = None,
-        schedule: Schedule | None = None,
-        eval_samples: int = 0,
-        eval_temperature: float = 1.0,
-        consolidate_every: int | None = None,
-        merge_by_inputs: bool = False,
-        **template: Unpack[TemplateArguments],
-    ) -> None:
-        if merge_by_inputs:
-            merge = deprecated_merge_by_inputs(merge, stacklevel=4)  # Avalanche wraps it
-        own = CoVONPlugin(
-            merge=merge,
-            gamma=gamma,
-            ess_per_example=ess_per_example,
-            schedule=schedule,
-            eval_samples=eval_samples,
-            eval_temperature=eval_temperature,
-            consolidate_every=consolidate_every,
-        )
-        super().__init__(own=own, model=model, optimizer=optimizer, criterion=criterion, **template)
+    plugin_class = CoVONPlugin
 
 
 class VCLStrategy(_PosteriorStrategy):
     """Mean-field variational continual learning with a ``BayesByBackprop`` optimizer; see
     :class:`VCLPlugin`."""
 
-    def __init__(
-        self,
-        *,
-        model: Module,
-        optimizer: BayesByBackprop,
-        criterion: CriterionType = CrossEntropyLoss(),
-        schedule: Schedule | None = None,
-        eval_samples: int = 0,
-        eval_temperature: float = 1.0,
-        **template: Unpack[TemplateArguments],
-    ) -> None:
-        own = VCLPlugin(
-            schedule=schedule, eval_samples=eval_samples, eval_temperature=eval_temperature
-        )
-        super().__init__(own=own, model=model, optimizer=optimizer, criterion=criterion, **template)
+    plugin_class = VCLPlugin
 
 
 class AdaRegStrategy(_PluginStrategy):
     """AdamW-Regularized, with an optimizer of the Adam family; see :class:`AdaRegPlugin`."""
 
-    def __init__(
-        self,
-        *,
-        model: Module,
-        optimizer: Optimizer,
-        criterion: CriterionType = CrossEntropyLoss(),
-        strength: float = 1.0,
-        ess: float | None = None,
-        weight_decay: float = 0.0,
-        schedule: Schedule | None = None,
-        **template: Unpack[TemplateArguments],
-    ) -> None:
-        own = AdaRegPlugin(strength=strength, ess=ess, weight_decay=weight_decay, schedule=schedule)
-        super().__init__(own=own, model=model, optimizer=optimizer, criterion=criterion, **template)
+    plugin_class = AdaRegPlugin
 
 
 class EWCStarStrategy(_PluginStrategy):
     """EWC with accumulated Fisher information, one anchor and any optimizer; see
     :class:`EWCStarPlugin`."""
 
-    def __init__(
-        self,
-        *,
-        model: Module,
-        optimizer: Optimizer,
-        criterion: CriterionType = CrossEntropyLoss(),
-        strength: float = 1.0,
-        ess: float | None = None,
-        weight_decay: float = 0.0,
-        fisher: Literal["exact", "batch"] = "exact",
-        fisher_mb_size: int = 256,
-        schedule: Schedule | None = None,
-        **template: Unpack[TemplateArguments],
-    ) -> None:
-        own = EWCStarPlugin(
-            strength=strength,
-            ess=ess,
-            weight_decay=weight_decay,
-            fisher=fisher,
-            fisher_mb_size=fisher_mb_size,
-            schedule=schedule,
-        )
-        super().__init__(own=own, model=model, optimizer=optimizer, criterion=criterion, **template)
+    plugin_class = EWCStarPlugin
 
 
 class ERACEStrategy(ER_ACE):
@@ -229,10 +173,11 @@ class ERACEStrategy(ER_ACE):
 
     def _before_training_exp(self, **kwargs: Any) -> None:
         super()._before_training_exp(**kwargs)
-        buffer = self.storage_policy.buffer
-        if self.experience.current_experience > 0 and self.replay_loader is None and len(buffer):
+        own: Any = self
+        buffer = own.storage_policy.buffer
+        if own.experience.current_experience > 0 and own.replay_loader is None and len(buffer):
             # Avalanche does not replay at all from fewer examples than a batch has.
-            self.replay_loader = cycle(DataLoader(buffer, batch_size=len(buffer), shuffle=True))
+            own.replay_loader = cycle(DataLoader(buffer, batch_size=len(buffer), shuffle=True))
 
 
 class _WholeBatchACE(ACECriterion):

@@ -7,7 +7,6 @@ A comment before a block says what to do with it:
     x = torch.ones(2)
     -->
     <!-- run: file mine.py -->                         write it to a file
-    <!-- run: append to permuted-digits -->            a recipe that ends with the block loads
     <!-- run: recipe -->                               the block is a recipe
 """
 
@@ -20,7 +19,7 @@ import pytest
 from terminal import check_command
 
 import covon_avalanche
-from covon_avalanche.experiment.recipe import load_recipe, recipe_file
+from covon_avalanche.experiment.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -80,8 +79,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         if order.startswith("file "):
             (tmp_path / order.removeprefix("file ")).write_text(block.text, encoding="utf-8")
         elif block.language == "toml":
-            start = recipe_file("permuted-digits").read_text("utf-8") if "append" in order else ""
-            (tmp_path / "recipe.toml").write_text(f"{start}\n{block.text}", encoding="utf-8")
+            (tmp_path / "recipe.toml").write_text(block.text, encoding="utf-8")
             load_recipe(str(tmp_path / "recipe.toml"))
         else:
             code = shortened(block)

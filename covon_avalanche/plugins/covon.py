@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from covon_avalanche.optim.natural_units import has_natural_units
 from covon_avalanche.plugins.merge import merge_task
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
+
+_PACKAGES = "avalanche", "covon_avalanche"
 
 
 class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[call-arg]
@@ -73,7 +76,7 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
             first, *others = self.schedule or [{}]
             self.schedule = [{"gamma": gamma, **first}, *others]
         if merge_by_inputs:
-            merge = deprecated_merge_by_inputs(merge)
+            merge = _deprecated_merge_by_inputs(merge)
         self.merge: MergeRule = Eq8() if merge is None else merge
         """How to merge, and what is remembered of earlier tasks."""
         self.ess_per_example = ess_per_example
@@ -141,11 +144,13 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
             merge_into(strategy.model, strategy.optimizer, self.merge)
 
 
-def deprecated_merge_by_inputs(merge: MergeRule | None, stacklevel: int = 3) -> MergeRule:
-    """The rule that ``merge_by_inputs=True`` of a constructor stands for, with a warning at the
-    constructor's caller."""
+def _deprecated_merge_by_inputs(merge: MergeRule | None) -> MergeRule:
+    """The rule that ``merge_by_inputs=True`` stands for, with a warning at the first caller outside
+    of Avalanche and this package."""
     if merge is not None:
         raise ValueError("give merge or the deprecated merge_by_inputs, not both")
+    modules = [str(f.frame.f_globals.get("__name__")).partition(".")[0] for f in inspect.stack(0)]
+    level = next((i for i, m in enumerate(modules, 1) if m not in _PACKAGES), 1)
     message = "merge_by_inputs=True is deprecated: use merge=RegMean()"
-    warnings.warn(message, DeprecationWarning, stacklevel)
+    warnings.warn(message, DeprecationWarning, level)
     return RegMean()
