@@ -120,6 +120,15 @@ class DataParallel:
         super().backward()  # type: ignore[misc]
 
 
+def batch_share(strategy: Any) -> tuple[int, int]:
+    """How many images of the current training batch are this process's and all processes'. Without
+    :class:`DataParallel` each process has a batch of its own."""
+    if isinstance(strategy, DataParallel):
+        return strategy.batch_share
+    size = len(strategy.mb_y)
+    return size, size * DistributedHelper.world_size
+
+
 def _share(batch: Any, start: int) -> Any:
     """Every ``world_size``-th example, by position in the epoch.
 

@@ -13,6 +13,7 @@ from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import SupervisedPlugin
 from torch.utils.flop_counter import FlopCounterMode
 
+from covon_avalanche.data_loading.data_parallel import batch_share
 from covon_avalanche.experiment.result import Epoch
 
 
@@ -73,8 +74,7 @@ class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[cal
 
     @torch.no_grad()
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        whole = len(strategy.mb_y), len(strategy.mb_y)
-        images, size = getattr(strategy, "batch_share", whole)  # of this process, of all
+        images, size = batch_share(strategy)
         # The rows of DER's memory come before them, the same in every process.
         memory = len(strategy.mb_y) - max(1, images)
         if self._counter is not None:

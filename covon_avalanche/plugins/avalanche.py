@@ -11,6 +11,8 @@ from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import RWalkPlugin, SynapticIntelligencePlugin
 from avalanche.training.utils import copy_params_dict
 
+from covon_avalanche.data_loading.data_parallel import batch_share
+
 
 class AvalancheSIPlugin(
     SynapticIntelligencePlugin,
@@ -50,11 +52,11 @@ class AvalancheRWalkPlugin(RWalkPlugin, supports_distributed=True):  # type: ign
 
     def _update_grad(self, strategy: Any) -> None:
         super()._update_grad(strategy)
-        share = getattr(strategy, "batch_share", None)
-        if share is None or not DistributedHelper.is_distributed:
+        if not DistributedHelper.is_distributed:
             return
+        images, size = batch_share(strategy)
         for p in strategy.model.parameters():
             if p.grad is not None:
-                p.grad *= share[0] / share[1]
+                p.grad *= images / size
                 dist.all_reduce(p.grad)
         self.iter_grad = copy_params_dict(strategy.model, copy_grad=True)

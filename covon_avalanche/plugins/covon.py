@@ -7,9 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from avalanche.distributed import DistributedHelper
-
 from covon_avalanche.checks import check_positive, check_whole
+from covon_avalanche.data_loading.data_parallel import batch_share
 from covon_avalanche.merging import Eq8, MergeRule, RegMean, merge_into
 from covon_avalanche.merging.task_vectors import TaskVectorRule
 from covon_avalanche.optim import CoVON
@@ -123,9 +122,7 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         replace the weights by a sample."""
         if self._sample is None:  # the first mini-batch of a step
             self._examples = 0
-        alike = len(strategy.mb_y) * DistributedHelper.world_size
-        _, size = getattr(strategy, "batch_share", (None, alike))
-        self._examples += size
+        self._examples += batch_share(strategy)[1]
         for group in strategy.optimizer.param_groups:
             group["batch_size"] = self._examples
         super().before_forward(strategy, **kwargs)

@@ -9,6 +9,7 @@ from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import SupervisedPlugin
 
 from covon_avalanche.checks import check_positive
+from covon_avalanche.data_loading.data_parallel import batch_share
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins.schedule import (
     SHARED,
@@ -73,8 +74,8 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Tell the model its share of the batch, where several processes have one."""
-        share = getattr(strategy, "batch_share", (None, None))
-        strategy.model.counted_images = share[0] if DistributedHelper.is_distributed else None
+        distributed = DistributedHelper.is_distributed
+        strategy.model.counted_images = batch_share(strategy)[0] if distributed else None
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the method's own loss, such as that of keys."""
