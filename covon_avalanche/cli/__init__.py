@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from covon_avalanche import __version__
-from covon_avalanche.cli import compare, data, predict, report, run, search, show
+from covon_avalanche.cli import compare, data, env, predict, report, run, search, show
 from covon_avalanche.cli.examples import epilog, one_line_paragraphs
 from covon_avalanche.cli.options import INTERRUPTED, fail
 from covon_avalanche.experiment.recipe import RecipeError
@@ -78,6 +78,7 @@ for command in (
     show.strategies,
     show.show,
     show.status,
+    env.env,
 ):
     app.command()(command)
 app.add_typer(data.app, name="data")

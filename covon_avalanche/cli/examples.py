@@ -31,6 +31,7 @@ EXAMPLES = {
     "strategies": ("covon strategies",),
     "show": ("covon show permuted-digits > mine.toml", "covon show strangers.toml"),
     "status": ("covon status runs/permuted-digits",),
+    "env": ("covon env", "covon env --dataset-root data"),
     "data list": ("covon data list",),
     "data download": ("covon data download DomainNet --root data",),
     "data verify": (

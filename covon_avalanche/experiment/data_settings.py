@@ -157,7 +157,7 @@ def missing_data(stream: Table, model: Table, dataset_root: Path | None) -> Path
     needed = [stream.data_folder] if isinstance(stream, _Images) else []
     if isinstance(model, Backbone) and model.weights not in ("", "default"):
         needed.append(model.weights)
-    paths = ((dataset_root or _avalanche_root()) / path for path in needed)
+    paths = ((dataset_root or avalanche_root()) / path for path in needed)
     return next((path for path in paths if not path.exists()), None)
 
 
@@ -165,12 +165,12 @@ def missing_mnist(stream: Table, dataset_root: Path | None) -> Path | None:
     """The folder that a stream will download MNIST to, if it needs to."""
     if not (isinstance(stream, PermutedStream) and stream.name == "PermutedMNIST"):
         return None
-    root = dataset_root or _avalanche_root() / "mnist"
+    root = dataset_root or avalanche_root() / "mnist"
     last = root / "MNIST/raw/t10k-labels-idx1-ubyte"  # of the files that torchvision downloads
     return None if last.exists() else root
 
 
-def _avalanche_root() -> Path:
+def avalanche_root() -> Path:
     """Avalanche's data folder."""
     try:
         text = Path("~/.avalanche/config.json").expanduser().read_text(encoding="utf-8")

@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 from made_up_results import made_up
+from terminal import covon
 
 
 def test_reports_need_neither_the_backend_of_a_notebook_nor_a_home(tmp_path):
@@ -16,3 +19,24 @@ def test_reports_need_neither_the_backend_of_a_notebook_nor_a_home(tmp_path):
     assert (tmp_path / "report" / "index.html").is_file()
     assert list((tmp_path / "report" / "figures").glob("*.png"))
     assert not (tmp_path / "no").exists()
+
+
+def test_what_a_bug_report_needs_is_printed_without_names_of_the_user(tmp_path):
+    (tmp_path / "core50").mkdir()
+    done = covon("env", "--dataset-root", tmp_path)
+    assert done.exit_code == 0
+    found = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert found["torch"] == version("torch")
+    assert found["timm"] == version("timm")
+    assert found["data sets"] == "CORe50"
+    assert found["devices"].startswith("cpu")
+    assert {"python", "covon_avalanche", "processor", "cores", "instructions"} <= found.keys()
+    for private in (tmp_path, Path.home(), os.uname().nodename):
+        assert str(private) not in done.stdout
+
+
+def test_a_home_that_cannot_be_written_is_reported(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-m", "covon_avalanche", "env"]
+    environment = {**os.environ, "HOME": str(tmp_path / "no/home")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "home is writable: no" in done.stdout
