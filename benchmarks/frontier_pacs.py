@@ -66,7 +66,7 @@ class Way(NamedTuple):
     """How the last domain is learned."""
 
     strength: float
-    """Of the prior, or of EWC's penalty."""
+    """Strength of the prior, or of EWC's penalty."""
     covon: bool = True
     exact: bool = False
     """Exact Fisher information instead of CoVON's Hessian estimate."""

@@ -26,12 +26,12 @@ from covon_avalanche.streams import cddb, core50, domainnet
 SUSTAINED = 100e12
 """Operations per second of one GPU, assumed: about a third of an A100's peak in bfloat16."""
 STEP_SECONDS = 1e-3
-"""Of the permuted MNIST network on a GPU, assumed: kernels wait for their launch."""
+"""Time of a step of the permuted MNIST network on a GPU, assumed: kernels wait for their launch."""
 MNIST_IMAGES = 60_000
 
 
 def vit_flops() -> tuple[int, int]:
-    """Of one image: a forward pass, and a forward and a backward pass."""
+    """Operations for one image: a forward pass, and a forward and a backward pass."""
     with torch.device("meta"):
         model = create_backbone("vit-b16-in21k-ft-in1k", 345, weights=None)
         x = torch.empty(1, 3, 224, 224)

@@ -128,7 +128,7 @@ def loaders(
 
 
 def seconds_per_epoch(batches: Iterable[Any]) -> float:
-    """Of a pass over all batches."""
+    """The time of a pass over all batches."""
     start = time.perf_counter()
     for _ in batches:
         pass

@@ -208,7 +208,7 @@ class Case:
         )
 
     def seconds(self) -> float:
-        """Of a step: the median over an epoch, without the first, which may allocate."""
+        """Time of a step: the median over an epoch, without the first, which may allocate."""
         self._begins.clear()
         self.loop(self.model, self.optimizer, self.data, self.mb_size)
         between = [b - a for a, b in itertools.pairwise(self._begins)]

@@ -102,7 +102,7 @@ def make_network(name: str, root: Path) -> nn.Module:
 
 @cache
 def pacs_images(root: Path, size: int) -> list[tuple[Task, Task]]:
-    """Of each domain, training and test images."""
+    """Training and test images of each domain."""
     _, transform = image_transforms(size)
     found = []
     options = dict(train_transform=transform, eval_transform=transform, cache_size=size)
@@ -179,7 +179,7 @@ def in_the_papers_units(model: nn.Module, preset: Case, case: Case, **settings: 
 
 
 def batches(task: Task, case: Case, generator: torch.Generator) -> Iterator[Task]:
-    """Of all epochs; an incomplete last one is dropped."""
+    """Batches of all epochs; an incomplete last one is dropped."""
     x, y = task
     size = min(case["batch"], len(y))
     for _ in range(case["epochs"]):

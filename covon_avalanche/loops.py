@@ -64,7 +64,7 @@ class Autocast:
     """Mixin: the model computes in bfloat16; losses, weights and the optimizer stay float32."""
 
     autocast_dtype = torch.bfloat16
-    """Also of the passes that merge rules make."""
+    """Number format of the model's passes, those of merge rules included."""
 
     def forward(self) -> Tensor:
         """The strategy's output, as float32."""

@@ -61,7 +61,7 @@ def changed_since(before: dict[str, torch.Tensor], model: PromptModel) -> set[st
 
 
 def some_images(n_domains: int = 3) -> torch.Tensor:
-    """Of each domain, and between domains, in a mixed order."""
+    """Images of each domain, and between domains, in a mixed order."""
     own = [toy_images(domain, 8, seed=1)[0] for domain in range(n_domains)]
     between = [(a + b) / 2 for a, b in itertools.pairwise(own)]
     x = torch.cat([*own, *between])

@@ -52,7 +52,7 @@ class _Images(Table):
     limit: Count | None = None
     """Most images per class and domain."""
     train_limit: Count | None = None
-    """The same for the training images alone."""
+    """Most training images per class and domain."""
     cache_size: Count | None = None
     """Keep all images decoded, with this shorter side, in ``cache`` below the data folder:
     faster, for disk space. Random crops are taken from the cached images."""

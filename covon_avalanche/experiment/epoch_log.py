@@ -67,7 +67,7 @@ class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[cal
             self._counter = FlopCounterMode(display=False).__enter__()
 
     def stop_counting(self) -> None:
-        """Also to be called if the training ends by an exception."""
+        """Stop counting operations; call it as well if the training ends by an exception."""
         if self._counter is not None:
             self._counter.__exit__(None, None, None)
             self._counter = None

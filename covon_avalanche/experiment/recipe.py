@@ -33,7 +33,7 @@ else:
 
 _SHIPPED = Path(__file__).parent / "recipes"
 StrategyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+*-]{0,99}$")]
-"""Also the name of a folder."""
+"""A strategy's name, and that of its folder of runs."""
 
 
 def _check_device(name: str) -> str:

@@ -59,7 +59,7 @@ def test_timm_heads_tags_and_sizes():
     "name", ["vit_tiny_patch16_224.augreg_in21k_ft_in1k", "deit_tiny_distilled_patch16_224"]
 )
 def test_timm_networks_of_two_heads_or_none_and_their_files(name, tmp_path):
-    """As for DINOv2 or MAE: their weights have no classifier; distilled ones have two."""
+    """The weights of DINOv2 or MAE have no classifier, distilled ones have two."""
     timm = pytest.importorskip("timm", reason="needs the extra vision")
     bare = timm.create_model(name, num_classes=0).state_dict()
     save_file(bare, tmp_path / "bare.safetensors")
@@ -114,7 +114,7 @@ def activations(model):
 
 @pytest.mark.parametrize("weights", [None, "FILE"])
 def test_the_activation_is_that_of_the_weights_of_the_tag(tmp_path, weights):
-    """Of tags of one architecture, whose weights have the same shapes."""
+    """The tags of one architecture, whose weights have the same shapes."""
     pytest.importorskip("open_clip", reason="needs the extra vision")
     pytest.importorskip("timm", reason="needs the extra vision")
     for family, tags in (

@@ -16,7 +16,7 @@ from covon_avalanche.streams.permuted import PermutedImages
 
 
 class OneLabelFlipped:
-    """Of an example that is not compared."""
+    """A data set with another label of an example that is not compared."""
 
     def __getitem__(self, index):
         x, y = super().__getitem__(index)

@@ -29,9 +29,9 @@ HASHES = {
     "permuted-digits": "31547c46cb",
     "permuted-mnist-hard": "c92439273a",
 }
-"""Of seed 0 and the last CoVON of each shipped recipe: changed ones would be run again."""
+"""Hashes of seed 0 and the last CoVON of each shipped recipe: changed ones would be run again."""
 FINETUNE_HASH = "4b6fa2db69"
-"""Of fine-tuning in the small recipe, before merging and alignment had further settings."""
+"""Hash of fine-tuning in the small recipe, before merging and alignment had further settings."""
 MERGEABLE = ["finetune", "ewc", "avalanche-ewc", "lwf", "avalanche-lwf", "ada-reg", "covon"]
 RULES = {
     "regmean": merging.RegMean,

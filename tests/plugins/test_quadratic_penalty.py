@@ -63,7 +63,7 @@ class Definition:
 
 
 def example_gradients(model, loss, x, y):
-    """Of each example, by a loop."""
+    """Gradients of each example, by a loop."""
     for i in range(len(y)):
         value = loss(model(x[i : i + 1]), y[i : i + 1])
         yield torch.autograd.grad(value, list(model.parameters()))

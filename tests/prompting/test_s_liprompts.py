@@ -66,7 +66,7 @@ def test_logits_are_scaled_cosines_of_the_selected_domains_prompts():
 
 
 def mixed(weights, logits):
-    """Of (images, domains) and (domains, images, classes)."""
+    """Means over domains, of shapes (images, domains) and (domains, images, classes)."""
     return np.einsum("nd,dnc->nc", weights, softmax(logits, -1))
 
 

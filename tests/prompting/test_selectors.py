@@ -12,7 +12,7 @@ WIDTH = 6
 
 
 def features_of(domain: int, n: int = 60, seed: int = 0) -> torch.Tensor:
-    """Of two clusters, overlapping with those of other domains; not normalised."""
+    """Features of two clusters, overlapping with those of other domains; not normalised."""
     means = torch.randn(5, 2, WIDTH, generator=torch.Generator().manual_seed(3))[domain]
     noise = torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(10 * domain + seed))
     return means[torch.arange(n) % 2] + 0.7 * noise

@@ -62,7 +62,7 @@ def test_the_mean_of_an_infinite_nll_is_infinite_without_a_deviation():
 
 
 def p_values(**accuracies):
-    """Of each strategy against the best, by its accuracies with the seeds from 0."""
+    """The p-value of each strategy against the best, by its accuracies with the seeds from 0."""
     runs = [made_up(n, s, [[a]]) for n, found in accuracies.items() for s, a in enumerate(found)]
     return strategy_summary(results_frame(runs))["p_value"].dropna().to_dict()
 
