@@ -153,17 +153,14 @@ def read_recipe(path: Path, children: Sequence[Path] = ()) -> tuple[str, dict[st
         if (file := recipe_file(name, path.parent)).resolve() in children:
             raise RecipeError(f"recipe {file} would extend itself")
         parent_text, parent = read_recipe(file, children)
-    except RecipeError as error:
-        raise RecipeError(f"recipe {path} extends {name!r}: {error}") from error
-    if not (isinstance(removed, list) and all(isinstance(key, str) for key in removed)):
-        raise RecipeError(f"recipe {path}: remove = {removed!r}: must be a list of keys")
-    for key in removed:
-        try:
+        if not (isinstance(removed, list) and all(isinstance(key, str) for key in removed)):
+            raise RecipeError(f"remove = {removed!r:.200}: must be a list of keys")
+        for key in removed:
             table, last = _table_of(parent, key)
-        except RecipeError as error:
-            raise RecipeError(f"recipe {path}: remove: {error}") from error
-        if table.pop(last, None) is None:
-            raise RecipeError(f"recipe {path}: remove: {name} has no {key}")
+            if table.pop(last, None) is None:
+                raise RecipeError(f"remove: there is no {key!r}{did_you_mean(last, table)}")
+    except ValueError as error:  # also of paths that cannot be
+        raise RecipeError(f"recipe {path} extends {name!r:.200}: {error}") from error
     data = _extended(parent, data)
     heads = [takewhile(lambda ln: ln[0] == "#", t.splitlines(True)) for t in (text, parent_text)]
     return "".join(chain(*heads)) + tomli_w.dumps(data), data
@@ -288,8 +285,9 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] in ("union_tag_not_found", "union_tag_invalid"):
         key += ".name" if parts[0] == "stream" else ".kind"
         known, tag = ", ".join(classes), first.get("ctx", {}).get("tag")
-        wrong = f"{key}: is missing" if tag is None else f"{key} = {tag!r}: is unknown"
-        return f"{wrong}; known are {known}{did_you_mean(tag, classes)}"
+        if tag is None:
+            return f"{key}: is missing; known are {known}"
+        return f"{key} = {tag!r:.200}: is unknown; known are {known}{did_you_mean(tag, classes)}"
     if first["type"] == "missing":
         return f"{key}: is missing"
     what = key if isinstance(first["input"], dict) else f"{key} = {first['input']!r:.200}"

@@ -100,9 +100,10 @@ def test_a_stream_with_another_name_replaces_that_of_the_extended_recipe(tmp_pat
         ('extends = "no.toml"', r"recipe.toml extends 'no.toml': recipe .*/no.toml cannot be read"),
         ('extends = "recipe.toml"', "extends 'recipe.toml': recipe .*recipe.toml would extend it"),
         ("extends = 3", "recipe.toml extends 3: must be the name or the path of a recipe"),
-        ('extends = "pacs"\nremove = "x"', "recipe.toml: remove = 'x': must be a list of keys"),
-        ('extends = "pacs"\nremove = ["stream.x"]', "recipe.toml: remove: pacs has no stream.x"),
-        ('extends = "pacs"\nremove = ["name.x"]', "recipe.toml: remove: name.x: name is a value"),
+        ('extends = "pacs"\nremove = "x"', "extends 'pacs': remove = 'x': must be a list"),
+        ('extends = "pacs"\nremove = ["stream.nam"]', "'stream.nam'; did you mean name"),
+        ('extends = "\\u0000.toml"', "recipe.toml extends .*: embedded null"),
+        ('extends = "pacs"\nremove = ["name.x"]', "extends 'pacs': name.x: name is a value"),
     ],
 )
 def test_recipes_that_cannot_be_extended_are_named(tmp_path, keys, message):
