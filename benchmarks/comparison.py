@@ -25,12 +25,17 @@ from covon_avalanche import TensorBatches
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.build import build_strategy
 from covon_avalanche.experiment.epoch_log import EpochLog
-from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid
+from covon_avalanche.experiment.grid import Outcome, run_grid
 from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import Strategy
 from covon_avalanche.experiment.result import Result
-from covon_avalanche.experiment.run_folder import result_settings, settings_of, upgrade_settings
+from covon_avalanche.experiment.run_folder import (
+    RunFolder,
+    result_settings,
+    settings_of,
+    upgrade_settings,
+)
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
 from covon_avalanche.report import Comparison, comparisons, load_results
@@ -110,14 +115,12 @@ def run_recipe(
         print(f"{outcome.spec}: {100 * outcome.result.average_accuracy:.2f} %", flush=True)
 
     run_grid(
-        recipe,
         [
-            RunSpec(name, seed)
+            RunFolder(ROOT / "runs" / recipe.name, recipe, name, seed)
             for seed in seeds
             for name in strategies or wanted
             if (name, seed) not in stored
         ],
-        ROOT / "runs" / recipe.name,
         RunOptions(dataset_root=dataset_root),
         processes=processes or default_processes(recipe.device),
         on_end=store,

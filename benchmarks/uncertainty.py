@@ -41,6 +41,7 @@ from covon_avalanche.experiment.build import build_benchmark
 from covon_avalanche.experiment.bundle import Bundle
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.run import run_in_folder
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.report.tables import aligned
 from covon_avalanche.streams.pacs import CLASSES
@@ -108,7 +109,7 @@ def measure(case: Case, root: Path) -> Case:
             update={"posterior_samples": SAMPLES, "posterior_temperature": "validation"}
         )
         options = RunOptions(data, bundle=True)
-        result = run_in_folder(recipe, name, seed, Path(temporary) / "runs", options)
+        result = run_in_folder(RunFolder(Path(temporary) / "runs", recipe, name, seed), options)
         (path,) = (Path(temporary) / "runs").glob("*/*/bundle")
         bundle = load_bundle(path)
         benchmark = build_benchmark(recipe, seed=seed, dataset_root=data)

@@ -95,7 +95,7 @@ def work(rank: int, folder: str) -> None:
     for name, own in recipes(path).items():
         run = RunFolder(path, own, name, 0)
         run.path.mkdir(parents=True, exist_ok=True)
-        result = train_in_folder(own, name, 0, path, options)
+        result = train_in_folder(run, options)
         if rank == 0:
             run.write_result(result)
     dist.destroy_process_group()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run import run_in_folder
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
 
@@ -19,7 +19,7 @@ class Killed(BaseException):
     """In place of a signal."""
 
 
-def run_until_killed(checkpoints: int, *arguments: Any) -> bool:
+def run_until_killed(checkpoints: int, folder: RunFolder, options: RunOptions) -> bool:
     """``run_in_folder``, killed after one more checkpoint than ``checkpoints``.
 
     :return: whether it was killed; it may finish before.
@@ -35,7 +35,7 @@ def run_until_killed(checkpoints: int, *arguments: Any) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpointer, "_store", counted)
         try:
-            run_in_folder(*arguments)
+            run_in_folder(folder, options)
         except Killed:
             return True
     return False
@@ -46,5 +46,5 @@ def run_with_stops(
 ) -> Result:
     """The result of a run that is stopped once for each entry, after so many more checkpoints."""
     for checkpoints in stops:
-        run_until_killed(checkpoints, recipe, name, 0, folder, options)
-    return run_in_folder(recipe, name, 0, folder, options)
+        run_until_killed(checkpoints, RunFolder(folder, recipe, name, 0), options)
+    return run_in_folder(RunFolder(folder, recipe, name, 0), options)

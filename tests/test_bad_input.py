@@ -326,7 +326,7 @@ def test_whatever_else_happens_is_one_sentence_and_a_log(
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("covon_avalanche.cli.run.specs_of", fail)
+    monkeypatch.setattr("covon_avalanche.cli.run.run_folders", fail)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = signal.getsignal(signal.SIGINT)
     done = covon("run", write(tmp_path), "--out", tmp_path / "out")

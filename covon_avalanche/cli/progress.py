@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 
-from covon_avalanche.experiment.grid import Outcome, RunSpec
-from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.run_folder import RunFolder
+from covon_avalanche.experiment.grid import Outcome
+from covon_avalanche.experiment.run_folder import RunFolder, RunSpec
 
 
 class GridProgress:
@@ -20,9 +18,7 @@ class GridProgress:
     Its methods fit :func:`run_grid`.
     """
 
-    def __init__(
-        self, console: Console, recipe: Recipe, specs: Sequence[RunSpec], runs: Path
-    ) -> None:
+    def __init__(self, console: Console, folders: Sequence[RunFolder]) -> None:
         self.outcomes: list[Outcome] = []
         """Outcomes in the order in which the runs ended."""
         self.bars = Progress(
@@ -36,8 +32,8 @@ class GridProgress:
             disable=not console.is_terminal,
             speed_estimate_period=3600,
         )
-        self._folders = {spec: RunFolder(runs, recipe, *spec) for spec in specs}
-        self._all = self.bars.add_task("all runs", total=len(specs), text="")
+        self._folders = {folder.spec: folder for folder in folders}
+        self._all = self.bars.add_task("all runs", total=len(folders), text="")
         self._tasks: dict[RunSpec, TaskID] = {}
         self._domains: dict[RunSpec, int] = {}
 

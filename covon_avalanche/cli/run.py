@@ -30,11 +30,17 @@ from covon_avalanche.cli.options import (
 )
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment.data_settings import Backbone, missing_mnist
-from covon_avalanche.experiment.grid import Outcome, RunSpec, run_grid, specs_of
+from covon_avalanche.experiment.grid import Outcome, run_grid
 from covon_avalanche.experiment.precision import SLOW, is_slow
 from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import RunFolder, error_sentence, finished_runs
+from covon_avalanche.experiment.run_folder import (
+    RunFolder,
+    RunSpec,
+    error_sentence,
+    finished_runs,
+    run_folders,
+)
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import default_processes
 
@@ -122,14 +128,16 @@ def run(
     )
     if bundle and (without := [k for k, s in chosen.strategies.items() if s.kind == "icarl"]):
         fail(f"--bundle cannot save {without[0]}: iCaRL predicts with its stored examples")
-    folder = out or Path("runs") / chosen.name
-    specs = specs_of(chosen)
+    runs = out or Path("runs") / chosen.name
+    if launcher is Launcher.slurm:
+        runs = runs.resolve()
+    folders = run_folders(chosen, runs)
     missing = missing_sentence(chosen, dataset_root)
     new, damaged = [], []
-    for spec in specs:
+    for folder in folders:
         try:
-            if RunFolder(folder, chosen, *spec).result() is None:
-                new.append(spec)
+            if folder.result() is None:
+                new.append(folder)
         except ResultError as error:
             damaged.append(error)
     if damaged and (dry_run or launcher is Launcher.slurm):
@@ -137,8 +145,8 @@ def run(
     parallel = jobs or max(1, default_processes(chosen.device) // shares)
     parallel = min(parallel, max(1, len(new)))
     if dry_run:
-        done = f"{len(specs) - len(new)} finished, {len(new)} to run, {parallel} in parallel"
-        typer.echo(f"{chosen.title}: {_runs(specs)}, {done}")
+        done = f"{len(folders) - len(new)} finished, {len(new)} to run, {parallel} in parallel"
+        typer.echo(f"{chosen.title}: {_runs(folders)}, {done}")
         mnist = missing_mnist(chosen.stream, dataset_root) if new else None
         there = "The data are there." if mnist is None else f"MNIST will be downloaded to {mnist}."
         typer.echo(missing or there)
@@ -146,15 +154,15 @@ def run(
             name = chosen.model.backbone
             typer.echo(f"The weights of {name} will be downloaded, unless they are cached.")
         if new and not missing and mnist is None:
-            _print_times(chosen, new, finished_runs(whole, folder), options, parallel)
+            _print_times(chosen, new, finished_runs(whole, runs), options, parallel)
         return
     if new and missing and launcher is Launcher.local:
         fail(missing)
-    folder.mkdir(parents=True, exist_ok=True)
+    runs.mkdir(parents=True, exist_ok=True)
     if launcher is Launcher.slurm:
-        _submit(chosen, new, folder, options, slurm or [])
+        _submit(chosen, new, runs, options, slurm or [])
     else:
-        raise typer.Exit(_run_and_summarise(chosen, whole, folder, options, parallel))
+        raise typer.Exit(_run_and_summarise(folders, whole, runs, options, parallel))
 
 
 def _processes_per_run(
@@ -184,7 +192,7 @@ def _processes_per_run(
 
 def _print_times(
     recipe: Recipe,
-    new: list[RunSpec],
+    new: list[RunFolder],
     stored: list[Result],
     options: RunOptions,
     processes: int,
@@ -193,9 +201,9 @@ def _print_times(
     from covon_avalanche.experiment.run import estimated_seconds
 
     total = 0.0
-    if {spec.strategy for spec in new} - {run.strategy for run in stored}:
+    if {folder.spec.strategy for folder in new} - {run.strategy for run in stored}:
         typer.echo("Timing batches of strategies without stored results ...")
-    for strategy in dict.fromkeys(spec.strategy for spec in new):
+    for strategy in dict.fromkeys(folder.spec.strategy for folder in new):
         times = [sum(run.train_seconds) for run in stored if run.strategy == strategy]
         source = "stored results" if times else "timed batches of one process"
         try:
@@ -204,19 +212,22 @@ def _print_times(
                 times = times or [estimated_seconds(recipe, strategy, options)]
         except (ValueError, OSError, FloatingPointError) as error:
             fail(f"{strategy}: {error_sentence(error)}")
-        number, mean = sum(spec.strategy == strategy for spec in new), sum(times) / len(times)
+        number, mean = (
+            sum(folder.spec.strategy == strategy for folder in new),
+            sum(times) / len(times),
+        )
         total += number * mean
         time_ = timedelta(seconds=round(mean))
         typer.echo(f"{strategy}: {number} x {time_} of training, from {source}")
     typer.echo(f"In total about {timedelta(seconds=round(total / processes))} and evaluations")
 
 
-def _runs(specs: list[RunSpec]) -> str:
-    return f"{len(specs)} run{'' if len(specs) == 1 else 's'}"
+def _runs(folders: list[RunFolder]) -> str:
+    return f"{len(folders)} run{'' if len(folders) == 1 else 's'}"
 
 
 def _run_and_summarise(
-    recipe: Recipe, whole: Recipe, folder: Path, options: RunOptions, processes: int
+    folders: list[RunFolder], whole: Recipe, runs: Path, options: RunOptions, processes: int
 ) -> int:
     """Train, print and store the results; return the exit status.
 
@@ -224,20 +235,17 @@ def _run_and_summarise(
     """
     console = Console()
     start = time.perf_counter()
-    specs = specs_of(recipe)
     console.print(
-        f"{recipe.title}: {_runs(specs)}, {processes} in parallel",
+        f"{whole.title}: {_runs(folders)}, {processes} in parallel",
         markup=False,
         soft_wrap=True,
     )
-    progress = GridProgress(console, recipe, specs, folder)
+    progress = GridProgress(console, folders)
     interrupted = False
     try:
         with progress.bars:
             run_grid(
-                recipe,
-                specs,
-                folder,
+                folders,
                 options,
                 processes=processes,
                 on_end=progress.end,
@@ -247,10 +255,10 @@ def _run_and_summarise(
         interrupted = True
         console.print("Interrupted; the same command resumes from here.")
     failures = [outcome for outcome in progress.outcomes if outcome.error is not None]
-    _print_failures(failures, recipe, folder)
+    _print_failures(failures, folders)
     if any(outcome.result is not None for outcome in progress.outcomes):
         new = {outcome.spec for outcome in progress.outcomes if not outcome.cached}
-        _summarise(finished_runs(whole, folder), folder, new, console)
+        _summarise(finished_runs(whole, runs, store=True), runs, new, console)
         console.print(f"Total time: {time.perf_counter() - start:.0f} s")
     if interrupted:
         return INTERRUPTED
@@ -291,36 +299,32 @@ def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: 
     )
 
 
-def _print_failures(failures: list[Outcome], recipe: Recipe, folder: Path) -> None:
+def _print_failures(failures: list[Outcome], folders: list[RunFolder]) -> None:
     """One sentence per error, which several runs may share."""
+    by_spec = {folder.spec: folder for folder in folders}
     by_error: dict[str, list[Outcome]] = defaultdict(list)
     for failure in failures:
         by_error[str(failure.error)].append(failure)
     for error, (first, *others) in by_error.items():
         more = f" (and {len(others)} other runs)" if others else ""
-        strategy, seed = first.spec
-        run = RunFolder(folder, recipe, strategy, seed)
+        (strategy, seed), run = first.spec, by_spec[first.spec]
         logged = run.log_file.exists() and not run.is_running()  # else it is another process's log
         see = f"; see {run.log_file}" if logged else ""
         typer.echo(f"covon: {strategy}, seed {seed}{more}: {error}{see}", err=True)
 
 
 def _submit(
-    recipe: Recipe,
-    specs: list[RunSpec],
-    folder: Path,
-    options: RunOptions,
-    parameters: list[str],
+    recipe: Recipe, new: list[RunFolder], runs: Path, options: RunOptions, parameters: list[str]
 ) -> None:
     """Submit runs to a cluster."""
     from covon_avalanche.experiment.cluster import submit
 
-    if not specs:
+    if not new:
         typer.echo(f"{recipe.title}: all runs are finished")
         return
     try:
-        jobs = submit(recipe, specs, folder, options, parameters=parameters)
+        jobs = submit(new, options, parameters=parameters)
     except ValueError as error:
         fail(str(error))
     typer.echo(f"{len(jobs)} jobs of {recipe.title}: {jobs[0]} to {jobs[-1]}")
-    typer.echo(f"`covon status {folder}` prints their state")
+    typer.echo(f"`covon status {runs}` prints their state")

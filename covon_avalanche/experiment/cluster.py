@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import submitit
 from submitit.helpers import Checkpointable
 
-from covon_avalanche.experiment.grid import RunSpec
-from covon_avalanche.experiment.recipe import Recipe, parse_setting
+from covon_avalanche.experiment.recipe import parse_setting
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
 
@@ -17,33 +16,33 @@ class ClusterRun(Checkpointable):
     """A run as a job. It is submitted again before its time is up, and resumes from the run's
     checkpoints."""
 
-    def __call__(self, recipe: Recipe, spec: RunSpec, runs: Path, options: RunOptions) -> float:
+    def __call__(self, folder: RunFolder, options: RunOptions) -> float:
         """Run with a single thread, like local runs; the average accuracy."""
         import torch
 
         from covon_avalanche.experiment.run import run_in_folder
 
         torch.set_num_threads(1)
-        return run_in_folder(recipe, *spec, runs, options).average_accuracy
+        return run_in_folder(folder, options).average_accuracy
 
 
 def submit(
-    recipe: Recipe,
-    specs: Sequence[RunSpec],
-    runs: Path,
+    folders: Sequence[RunFolder],
     options: RunOptions = RunOptions(),
     *,
     parameters: Sequence[str] = (),
     cluster: str = "slurm",
 ) -> list[str]:
-    """Send all runs as one job array.
+    """Send all runs of a recipe as one job array.
 
-    :param runs: folder that all nodes must see; logs go to its ``submitit``.
+    :param folders: of the runs, with absolute paths that all nodes must see; logs go to
+        ``submitit`` beside those of the strategies.
     :param parameters: ``KEY=VALUE`` by submitit's names, with TOML values.
     :param cluster: ``"local"`` for processes of this machine, to try it.
     :return: identifiers of the jobs.
     :raises ValueError: if submitit rejects a parameter or the jobs.
     """
+    recipe, runs = folders[0].recipe, folders[0].path.parents[1]
     settings = dict(map(parse_setting, parameters))
     if options.processes > 1:
         needed = "gpus_per_node" if recipe.device == "cuda" else "cpus_per_task"
@@ -57,10 +56,7 @@ def submit(
         raise ValueError(f"submitit rejected a parameter: {error}") from error
     try:
         with executor.batch():
-            jobs = [
-                executor.submit(ClusterRun(), recipe, spec, runs.resolve(), options)
-                for spec in specs
-            ]
+            jobs = [executor.submit(ClusterRun(), folder, options) for folder in folders]
     except (RuntimeError, OSError) as error:  # RuntimeError: submitit's FailedSubmissionError
         raise ValueError(f"the runs cannot be submitted: {' '.join(str(error).split())}") from error
     return [str(job.job_id) for job in jobs]

@@ -8,28 +8,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
-from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import RunFolder, is_bad_input, run_error
+from covon_avalanche.experiment.run_folder import RunFolder, RunSpec, is_bad_input, run_error
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import worker_pool
 
 _POLL_SECONDS = 0.2
-
-
-class RunSpec(NamedTuple):
-    """One run of a recipe."""
-
-    strategy: str
-    seed: int
-
-
-def specs_of(recipe: Recipe) -> list[RunSpec]:
-    """All runs of a recipe, seed by seed."""
-    return [RunSpec(strategy, seed) for seed in recipe.seeds for strategy in recipe.strategies]
 
 
 @dataclass(frozen=True)
@@ -46,66 +31,63 @@ class Outcome:
 
 
 def run_grid(
-    recipe: Recipe,
-    specs: Sequence[RunSpec],
-    runs: Path,
+    folders: Sequence[RunFolder],
     options: RunOptions = RunOptions(),
     *,
     processes: int = 1,
     on_end: Callable[[Outcome], None] = lambda outcome: None,
     poll: Callable[[list[RunSpec]], None] = lambda running: None,
 ) -> None:
-    """Run all specs; every finished run has written its result file.
+    """Run all that is not finished; every finished run has written its result file.
 
     Finished runs are not repeated, interrupted ones are resumed. A run that fails, or whose
     process is killed, does not stop the others; running the grid again resumes it.
 
-    :param runs: folder of all runs, see :class:`RunFolder`.
     :param processes: number of parallel runs.
     :param on_end: called in this process when a run has ended.
     :param poll: called in this process several times a second with the runs in progress.
     """
-    unfinished: list[RunSpec] = []
-    for spec in specs:
+    unfinished: list[RunFolder] = []
+    for folder in folders:
         try:
-            result = RunFolder(runs, recipe, *spec).result()
+            result = folder.result(store=True)
         except ResultError as error:
-            on_end(Outcome(spec, error=str(error), bad_input=True))
+            on_end(Outcome(folder.spec, error=str(error), bad_input=True))
             continue
         if result is None:
-            unfinished.append(spec)
+            unfinished.append(folder)
         else:
-            on_end(Outcome(spec, result, cached=True))
+            on_end(Outcome(folder.spec, result, cached=True))
     workers = max(1, min(processes, len(unfinished)))
-    pending: dict[Future[Outcome], RunSpec] = {}
+    pending: dict[Future[Outcome], RunFolder] = {}
     try:
         with _interrupts() as interrupts, worker_pool(workers) as pool:
-            for spec in unfinished:
-                pending[pool.submit(_run, recipe, spec, runs, options)] = spec
+            for folder in unfinished:
+                pending[pool.submit(_run, folder, options)] = folder
             while pending:
                 if interrupts:
                     raise KeyboardInterrupt
                 done = wait(pending, _POLL_SECONDS, FIRST_COMPLETED).done
-                poll([spec for future, spec in pending.items() if future.running()])
+                poll([folder.spec for future, folder in pending.items() if future.running()])
                 for future in done:
-                    spec = pending.pop(future)
+                    folder = pending.pop(future)
                     killed = isinstance(future.exception(), BrokenProcessPool)
-                    on_end(_killed(recipe, spec, runs) if killed else future.result())
+                    on_end(_killed(folder) if killed else future.result())
     except KeyboardInterrupt:
-        for future, spec in pending.items():
+        for future, folder in pending.items():
             if not future.cancelled():  # it had been started
-                RunFolder(runs, recipe, *spec).remove_partial_files()
+                folder.remove_partial_files()
         raise
 
 
-def _killed(recipe: Recipe, spec: RunSpec, runs: Path) -> Outcome:
+def _killed(folder: RunFolder) -> Outcome:
     """The outcome of a run whose process was killed."""
     error = (
         "its process was killed, perhaps for lack of memory; the same command resumes it, with "
         "--jobs 1 one run at a time"
     )
-    RunFolder(runs, recipe, *spec).write_failure(error)
-    return Outcome(spec, error=error)
+    folder.write_failure(error)
+    return Outcome(folder.spec, error=error)
 
 
 @contextmanager
@@ -120,13 +102,13 @@ def _interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _run(recipe: Recipe, spec: RunSpec, runs: Path, options: RunOptions) -> Outcome:
+def _run(folder: RunFolder, options: RunOptions) -> Outcome:
     """Run in a worker. Errors are returned as text, because unpickling an exception may fail."""
     try:
         from covon_avalanche.experiment.run import run_in_folder
 
-        return Outcome(spec, run_in_folder(recipe, *spec, runs, options))
+        return Outcome(folder.spec, run_in_folder(folder, options))
     except BrokenProcessPool:  # one of the run's own processes
         raise
     except (Exception, SystemExit) as error:
-        return Outcome(spec, error=run_error(error), bad_input=is_bad_input(error))
+        return Outcome(folder.spec, error=run_error(error), bad_input=is_bad_input(error))

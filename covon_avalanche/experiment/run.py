@@ -46,39 +46,35 @@ _TIMED = 6  # batches; the first, which may compile, does not count
 _WRITE_EVERY = 1.0  # seconds
 
 
-def run_in_folder(
-    recipe: Recipe, strategy: str, seed: int, runs: Path, options: RunOptions = RunOptions()
-) -> Result:
+def run_in_folder(folder: RunFolder, options: RunOptions = RunOptions()) -> Result:
     """Run, resume an interrupted run, or return the result of a finished one.
 
-    :param runs: folder of all runs, see :class:`RunFolder`.
     :raises ValueError: if another process is running it; otherwise as :func:`run_strategy`.
     """
-    folder = RunFolder(runs, recipe, strategy, seed)
     with folder.opened():
-        if (stored := folder.result()) is not None:
+        if (stored := folder.result(store=True)) is not None:
             return stored
-        about = {"versions": machine.versions(), "machine": machine.machine(recipe.device)}
-        starts = folder.write_start({"seed": seed, **about})
-        train = train_in_folder if options.processes == 1 else run_in_processes
-        result = train(recipe, strategy, seed, runs, options)
+        about = {"versions": machine.versions(), "machine": machine.machine(folder.recipe.device)}
+        starts = folder.write_start({"seed": folder.spec.seed, **about})
+        if options.processes == 1:
+            result = train_in_folder(folder, options)
+        else:
+            result = run_in_processes(train_in_folder, folder, options)
         result.resumed = starts - 1
         folder.write_result(result)
         return result
 
 
-def train_in_folder(
-    recipe: Recipe, strategy: str, seed: int, runs: Path, options: RunOptions
-) -> Result:
+def train_in_folder(folder: RunFolder, options: RunOptions) -> Result:
     """Train in one of the run's processes. Only the main one writes, except for tracebacks."""
-    folder, main = RunFolder(runs, recipe, strategy, seed), DistributedHelper.is_main_process
-    title = f"{recipe.name}, {strategy}, seed {seed}"
+    (strategy, seed), main = folder.spec, DistributedHelper.is_main_process
+    title = f"{folder.recipe.name}, {strategy}, seed {seed}"
     asked = options if main else RunOptions()
     with (
         folder.logged(logging.INFO if main else logging.ERROR),
         training_loggers(folder.path, asked, title, folder.settings) as loggers,
     ):
-        run = _Run(recipe, strategy, seed, options, folder=folder, loggers=loggers)
+        run = _Run(folder.recipe, strategy, seed, options, folder=folder, loggers=loggers)
         result = run.finish()
         if asked.bundle:
             run.write_bundle(folder.path / "bundle", result)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
@@ -133,6 +133,8 @@ def run_error(error: BaseException) -> str:
 
 def is_locked(file: Path) -> bool:
     """Whether a process holds the lock of this file; ``False`` in a read-only folder."""
+    if not file.exists():  # which acquiring the lock would create
+        return False
     lock = FileLock(file)
     try:
         lock.acquire(timeout=0)
@@ -180,8 +182,15 @@ class StoredRun:
         return is_locked(self.path / ".lock")
 
 
+class RunSpec(NamedTuple):
+    """One run of a recipe."""
+
+    strategy: str
+    seed: int
+
+
 class RunFolder(StoredRun):
-    """``RUNS/STRATEGY/seed-SEED-HASH`` with
+    """A run of a recipe and its folder, ``RUNS/STRATEGY/seed-SEED-HASH``, with
 
     ``run.json``: settings, versions and machine; ``data.json``: numbers of images, class names;
     ``log.txt``: the package's messages, and the traceback of what stopped training;
@@ -190,8 +199,8 @@ class RunFolder(StoredRun):
     """
 
     def __init__(self, runs: Path, recipe: Recipe, strategy: str, seed: int) -> None:
+        self.recipe, self.spec = recipe, RunSpec(strategy, seed)
         self.hash = run_hash(recipe, strategy, seed)
-        self._identity = self.hash, strategy, seed
         super().__init__(runs / strategy / f"seed-{seed}-{self.hash}")
         self.checkpoint_folder = self.path / "checkpoints"
         self.settings = settings_of(recipe, strategy)
@@ -252,10 +261,12 @@ class RunFolder(StoredRun):
         for part in self.path.rglob(".*.part"):
             part.unlink(missing_ok=True)
 
-    def result(self) -> Result | None:
-        """The result of a finished run, which is stored under the recipe's current name, title and
-        list of searched strategies. A result that belongs to another run is moved aside.
+    def result(self, *, store: bool = False) -> Result | None:
+        """The result of a finished run, under the recipe's current name, title and list of
+        searched strategies. A result that belongs to another run does not count.
 
+        :param store: also write these names, and move a result of another run aside; otherwise
+            nothing is written.
         :raises ResultError: if the file cannot be read or is not a result.
         """
         if not self.result_file.exists():
@@ -264,7 +275,10 @@ class RunFolder(StoredRun):
             result = Result.load(self.result_file)
         except ResultError as error:
             raise ResultError(f"{error}; remove it to run it again") from error
-        if (result.run_hash or self.hash, result.strategy, result.seed) != self._identity:
+        found = result.run_hash or self.hash, result.strategy, result.seed
+        if found != (self.hash, *self.spec):
+            if not store:
+                return None
             aside = self.result_file.replace(self.path / "result-of-another-run.json")
             _log.warning(
                 "%s is of another run (%s, seed %d, hash %s): it is now %s, and this run starts",
@@ -275,7 +289,8 @@ class RunFolder(StoredRun):
         if result.recipe != names["name"] or not names.items() <= result.settings.items():
             changes = {"recipe": names["name"], "settings": result.settings | names}
             result = result.model_copy(update=changes)
-            result.save(self.result_file)
+            if store:
+                result.save(self.result_file)
         return result
 
     def write_start(self, about: dict[str, Any]) -> int:
@@ -344,16 +359,26 @@ def _stored(file: Path) -> dict[str, Any]:
     raise ValueError(f"{file} is damaged: remove it, then run the command again")
 
 
-def finished_runs(recipe: Recipe, runs: Path) -> list[Result]:
+def run_folders(recipe: Recipe, runs: Path) -> list[RunFolder]:
+    """All runs of a recipe, seed by seed.
+
+    :param runs: the folder of all runs.
+    """
+    return [RunFolder(runs, recipe, name, s) for s in recipe.seeds for name in recipe.strategies]
+
+
+def finished_runs(recipe: Recipe, runs: Path, *, store: bool = False) -> list[Result]:
     """The results of a recipe's strategies with its settings in a folder of runs, all seeds;
-    damaged ones are left out with a warning."""
+    damaged ones are left out with a warning.
+
+    :param store: see :meth:`RunFolder.result`.
+    """
     found = []
     for strategy in recipe.strategies:
-        for path in sorted((runs / strategy).glob("seed-*-*")):
-            seed = path.name.split("-")[1]
-            folder = RunFolder(runs, recipe, strategy, int(seed) if seed.isdecimal() else -1)
+        seeds = {path.name.split("-")[1] for path in (runs / strategy).glob("seed-*-*")}
+        for seed in sorted(int(seed) for seed in seeds if seed.isdecimal()):
             try:
-                if folder.path == path and (result := folder.result()) is not None:
+                if result := RunFolder(runs, recipe, strategy, seed).result(store=store):
                     found.append(result)
             except ResultError as error:
                 _log.warning("%s", error)

@@ -29,17 +29,17 @@ def test_results_with_other_settings_are_measured_again(changes, missing, tmp_pa
         del settings["device"], settings["workers"]
         runs.append(made_up(name, 0, [[0.5]]).model_copy(update={"settings": settings}))
     file = stored(tmp_path, *runs)
-    monkeypatch.setattr(comparison, "run_grid", lambda recipe, found, *_, **__: specs.extend(found))
+    monkeypatch.setattr(comparison, "run_grid", lambda found, *_, **__: specs.extend(found))
     today = choose(load_recipe("permuted-digits", changes), "finetune,covon")
     comparison.run_recipe(today, [0], file)
-    assert [spec.strategy for spec in specs] == missing
+    assert [folder.spec.strategy for folder in specs] == missing
 
 
 def test_a_result_is_stored_without_its_epochs_in_the_recipes_order(tmp_path, monkeypatch):
-    def run_grid(recipe, specs, *_, on_end, **__):
-        for spec in reversed(specs):
-            on_end(comparison.Outcome(spec, made_up(*spec, [[0.5]])))
-        on_end(comparison.Outcome(specs[0], error="diverged"))
+    def run_grid(folders, *_, on_end, **__):
+        for folder in reversed(folders):
+            on_end(comparison.Outcome(folder.spec, made_up(*folder.spec, [[0.5]])))
+        on_end(comparison.Outcome(folders[0].spec, error="diverged"))
 
     monkeypatch.setattr(comparison, "run_grid", run_grid)
     recipe = choose(load_recipe("permuted-digits"), "finetune,covon")

@@ -8,9 +8,9 @@ from rich.console import Console
 from small_recipes import STRATEGIES, small_recipe
 
 from covon_avalanche.cli.progress import GridProgress
-from covon_avalanche.experiment.grid import Outcome, RunSpec
+from covon_avalanche.experiment.grid import Outcome
 from covon_avalanche.experiment.result import Epoch
-from covon_avalanche.experiment.run_folder import RunFolder, Status
+from covon_avalanche.experiment.run_folder import RunFolder, RunSpec, Status
 
 SPECS = [RunSpec("covon", 0), RunSpec("finetune", 0)]
 RESULT = made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]])
@@ -33,7 +33,7 @@ def grid(tmp_path):
         console = Console(
             file=io.StringIO(), force_terminal=terminal, width=150, get_time=lambda: now[-1]
         )
-        return GridProgress(console, recipe, SPECS, tmp_path)
+        return GridProgress(console, [RunFolder(tmp_path, recipe, *spec) for spec in SPECS])
 
     return make, write
 

@@ -128,13 +128,37 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
     ]
 
 
+def tree(folder):
+    """All paths below a folder, with the content of files."""
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_dry_run_and_the_status_change_no_byte(arguments, tmp_path):
+    arguments += ["--strategies", "covon,finetune", "--seeds", "0-1"]
+    assert covon(*arguments).exit_code == 0
+    other, damaged, interrupted, _ = sorted((tmp_path / "out").rglob("result.json"))
+    Result.load(other).model_copy(update={"run_hash": "0123456789"}).save(other)
+    interrupted.unlink()
+    (interrupted.parent / ".lock").unlink()
+    before = tree(tmp_path)
+    done = covon(*arguments, "--dry-run", "--set", "title=Another", "--set", "name=another")
+    assert "Another: 4 runs, 2 finished, 2 to run" in done.stdout
+    for command in ("status", "show"):
+        assert "3 finished, 1 interrupted" in covon(command, tmp_path / "out").stdout
+    assert tree(tmp_path) == before
+    damaged.write_text("{")
+    assert covon(*arguments, "--dry-run").exit_code == 2
+    assert tree(tmp_path) == before | {damaged: b"{"}
+
+
 @pytest.mark.usefixtures("in_this_process")
 def test_only_missing_runs_are_submitted_to_a_cluster(arguments, monkeypatch):
     submitted = []
 
-    def submit(recipe, specs, *_, **__):
-        submitted.append([*specs])
-        return [str(i) for i in range(len(specs))]
+    def submit(folders, *_, **__):
+        submitted.append([folder.spec for folder in folders])
+        return [str(i) for i in range(len(folders))]
 
     monkeypatch.setattr(cluster, "submit", submit)
     command = [*arguments, "--strategies", "finetune", "--seeds"]

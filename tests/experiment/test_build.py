@@ -152,7 +152,7 @@ def test_a_recipe_may_name_the_classes_of_ones_own_folder(tmp_path):
     for given, classes in ((None, ["dog", "fox"]), (["fox", "dog", "cat"],) * 2):
         recipe = image_recipe(stream={**stream, "classes": given})
         assert settings_of(recipe, "covon-paper")["stream"].get("classes") == given
-        run_in_folder(recipe, "covon-paper", 0, tmp_path / "runs")
+        run_in_folder(RunFolder(tmp_path / "runs", recipe, "covon-paper", 0))
         data = RunFolder(tmp_path / "runs", recipe, "covon-paper", 0).path / "data.json"
         assert json.loads(data.read_text(encoding="utf-8"))["classes"] == classes
 

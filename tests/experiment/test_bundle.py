@@ -13,13 +13,14 @@ from covon_avalanche import DiagGaussian, load_bundle, save_bundle
 from covon_avalanche.backbones import create_backbone
 from covon_avalanche.experiment.build import build_benchmark
 from covon_avalanche.experiment.run import run_in_folder
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
 SAVED = RunOptions(bundle=True)
 
 
 def trained(folder, name, **changes):
-    result = run_in_folder(short_recipe(name, **changes), name, 0, folder, SAVED)
+    result = run_in_folder(RunFolder(folder, short_recipe(name, **changes), name, 0), SAVED)
     (path,) = folder.glob("*/*/bundle")
     return result, path
 
@@ -94,7 +95,9 @@ def test_prompt_models_are_rebuilt_with_their_prompts(tmp_path):
         train_mb_size=2,
         epochs=1,
     )
-    run_in_folder(recipe, "soyo", 0, tmp_path / "runs", RunOptions(tmp_path, bundle=True))
+    run_in_folder(
+        RunFolder(tmp_path / "runs", recipe, "soyo", 0), RunOptions(tmp_path, bundle=True)
+    )
     (path,) = (tmp_path / "runs").glob("*/*/bundle")
     bundle = load_bundle(path)
     assert int(bundle.model.domains) == 2

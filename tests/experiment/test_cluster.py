@@ -8,17 +8,15 @@ import pytest
 import submitit
 
 from covon_avalanche.experiment.cluster import ClusterRun, submit
-from covon_avalanche.experiment.grid import RunSpec
 from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
 
 def test_submitted_runs_are_the_same_as_local_ones(recipe, tmp_path):
-    jobs = [RunSpec("finetune", 0), RunSpec("finetune", 1)]
-    submitted = submit(recipe, jobs, tmp_path, parameters=["timeout_min=5"], cluster="local")
-    assert len(submitted) == 2
     folders = [RunFolder(tmp_path, recipe, "finetune", seed) for seed in (0, 1)]
+    submitted = submit(folders, parameters=["timeout_min=5"], cluster="local")
+    assert len(submitted) == 2
     deadline = time.monotonic() + 300
     while not all(f.result_file.exists() for f in folders) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -35,33 +33,34 @@ def executor_of(monkeypatch):
 
 
 def test_parameters_are_toml_values_and_the_name_is_the_recipes(recipe, tmp_path, monkeypatch):
-    given, jobs = executor_of(monkeypatch).update_parameters, [RunSpec("finetune", 0)]
-    submit(recipe, jobs, tmp_path, parameters=["mem_gb=1.5", "slurm_account=0042"])
+    given = executor_of(monkeypatch).update_parameters
+    jobs = [RunFolder(tmp_path, recipe, "finetune", 0)]
+    submit(jobs, parameters=["mem_gb=1.5", "slurm_account=0042"])
     given.assert_called_with(mem_gb=1.5, slurm_account="0042", name=recipe.name)
-    submit(recipe, jobs, tmp_path, parameters=["name=mine"])
+    submit(jobs, parameters=["name=mine"])
     given.assert_called_with(name="mine")
-    submit(recipe, jobs, tmp_path, RunOptions(processes=4))
+    submit(jobs, RunOptions(processes=4))
     given.assert_called_with(cpus_per_task=4, name=recipe.name)
     cuda = recipe.model_copy(update={"device": "cuda"})
-    submit(cuda, jobs, tmp_path, RunOptions(processes=4))
+    submit([RunFolder(tmp_path, cuda, "finetune", 0)], RunOptions(processes=4))
     given.assert_called_with(gpus_per_node=4, name=recipe.name)
 
 
 def test_jobs_and_parameters_that_are_refused(recipe, tmp_path, monkeypatch):
-    jobs = [RunSpec("finetune", 0)]
+    jobs = [RunFolder(tmp_path, recipe, "finetune", 0)]
     with pytest.raises(ValueError, match="must look like KEY=VALUE, got 'partition'"):
-        submit(recipe, jobs, tmp_path, parameters=["partition"], cluster="local")
+        submit(jobs, parameters=["partition"], cluster="local")
     with pytest.raises(ValueError, match=r"submitit rejected a parameter: .*colour"):
-        submit(recipe, jobs, tmp_path, parameters=["colour=blue"], cluster="local")
+        submit(jobs, parameters=["colour=blue"], cluster="local")
 
     refused = submitit.core.utils.FailedSubmissionError("sbatch: error:\n invalid partition")
     executor_of(monkeypatch).submit.side_effect = refused
     with pytest.raises(ValueError, match=r"cannot be submitted: sbatch: error: invalid p.*n$"):
-        submit(recipe, jobs, tmp_path)
+        submit(jobs)
 
 
 def test_a_requeued_job_is_the_same_call(recipe, tmp_path):
-    arguments = recipe, RunSpec("finetune", 0), tmp_path, RunOptions()
+    arguments = RunFolder(tmp_path, recipe, "finetune", 0), RunOptions()
     again = pickle.loads(pickle.dumps(ClusterRun().checkpoint(*arguments)))
-    assert again.args == arguments
+    assert again.args[0].path == arguments[0].path
     assert again.function(*again.args) == run_strategy(recipe, "finetune", 0).average_accuracy

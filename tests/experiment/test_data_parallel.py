@@ -25,7 +25,7 @@ from covon_avalanche.experiment.run_options import RunOptions
 def folder(tmp_path_factory):
     """The runs of two processes; they resume one that a single process began."""
     path = tmp_path_factory.mktemp("runs")
-    assert run_until_killed(5, recipe(), "resumed", 0, path, OFTEN)
+    assert run_until_killed(5, RunFolder(path, recipe(), "resumed", 0), OFTEN)
     pacs(path / "PACS")
     in_two_processes(work, str(path))
     return path
@@ -69,7 +69,7 @@ def test_two_processes_have_the_result_of_one(name, folder, monkeypatch):
 def test_two_gpus_have_the_result_of_one(tmp_path):
     own = short_recipe("covon-gradsq", device="cuda")
     one, two = (
-        run_in_folder(own, "covon-gradsq", 0, tmp_path / str(n), RunOptions(processes=n))
+        run_in_folder(RunFolder(tmp_path / str(n), own, "covon-gradsq", 0), RunOptions(processes=n))
         for n in (1, 2)
     )
     assert (two.machine["processes"], two.counts) == (2, one.counts)
@@ -82,11 +82,11 @@ def test_a_run_in_two_processes_ends_with_its_stored_result(tmp_path, monkeypatc
     context = forks()
     monkeypatch.setattr(worker_pool.multiprocessing, "get_context", lambda _: context)
     own, options = short_recipe("finetune", epochs=1), RunOptions(processes=2)
-    result = run_in_folder(own, "finetune", 0, tmp_path, options)
     folder = RunFolder(tmp_path, own, "finetune", 0)
+    result = run_in_folder(folder, options)
     assert (result.machine["processes"], result.resumed, folder.status()) == (2, 0, None)
     assert folder.result() == result
-    assert run_in_folder(own, "finetune", 0, tmp_path, options) == result  # is not repeated
+    assert run_in_folder(folder, options) == result  # is not repeated
 
 
 def test_all_kinds_are_here():

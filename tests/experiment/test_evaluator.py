@@ -14,6 +14,7 @@ from toys import QUIET, toy_benchmark, toy_model
 from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.experiment.evaluator import Evaluator
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
 METRICS = dict(minibatch=True, epoch=True, experience=True, stream=True)
@@ -62,7 +63,7 @@ def test_callbacks_that_no_metric_has_are_skipped(monkeypatch):
 
 def test_tensorboard_files_are_below_the_run_and_change_nothing(recipe, tmp_path):
     plain = run_strategy(recipe, "finetune", 0)
-    logged = run_in_folder(recipe, "finetune", 0, tmp_path, RunOptions(tensorboard=True))
+    logged = run_in_folder(RunFolder(tmp_path, recipe, "finetune", 0), RunOptions(tensorboard=True))
     assert list(tmp_path.glob("finetune/seed-0-*/tensorboard/events.*"))
     assert logged.outcome() == plain.outcome()
 
@@ -81,7 +82,9 @@ def test_each_run_is_one_of_wandb(recipe, tmp_path, monkeypatch):
 
     monkeypatch.setattr(wandb, "init", spied_init)
     for seed in (0, 1, 1):
-        result = run_in_folder(recipe, "finetune", seed, tmp_path, RunOptions(wandb="project"))
+        result = run_in_folder(
+            RunFolder(tmp_path, recipe, "finetune", seed), RunOptions(wandb="project")
+        )
         next(tmp_path.glob(f"finetune/seed-{seed}-*/result.json")).unlink()
     (first, _), (second, _), (again, values) = logged
     assert first != second == again
@@ -97,7 +100,9 @@ def test_each_run_is_one_of_mlflow(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.chdir(tmp_path)
     for seed in (0, 1, 1):
-        result = run_in_folder(recipe, "finetune", seed, tmp_path, RunOptions(mlflow="mine"))
+        result = run_in_folder(
+            RunFolder(tmp_path, recipe, "finetune", seed), RunOptions(mlflow="mine")
+        )
         next(tmp_path.glob(f"finetune/seed-{seed}-*/result.json")).unlink()
     logged = mlflow.search_runs(experiment_names=["mine"])
     assert sorted(logged["tags.mlflow.runName"]) == [

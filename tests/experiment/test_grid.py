@@ -2,9 +2,9 @@
 
 from small_recipes import FEW, STRATEGIES, small_recipe
 
-from covon_avalanche.experiment.grid import RunSpec, run_grid, specs_of
+from covon_avalanche.experiment.grid import run_grid
 from covon_avalanche.experiment.run import run_strategy
-from covon_avalanche.experiment.run_folder import RunFolder
+from covon_avalanche.experiment.run_folder import RunFolder, RunSpec, run_folders
 
 MODULE = """
 import os, signal
@@ -51,7 +51,8 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
     strategies["covon"] = STRATEGIES["covon"]
     strategies["dies"] = {**custom, "implementation": "misbehaving:Dies"}
     recipe = small_recipe(strategies, epochs=1, train_mb_size=64, stream=FEW, seeds=[0])
-    *specs, dies = specs_of(recipe)
+    *folders, dies = run_folders(recipe, runs)
+    covon = RunFolder(runs, recipe, "covon", 1)
     outcomes, polled = {}, []
     watching = {
         "on_end": lambda outcome: outcomes.update({outcome.spec: outcome}),
@@ -59,22 +60,22 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
     }
 
     # A killed process is reported, and the run that waits goes on.
-    run_grid(recipe, [dies, RunSpec("covon", 1)], runs, **watching)
-    result = outcomes[RunSpec("covon", 1)].result
-    assert "its process was killed" in outcomes[dies].error
-    assert RunFolder(runs, recipe, *dies).status().error == outcomes[dies].error
+    run_grid([dies, covon], **watching)
+    result = outcomes[covon.spec].result
+    assert "its process was killed" in outcomes[dies.spec].error
+    assert dies.status().error == outcomes[dies.spec].error
 
     # Finished runs are not repeated, failed ones are.
     polled.clear()
-    run_grid(recipe, [*specs, RunSpec("covon", 1)], runs, processes=2, **watching)
+    run_grid([*folders, covon], processes=2, **watching)
     assert polled
-    assert set(polled) <= set(specs)
-    assert [spec for spec, outcome in outcomes.items() if outcome.cached] == [RunSpec("covon", 1)]
-    assert outcomes[RunSpec("covon", 1)].result == result
+    assert set(polled) <= {folder.spec for folder in folders}
+    assert [spec for spec, outcome in outcomes.items() if outcome.cached] == [covon.spec]
+    assert outcomes[covon.spec].result == result
 
     # Results are those of single runs, and on disk.
     found = {spec: outcome.result for spec, outcome in outcomes.items() if outcome.result}
-    assert set(found) == {RunSpec("covon", 0), RunSpec("covon", 1)}
+    assert set(found) == {RunSpec("covon", 0), covon.spec}
     assert found[RunSpec("covon", 0)].accuracy != result.accuracy
     for spec, result in found.items():
         assert run_strategy(recipe, *spec).outcome() == result.outcome()

@@ -129,7 +129,7 @@ def test_storing_does_not_count_as_training(tmp_path, monkeypatch):
         save(*arguments)
 
     monkeypatch.setattr(resumable, "save_checkpoint", slow)
-    result = run_in_folder(recipe_of("finetune"), "finetune", 0, tmp_path, OFTEN)
+    result = run_in_folder(RunFolder(tmp_path, recipe_of("finetune"), "finetune", 0), OFTEN)
     assert len(slept) == 2 * (2 * 4 + 2 + 1)  # after batches, epochs and domains
     assert sum(epoch.seconds for epoch in result.epochs) <= sum(result.train_seconds)
     assert sum(result.train_seconds) < sum(slept) / 2
@@ -143,10 +143,14 @@ def test_checkpoints_take_no_more_than_their_share(tmp_path, monkeypatch):
         return store(self)
 
     monkeypatch.setattr(Checkpointer, "_store", counted)
-    run_in_folder(recipe, "finetune", 0, tmp_path / "often", RunOptions(checkpoint_share=1))
+    run_in_folder(
+        RunFolder(tmp_path / "often", recipe, "finetune", 0), RunOptions(checkpoint_share=1)
+    )
     assert len(stored) == 2 * 10 + 2
     stored.clear()
-    run_in_folder(recipe, "finetune", 0, tmp_path / "seldom", RunOptions(checkpoint_share=1e-9))
+    run_in_folder(
+        RunFolder(tmp_path / "seldom", recipe, "finetune", 0), RunOptions(checkpoint_share=1e-9)
+    )
     assert len(stored) == 1 + 2  # the first is free, those between domains are always made
 
 
@@ -215,7 +219,7 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_used(
                 run = spoil
             save_checkpoint(folder.checkpoint_folder, latest, state, run)
     with caplog.at_level(logging.INFO, "covon_avalanche"):
-        result = run_in_folder(recipe, "finetune", 0, tmp_path)
+        result = run_in_folder(RunFolder(tmp_path, recipe, "finetune", 0))
     assert message in caplog.text
     assert "the one before it is used" in caplog.text or "the checkpoint before it" in caplog.text
     assert f"epoch {before.epoch + 1}, batch {before.batch + 1}" in caplog.text
@@ -238,10 +242,10 @@ def test_without_a_usable_checkpoint_the_run_restarts(
     with monkeypatch.context() as patch:  # says nothing about the checkpoint
         patch.setattr(resumable, function, fail(torch.OutOfMemoryError))
         with pytest.raises(torch.OutOfMemoryError):
-            run_in_folder(recipe, "finetune", 0, tmp_path)
+            run_in_folder(RunFolder(tmp_path, recipe, "finetune", 0))
     assert stored_points(folder.checkpoint_folder)
     monkeypatch.setattr(resumable, function, fail(error))
-    result = run_in_folder(recipe, "finetune", 0, tmp_path)
+    result = run_in_folder(RunFolder(tmp_path, recipe, "finetune", 0))
     assert f"does not fit this run: {error.__name__}: no such thing" in caplog.text
     assert result.outcome() == whole("finetune")
 

@@ -51,7 +51,7 @@ def test_every_strategy_learns_and_its_result_is_complete(name):
 
 def test_results_are_plain_json_with_everything_that_determines_them(tmp_path):
     recipe = short_recipe("covon")
-    result = run_in_folder(recipe, "covon", 1, tmp_path)
+    result = run_in_folder(RunFolder(tmp_path, recipe, "covon", 1))
     folder = RunFolder(tmp_path, recipe, "covon", 1)
     assert folder.result() == result
     data = json.loads(folder.result_file.read_text())
@@ -154,7 +154,7 @@ def test_the_status_of_a_run_has_its_batches_and_the_accuracy_so_far(tmp_path, m
     seen = []
     monkeypatch.setattr(run, "_WRITE_EVERY", -1.0)
     monkeypatch.setattr(RunFolder, "write_status", lambda folder, status: seen.append(status))
-    run_in_folder(short_recipe("finetune"), "finetune", 0, tmp_path)
+    run_in_folder(RunFolder(tmp_path, short_recipe("finetune"), "finetune", 0))
     batches = [(s.batch, s.of_batches) for s in seen if s.batch]
     assert batches == [(1, 4), (2, 4), (3, 4), (4, 4)] * 4  # 2 epochs in 2 domains of 200 images
     assert [status.share for status in seen] == sorted(status.share for status in seen)

@@ -45,7 +45,7 @@ def test_the_status_is_that_of_the_latest_epoch_and_of_the_error(recipe, tmp_pat
         raise OSError("no such luck")
     assert not folder.is_running()
     assert folder.status() == status.model_copy(update={"error": "no such luck"})
-    run_in_folder(recipe, "finetune", 0, tmp_path)
+    run_in_folder(folder)
     assert folder.status() is None
 
 
@@ -87,29 +87,31 @@ def test_the_hash_is_of_what_affects_a_result():
 
 
 def test_a_finished_run_is_not_repeated_but_takes_the_names_of_its_recipe(recipe, tmp_path):
-    first = run_in_folder(recipe, "finetune", 0, tmp_path)
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    first = run_in_folder(folder)
     first.model_copy(update={"calibration": {"nll": math.nan}}).save(folder.result_file)
     written = folder.result_file.stat().st_mtime_ns
-    assert run_in_folder(recipe, "finetune", 0, tmp_path).accuracy == first.accuracy
+    assert run_in_folder(folder).accuracy == first.accuracy
     assert folder.result_file.stat().st_mtime_ns == written
     renamed = recipe.model_copy(update={"name": "mine", "title": "Mine"})
-    named = run_in_folder(renamed, "finetune", 0, tmp_path)
+    named = run_in_folder(RunFolder(tmp_path, renamed, "finetune", 0))
     for one in (named, Result.load(folder.result_file)):
         assert (one.recipe, one.settings["name"], one.settings["title"]) == ("mine", "mine", "Mine")
         assert one.accuracy == first.accuracy
     folder.result_file.write_text("{")
     with pytest.raises(ResultError, match=r"result\.json is not a result: it is not JSON"):
-        run_in_folder(recipe, "finetune", 0, tmp_path)
+        run_in_folder(folder)
 
 
 @pytest.mark.parametrize("change", [{"run_hash": "0123456789"}, {"strategy": "lwf"}, {"seed": 1}])
 def test_a_copied_result_of_another_run_is_set_aside(recipe, tmp_path, caplog, change):
-    own = run_in_folder(recipe, "finetune", 0, tmp_path)
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    own = run_in_folder(folder)
     other = own.model_copy(update={"accuracy": [[0.0, 0.0]] * 2, **change})
     other.save(folder.result_file)
-    assert run_in_folder(recipe, "finetune", 0, tmp_path).accuracy == own.accuracy
+    assert folder.result() is None
+    assert Result.load(folder.result_file) == other  # reading moves nothing
+    assert run_in_folder(folder).accuracy == own.accuracy
     assert Result.load(folder.path / "result-of-another-run.json") == other
     assert f"{folder.result_file} is of another run" in caplog.text
 
