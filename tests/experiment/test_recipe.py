@@ -56,7 +56,9 @@ def test_shipped_recipes_are_named_as_their_file_and_the_same_written_as_text(na
 
 
 def test_a_recipe_extends_another_with_its_own_keys(tmp_path):
-    (tmp_path / "base.toml").write_text(f"# Base.\n{GOOD}\n[search.mine]\ngamma = {{choices = [1.0]}}\n")
+    (tmp_path / "base.toml").write_text(
+        f"# Base.\n{GOOD}\n[search.mine]\ngamma = {{choices = [1.0]}}\n"
+    )
     child = """# Child.
         extends = "base.toml"
         remove = ["strategies.own", "strategies.mine.beta2"]
