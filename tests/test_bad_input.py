@@ -92,6 +92,8 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
         (["run", "--launcher", "slurm", "--slurm", "gpu"], "a setting must look like KEY=VALUE"),
         (["run", "--slurm", "partition=gpu"], "--slurm partition=gpu is for --launcher slurm only"),
         (["run", "--launcher", "slurm", "--jobs", "2"], "--jobs 2 is for runs on this machine"),
+        (["run", "pacs", "--set", 'stream.domains=["gogle"]'], "sketch, got ['gogle']"),
+        (["run", "--seeds", "0,0,1"], "seeds must be distinct"),
         (["show", "nothing"], "there is no recipe 'nothing'"),
         (["report", "nowhere"], "nowhere cannot be read: No such file"),
         (["report", "."], "there is no finished run in ."),
@@ -112,7 +114,6 @@ def test_arguments(tmp_path, monkeypatch, arguments, sentence):
         ("rm -r photo", {}, "photo"),
         ("rm -r photo/dog", {}, "dog"),
         ("echo > sketch/dog/0.jpg", {}, "sketch/dog/"),
-        ("true", {"stream": {**PACS, "domains": ["sketch", "drawing"]}}, "'drawing'"),
         ("true", {"model": NETWORK | {"backbone": "resnet_of_mine"}}, "resnet_of_mine"),
     ],
 )
@@ -138,7 +139,8 @@ def test_missing_data_are_named_before_any_run_starts(tmp_path):
     assert sentence.endswith(f"`covon data download DomainNet --root {root}` fetches them")
     pacs(root / "PACS")
     weights = write(tmp_path, stream=PACS, model=NETWORK | {"weights": "mine.safetensors"})
-    assert f"there is no {root / 'mine.safetensors'}; give" in refused("run", weights, *options)
+    sentence = refused("run", weights, *options)
+    assert f"the weights are missing: there is no {root / 'mine.safetensors'}; give" in sentence
     assert not out.exists()
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from covon_avalanche.datasets.catalogue import CATALOGUE
-from covon_avalanche.experiment.data_settings import missing_data
+from covon_avalanche.experiment.data_settings import missing_files
 from covon_avalanche.experiment.recipe import Recipe, shipped_recipes
 
 BAD_INPUT = 2
@@ -75,12 +75,15 @@ def need(package: str, what: str, install: str) -> None:
 
 def missing_sentence(recipe: Recipe, dataset_root: Path | None) -> str | None:
     """What images or weights of a recipe are missing and how to get them, if any are."""
-    path = missing_data(recipe.stream, recipe.model, dataset_root)
-    if path is None:
+    found = missing_files(recipe.stream, recipe.model, dataset_root)
+    if found is None:
         return None
+    what, path = found
     dataset = CATALOGUE.get(recipe.stream.name)
     how = "give the folder of all data by --dataset-root"
-    if dataset is not None and path.name == Path(dataset.folder).name:
+    if what == "weights":
+        how = "give their path in model.weights, or the folder below which it is by --dataset-root"
+    elif dataset is not None and path.name == Path(dataset.folder).name:
         get = f"`covon data download {dataset.name} --root {path.parent}` fetches them"
         how += f"; {get if dataset.files else f'{dataset.name} is {dataset.note}'}"
-    return f"the data are missing: there is no {path}; {how}"
+    return f"the {what} are missing: there is no {path}; {how}"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections import defaultdict
-from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +12,7 @@ import typer
 from rich.console import Console
 
 from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.cli.dry_run import check_and_estimate
 from covon_avalanche.cli.options import (
     BAD_INPUT,
     INTERRUPTED,
@@ -29,7 +28,6 @@ from covon_avalanche.cli.options import (
     need,
 )
 from covon_avalanche.cli.progress import GridProgress
-from covon_avalanche.experiment.data_settings import Backbone, missing_mnist
 from covon_avalanche.experiment.grid import Outcome, run_grid
 from covon_avalanche.experiment.precision import SLOW, is_slow
 from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
@@ -37,7 +35,6 @@ from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import (
     RunFolder,
     RunSpec,
-    error_sentence,
     finished_runs,
     run_folders,
 )
@@ -132,7 +129,6 @@ def run(
     if launcher is Launcher.slurm:
         runs = runs.resolve()
     folders = run_folders(chosen, runs)
-    missing = missing_sentence(chosen, dataset_root)
     new, damaged = [], []
     for folder in folders:
         try:
@@ -147,16 +143,11 @@ def run(
     if dry_run:
         done = f"{len(folders) - len(new)} finished, {len(new)} to run, {parallel} in parallel"
         typer.echo(f"{chosen.title}: {_runs(folders)}, {done}")
-        mnist = missing_mnist(chosen.stream, dataset_root) if new else None
-        there = "The data are there." if mnist is None else f"MNIST will be downloaded to {mnist}."
-        typer.echo(missing or there)
-        if new and isinstance(chosen.model, Backbone) and chosen.model.weights == "default":
-            name = chosen.model.backbone
-            typer.echo(f"The weights of {name} will be downloaded, unless they are cached.")
-        if new and not missing and mnist is None:
-            _print_times(chosen, new, finished_runs(whole, runs), options, parallel)
+        if new:
+            stored, here = finished_runs(whole, runs), launcher is Launcher.local
+            check_and_estimate(new, stored, options, parallel, here=here)
         return
-    if new and missing and launcher is Launcher.local:
+    if new and launcher is Launcher.local and (missing := missing_sentence(chosen, dataset_root)):
         fail(missing)
     runs.mkdir(parents=True, exist_ok=True)
     if launcher is Launcher.slurm:
@@ -188,38 +179,6 @@ def _processes_per_run(
             "needs at least one image of a batch"
         )
     return count
-
-
-def _print_times(
-    recipe: Recipe,
-    new: list[RunFolder],
-    stored: list[Result],
-    options: RunOptions,
-    processes: int,
-) -> None:
-    """Estimate training times from stored results or, without one, from timed batches."""
-    from covon_avalanche.experiment.run import estimated_seconds
-
-    total = 0.0
-    if {folder.spec.strategy for folder in new} - {run.strategy for run in stored}:
-        typer.echo("Timing batches of strategies without stored results ...")
-    for strategy in dict.fromkeys(folder.spec.strategy for folder in new):
-        times = [sum(run.train_seconds) for run in stored if run.strategy == strategy]
-        source = "stored results" if times else "timed batches of one process"
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                times = times or [estimated_seconds(recipe, strategy, options)]
-        except (ValueError, OSError, FloatingPointError) as error:
-            fail(f"{strategy}: {error_sentence(error)}")
-        number, mean = (
-            sum(folder.spec.strategy == strategy for folder in new),
-            sum(times) / len(times),
-        )
-        total += number * mean
-        time_ = timedelta(seconds=round(mean))
-        typer.echo(f"{strategy}: {number} x {time_} of training, from {source}")
-    typer.echo(f"In total about {timedelta(seconds=round(total / processes))} and evaluations")
 
 
 def _runs(folders: list[RunFolder]) -> str:

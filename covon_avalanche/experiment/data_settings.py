@@ -65,6 +65,15 @@ class _Images(Table):
             return {**data, "domains": list(order)} if order else data
         return data
 
+    @model_validator(mode="after")
+    def _known_domains(self) -> _Images:
+        known = _published_order(**self.model_dump(include={"name", "track", "split", "run"}))
+        if unknown := [name for name in self.domains if name not in (known or self.domains)]:
+            raise ValueError(f"{self.name} has the domains {', '.join(known or ())}, got {unknown}")
+        if len({*self.domains}) < len(self.domains):
+            raise ValueError(f"domains must be distinct, got {self.domains}")
+        return self
+
     @property
     def data_folder(self) -> str:
         """Where the images are, below the folder of all data."""
@@ -152,13 +161,16 @@ STREAMS: dict[str, type[Table]] = {
 """The class of each stream."""
 
 
-def missing_data(stream: Table, model: Table, dataset_root: Path | None) -> Path | None:
-    """The first path of images or weights that does not exist; nothing is imported to look."""
-    needed = [stream.data_folder] if isinstance(stream, _Images) else []
+def missing_files(
+    stream: Table, model: Table, dataset_root: Path | None
+) -> tuple[str, Path] | None:
+    """``"data"`` or ``"weights"`` and the path of them that does not exist, if one is missing;
+    nothing is imported to look."""
+    needed = {"data": stream.data_folder} if isinstance(stream, _Images) else {}
     if isinstance(model, Backbone) and model.weights not in ("", "default"):
-        needed.append(model.weights)
-    paths = ((dataset_root or avalanche_root()) / path for path in needed)
-    return next((path for path in paths if not path.exists()), None)
+        needed["weights"] = model.weights
+    paths = {what: (dataset_root or avalanche_root()) / path for what, path in needed.items()}
+    return next(((what, path) for what, path in paths.items() if not path.exists()), None)
 
 
 def missing_mnist(stream: Table, dataset_root: Path | None) -> Path | None:

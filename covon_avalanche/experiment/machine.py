@@ -39,6 +39,17 @@ def machine(device: str = "cuda") -> dict[str, Any]:
     return found
 
 
+def check_device(name: str) -> None:
+    """Check that this machine has a recipe's device.
+
+    :raises ValueError: if it has none.
+    """
+    kind, _, index = name.partition(":")
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": torch.mps.device_count()}
+    if int(index or 0) >= counts[kind]:
+        raise ValueError(f'device = "{name}": this machine has {counts[kind]} {kind} devices')
+
+
 def _in_use(device: str) -> bool:
     return device.startswith("cuda") and torch.cuda.is_initialized()
 

@@ -332,7 +332,7 @@ def choose(
 
 
 def parse_seeds(text: str) -> list[int]:
-    """``0-4`` or ``0,3,7``, without repeats.
+    """``0-4`` or ``0,3,7``.
 
     :raises RecipeError: if it is something else, or empty.
     """
@@ -345,7 +345,7 @@ def parse_seeds(text: str) -> list[int]:
             size = "empty" if last < first else "of more than 10000"
             raise RecipeError(f"the range of seeds {part.strip()!r} is {size}")
         seeds += range(first, last + 1)
-    return list(dict.fromkeys(seeds))
+    return seeds
 
 
 def recipe_text(recipe: Recipe) -> str:

@@ -8,7 +8,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from avalanche.benchmarks import CLScenario
 from avalanche.distributed import DistributedHelper
 from avalanche.logging import BaseLogger
 
+from covon_avalanche.closed_form import ClosedFormModel
 from covon_avalanche.evaluation.calibration import TEMPERATURES, mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import MemoryFootprint
@@ -30,7 +31,8 @@ from covon_avalanche.experiment.data_settings import Backbone, FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
 from covon_avalanche.experiment.precision import SLOW, is_slow, used_precision
-from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.recipe import Recipe, choose
+from covon_avalanche.experiment.registry.closed_form import ClosedForm
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, ReliabilityBin, Result
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash, settings_of
@@ -42,7 +44,9 @@ from covon_avalanche.plugins.posterior import PosteriorPlugin
 
 OnDomain = Callable[[int, float], None]
 _log = logging.getLogger(__name__)
-_TIMED = 6  # batches; the first, which may compile, does not count
+_TIMED = 6  # batches of an estimate
+_FEW = 2  # images of its first batches, which decide how many may follow
+_BUDGET = 4.0  # seconds for these
 _WRITE_EVERY = 1.0  # seconds
 
 
@@ -102,38 +106,64 @@ def run_strategy(
     return _Run(recipe, strategy, seed, options, stream, on_domain).finish()
 
 
-def estimated_seconds(recipe: Recipe, strategy: str, options: RunOptions = RunOptions()) -> float:
-    """Training time of a run on one thread, from its first batches; evaluation, merging and what
-    grows from domain to domain are left out. No weights are downloaded: they are random instead.
+def checked_benchmark(recipe: Recipe, options: RunOptions = RunOptions()) -> CLScenario:
+    """The data of the first seed's runs, with all checks that precede training.
 
     :raises ValueError: as :func:`run_strategy`.
+    """
+    root = options.dataset_root
+    benchmark = build_benchmark(recipe, seed=recipe.seeds[0], dataset_root=root)
+    _check(recipe, benchmark, "test")
+    return benchmark
+
+
+def estimated_seconds(
+    recipe: Recipe, strategy: str, benchmark: CLScenario, options: RunOptions = RunOptions()
+) -> float | None:
+    """Training time of a run on one thread, from a few batches of a few images; ``None`` for a
+    strategy that trains without batches. Evaluation, merging and what grows from domain to domain
+    are left out. Of a classifier in closed form it is the time of a pass through the network. No
+    weights are downloaded: they are random instead.
+
+    :param benchmark: see :func:`checked_benchmark`.
+    :raises ValueError: as :func:`run_strategy`.
+    :raises FloatingPointError: if the first batches diverge.
     """
     if isinstance(recipe.model, Backbone) and recipe.model.weights == "default":
         model = recipe.model.model_copy(update={"weights": ""})
         recipe = recipe.model_copy(update={"model": model})
-    run = _Run(recipe, strategy, recipe.seeds[0], options)
-    run._build()
-    threads, ends = torch.get_num_threads(), [time.perf_counter()]
+    one_epoch = choose(recipe, strategy, epochs=1)
 
-    def note_end(batch: int) -> None:
-        if batch > 0:
-            ends.append(time.perf_counter())
-        if len(ends) > _TIMED:
-            raise TimeoutError
+    def per_image(size: int, batches: int) -> float | None:
+        run = _Run(one_epoch, strategy, recipe.seeds[0], options, checked=benchmark)
+        run._build()
+        return run.seconds_per_image(size, batches)
 
-    run.log.on_progress = note_end
-    stream = run.benchmark.train_stream
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with suppress(TimeoutError):
-            run.strategy.train(stream[0])
+        few = min(_FEW, recipe.train_mb_size)
+        seconds = per_image(few, batches=3)
+        if not seconds:
+            return None
+        size = min(recipe.train_mb_size, int(_BUDGET / (_TIMED * seconds)))
+        if size > few and not isinstance(recipe.strategies[strategy], ClosedForm):
+            seconds = per_image(size, _TIMED) or seconds
     finally:
         torch.set_num_threads(threads)
-    seconds = np.diff(ends)
-    if len(seconds) == 0:  # nothing is trained by gradients
-        return len(stream) * (time.perf_counter() - ends[0])
-    batches = sum(math.ceil(len(e.dataset) / run.recipe.train_mb_size) for e in stream)
-    return float(run.strategy.train_epochs * batches * np.median(seconds[len(seconds) > 1 :]))
+    return seconds * _trained_images(recipe, strategy, benchmark)
+
+
+def _trained_images(recipe: Recipe, strategy: str, benchmark: CLScenario) -> int:
+    """Images of all epochs of all domains; a smaller last batch counts as a whole one."""
+    own, images, size = recipe.strategies[strategy], 0, recipe.train_mb_size
+    if isinstance(own, ClosedForm):
+        return (1 + bool(own.flip)) * sum(len(e.dataset) for e in benchmark.train_stream)
+    epochs, schedule = own.epochs or recipe.epochs, getattr(own, "schedule", None) or ()
+    for i, experience in enumerate(benchmark.train_stream):
+        epochs = (schedule[i].epochs if i < len(schedule) else None) or epochs
+        images += epochs * size * math.ceil(len(experience.dataset) / size)
+    return images
 
 
 @dataclass
@@ -146,10 +176,12 @@ class _Run:
     on_domain: OnDomain = lambda domains, accuracy: None
     folder: RunFolder | None = None
     loggers: tuple[Sequence[BaseLogger], Sequence[Any]] = ((), ())
+    checked: CLScenario | None = None
+    """The data, if they have been read and checked before."""
 
     def finish(self) -> Result:
         """Build everything, restore the last checkpoint, if any, and train the rest."""
-        _check_device(self.recipe.device)
+        machine.check_device(self.recipe.device)
         if is_slow(self.recipe.precision, self.recipe.device):
             warnings.warn(SLOW, stacklevel=3)
         while True:
@@ -167,8 +199,11 @@ class _Run:
         """All objects, from the recipe and the seed."""
         recipe, root = self.recipe, self.options.dataset_root
         self.settings = recipe.strategies[self.name]
-        self.benchmark = build_benchmark(recipe, seed=self.seed, dataset_root=root)
-        _check(recipe, self.benchmark, self.stream)
+        if self.checked is None:
+            self.benchmark = build_benchmark(recipe, seed=self.seed, dataset_root=root)
+            _check(recipe, self.benchmark, self.stream)
+        else:
+            self.benchmark = self.checked
         if self.folder is not None and DistributedHelper.is_main_process:
             streams = self.benchmark.streams.items()
             images = {name: [len(e.dataset) for e in stream] for name, stream in streams}
@@ -188,6 +223,26 @@ class _Run:
         evaluator = Evaluator(self.metrics, *logged_metrics, loggers=list(loggers))
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
         self.diagnostics: list[dict[str, float]] = []
+
+    def seconds_per_image(self, size: int, batches: int) -> float | None:
+        """Train on a few random images of the first domain, and take the median over the batches;
+        the first, which may compile, does not count. ``None`` if there are no batches."""
+        ends: list[float] = []
+        if isinstance(self.model, ClosedFormModel):
+            x = torch.stack([self.example] * size).to(self.recipe.device)
+            for _ in range(1 + batches):
+                self.model.features(x)
+                ends.append(time.perf_counter())
+        else:
+            self.log.on_progress = lambda batch: ends.extend([time.perf_counter()] * (batch > 0))
+            domain = self.benchmark.train_stream[0]
+            order = np.random.default_rng(0).permutation(len(domain.dataset))
+            part = copy(domain)
+            part._dataset = domain.dataset.subset(order[: size * batches].tolist())
+            self.strategy.train_mb_size = size
+            self.strategy.train([part] if self.settings.kind == "joint" else part)
+        seconds = np.diff(ends)
+        return float(np.median(seconds)) / size if len(seconds) else None
 
     def _train(self) -> None:
         """Train on the remaining experiences, and evaluate after each."""
@@ -322,13 +377,6 @@ class _Run:
         )
         posterior = optimizer.posterior() if isinstance(optimizer, PosteriorOptimizer) else None
         write_bundle(folder, info, self.model, posterior)
-
-
-def _check_device(name: str) -> None:
-    kind, _, index = name.partition(":")
-    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": torch.mps.device_count()}
-    if int(index or 0) >= counts[kind]:
-        raise ValueError(f'device = "{name}": this machine has {counts[kind]} {kind} devices')
 
 
 def _check(recipe: Recipe, benchmark: CLScenario, stream: str) -> None:

