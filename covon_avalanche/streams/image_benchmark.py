@@ -150,7 +150,7 @@ def _check_distinct(images: _Images, classes: Sequence[str]) -> None:
     resolved = functools.cache(os.path.realpath)
     known: dict[tuple[str, str], tuple[str, str, int]] = {}
     for (stream, domain), some in images.items():
-        for file, label in zip(some.files, some.labels, strict=True):
+        for file, label in zip(some.names, some.labels, strict=True):
             folder, name = os.path.split(file)
             first = known.setdefault((resolved(folder), name), use := (stream, domain, label))
             if first[0] != stream:
