@@ -32,7 +32,7 @@ from covon_avalanche.experiment.registry import Strategy
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import (
     RunFolder,
-    result_settings,
+    same_settings,
     settings_of,
     upgrade_settings,
 )
@@ -95,12 +95,14 @@ def run_recipe(
     :param file: ``.jsonl``; see :func:`~covon_avalanche.load_results`.
     :param strategies: which to run; all by default.
     """
-    wanted = {name: result_settings(settings_of(recipe, name)) for name in recipe.strategies}
+    wanted = {
+        name: same_settings(settings_of(recipe, name), dataset_root) for name in recipe.strategies
+    }
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     stored = {
         (r.strategy, r.seed): r
         for r in (Result.parse(line, str(file)) for line in lines)
-        if result_settings(upgrade_settings(r.settings)) == wanted.get(r.strategy)
+        if same_settings(upgrade_settings(r.settings), dataset_root) == wanted.get(r.strategy)
     }
     order = list(wanted)
 
@@ -116,7 +118,7 @@ def run_recipe(
 
     run_grid(
         [
-            RunFolder(ROOT / "runs" / recipe.name, recipe, name, seed)
+            RunFolder(ROOT / "runs" / recipe.name, recipe, name, seed, dataset_root)
             for seed in seeds
             for name in strategies or wanted
             if (name, seed) not in stored

@@ -14,17 +14,17 @@ from pathlib import Path
 def atomic_replace(path: Path) -> Iterator[Path]:
     """Yield a temporary file to write, which replaces ``path`` at the end.
 
-    After an exception it is removed, and an existing file remains unchanged. The new file keeps the
-    permissions of the one that it replaces.
+    After an exception it is removed, and an existing file remains unchanged. The new file has the
+    permissions of the one that it replaces, or those of the process's umask, whoever writes it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     # O_EXCL refuses an existing file or link. tempfile's files are readable by the owner alone.
     os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
-        if path.exists():
-            part.chmod(stat.S_IMODE(path.stat().st_mode))
+        mode = stat.S_IMODE((path if path.exists() else part).stat().st_mode)
         yield part
+        part.chmod(mode)  # safetensors puts a file of its own there, for its owner alone
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, path)

@@ -3,8 +3,10 @@
 import os
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.atomic_write import atomic_replace, write_atomically
 
 
 def test_permissions_are_kept_and_no_name_is_prepared_for(tmp_path, monkeypatch):
@@ -17,6 +19,14 @@ def test_permissions_are_kept_and_no_name_is_prepared_for(tmp_path, monkeypatch)
         write_atomically(path, "new")
     assert path.stat().st_mode & 0o777 == 0o640
     assert len({*names}) == 3
+
+
+def test_files_of_other_writers_are_as_readable_as_any(tmp_path):
+    (tmp_path / "plain").write_text("")
+    with atomic_replace(tmp_path / "weights.safetensors") as part:
+        save_file({"w": torch.zeros(1)}, part)
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import typer
 
 from covon_avalanche.cli.options import DatasetRoot
 from covon_avalanche.datasets.catalogue import CATALOGUE
-from covon_avalanche.experiment.data_settings import PermutedStream, avalanche_root, missing_mnist
+from covon_avalanche.experiment.data_settings import PermutedStream, data_root, missing_mnist
 
 _HOME = Path("~").expanduser()  # of the user: a command may replace one that cannot be written
 _OTHERS = ("torchvision", "timm", "open_clip_torch", "numba", "pandas", "pydantic")
@@ -32,7 +32,7 @@ def env(dataset_root: DatasetRoot = None) -> None:
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     gpus = [f"cuda:{i} {name} (CUDA {torch.version.cuda})" for i, name in enumerate(names)]
     found["devices"] = ", ".join(["cpu", *gpus, *["mps"] * torch.mps.device_count()])
-    root = dataset_root or avalanche_root()
+    root = data_root(dataset_root)
     data = [name for name, dataset in CATALOGUE.items() if (root / dataset.folder).is_dir()]
     mnist = PermutedStream(name="PermutedMNIST", n_experiences=1)
     data += ["MNIST"] if missing_mnist(mnist, dataset_root) is None else []

@@ -36,6 +36,7 @@ from covon_avalanche.experiment.run_folder import (
     RunFolder,
     RunSpec,
     finished_runs,
+    other_settings,
     run_folders,
 )
 from covon_avalanche.experiment.run_options import RunOptions
@@ -128,7 +129,7 @@ def run(
     runs = out or Path("runs") / chosen.name
     if launcher is Launcher.slurm:
         runs = runs.resolve()
-    folders = run_folders(chosen, runs)
+    folders = run_folders(chosen, runs, dataset_root)
     new, damaged = [], []
     for folder in folders:
         try:
@@ -138,13 +139,21 @@ def run(
             damaged.append(error)
     if damaged and (dry_run or launcher is Launcher.slurm):
         fail(str(damaged[0]))
+    for sentence in other_settings(new):
+        typer.echo(sentence)
+    bare = [f for f in folders if f.result_file.exists() and not (f.path / "bundle").exists()]
+    if bundle and bare:
+        typer.echo(
+            f"There is nothing to bundle of {_runs(bare)}, finished without --bundle: remove the "
+            "folders or choose another --out to train again"
+        )
     parallel = jobs or max(1, default_processes(chosen.device) // shares)
     parallel = min(parallel, max(1, len(new)))
     if dry_run:
         done = f"{len(folders) - len(new)} finished, {len(new)} to run, {parallel} in parallel"
         typer.echo(f"{chosen.title}: {_runs(folders)}, {done}")
         if new:
-            stored, here = finished_runs(whole, runs), launcher is Launcher.local
+            stored, here = finished_runs(whole, runs, dataset_root), launcher is Launcher.local
             check_and_estimate(new, stored, options, parallel, here=here)
         return
     if new and launcher is Launcher.local and (missing := missing_sentence(chosen, dataset_root)):
@@ -217,7 +226,7 @@ def _run_and_summarise(
     _print_failures(failures, folders)
     if any(outcome.result is not None for outcome in progress.outcomes):
         new = {outcome.spec for outcome in progress.outcomes if not outcome.cached}
-        _summarise(finished_runs(whole, runs, store=True), runs, new, console)
+        _summarise(finished_runs(whole, runs, options.dataset_root, store=True), runs, new, console)
         console.print(f"Total time: {time.perf_counter() - start:.0f} s")
     if interrupted:
         return INTERRUPTED

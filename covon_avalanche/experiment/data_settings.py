@@ -169,7 +169,7 @@ def missing_files(
     needed = {"data": stream.data_folder} if isinstance(stream, _Images) else {}
     if isinstance(model, Backbone) and model.weights not in ("", "default"):
         needed["weights"] = model.weights
-    paths = {what: (dataset_root or avalanche_root()) / path for what, path in needed.items()}
+    paths = {what: data_root(dataset_root) / path for what, path in needed.items()}
     return next(((what, path) for what, path in paths.items() if not path.exists()), None)
 
 
@@ -177,13 +177,15 @@ def missing_mnist(stream: Table, dataset_root: Path | None) -> Path | None:
     """The folder that a stream will download MNIST to, if it needs to."""
     if not (isinstance(stream, PermutedStream) and stream.name == "PermutedMNIST"):
         return None
-    root = dataset_root or avalanche_root() / "mnist"
+    root = dataset_root or data_root() / "mnist"
     last = root / "MNIST/raw/t10k-labels-idx1-ubyte"  # of the files that torchvision downloads
     return None if last.exists() else root
 
 
-def avalanche_root() -> Path:
-    """Avalanche's data folder."""
+def data_root(dataset_root: Path | None = None) -> Path:
+    """The folder of all data, by default Avalanche's."""
+    if dataset_root is not None:
+        return dataset_root
     try:
         text = Path("~/.avalanche/config.json").expanduser().read_text(encoding="utf-8")
         return Path(json.loads(text)["dataset_location"]).expanduser()

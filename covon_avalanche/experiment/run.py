@@ -308,7 +308,9 @@ class _Run:
         memory = next(p for p in self.strategy.plugins if isinstance(p, MemoryFootprint))
         names = self.benchmark.classes
         return Result(
-            run_hash=run_hash(self.recipe, self.name, self.seed),
+            run_hash=run_hash(self.recipe, self.name, self.seed)
+            if self.folder is None
+            else self.folder.hash,
             recipe=self.recipe.name,
             strategy=self.name,
             seed=self.seed,

@@ -9,7 +9,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +19,14 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
 from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.experiment.data_settings import data_root
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.safe_text import Printable, printable
 
 _log = logging.getLogger(__name__)
 _DESCRIPTIONS = ("name", "title", "searched")
+_WITHOUT_EFFECT = ("workers", "eval_mb_size")  # hashed, because they always were
 _LOCK_TIMEOUT = 0.5  # seconds; ``is_locked`` holds the lock for a moment
 
 
@@ -52,6 +55,18 @@ def upgrade_settings(stored: dict[str, Any]) -> dict[str, Any]:
 def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that affect the result."""
     return {key: value for key, value in settings.items() if key not in _DESCRIPTIONS}
+
+
+def same_settings(settings: dict[str, Any], dataset_root: Path | None) -> dict[str, Any]:
+    """The settings that make a run another one: those that affect the result, without the number
+    of workers and the batch size of evaluations, and with the paths of data and weights resolved.
+    """
+    own = {k: v for k, v in result_settings(settings).items() if k not in _WITHOUT_EFFECT}
+    for table, key in (("stream", "folder"), ("model", "weights")):
+        path = own.get(table, {}).get(key)
+        if path not in (None, "", "default"):
+            own[table] = {**own[table], key: str((data_root(dataset_root) / path).resolve())}
+    return own
 
 
 def run_hash(recipe: Recipe, strategy: str, seed: int) -> str:
@@ -190,7 +205,8 @@ class RunSpec(NamedTuple):
 
 
 class RunFolder(StoredRun):
-    """A run of a recipe and its folder, ``RUNS/STRATEGY/seed-SEED-HASH``, with
+    """A run of a recipe and its folder, ``RUNS/STRATEGY/seed-SEED-HASH``, the one that is there
+    already where only settings without effect differ, with
 
     ``run.json``: settings, versions and machine; ``data.json``: numbers of images, class names;
     ``log.txt``: the package's messages, and the traceback of what stopped training;
@@ -198,12 +214,39 @@ class RunFolder(StoredRun):
     finished; ``result.json``, when it is.
     """
 
-    def __init__(self, runs: Path, recipe: Recipe, strategy: str, seed: int) -> None:
+    def __init__(
+        self,
+        runs: Path,
+        recipe: Recipe,
+        strategy: str,
+        seed: int,
+        dataset_root: Path | None = None,
+    ) -> None:
         self.recipe, self.spec = recipe, RunSpec(strategy, seed)
-        self.hash = run_hash(recipe, strategy, seed)
-        super().__init__(runs / strategy / f"seed-{seed}-{self.hash}")
-        self.checkpoint_folder = self.path / "checkpoints"
         self.settings = settings_of(recipe, strategy)
+        self._root = dataset_root
+        own = runs / strategy / f"seed-{seed}-{run_hash(recipe, strategy, seed)}"
+        super().__init__(own)
+        if not self.result_file.exists():
+            others = own.parent.glob(f"seed-{seed}-*")
+            same = [own, *(path for path in sorted(others) if self.differences(path) == {})]
+            finished = [path for path in same if (path / "result.json").exists()]
+            begun = [path for path in same if path.exists()]
+            super().__init__([*finished, *begun, own][0])
+        self.hash = self.path.name.rpartition("-")[2]
+        self.checkpoint_folder = self.path / "checkpoints"
+
+    def differences(self, other: Path) -> dict[str, tuple[Any, Any]] | None:
+        """The settings that differ in another run's folder: its value and this run's by dotted
+        key, ``None`` where one lacks it. ``None`` if the folder has no readable ``run.json``."""
+        try:
+            stored = upgrade_settings(_stored(other / "run.json")["settings"])
+            theirs = _flat(same_settings(stored, self._root))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        ours = _flat(same_settings(self.settings, self._root))
+        keys = [key for key in ours | theirs if theirs.get(key) != ours.get(key)]
+        return {key: (theirs.get(key), ours.get(key)) for key in keys}
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -262,10 +305,10 @@ class RunFolder(StoredRun):
             part.unlink(missing_ok=True)
 
     def result(self, *, store: bool = False) -> Result | None:
-        """The result of a finished run, under the recipe's current name, title and list of
-        searched strategies. A result that belongs to another run does not count.
+        """The result of a finished run, under the recipe's current name, title, list of searched
+        strategies and settings without effect. A result of another run does not count.
 
-        :param store: also write these names, and move a result of another run aside; otherwise
+        :param store: also write these, and move a result of another run aside; otherwise
             nothing is written.
         :raises ResultError: if the file cannot be read or is not a result.
         """
@@ -285,9 +328,10 @@ class RunFolder(StoredRun):
                 *(self.result_file, result.strategy, result.seed, result.run_hash, aside.name),
             )
             return None
-        names = {key: self.settings[key] for key in _DESCRIPTIONS}
-        if result.recipe != names["name"] or not names.items() <= result.settings.items():
-            changes = {"recipe": names["name"], "settings": result.settings | names}
+        keys = *_DESCRIPTIONS, *_WITHOUT_EFFECT, "stream", "model"
+        now = {key: self.settings[key] for key in keys}
+        if result.recipe != self.recipe.name or not now.items() <= result.settings.items():
+            changes = {"recipe": self.recipe.name, "settings": result.settings | now}
             result = result.model_copy(update=changes)
             if store:
                 result.save(self.result_file)
@@ -347,6 +391,15 @@ class RunFolder(StoredRun):
         write_atomically(file, json.dumps(data))
 
 
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        table = isinstance(value, dict)
+        found |= _flat(value, f"{prefix}{key}.") if table else {prefix + key: value}
+    return found
+
+
 def _stored(file: Path) -> dict[str, Any]:
     """The JSON object in a file, or an empty one.
 
@@ -359,15 +412,43 @@ def _stored(file: Path) -> dict[str, Any]:
     raise ValueError(f"{file} is damaged: remove it, then run the command again")
 
 
-def run_folders(recipe: Recipe, runs: Path) -> list[RunFolder]:
+def run_folders(recipe: Recipe, runs: Path, dataset_root: Path | None = None) -> list[RunFolder]:
     """All runs of a recipe, seed by seed.
 
     :param runs: the folder of all runs.
     """
-    return [RunFolder(runs, recipe, name, s) for s in recipe.seeds for name in recipe.strategies]
+    both = [(name, seed) for seed in recipe.seeds for name in recipe.strategies]
+    return [RunFolder(runs, recipe, *spec, dataset_root) for spec in both]
 
 
-def finished_runs(recipe: Recipe, runs: Path, *, store: bool = False) -> list[Result]:
+def other_settings(folders: Sequence[RunFolder]) -> list[str]:
+    """How finished runs of the same strategies differ from these, a sentence for each difference.
+
+    :param folders: in which the strategies have the same settings with all seeds.
+    """
+    found = Counter[tuple[str, str]]()
+    for folder in {folder.spec.strategy: folder for folder in folders}.values():
+        for file in folder.path.parent.glob("seed-*-*/result.json"):
+            changes = [
+                f"{key.removeprefix('strategy.')}: {_shown(was)}, now {_shown(now)}"
+                for key, (was, now) in (folder.differences(file.parent) or {}).items()
+            ]
+            more = [f"{len(changes) - 2} more"] * (len(changes) > 2)
+            if changes:
+                found[folder.spec.strategy, "; ".join(changes[:2] + more)] += 1
+    return [
+        f"{n} finished run{'s' * (n > 1)} of {name} differ{'s' * (n == 1)} in {changes}"
+        for (name, changes), n in found.items()
+    ]
+
+
+def _shown(value: Any) -> Any:
+    return "unset" if value is None else value
+
+
+def finished_runs(
+    recipe: Recipe, runs: Path, dataset_root: Path | None = None, *, store: bool = False
+) -> list[Result]:
     """The results of a recipe's strategies with its settings in a folder of runs, all seeds;
     damaged ones are left out with a warning.
 
@@ -378,7 +459,9 @@ def finished_runs(recipe: Recipe, runs: Path, *, store: bool = False) -> list[Re
         seeds = {path.name.split("-")[1] for path in (runs / strategy).glob("seed-*-*")}
         for seed in sorted(int(seed) for seed in seeds if seed.isdecimal()):
             try:
-                if result := RunFolder(runs, recipe, strategy, seed).result(store=store):
+                if result := RunFolder(runs, recipe, strategy, seed, dataset_root).result(
+                    store=store
+                ):
                     found.append(result)
             except ResultError as error:
                 _log.warning("%s", error)

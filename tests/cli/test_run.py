@@ -160,6 +160,19 @@ def test_a_dry_run_finds_what_would_stop_the_runs(arguments, settings, sentence,
 
 
 @pytest.mark.usefixtures("in_this_process")
+def test_before_it_starts_a_run_says_what_differs_and_what_has_no_bundle(arguments):
+    arguments += ["--strategies", "finetune"]
+    assert covon(*arguments).exit_code == 0
+    says = "There is nothing to bundle of 1 run, finished without --bundle: remove the folders or"
+    done = covon(*arguments, "--bundle", "--set", "workers=1")
+    assert done.stdout.startswith(says)
+    assert "finetune, seed 0: A_T" in done.stdout
+    assert "(cached)" in done.stdout
+    done = covon(*arguments, "--dry-run", "--epochs", "3")
+    assert done.stdout.startswith("1 finished run of finetune differs in epochs: 1, now 3\n")
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_the_data_and_devices_of_a_cluster_may_be_elsewhere(arguments):
     words = [word for word in arguments if word not in ("--jobs", "1")]
     done = covon(*words, "--dry-run", "--launcher", "slurm", "--set", "device=cuda")

@@ -6,12 +6,21 @@ import os
 import warnings
 
 import pytest
-from small_recipes import STRATEGIES, small_recipe
+from interrupted_runs import run_until_killed
+from made_up_results import made_up
+from small_recipes import OFTEN, STRATEGIES, small_recipe
 
 from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
-from covon_avalanche.experiment.run import run_in_folder
-from covon_avalanche.experiment.run_folder import RunFolder, Status, find_files, run_hash
+from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run_folder import (
+    RunFolder,
+    Status,
+    find_files,
+    finished_runs,
+    other_settings,
+    run_hash,
+)
 
 
 def test_the_status_can_be_read_in_a_read_only_folder(recipe, tmp_path, monkeypatch):
@@ -114,6 +123,76 @@ def test_a_copied_result_of_another_run_is_set_aside(recipe, tmp_path, caplog, c
     assert run_in_folder(folder).accuracy == own.accuracy
     assert Result.load(folder.path / "result-of-another-run.json") == other
     assert f"{folder.result_file} is of another run" in caplog.text
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A recipe with images in a folder, and results, begun and finished."""
+    strategies = {"finetune": STRATEGIES["finetune"]}
+    stream = {"name": "DomainFolders", "folder": "mine", "domains": ["a"]}
+    network = {"backbone": "squeezenet", "weights": "mine/w.pth"}
+    return small_recipe(strategies, stream=stream, model=network, workers=2, epochs=5)
+
+
+def finished(folder):
+    """A run folder with a result."""
+    folder.path.mkdir(parents=True)
+    folder.write_start({})
+    result = made_up("finetune", folder.spec.seed, [[0.5]], run_hash=folder.hash)
+    folder.write_result(result.model_copy(update={"settings": folder.settings}))
+    return result
+
+
+def test_settings_without_effect_and_other_spellings_of_paths_are_no_other_run(images, tmp_path):
+    runs = tmp_path / "runs"
+    first = RunFolder(runs, images, "finetune", 0, tmp_path)
+    result = finished(first)
+    stream = images.stream.model_copy(update={"folder": str(tmp_path / "x/../mine/")})
+    model = images.model.model_copy(update={"weights": "./mine/w.pth"})
+    spelled = images.model_copy(update={"stream": stream, "model": model})
+    for other in (images.model_copy(update={"workers": 0, "eval_mb_size": 7}), spelled):
+        again = RunFolder(runs, other, "finetune", 0, tmp_path)
+        assert again.path == first.path
+        assert again.hash == first.hash != run_hash(other, "finetune", 0)
+        assert again.result().accuracy == result.accuracy
+        assert again.result().settings == again.settings
+        assert first.result().settings == first.settings
+        (found,) = finished_runs(other, runs, tmp_path)
+        assert found.settings == again.settings
+    assert RunFolder(runs, spelled, "finetune", 0, tmp_path / "elsewhere").path != first.path
+    assert RunFolder(runs, spelled, "finetune", 1, tmp_path).path != first.path
+    changed = images.model_copy(update={"epochs": 8})
+    assert RunFolder(runs, changed, "finetune", 0, tmp_path).path != first.path
+
+
+def test_an_interrupted_run_is_resumed_with_another_number_of_workers(recipe, tmp_path):
+    first = RunFolder(tmp_path, recipe, "finetune", 0)
+    assert run_until_killed(5, first, OFTEN)
+    more = RunFolder(tmp_path, recipe.model_copy(update={"workers": 1}), "finetune", 0)
+    assert run_in_folder(more).outcome() == run_strategy(recipe, "finetune", 0).outcome() | {
+        "settings": more.settings,
+        "run_hash": first.hash,
+    }
+    assert "resumed at domain" in first.log_file.read_text()
+    assert first.result().resumed == 1
+
+
+def test_finished_runs_with_other_settings_are_named(images, tmp_path):
+    for seed in (0, 1):
+        finished(RunFolder(tmp_path, images, "finetune", seed))
+    own = images.strategies["finetune"]
+    lower = {"finetune": own.model_copy(update={"lr": 0.5, "weight_decay": 0.25})}
+    finished(RunFolder(tmp_path, images.model_copy(update={"strategies": lower}), "finetune", 0))
+    (tmp_path / "finetune/seed-7-damaged").mkdir()
+    (tmp_path / "finetune/seed-7-damaged/result.json").touch()
+    changed = images.model_copy(update={"epochs": 8, "workers": 0, "title": "Another"})
+    sentences = other_settings([RunFolder(tmp_path, changed, "finetune", s) for s in (0, 1, 2)])
+    assert sorted(sentences) == [
+        "1 finished run of finetune differs in epochs: 5, now 8; lr: 0.5, now 0.01; 1 more",
+        "2 finished runs of finetune differ in epochs: 5, now 8",
+    ]
+    new = images.model_copy(update={"seeds": [2]})
+    assert len(other_settings([RunFolder(tmp_path, new, "finetune", 2)])) == 1
 
 
 def test_an_unfinished_run_is_not_resumed_with_other_data(recipe, tmp_path):
