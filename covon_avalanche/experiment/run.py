@@ -106,14 +106,36 @@ def run_strategy(
     return _Run(recipe, strategy, seed, options, stream, on_domain).finish()
 
 
-def checked_benchmark(recipe: Recipe, options: RunOptions = RunOptions()) -> CLScenario:
-    """The data of the first seed's runs, with all checks that precede training.
+def checked_benchmark(
+    recipe: Recipe, seed: int, options: RunOptions = RunOptions(), stream: EvaluatedOn = "test"
+) -> CLScenario:
+    """The data of a seed's runs, if they fit the recipe.
 
     :raises ValueError: as :func:`run_strategy`.
     """
-    root = options.dataset_root
-    benchmark = build_benchmark(recipe, seed=recipe.seeds[0], dataset_root=root)
-    _check(recipe, benchmark, "test")
+    benchmark = build_benchmark(recipe, seed=seed, dataset_root=options.dataset_root)
+    if recipe.posterior_temperature == "validation" and "valid" not in benchmark.streams:
+        raise ValueError(
+            'posterior_temperature = "validation" needs validation images: stream.validation_size '
+            "is 0"
+        )
+    if stream not in benchmark.streams:
+        raise ValueError("there are no validation images: stream.validation_size is 0")
+    if isinstance(recipe.stream, FolderStream):  # a table may have domains for one of both only
+        both = benchmark.train_stream, benchmark.streams[stream]
+        trained, tested = ([e.domain for e in experiences] for experiences in both)
+        if trained != tested:
+            raise ValueError(
+                f"a recipe needs the same domains to train and to test, got {', '.join(trained)} "
+                f"and {', '.join(tested)}: choose some with stream.domains"
+            )
+    for experience in benchmark.train_stream:
+        images = len(experience.dataset)
+        if recipe.train_mb_size > images:
+            raise ValueError(
+                f"train_mb_size = {recipe.train_mb_size} is more than the {images} training "
+                f"images of domain {experience.current_experience + 1}"
+            )
     return benchmark
 
 
@@ -199,11 +221,9 @@ class _Run:
         """All objects, from the recipe and the seed."""
         recipe, root = self.recipe, self.options.dataset_root
         self.settings = recipe.strategies[self.name]
-        if self.checked is None:
-            self.benchmark = build_benchmark(recipe, seed=self.seed, dataset_root=root)
-            _check(recipe, self.benchmark, self.stream)
-        else:
-            self.benchmark = self.checked
+        self.benchmark = self.checked or checked_benchmark(
+            recipe, self.seed, self.options, self.stream
+        )
         if self.folder is not None and DistributedHelper.is_main_process:
             streams = self.benchmark.streams.items()
             images = {name: [len(e.dataset) for e in stream] for name, stream in streams}
@@ -379,28 +399,3 @@ class _Run:
         )
         posterior = optimizer.posterior() if isinstance(optimizer, PosteriorOptimizer) else None
         write_bundle(folder, info, self.model, posterior)
-
-
-def _check(recipe: Recipe, benchmark: CLScenario, stream: str) -> None:
-    if recipe.posterior_temperature == "validation" and "valid" not in benchmark.streams:
-        raise ValueError(
-            'posterior_temperature = "validation" needs validation images: stream.validation_size '
-            "is 0"
-        )
-    if stream not in benchmark.streams:
-        raise ValueError("there are no validation images: stream.validation_size is 0")
-    if isinstance(recipe.stream, FolderStream):  # a table may have domains for one of both only
-        both = benchmark.train_stream, benchmark.streams[stream]
-        trained, tested = ([e.domain for e in experiences] for experiences in both)
-        if trained != tested:
-            raise ValueError(
-                f"a recipe needs the same domains to train and to test, got {', '.join(trained)} "
-                f"and {', '.join(tested)}: choose some with stream.domains"
-            )
-    for experience in benchmark.train_stream:
-        images = len(experience.dataset)
-        if recipe.train_mb_size > images:
-            raise ValueError(
-                f"train_mb_size = {recipe.train_mb_size} is more than the {images} training "
-                f"images of domain {experience.current_experience + 1}"
-            )

@@ -215,12 +215,7 @@ class RunFolder(StoredRun):
     """
 
     def __init__(
-        self,
-        runs: Path,
-        recipe: Recipe,
-        strategy: str,
-        seed: int,
-        dataset_root: Path | None = None,
+        self, runs: Path, recipe: Recipe, strategy: str, seed: int, dataset_root: Path | None = None
     ) -> None:
         self.recipe, self.spec = recipe, RunSpec(strategy, seed)
         self.settings = settings_of(recipe, strategy)
@@ -238,7 +233,7 @@ class RunFolder(StoredRun):
 
     def differences(self, other: Path) -> dict[str, tuple[Any, Any]] | None:
         """The settings that differ in another run's folder: its value and this run's by dotted
-        key, ``None`` where one lacks it. ``None`` if the folder has no readable ``run.json``."""
+        key, or ``"unset"``. ``None`` if the folder has no readable ``run.json``."""
         try:
             stored = upgrade_settings(_stored(other / "run.json")["settings"])
             theirs = _flat(same_settings(stored, self._root))
@@ -246,7 +241,7 @@ class RunFolder(StoredRun):
             return None
         ours = _flat(same_settings(self.settings, self._root))
         keys = [key for key in ours | theirs if theirs.get(key) != ours.get(key)]
-        return {key: (theirs.get(key), ours.get(key)) for key in keys}
+        return {key: (theirs.get(key, "unset"), ours.get(key, "unset")) for key in keys}
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -391,13 +386,10 @@ class RunFolder(StoredRun):
         write_atomically(file, json.dumps(data))
 
 
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        table = isinstance(value, dict)
-        found |= _flat(value, f"{prefix}{key}.") if table else {prefix + key: value}
-    return found
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Values of tables by dotted key."""
+    tables = {k: v if isinstance(v, dict) else {"": v} for k, v in settings.items()}
+    return {f"{name}.{k}".rstrip("."): v for name, own in tables.items() for k, v in own.items()}
 
 
 def _stored(file: Path) -> dict[str, Any]:
@@ -430,7 +422,7 @@ def other_settings(folders: Sequence[RunFolder]) -> list[str]:
     for folder in {folder.spec.strategy: folder for folder in folders}.values():
         for file in folder.path.parent.glob("seed-*-*/result.json"):
             changes = [
-                f"{key.removeprefix('strategy.')}: {_shown(was)}, now {_shown(now)}"
+                f"{key.removeprefix('strategy.')}: {was}, now {now}"
                 for key, (was, now) in (folder.differences(file.parent) or {}).items()
             ]
             more = [f"{len(changes) - 2} more"] * (len(changes) > 2)
@@ -440,10 +432,6 @@ def other_settings(folders: Sequence[RunFolder]) -> list[str]:
         f"{n} finished run{'s' * (n > 1)} of {name} differ{'s' * (n == 1)} in {changes}"
         for (name, changes), n in found.items()
     ]
-
-
-def _shown(value: Any) -> Any:
-    return "unset" if value is None else value
 
 
 def finished_runs(

@@ -177,7 +177,7 @@ def test_the_data_and_devices_of_a_cluster_may_be_elsewhere(arguments):
     words = [word for word in arguments if word not in ("--jobs", "1")]
     done = covon(*words, "--dry-run", "--launcher", "slurm", "--set", "device=cuda")
     assert done.exit_code == 0, done.output
-    assert 'no estimates: device = "cuda": this machine has 0 cuda devices' in done.stdout
+    assert 'No estimates: device = "cuda": this machine has 0 cuda devices' in done.stdout
 
 
 def tree(folder):

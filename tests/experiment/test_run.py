@@ -154,7 +154,7 @@ def test_the_estimated_time_is_that_of_the_steps_of_all_epochs(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     recipe = short_recipe("finetune")
-    benchmark = run.checked_benchmark(recipe)
+    benchmark = run.checked_benchmark(recipe, 0)
     assert run.estimated_seconds(recipe, "finetune", benchmark) == 2 * 4 * 2
     assert timed == [((2, 3), 1 / 2), ((64, 6), 1 / 64)]
     assert threads == [1, 3]
@@ -165,7 +165,7 @@ def test_the_estimated_time_is_that_of_the_steps_of_all_epochs(monkeypatch):
 def test_a_few_batches_are_trained_to_estimate_the_time(name, monkeypatch):
     monkeypatch.setattr(run, "_BUDGET", 0.0)
     recipe = short_recipe(name)
-    benchmark = run.checked_benchmark(recipe)
+    benchmark = run.checked_benchmark(recipe, 0)
     assert run.estimated_seconds(recipe, name, benchmark) > 0
 
 
