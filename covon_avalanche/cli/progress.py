@@ -66,7 +66,7 @@ class GridProgress:
             self._print(line + " (cached)" * outcome.cached)
 
     def _print(self, line: str) -> None:
-        """Where there are no bars."""
+        """Print a line, unless there are bars."""
         if self.bars.disable:
             self.bars.console.print(line, soft_wrap=True, markup=False)
 

@@ -85,8 +85,8 @@ def build_network(
     """A network; backbones hold their weights with channels last, for which convolutions are
     faster.
 
-    :param input_shape: of one example.
-    :param weights: of a backbone, as for ``create_backbone``.
+    :param input_shape: shape of one example.
+    :param weights: those of a backbone, as for ``create_backbone``.
     :param class_names: keep the text tower of a CLIP, for these names.
     """
     if isinstance(model, Perceptron):

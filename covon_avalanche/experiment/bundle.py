@@ -113,11 +113,11 @@ class Bundle:
         """Predict a batch, without autocast whatever the run's precision. Without
         :attr:`has_probabilities` only the order of the classes counts.
 
-        :param x: of shape (batch, ...), on the model's device.
+        :param x: inputs of shape (batch, ...), on the model's device.
         :param samples: average the probabilities over this many samples of the posterior; 0
             predicts with its mean.
         :param temperature: factor of the posterior's variance; by default the bundle's.
-        :param seed: of the samples, which are the same for all batches.
+        :param seed: random seed of the samples, which are the same for all batches.
         :raises ValueError: for samples of a model that has no posterior.
         """
         if samples == 0:
@@ -161,8 +161,8 @@ def save_bundle(
     """Save a trained model for :func:`load_bundle` and ``covon predict``.
 
     :param folder: gets ``bundle.json``, ``model.safetensors`` and ``posterior.safetensors``.
-    :param class_names: by class id.
-    :param input_shape: of one example: (3, height, width) for images.
+    :param class_names: names by class id.
+    :param input_shape: shape of one example: (3, height, width) for images.
     :param backbone: the name that ``create_backbone`` made the model from; without it
         ``load_bundle`` needs the model.
     :param posterior: such as ``optimizer.posterior(model.named_parameters())``.

@@ -37,10 +37,10 @@ class Point(NamedTuple):
 
 
 def save_checkpoint(folder: Path, point: Point, state: Any, run: str) -> None:
-    """Write a file. Of all, keep the latest two points between experiences, and the latest two
-    inside the last one.
+    """Write a checkpoint, and keep the latest two between experiences and the latest two inside
+    the last one.
 
-    :param state: of :func:`~covon_avalanche.experiment.state.capture`.
+    :param state: the result of :func:`~covon_avalanche.experiment.state.capture`.
     :param run: identity of the run; the checkpoint is of no use to another one.
     :raises StateError: if torch cannot store it.
     :raises OSError: if the file cannot be written; older checkpoints remain unchanged.

@@ -35,7 +35,7 @@ def submit(
 ) -> list[str]:
     """Send all runs of a recipe as one job array.
 
-    :param folders: of the runs, with absolute paths that all nodes must see; logs go to
+    :param folders: those of the runs, with absolute paths that all nodes must see; logs go to
         ``submitit`` beside those of the strategies.
     :param parameters: ``KEY=VALUE`` by submitit's names, with TOML values.
     :param cluster: ``"local"`` for processes of this machine, to try it.

@@ -40,7 +40,7 @@ def training_loggers(
     """The loggers that the options ask for, and the metrics that they log.
 
     :param folder: the run's; TensorBoard's files and W&B's go below.
-    :param title: of the run in W&B, where a resumed run is one run.
+    :param title: name of the run in W&B, where a resumed run is one run.
     """
     loggers: list[BaseLogger] = []
     with ExitStack() as stack:

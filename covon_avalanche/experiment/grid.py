@@ -92,8 +92,8 @@ def _killed(folder: RunFolder) -> Outcome:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Grows with each Ctrl-C, for a loop that stops where it is safe: Python would lose a
-    KeyboardInterrupt that it raises in a callback or destructor."""
+    """A list that grows with each Ctrl-C, for a loop that stops where it is safe: Python would lose
+    a KeyboardInterrupt that it raises in a callback or destructor."""
     signals: list[int] = []  # a second one within Event.set() would wait for its lock for ever
     before = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     try:

@@ -75,10 +75,10 @@ class Checkpointer:
     A method with an open iterator over its memory is only stored between experiences. A strategy
     that cannot be stored at all restarts from the beginning.
 
-    :param folder: of the run, whose hash is its identity: checkpoints of others are not used.
+    :param folder: the run's, whose hash is its identity: checkpoints of others are not used.
     :param root: ``"model"``, ``"strategy"`` and what else belongs to the state; all of it is
         changed in place.
-    :param data: of the benchmark, see :func:`~covon_avalanche.experiment.state.benchmark_data`.
+    :param data: the benchmark's, see :func:`~covon_avalanche.experiment.state.benchmark_data`.
     :param on_store: called after each storing with the seconds that it took.
     """
 
@@ -157,25 +157,25 @@ class Checkpointer:
         return iterator
 
     def begin_epoch(self) -> None:
-        """Before the first batch is drawn."""
+        """Note the generators' states, before the first batch is drawn."""
         self._epoch_start = _generator_states(self._device)
 
     def end_batch(self) -> None:
-        """After each step."""
+        """Count a step, and store a checkpoint if the last one is old enough."""
         self._point = self._point._replace(batch=self._point.batch + 1)
         due = time.monotonic() - self._stored_at >= self.options.checkpoint_seconds
         if due and not _shuffles_again(self.root["strategy"].dataloader):
             self._store_inside()
 
     def end_epoch(self) -> None:
-        """After all callbacks of an epoch."""
+        """Count an epoch, after all its callbacks, and store a checkpoint if that is cheap."""
         self._point = Point(self._point.experience, self._point.epoch + 1)
         share = self.options.checkpoint_share
         if share * (time.monotonic() - self._stored_at) >= self._cost * (1 - share):
             self._store_inside()
 
     def end_experience(self) -> None:
-        """After the evaluation that follows training."""
+        """Count an experience, after its evaluation, and store a checkpoint."""
         self._point = Point(self._point.experience + 1)
         self._between = self._between and self._store()
 
@@ -217,8 +217,8 @@ def _shuffles_again(loader: Any) -> bool:
 
 
 def _generator_states(device: torch.device) -> dict[str, Any]:
-    """States of all global random generators, of GPUs only the strategy's: a process that resumes
-    may have another one."""
+    """States of all global random generators. Of GPUs it is that of the strategy's alone, because a
+    process that resumes may have another one."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),

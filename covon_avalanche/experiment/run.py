@@ -96,7 +96,7 @@ def run_strategy(
 ) -> Result:
     """Train through the stream, evaluating on all domains after each. Writes no files.
 
-    :param seed: of permutations, initial weights, data order and noise. The same seed gives
+    :param seed: seed of permutations, initial weights, data order and noise. The same seed gives
         the same result on the same machine with the same number of threads.
     :param stream: what to evaluate on; ``valid`` needs the recipe's ``stream.validation_size``.
     :param on_domain: called with the number of domains learned and the mean accuracy on them.

@@ -53,14 +53,13 @@ def upgrade_settings(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that affect the result."""
+    """The settings without the recipe's name, title and list of searched strategies."""
     return {key: value for key, value in settings.items() if key not in _DESCRIPTIONS}
 
 
 def same_settings(settings: dict[str, Any], dataset_root: Path | None) -> dict[str, Any]:
-    """The settings that make a run another one: those that affect the result, without the number
-    of workers and the batch size of evaluations, and with the paths of data and weights resolved.
-    """
+    """The settings that make a run another one: without names, the number of workers and the batch
+    size of evaluations, and with the paths of data and weights resolved."""
     own = {k: v for k, v in result_settings(settings).items() if k not in _WITHOUT_EFFECT}
     for table, key in (("stream", "folder"), ("model", "weights")):
         path = own.get(table, {}).get(key)
@@ -271,7 +270,7 @@ class RunFolder(StoredRun):
     def logged(self, level: int = logging.INFO) -> Iterator[None]:
         """Write the package's messages, warnings, and the exception that ends the run to the log.
 
-        :param level: of the messages.
+        :param level: lowest level of the messages.
         """
         handler = logging.FileHandler(self.log_file, encoding="utf-8", errors="backslashreplace")
         handler.setLevel(level)
@@ -361,7 +360,7 @@ class RunFolder(StoredRun):
             self.write_status((self.status() or Status()).model_copy(update={"error": error}))
 
     def write_result(self, result: Result) -> None:
-        """``result.json``; the run is finished."""
+        """Write ``result.json``, and remove what only an unfinished run needs."""
         result.save(self.result_file)
         for file in [*self.checkpoint_folder.glob("*"), self.status_file]:
             file.unlink(missing_ok=True)
@@ -416,7 +415,7 @@ def run_folders(recipe: Recipe, runs: Path, dataset_root: Path | None = None) ->
 def other_settings(folders: Sequence[RunFolder]) -> list[str]:
     """How finished runs of the same strategies differ from these, a sentence for each difference.
 
-    :param folders: in which the strategies have the same settings with all seeds.
+    :param folders: runs of one recipe.
     """
     found = Counter[tuple[str, str]]()
     for folder in {folder.spec.strategy: folder for folder in folders}.values():

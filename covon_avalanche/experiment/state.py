@@ -79,7 +79,7 @@ class Node:
 def benchmark_data(streams: Mapping[str, Any]) -> dict[str, Any]:
     """The objects that a run is given and does not change, by name.
 
-    :param streams: of the benchmark, by name.
+    :param streams: the benchmark's streams by name.
     """
     found: dict[str, Any] = {}
     known: set[int] = set()
@@ -135,7 +135,7 @@ def capture(root: Any, data: Mapping[str, Any]) -> Any:
 
     :param root: a dictionary with ``"model"`` first, then the strategy that trains it, and
         what else is to be stored.
-    :param data: of :func:`benchmark_data`.
+    :param data: the result of :func:`benchmark_data`.
     :return: a value for ``torch.save``; its tensors share memory with the run's.
     :raises StateError: naming the first attribute that cannot be stored.
     """
@@ -254,7 +254,7 @@ def restore(state: Any, root: Any, data: Mapping[str, Any]) -> None:
 
     :param root: as for ``capture``; the model's parameters, the optimizer and the plugins stay
         the same objects.
-    :param data: of the new run's benchmark.
+    :param data: that of the new run's benchmark.
     :raises StateError: naming what does not fit. The run may be half filled then.
     """
     _Restore(data).decode(state, root, "run")

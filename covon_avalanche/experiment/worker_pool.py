@@ -166,7 +166,8 @@ class _LazyModule(ModuleType):
 
 
 def import_wandb_when_used() -> None:
-    """Avalanche imports it always, and a kill then leaves temporary folders."""
+    """Import wandb when one of its names is used. Avalanche always imports it, and a kill then
+    leaves temporary folders."""
     if "wandb" not in sys.modules:
         module = _LazyModule("wandb")
         module.__spec__ = find_spec("wandb")
