@@ -141,7 +141,7 @@ def run(
         fail(str(damaged[0]))
     for sentence in other_settings(new):
         typer.echo(sentence)
-    bare = [f for f in folders if f.result_file.exists() and not (f.path / "bundle").exists()]
+    bare = [f for f in folders if f not in new and not (f.path / "bundle").exists()]
     if bundle and bare:
         typer.echo(
             f"There is nothing to bundle of {_runs(bare)}, finished without --bundle: remove the "
