@@ -248,13 +248,20 @@ class _Run:
         """Train on a few random images of the first domain, and take the median over the batches;
         the first, which may compile, does not count. ``None`` if there are no batches."""
         ends: list[float] = []
+
+        def note_end(batch: int = 1) -> None:
+            if batch:
+                if torch.cuda.is_initialized():
+                    torch.cuda.synchronize()
+                ends.append(time.perf_counter())
+
         if isinstance(self.model, ClosedFormModel):
             x = torch.stack([self.example] * size).to(self.recipe.device)
             for _ in range(1 + batches):
                 self.model.features(x)
-                ends.append(time.perf_counter())
+                note_end()
         else:
-            self.log.on_progress = lambda batch: ends.extend([time.perf_counter()] * (batch > 0))
+            self.log.on_progress = note_end
             domain = self.benchmark.train_stream[0]
             order = np.random.default_rng(0).permutation(len(domain.dataset))
             part = copy(domain)
