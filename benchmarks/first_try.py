@@ -71,6 +71,7 @@ BESIDE = (
     "covon",
 )
 """Searched methods, whose results are stored by the other scripts."""
+_OPTIMIZERS = {"covon": "CoVON", "finetune": "AdamW"}
 
 
 def recipes(name: str) -> dict[str, Recipe]:
@@ -104,7 +105,8 @@ def table(stream: str) -> str:
             runs.append(found if own else found[found["strategy"].isin(BESIDE)])
             for name, group in found.groupby("strategy"):
                 if own or name in BESIDE:
-                    row = str(name) if own else f"{name}, searched"
+                    kind, _, lr = str(name).partition("-")
+                    row = f"{_OPTIMIZERS[kind]}, lr {lr}" if own else f"{name}, searched"
                     scores = 100 * group["average_accuracy"]
                     bwt = 100 * group["bwt"].mean()
                     columns.setdefault(row, {})[order] = f"{mean_and_std(scores, 1)} ({bwt:.1f})"
