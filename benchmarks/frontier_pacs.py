@@ -46,7 +46,7 @@ from torch.func import functional_call
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.registry import Finetune
-from covon_avalanche.merging import Eq8, Task
+from covon_avalanche.merging import Task
 from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.task_loader import dataset_loader
 from covon_avalanche.posterior.fisher import squared_example_gradients
@@ -166,9 +166,7 @@ def learn(way: Way, begun: Start, slow: DiagGaussian) -> Any:
         for name, p in model.named_parameters():
             prior = strategy.optimizer.state[p]["prior_precision"]
             prior.copy_(way.strength * slow.precision[name])
-        for group in strategy.optimizer.param_groups:
-            group["consolidation"] = "none"
-        covon_plugin(strategy).merge = Eq8()
+        covon_plugin(strategy).merge = "none"
     else:
         ewc: Any = recipe.strategies["avalanche-ewc"]
         adamw = Finetune(kind="finetune", lr=ewc.lr, weight_decay=ewc.weight_decay)

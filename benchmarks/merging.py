@@ -4,7 +4,7 @@
     python benchmarks/merging.py --dataset-root DATA forward   only PACS in the first order
     python benchmarks/merging.py --report                      from stored results only
 
-The cells are AdamW and CoVON with seven merges each, and Avalanche's EWC and Ada-Reg without a
+The cells are AdamW and CoVON with six merges each, and Avalanche's EWC and Ada-Reg without a
 merge and with RegMean, on PACS in two orders and on permuted MNIST-Hard. Their settings are
 ``benchmarks/results/merging/{pacs,mnist}/best.toml``, searched on validation images from
 ``benchmarks/merging_pacs.toml`` and ``merging_mnist.toml``. Every cell has three seeds, the best
@@ -34,6 +34,7 @@ from comparison import (
 from pacs import ORDERS
 
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
+from covon_avalanche.experiment.registry.merge_rules import KFAC
 from covon_avalanche.report import load_results
 from covon_avalanche.report.tables import aligned
 
@@ -69,7 +70,6 @@ MERGES = {
     "average": "average",
     "ema": "EMA",
     "fisher": "Eq. 8 / diagonal Fisher",
-    "task-arithmetic": "task arithmetic",
     "magmax": "MagMax",
     "regmean": "RegMean",
     "kfac": "K-FAC",
@@ -98,7 +98,7 @@ def recipe_of(stream: str) -> Recipe:
         update["epochs"] = LONGER["epochs"]
         own = {name: recipe.strategies[name] for name in LONGER["strategies"]}
         for name, settings in list(own.items()):
-            kfac = settings.model_copy(update={"merge": "kfac"})
+            kfac = settings.model_copy(update={"merge": KFAC(rule="kfac")})
             own[name.replace("regmean", "kfac")] = kfac
         update["strategies"] = own
     if order not in ORDERS:

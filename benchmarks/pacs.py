@@ -107,7 +107,6 @@ def main() -> None:
             closed,
             weights='weights = "default"',
             precision='precision = "auto"',
-            consolidation='merge = "regmean"',  # its name today
         )
         return
     for part in () if given.report else given.parts or ("closed-form", "trained"):

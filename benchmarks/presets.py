@@ -41,7 +41,7 @@ from torch.nn import functional as F
 
 from covon_avalanche import CoVON
 from covon_avalanche.backbones import create_backbone
-from covon_avalanche.merging import Eq8, merge_into
+from covon_avalanche.merging import merge_into
 from covon_avalanche.optim import ALGORITHM_1, SMALL_NETWORKS
 from covon_avalanche.optim.natural_units import FINETUNING, FROM_SCRATCH, scale_of
 from covon_avalanche.streams import PACS, image_transforms
@@ -232,7 +232,7 @@ def measure(case: Case, root: Path) -> Case:
         if isinstance(optimizer, CoVON):
             size = min(case["batch"], len(train[1]))
             one_pass = partial(split, train, size)
-            merge_into(model, optimizer, Eq8(), batch_norm_batches=one_pass)
+            merge_into(model, optimizer, "eq8", batch_norm_batches=one_pass)
         matrix.append([accuracy(model, test) for _, test in tasks])
     return {"matrix": matrix, "learned": learned, "moved": moved}
 

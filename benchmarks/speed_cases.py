@@ -265,7 +265,6 @@ def merge(model: str, examples: int) -> Cases:
     return {
         "training epoch": training_epoch,
         "RegMean": merging(RegMean()),
-        "RegMean, one pass": merging(RegMean(passes=1)),
         "RegMean, half of the images": merging(RegMean(share=0.5)),
     }
 

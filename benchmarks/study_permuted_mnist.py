@@ -14,7 +14,6 @@ version 0.1 had (``hess_approx="per_example"`` and ``"auto"``).
 
 from __future__ import annotations
 
-import inspect
 import time
 import warnings
 from collections.abc import Iterator
@@ -136,8 +135,8 @@ def fifty() -> Iterator[Case]:
 def defaults() -> Iterator[Case]:
     """The optimizer's own defaults and a constant learning rate, in Avalanche and in plain
     PyTorch. The others differ in one default, or have the defaults of earlier versions."""
-    own = {name: p.default for name, p in inspect.signature(CoVON).parameters.items()}
-    own |= {"kind": "covon", "ess": 50_000.0, "beta2": own["betas"][1]}
+    own = CoVON([torch.zeros(1, requires_grad=True)], ess=50_000.0).defaults
+    own |= {"kind": "covon", "beta2": own["betas"][1]}
     settings = {key: own[key] for key in CoVONSettings.model_fields if key in own}
     old: Settings = {"beta2": 0.998, "gamma_precision": None}
     for epochs in (5, 30):

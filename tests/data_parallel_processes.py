@@ -30,7 +30,7 @@ KINDS = {
         "implementation": "avalanche_processes:ParallelNaive",
     },
     "two-samples": {**STRATEGIES["covon-gradsq"], "mc_samples": 2},
-    "regmean": {**STRATEGIES["covon-gradsq"], "merge": "regmean", "input_anchor": 0.1},
+    "regmean": {**STRATEGIES["covon-gradsq"], "merge": "regmean"},
     "kfac": {**STRATEGIES["finetune"], "merge": "kfac"},
     "fisher": {**STRATEGIES["finetune"], "merge": "fisher"},
 }

@@ -22,7 +22,7 @@ LAYERS = """
     optim
     closed_form merging prompting
     data_loading
-    input_moments integrations plugins
+    integrations plugins
     strategies
     backbones evaluation loops streams
     datasets

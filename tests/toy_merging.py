@@ -6,7 +6,6 @@ from toy_optimizers import weights
 
 from covon_avalanche.merging import (
     EMA,
-    TIES,
     Average,
     CoFiMA,
     FisherMerge,
@@ -14,7 +13,6 @@ from covon_avalanche.merging import (
     MagMax,
     RegMean,
     Task,
-    TaskArithmetic,
     merge_into,
 )
 
@@ -25,12 +23,9 @@ RULES = {
     "ema": lambda: EMA(0.5),
     "fisher": FisherMerge,
     "cofima": CoFiMA,
-    "task-arithmetic": TaskArithmetic,
     "magmax": MagMax,
-    "ties": TIES,
 }
 """For any optimizer, by their names in recipes."""
-TASK_VECTORS = ("task-arithmetic", "magmax", "ties")
 
 
 class Net(nn.Module):

@@ -23,6 +23,7 @@ from covon_avalanche.did_you_mean import did_you_mean
 from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream
 from covon_avalanche.experiment.registry import KINDS, Strategy, Table, TaskSettings
 from covon_avalanche.experiment.registry.base import Count, Seed
+from covon_avalanche.experiment.registry.merge_rules import RULES, MergeSettings
 from covon_avalanche.experiment.search_space import Searched, Space, check_space
 from covon_avalanche.safe_text import Printable
 
@@ -275,6 +276,9 @@ def _sentence(error: ValidationError) -> str:
         model = classes[parts.pop(position)]
         if parts[2:3] == ["schedule"]:
             model = TaskSettings
+        elif parts[2:3] == ["merge"]:
+            classes = RULES
+            model = RULES[parts.pop(3)] if len(parts) > 3 else MergeSettings
     elif parts[0] == "search":
         model = Space
     key = ".".join(parts)
@@ -283,7 +287,7 @@ def _sentence(error: ValidationError) -> str:
         similar = did_you_mean(parts[-1], model.model_fields)
         return f"{key}: unknown key; known are {known}{similar}"
     if first["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        key += ".name" if parts[0] == "stream" else ".kind"
+        key += "." + {"stream": "name", "merge": "rule"}.get(parts[-1], "kind")
         known, tag = ", ".join(classes), first.get("ctx", {}).get("tag")
         if tag is None:
             return f"{key}: is missing; known are {known}"

@@ -96,9 +96,10 @@ def rounded(value: float) -> float:
 
 
 def flat_settings(settings: StrategySettings) -> dict[str, Any]:
-    """Values by key, including arguments of a user-defined class as ``arguments.KEY``."""
+    """Values by key, including those of tables as ``merge.KEY`` and ``arguments.KEY``."""
     whole = settings.model_dump()
-    return whole | {f"arguments.{key}": v for key, v in whole.get("arguments", {}).items()}
+    tables = {name: table for name, table in whole.items() if isinstance(table, dict)}
+    return whole | {f"{name}.{key}": v for name, own in tables.items() for key, v in own.items()}
 
 
 def accepted(settings: StrategySettings, key: str, value: Any) -> Any:
@@ -109,8 +110,9 @@ def accepted(settings: StrategySettings, key: str, value: Any) -> Any:
     if type(flat_settings(settings)[key]) is int and isinstance(value, float):
         value = int(value) if value.is_integer() else value
     whole = settings.model_dump()
-    table = whole if key in whole else whole["arguments"]
-    table[key.removeprefix("arguments.")] = value
+    name, dot, own = key.partition(".")
+    table, name = (whole[name], own) if dot else (whole, name)
+    table[name] = value
     return flat_settings(type(settings).model_validate(whole))[key]
 
 

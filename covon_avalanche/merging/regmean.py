@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import Literal, get_args
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from covon_avalanche.checks import check_choice, check_fraction
+from covon_avalanche.checks import check_fraction
 from covon_avalanche.merging.layers import as_rows, from_rows, merged_layers, own_parameters
 from covon_avalanche.merging.linalg import in_double, with_ridge
 from covon_avalanche.merging.rule import Batch, MergeRule, Task
-from covon_avalanche.merging.second_moments import Reduction, input_second_moments
+from covon_avalanche.merging.second_moments import input_second_moments
 
 
 class RegMean(MergeRule):
@@ -45,36 +43,12 @@ class RegMean(MergeRule):
 
     needs_data = True
 
-    def __init__(
-        self,
-        *,
-        reduction: Reduction = "sum",
-        alpha: float = 1.0,
-        layerwise: bool = False,
-        passes: Literal[1, 2] = 2,
-        share: float = 1.0,
-    ) -> None:
+    def __init__(self, *, share: float = 1.0) -> None:
         """
-        :param reduction: of ``A`` over a task's examples (and tokens or positions): with ``"sum"``
-            every example counts alike, with ``"mean"`` every task.
-        :param alpha: factor of the off-diagonal entries of ``A`` and ``A0`` in a merge, in [0, 1].
-            The original has 0.9 for language models.
-        :param layerwise: measure each layer's ``A`` behind the already merged earlier layers
-            instead of at the task's final weights, in one forward pass per layer. This is
-            RegMean++ (Nguyen et al., 2025) with the new task's examples only.
-        :param passes: 1 adds the ``A`` that was measured for the merge to ``A0``, as the original,
-            instead of measuring it again at the merged weights: half the time.
         :param share: of a task's examples that ``A`` is measured on, evenly spaced, in (0, 1]; the
             time of the passes is proportional to it. ``A`` is scaled to all examples.
         """
-        check_choice("reduction", reduction, get_args(Reduction))
-        check_choice("passes", passes, (1, 2))
-        check_fraction("alpha", alpha, zero=True)
         check_fraction("share", share)
-        self.reduction: Reduction = reduction
-        self.alpha = alpha
-        self.layerwise = layerwise
-        self.passes = passes
         self.share = share
         self.moments: dict[str, Tensor] = {}
         """``A0`` by layer name, as from :func:`input_second_moments`, summed over tasks."""
@@ -89,17 +63,12 @@ class RegMean(MergeRule):
         :raises ValueError: for a layer whose number of inputs has changed, naming it.
         """
         others = {} if task.has_prior else self._averaged_others(task)
-        if not self.moments and self.passes == 2:
+        if not self.moments:
             return others
-        new = self._measure(task)
         merged: dict[str, Tensor] = {}
-        for name in new:  # in the order of the forward pass
+        for name, a in self._measure(task).items():
             if name in self.moments:
-                if self.layerwise and merged:
-                    new[name] = self._measure(task, merged, name)[name]
-                merged |= self._merged_layer(task, name, new[name])
-        if self.passes == 1:
-            task.measured = new
+                merged |= self._merged_layer(task, name, a)
         return others | merged
 
     def _averaged_others(self, task: Task) -> dict[str, Tensor]:
@@ -112,20 +81,15 @@ class RegMean(MergeRule):
         return {n: task.before[n] + (trained[n] - task.before[n]) / (self.tasks + 1) for n in names}
 
     def observe(self, task: Task) -> None:
-        """Add the moments of the task's data, at the merged weights unless ``passes=1``."""
+        """Add the moments of the task's data, at the merged weights."""
         self.tasks += 1
         layers = merged_layers(task.model)
-        new = self._measure(task) if self.passes == 2 else task.measured
+        new = self._measure(task)
         added = {n: a + self.moments[n] if n in self.moments else a for n, a in new.items()}
         self.moments = {**self.moments, **added}
         self.outputs = {**self.outputs, **{n: len(as_rows(layers[n])) for n in new}}
 
-    def _measure(
-        self,
-        task: Task,
-        weights: Mapping[str, Tensor] = MappingProxyType({}),
-        only: str | None = None,
-    ) -> dict[str, Tensor]:
+    def _measure(self, task: Task) -> dict[str, Tensor]:
         given = kept = 0
 
         def some() -> Iterator[Batch]:
@@ -137,10 +101,8 @@ class RegMean(MergeRule):
                 given, kept = given + n, kept + len(rows)
                 yield [column[rows] for column in batch] if self.share < 1 else batch
 
-        found = input_second_moments(
-            task.model, some(), reduction=self.reduction, weights=weights, only=only
-        )
-        if self.reduction == "sum" and self.share < 1:
+        found = input_second_moments(task.model, some())
+        if self.share < 1:
             for a in found.values():
                 a.mul_(given / kept)
         return found
@@ -159,7 +121,7 @@ class RegMean(MergeRule):
         w = in_double(as_rows(layer))
         known = self.outputs[layer_name]
         change = (w - w0)[:known].unflatten(0, (len(a), -1))
-        a0, a = in_double(self._shrunk(a0)), in_double(self._shrunk(a))
+        a0, a = in_double(a0), in_double(a)
         w[:known] = w0[:known] + self._merged_change(task, layer_name, change, a0, a).flatten(0, 1)
         return {
             names[p]: value.to(p) for p, value in from_rows(layer, w).items() if p.requires_grad
@@ -174,8 +136,3 @@ class RegMean(MergeRule):
         :param a0: and ``a``, of shape (groups, d, d).
         """
         return torch.linalg.solve(with_ridge(a0 + a), (change @ a).mT).mT
-
-    def _shrunk(self, moments: Tensor) -> Tensor:
-        """The moments with smaller entries off the diagonal."""
-        diagonal = torch.diag_embed(moments.diagonal(dim1=-2, dim2=-1))
-        return self.alpha * moments + (1 - self.alpha) * diagonal

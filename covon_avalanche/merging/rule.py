@@ -1,4 +1,4 @@
-"""The interface of merge rules, Eq. 8, and the function that applies a rule after a task."""
+"""The interface of merge rules, and the function that applies one after a task."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from covon_avalanche.merging.batch_norm import update_batch_norm
 from covon_avalanche.optim import CoVON, PosteriorOptimizer
+from covon_avalanche.optim.covon import SlowStep
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.posterior.fisher import Batch
 from covon_avalanche.posterior.gaussian import embed
@@ -109,41 +110,20 @@ class MergeRule(ABC):
         object that :meth:`merge` was given."""
 
 
-class Eq8(MergeRule):
-    """Precision-weighted merging, Eq. 8 of "Fast and Slow Variational Continual Learning"::
-
-        s1 = s0 + γ (s - s0)
-        m1 = ((1 - γ) s0 m0 + γ s m) / s1
-
-    with the prior N(m0, 1/s0) and the posterior N(m, 1/s) of a ``CoVON`` optimizer, which does the
-    merging in ``consolidate()`` with its own ``gamma`` and ``gamma_precision``; see
-    :func:`covon_avalanche.posterior.merge`.
-    """
-
-    needs_before = False
-
-    def merge(self, task: Task) -> dict[str, Tensor]:
-        """Leave all parameters to the optimizer."""
-        return {}
-
-
-def check_rule(rule: MergeRule, optimizer: Optimizer) -> None:
-    """Raise a ``ValueError`` if the rule does not work with this optimizer."""
-    kind = type(optimizer).__name__
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise a ``ValueError`` if merge rules do not work with this optimizer."""
     if isinstance(optimizer, PosteriorOptimizer) and not isinstance(optimizer, CoVON):
         raise ValueError(
-            f"{kind} uses each posterior as the next prior, without merging: merge rules work with "
-            "CoVON and with optimizers that have no posterior"
+            f"{type(optimizer).__name__} uses each posterior as the next prior, without merging: "
+            "merge rules work with CoVON and with optimizers that have no posterior"
         )
-    if isinstance(rule, Eq8) and not isinstance(optimizer, CoVON):
-        raise ValueError(f"Eq8 weighs by precisions and needs a CoVON optimizer, got {kind}")
 
 
 @torch.no_grad()
 def merge_into(
     model: nn.Module,
     optimizer: Optimizer,
-    rule: MergeRule,
+    rule: MergeRule | SlowStep,
     before: Mapping[str, Tensor] | None = None,
     batches: Batches | None = None,
     *,
@@ -160,6 +140,8 @@ def merge_into(
     CoVON receives the merged weights through ``consolidate(means=...)``, so that its precision
     follows Eq. 8; for any other optimizer they are copied into the parameters.
 
+    :param rule: a rule of :mod:`covon_avalanche.merging` or, with CoVON, what ``consolidate()``
+        takes, such as ``"eq8"``.
     :param before: copies of the weights before the task, by parameter name. CoVON needs none:
         the mean of its prior is used.
     :param batches: starts a pass over the task's data, for rules with ``needs_data``:
@@ -170,7 +152,16 @@ def merge_into(
     :raises FloatingPointError: if a merged weight is not finite. After this or any other error, or
         Ctrl-C, weights, statistics, posterior and the rule's memory are those before the merge.
     """
-    check_rule(rule, optimizer)
+    check_optimizer(optimizer)
+    if isinstance(rule, str):
+        if not isinstance(optimizer, CoVON):
+            kind = type(optimizer).__name__
+            raise ValueError(f"the slow step {rule!r} needs a CoVON optimizer, got {kind}")
+        with _undone_on_error(model, optimizer):
+            optimizer.consolidate(rule)
+            if batch_norm_batches is not None:
+                update_batch_norm(model, batch_norm_batches())
+        return
     if isinstance(optimizer, CoVON):
         owned = {p for group in optimizer.param_groups for p in group["params"]}
         named = [(name, p) for name, p in model.named_parameters() if p in owned]
@@ -198,12 +189,14 @@ def merge_into(
 
 
 @contextmanager
-def _undone_on_error(model: nn.Module, optimizer: Optimizer, rule: MergeRule) -> Iterator[None]:
+def _undone_on_error(
+    model: nn.Module, optimizer: Optimizer, rule: MergeRule | None = None
+) -> Iterator[None]:
     """Restore what a merge changes if it is interrupted or fails inside."""
     trained = [p for p in model.parameters() if p.requires_grad or p in optimizer.state]
     tensors = [*trained, *model.buffers()]
     copies = [tensor.detach().clone() for tensor in tensors]
-    state, memory = dict(optimizer.state), dict(vars(rule))
+    state, memory = dict(optimizer.state), dict(vars(rule)) if rule else {}
     try:
         yield
     except BaseException:
@@ -211,7 +204,8 @@ def _undone_on_error(model: nn.Module, optimizer: Optimizer, rule: MergeRule) ->
             for tensor, copy in zip(tensors, copies, strict=True):
                 tensor.copy_(copy)
             optimizer.state.update(state)
-            rule.__dict__ = memory
+            if rule is not None:
+                rule.__dict__ = memory
         raise
 
 

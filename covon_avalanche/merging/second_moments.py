@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from types import MappingProxyType
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +23,9 @@ from covon_avalanche.merging.moment_sums import (
 from covon_avalanche.merging.rule import Batch
 from covon_avalanche.posterior.fisher import in_mode
 
-Reduction = Literal["sum", "mean"]
-
 
 @torch.no_grad()
-def input_second_moments(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    *,
-    reduction: Reduction = "sum",
-    weights: Mapping[str, Tensor] = MappingProxyType({}),
-    only: str | None = None,
-) -> dict[str, Tensor]:
+def input_second_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tensor]:
     """``sum x xᵀ`` over a layer's inputs: over examples, and tokens or positions of a convolution.
 
     In eval mode, and at the precision of ``torch.autocast`` where it is on: then the inputs are
@@ -44,15 +34,12 @@ def input_second_moments(
     :func:`~covon_avalanche.merging.layers.merged_layers`. Those of tied layers add up.
 
     :param batches: ``(input, target, *more)``, for ``model(input, *more)``.
-    :param reduction: ``"mean"`` divides by the number of examples times positions.
-    :param weights: parameters to use instead of the model's, by name.
-    :param only: name of the only layer to measure; by default all.
     :return: by layer name, of shape (groups, d, d), in units of the input squared; ``d`` is the
         number of inputs of an output, with the constant 1 of a bias as the last. Groups are those
         of a convolution, or the query, key and value of attention.
     """
     sums: dict[str, Tensor] = {}  # see moment_sums
-    names = {layer: n for layer, n in layer_names(model).items() if only in (None, n)}
+    names = layer_names(model)
     called = {
         layer
         for layer in model.modules()
@@ -88,28 +75,14 @@ def input_second_moments(
         else:
             add_linear(layer, [x.permute(0, 2, 3, 1) if isinstance(layer, nn.Conv2d) else x])
 
-    with ExitStack() as hooks, _values_of(model, weights), in_mode(model, train=False):
+    with ExitStack() as hooks, in_mode(model, train=False):
         for layer in called:
             hooks.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
         with torch.no_grad():
             for x, _, *more in batches:
                 model(x, *more)
     layers = {name: layer for layer, name in names.items()}
-    return {name: _finished(found, layers[name], reduction) for name, found in sums.items()}
-
-
-@contextmanager
-def _values_of(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """The model with other values of some parameters. ``functional_call`` would not restore a
-    module that it finds by two names."""
-    before = {name: model.get_parameter(name).detach().clone() for name in weights}
-    try:
-        for name, value in weights.items():
-            model.get_parameter(name).copy_(value)
-        yield
-    finally:
-        for name, value in before.items():
-            model.get_parameter(name).copy_(value)
+    return {name: _finished(found, layers[name]) for name, found in sums.items()}
 
 
 def _attention_inputs(
@@ -130,11 +103,9 @@ def _attention_inputs(
     return inputs, functional_call(bare, identity, args, kwargs)[0]
 
 
-def _finished(total: Tensor, layer: nn.Module, reduction: Reduction) -> Tensor:
+def _finished(total: Tensor, layer: nn.Module) -> Tensor:
     """Symmetric, in the order of the layer's weight and bias."""
     total.triu_().add_(total.triu(1).mT)
     if isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1):
         total = in_order_of_weight(total, layer)
-    if reduction == "mean":
-        total = total / total[:, -1:, -1:]
     return total if len(own_parameters(layer)) == 2 else total[:, :-1, :-1].clone()

@@ -60,15 +60,14 @@ from covon_avalanche.posterior.gaussian import (
 )
 
 Implementation = Literal["auto", "compiled", "foreach", "reference"]
-Consolidation = Literal["merge", "replace", "none"]
+SlowStep = Literal["eq8", "replace", "none"]
 
 ALGORITHM_1: dict[str, Any] = dict(hess_approx="reparam", betas=(0.9, 0.9999), gamma_precision=None)
 """The paper's choices where the defaults differ: ``CoVON(params, ess=N, **ALGORITHM_1)``.
 Algorithm 1 as printed has no ``clip_radius``, the paper's experiments have one; for none add
 ``clip_radius=float("inf")``."""
 
-_GAMMA_PRECISION = 2.0  # for estimates that are never negative; chosen in docs/permuted-mnist.md
-_NATURAL_GAMMA_PRECISION = 5.0  # the same in natural units
+_GAMMA_PRECISION = 2.0  # in the paper's units; chosen in docs/permuted-mnist.md
 _OF_HESS = ("ess", "beta2", "hess_approx", "batch_size", "retraction")
 _LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate may overflow float32
 _LARGEST_ESTIMATE = 1e15  # beyond it the square of a Hessian estimate may
@@ -194,8 +193,8 @@ class CoVON(PosteriorOptimizer):
         ``s1 = s0 + gamma_precision * (s - s0)``. ``None``: ``gamma``, as in Eq. 8. With a number,
         the mean is normalised by its own weights (see ``posterior.merge``). Above 1 it keeps more
         of the past than Bayes' rule, and the merged posterior is narrower; it needs a Hessian
-        estimate that is never negative (``"gradsq"``). ``"auto"``: 5 with ``"gradsq"``, 2 in the
-        paper's units, and ``None`` with ``"reparam"``.
+        estimate that is never negative. ``"auto"``, the default, therefore stands for a number with
+        ``"gradsq"`` only, 5 or, in the paper's units, 2, and for ``None`` with ``"reparam"``.
     :param clip_radius: largest change of a weight in a step, in units of ``lr``, 2 by default;
         ``float("inf")`` for none. While the Hessian estimate is dominated by noise, unlimited
         Newton steps diverge.
@@ -209,11 +208,6 @@ class CoVON(PosteriorOptimizer):
     :param hess_approx: the estimate of the Hessian's diagonal: ``"gradsq"``, the squared gradient
         times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. See
         ``optim/hessian.py`` for derivations and noise. The same in all groups.
-    :param consolidation: what happens at the end of a task: ``"merge"``, Eq. 8; ``"replace"``, no
-        slow state: what the task alone adds to the first prior becomes the prior (negative entries
-        of the Hessian count as 0); ``"none"``, plain IVON without consolidation. The last two, and
-        :class:`covon_avalanche.merging.EMA` with ``gamma_precision=None``, are the ablations of
-        the paper's Figure 2b.
     :param generator: gives the seed of the noise at the first sample; by default torch's global
         generator does. With several processes it is required, with the same seed on all ranks.
     :param implementation: ``"foreach"``, torch's multi-tensor operations; ``"compiled"``, numba on
@@ -278,7 +272,6 @@ class CoVON(PosteriorOptimizer):
         prior_mean: Literal["zero", "init"] = "zero",
         prior: DiagGaussian | None = None,
         hess_approx: HessApprox = "gradsq",
-        consolidation: Consolidation = "merge",
         generator: torch.Generator | None = None,
         implementation: Implementation = "auto",
     ) -> None:
@@ -298,6 +291,10 @@ class CoVON(PosteriorOptimizer):
         )
         settings = natural_units.with_defaults(settings)
         check_gamma(settings["gamma"])  # which may warn
+        if gamma_precision == "auto":
+            natural = natural_units.FROM_SCRATCH["gamma_precision"]
+            positive = natural if has_natural_units(settings) else _GAMMA_PRECISION
+            gamma_precision = positive if hess_approx == "gradsq" else None
         self.implementation = implementation
         self._deferred = multi_tensor.DeferredCheck()
         defaults = settings | dict(
@@ -309,7 +306,6 @@ class CoVON(PosteriorOptimizer):
             prior_mean=prior_mean,
             hess_approx=hess_approx,
             batch_size=batch_size,
-            consolidation=consolidation,
         )
         super().__init__(params, defaults, prior=prior, generator=generator)
 
@@ -334,13 +330,12 @@ class CoVON(PosteriorOptimizer):
         else:
             check_positive("hess_init", group["hess_init"])
         check_positive("gamma", group["gamma"])
-        if group["gamma_precision"] not in (None, "auto"):
+        if group["gamma_precision"] is not None:
             check_positive("gamma_precision", group["gamma_precision"])
         if group["clip_radius"] != math.inf:
             check_positive("clip_radius", group["clip_radius"])
         check_choice("prior_mean", group["prior_mean"], ("zero", "init"))
         check_choice("hess_approx", group["hess_approx"], get_args(HessApprox))
-        check_choice("consolidation", group["consolidation"], get_args(Consolidation))
         if group["hess_approx"] != self.hess_approx:
             raise ValueError(
                 f"hess_approx must be the same in all groups, got {group['hess_approx']!r} and "
@@ -634,17 +629,23 @@ class CoVON(PosteriorOptimizer):
 
     def consolidate(
         self,
+        merge: SlowStep = "eq8",
         *,
         gamma: float | None = None,
         gamma_precision: float | None = None,
         means: Mapping[Tensor, Tensor] | None = None,
     ) -> None:
-        """Merge the task's posterior into its prior (Eq. 8).
+        """Merge the task's posterior into its prior.
 
         The parameters become the merged mean, and the merged Gaussian is the posterior used
         for prediction and the prior of the next task. Parameters that had no step in this
         task keep theirs.
 
+        :param merge: ``"eq8"``, Eq. 8; ``"replace"``, no slow state: what the task alone adds to
+            the first prior becomes the prior (negative entries of the Hessian count as 0);
+            ``"none"``, plain IVON: the next task continues this one. The last two, and
+            :class:`covon_avalanche.merging.EMA` with ``gamma_precision=None``, are the ablations of
+            the paper's Figure 2b.
         :param gamma: instead of the groups' ``gamma``.
         :param gamma_precision: instead of the groups' ``gamma_precision``.
         :param means: merged means instead of Eq. 8's, by parameter and of its shape, such as those
@@ -653,6 +654,7 @@ class CoVON(PosteriorOptimizer):
         :raises ValueError: if the merged posterior is not a Gaussian, or a mean does not fit or is
             not finite; nothing is changed then.
         """
+        check_choice("merge", merge, get_args(SlowStep))
         self._check_consolidation()
         self._deferred.raise_if_bad(wait=True)
         given = {"gamma": gamma, "gamma_precision": gamma_precision}
@@ -662,35 +664,34 @@ class CoVON(PosteriorOptimizer):
         trained = [
             named
             for named in self._named_params()
-            if "hess" in self.state.get(named.param, {}) and named.group["consolidation"] != "none"
+            if "hess" in self.state.get(named.param, {}) and merge != "none"
         ]
+        replace = merge == "replace"
         steps = max((self.state[named.param]["step"] for named in trained), default=0)
         if steps >= _MANY_STEPS:
             warn_unless_learned(steps, self.diagnostics()["all"])
         with defer_interrupt(), torch.no_grad():
             for name, p, group, _ in trained:  # check all before anything is written
                 align_state_(self.state[p], p, name)
-                check_gaussian(name, *self._merged(p, {**group, **instead}))
+                check_gaussian(name, *self._merged(p, {**group, **instead}, replace))
                 if means and p in means:
                     check_given(name, means[p], p, "mean")
             for _, p, group, _ in trained:
-                mean, precision = self._merged(p, {**group, **instead})
+                mean, precision = self._merged(p, {**group, **instead}, replace)
                 p.copy_(means[p] if means and p in means else mean)
                 self.state[p] = {"prior_mean": p.detach().clone(), "prior_precision": precision}
             self._finish_task()
 
-    def _merged(self, p: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    def _merged(self, p: Tensor, group: Group, replace: bool) -> tuple[Tensor, Tensor]:
         """Mean and precision after the task."""
-        state, ess, gamma_precision = self.state[p], ess_of(group), group["gamma_precision"]
-        if group["consolidation"] == "replace":
+        state, ess = self.state[p], ess_of(group)
+        if replace:
             first = self._first_prior(p, group)["prior_precision"]
             return p.detach(), ess * state["hess"].clamp(min=0) + first
-        if gamma_precision == "auto":
-            positive = _NATURAL_GAMMA_PRECISION if has_natural_units(group) else _GAMMA_PRECISION
-            gamma_precision = None if self.hess_approx == "reparam" else positive
         m0, s0 = state.get("prior_mean", 0.0), self._prior_precision(state, group)
         precision = ess * state["hess"] + s0
-        return merge_tensors(m0, s0, p.detach(), precision, group["gamma"], gamma_precision)
+        gamma, gamma_precision = group["gamma"], group["gamma_precision"]
+        return merge_tensors(m0, s0, p.detach(), precision, gamma, gamma_precision)
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, Diagnostics]:
@@ -715,21 +716,19 @@ class CoVON(PosteriorOptimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See :meth:`PosteriorOptimizer.load_state_dict`. Hessian estimates of earlier versions
-        become ``"gradsq"``, and ``consolidation="ema"`` becomes ``"merge"``, with a warning."""
+        """See :meth:`PosteriorOptimizer.load_state_dict`. States of version 0.1 load, too: Hessian
+        estimates that are gone become ``"gradsq"``, and a ``consolidation`` other than Eq. 8 is
+        named in a warning."""
         groups = [dict(group) for group in state_dict["param_groups"]]
         for group in groups:
             if self.own_setting in group:
                 natural_units.complete(group)
             if group.get("hess_approx") in ("auto", "per_example"):
                 group["hess_approx"] = "gradsq"
-            if group.get("consolidation") == "ema":
-                group["consolidation"] = "merge"
-                if group.get("gamma_precision") == "auto":
-                    group["gamma_precision"] = None
+            if (old := group.pop("consolidation", "merge")) != "merge":
                 warnings.warn(
-                    "consolidation='ema' is gone: to average means without the precision merge "
-                    f"with covon_avalanche.merging.EMA({group['gamma']})",
+                    f"consolidation={old!r} of the loaded state is ignored: it is chosen at the "
+                    "end of a task now, by CoVONPlugin(merge=...) or consolidate(merge=...)",
                     stacklevel=2,
                 )
         super().load_state_dict({**state_dict, "param_groups": groups})

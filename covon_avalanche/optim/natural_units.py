@@ -36,13 +36,13 @@ from covon_avalanche.optim.sharding import local, sum_everywhere
 
 FROM_SCRATCH: dict[str, Any] = dict(
     noise=0.05, prior_width=5.0, prior_mean="zero", data_precision=10.0, gamma=0.7,
-    gamma_precision="auto",
+    gamma_precision=5.0,
 )  # fmt: skip
 """For networks with random weights, transformers included."""
 
 SMALL_NETWORKS: dict[str, Any] = {
     **FROM_SCRATCH, "noise": 0.2, "prior_width": 20.0, "data_precision": 0.001,
-    "hess_approx": "reparam",
+    "gamma_precision": None, "hess_approx": "reparam",
 }  # fmt: skip
 """For small networks with random weights: the paper's estimate of the Hessian, and noise that stays
 large, which it needs and which protects earlier tasks."""

@@ -11,7 +11,6 @@ from covon_avalanche.plugins.evcl import EVCLPlugin
 from covon_avalanche.plugins.ewc import EWCPlugin
 from covon_avalanche.plugins.ewc_star import EWCStarPlugin
 from covon_avalanche.plugins.icarl import ICaRLPlugin
-from covon_avalanche.plugins.input_anchor import InputAnchorPlugin
 from covon_avalanche.plugins.lwf import LwFPlugin
 from covon_avalanche.plugins.mas import MASPlugin
 from covon_avalanche.plugins.merge import MergePlugin
@@ -34,7 +33,6 @@ __all__ = [
     "EWCPlugin",
     "EWCStarPlugin",
     "ICaRLPlugin",
-    "InputAnchorPlugin",
     "LwFPlugin",
     "MASPlugin",
     "MergePlugin",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
-from covon_avalanche.checks import check_positive, check_whole
+from covon_avalanche.checks import check_choice, check_positive, check_whole
 from covon_avalanche.data_loading.data_parallel import batch_share
-from covon_avalanche.merging import Eq8, MergeRule, RegMean, merge_into
-from covon_avalanche.merging.task_vectors import TaskVectorRule
+from covon_avalanche.merging import MagMax, MergeRule, merge_into
 from covon_avalanche.optim import CoVON
+from covon_avalanche.optim.covon import SlowStep
 from covon_avalanche.optim.diagnostics import Diagnostics
 from covon_avalanche.optim.natural_units import has_natural_units
 from covon_avalanche.plugins.merge import merge_task
@@ -39,21 +37,20 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
     def __init__(
         self,
         *,
-        merge: MergeRule | None = None,
+        merge: MergeRule | SlowStep = "eq8",
         gamma: float | None = None,
         ess_per_example: float | None = None,
         schedule: Schedule | None = None,
         eval_samples: int = 0,
         eval_temperature: float = 1.0,
         consolidate_every: int | None = None,
-        merge_by_inputs: bool = False,
     ) -> None:
         """
-        :param merge: rule for the merged mean, from ``covon_avalanche.merging``: ``Eq8()`` by
-            default. ``RegMean()`` forgets far less where Eq. 8 has to choose between keeping and
-            learning, as on PACS. With any rule the merged precision is that of Eq. 8:
-            ``posterior()``, samples for prediction and the next prior are N(merged weights,
-            1 / precision).
+        :param merge: the slow step: ``"eq8"``, or ``"replace"`` or ``"none"``, its ablations, as in
+            :meth:`CoVON.consolidate`; or a rule of ``covon_avalanche.merging`` for the merged mean.
+            ``RegMean()`` forgets far less where Eq. 8 has to choose between keeping and learning,
+            as on PACS. With any rule the merged precision is that of Eq. 8: ``posterior()``,
+            samples for prediction and the next prior are N(merged weights, 1 / precision).
         :param gamma: merging coefficient, instead of the optimizer's; the schedule takes
             precedence.
         :param ess_per_example: sets ``ess`` at the start of each task to this times the task's
@@ -64,7 +61,6 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
             experience (section 3.2 of the paper). ``ess`` should then be the examples seen
             in that many steps. Steps after the last merge stay unmerged; call
             ``strategy.optimizer.consolidate()`` at the end to merge them.
-        :param merge_by_inputs: deprecated, ``merge=RegMean()``.
 
         See :class:`PosteriorPlugin` for ``schedule``, ``eval_samples`` and ``eval_temperature``.
         """
@@ -74,9 +70,9 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         if gamma is not None:
             first, *others = self.schedule or [{}]
             self.schedule = [{"gamma": gamma, **first}, *others]
-        if merge_by_inputs:
-            merge = _deprecated_merge_by_inputs(merge)
-        self.merge: MergeRule = Eq8() if merge is None else merge
+        if not isinstance(merge, MergeRule):
+            check_choice("merge", merge, get_args(SlowStep))
+        self.merge = merge
         """How to merge, and what is remembered of earlier tasks."""
         self.ess_per_example = ess_per_example
         self.consolidate_every = consolidate_every
@@ -88,9 +84,9 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         if consolidate_every is None:
             return
         check_whole("consolidate_every", consolidate_every)
-        if self.merge.needs_data or isinstance(self.merge, TaskVectorRule):
+        if isinstance(merge, MergeRule) and (merge.needs_data or isinstance(merge, MagMax)):
             raise ValueError(
-                f"{type(self.merge).__name__} merges whole tasks: it cannot merge within one "
+                f"{type(merge).__name__} merges whole tasks: it cannot merge within one "
                 "(consolidate_every)"
             )
         if ess_per_example is not None:
@@ -115,7 +111,8 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         """Restore and schedule as :class:`PosteriorPlugin`; put in place the weights that the merge
         rule lets training start from."""
         super().before_training_exp(strategy, **kwargs)
-        self.merge.begin_task(strategy.model)
+        if isinstance(self.merge, MergeRule):
+            self.merge.begin_task(strategy.model)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Tell the optimizer the number of examples of the step so far, over all processes, and
@@ -139,15 +136,3 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
             merge_task(strategy, self.merge)
         else:
             merge_into(strategy.model, strategy.optimizer, self.merge)
-
-
-def _deprecated_merge_by_inputs(merge: MergeRule | None) -> MergeRule:
-    """The rule that ``merge_by_inputs=True`` stands for, with a warning at the first caller outside
-    of Avalanche and this package."""
-    if merge is not None:
-        raise ValueError("give merge or the deprecated merge_by_inputs, not both")
-    modules = [str(f.frame.f_globals.get("__name__")).partition(".")[0] for f in inspect.stack(0)]
-    level = next((i for i, m in enumerate(modules, 1) if m not in _PACKAGES), 1)
-    message = "merge_by_inputs=True is deprecated: use merge=RegMean()"
-    warnings.warn(message, DeprecationWarning, level)
-    return RegMean()

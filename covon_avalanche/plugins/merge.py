@@ -8,9 +8,10 @@ from typing import Any
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
-from covon_avalanche.merging.rule import MergeRule, check_rule, merge_into
-from covon_avalanche.merging.task_vectors import TaskVectorRule
+from covon_avalanche.merging.magmax import MagMax
+from covon_avalanche.merging.rule import MergeRule, check_optimizer, merge_into
 from covon_avalanche.optim import PosteriorOptimizer
+from covon_avalanche.optim.covon import SlowStep
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.task_loader import (
     SECOND_MOMENTS_MB_SIZE,
@@ -47,14 +48,14 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
         self._before: dict[str, Tensor] = {}  # weights before the task
 
     def before_training(self, strategy: Any, **kwargs: Any) -> None:
-        """Check that rule, optimizer and plugins fit together."""
+        """Check that optimizer and plugins fit."""
         for plugin in strategy.plugins:
             if isinstance(plugin, PosteriorPlugin):
                 raise ValueError(
                     f"{type(plugin).__name__} and MergePlugin would both merge: without "
                     "MergePlugin, CoVONPlugin(merge=...) takes the rule"
                 )
-        check_rule(self.rule, strategy.optimizer)
+        check_optimizer(strategy.optimizer)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Set the weights that training starts from, and copy them."""
@@ -62,7 +63,7 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
         self.rule.begin_task(strategy.model)
         if isinstance(strategy.optimizer, PosteriorOptimizer):
             return
-        if isinstance(self.rule, TaskVectorRule) and self.rule.start == "pretrained":
+        if isinstance(self.rule, MagMax) and self.rule.start == "pretrained":
             strategy.optimizer.state.clear()  # tasks are trained independently
         if self.rule.needs_before:
             self._before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
@@ -73,18 +74,22 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
         self._before = {}
 
 
-def merge_task(strategy: Any, rule: MergeRule, before: Mapping[str, Tensor] | None = None) -> None:
+def merge_task(
+    strategy: Any, rule: MergeRule | SlowStep, before: Mapping[str, Tensor] | None = None
+) -> None:
     """Merge the strategy's weights at the end of a task, and re-estimate batch norm.
 
+    :param rule: see :func:`~covon_avalanche.merging.merge_into`.
     :param before: weights before the task; not needed with a posterior optimizer.
     """
-    mb_size = strategy.train_mb_size if rule.augmented else SECOND_MOMENTS_MB_SIZE
+    augmented = isinstance(rule, MergeRule) and rule.augmented
+    mb_size = strategy.train_mb_size if augmented else SECOND_MOMENTS_MB_SIZE
     with task_autocast(strategy):
         merge_into(
             strategy.model,
             strategy.optimizer,
             rule,
             before,
-            lambda: task_loader(strategy, mb_size, augmented=rule.augmented),
+            lambda: task_loader(strategy, mb_size, augmented=augmented),
             batch_norm_batches=lambda: task_loader(strategy, strategy.train_mb_size, shuffled=True),
         )

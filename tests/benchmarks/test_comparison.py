@@ -128,5 +128,5 @@ def test_a_searched_recipe_is_shipped_with_replaced_lines(tmp_path, monkeypatch)
     comparison.ship_recipe(searched, "shipped", closed, weights='weights = "default"')
     recipe = load_recipe(str(tmp_path / "covon_avalanche/experiment/recipes/shipped.toml"))
     assert recipe.model.weights == "default"
-    assert recipe.strategies["covon-inputs"].merge == "regmean"
+    assert recipe.strategies["covon-inputs"].merge.rule == "regmean"
     assert recipe.strategies["ridge"].kind == "ridge"

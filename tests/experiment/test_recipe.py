@@ -182,7 +182,8 @@ def test_errors_name_key_and_rule(tmp_path, override, message):
     [
         ("gamma = 0.8", "", r"strategies\.mine\.gamma: is missing"),
         ('kind = "covon"', "", r"strategies\.mine\.kind: is missing; known are finetune, .*covon"),
-        ("lr = 0.1", 'merge = "ema"\nconsolidation = "ema"', "is the old name of merge"),
+        ("lr = 0.1", "merge = { rule = 'ema', start = 1 }", r"merge\.start: unknown key; .* gamma"),
+        ("lr = 0.1", "merge = { gamma = 1 }", r"mine\.merge\.rule: is missing; known are none, "),
         ("later_hess_init = 0.1", 'merge = "ema"\nschedule = [{gamma = 0.5}]', "change gamma"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The registry of strategies: facts, old keys, the preset, merge rules, optimizers."""
+"""The registry of strategies: facts, the preset, merge rules, optimizers."""
 
 import pytest
 import torch
@@ -9,9 +9,8 @@ from covon_avalanche import BayesByBackprop, MergePlugin, merging
 from covon_avalanche import CoVON as Optimizer
 from covon_avalanche.experiment.recipe import load_recipe, shipped_recipes
 from covon_avalanche.experiment.registry import KINDS, CoVON, stored_strategy
-from covon_avalanche.experiment.registry.base import WITH_COEFFICIENT
-from covon_avalanche.experiment.run_folder import run_hash, settings_of, upgrade_settings
-from covon_avalanche.plugins import ClassifierAlignmentPlugin, InputAnchorPlugin
+from covon_avalanche.experiment.run_folder import run_hash
+from covon_avalanche.plugins import ClassifierAlignmentPlugin
 
 BASE = {"kind": "covon", "lr": 0.1, "ess": 10.0, "hess_init": 0.1, "gamma": 0.9, "clip_radius": 1.0}
 HASHES = {
@@ -30,8 +29,8 @@ HASHES = {
     "permuted-mnist-hard": "c92439273a",
 }
 """Hashes of seed 0 and the last CoVON of each shipped recipe: changed ones would be run again."""
-FINETUNE_HASH = "4b6fa2db69"
-"""Hash of fine-tuning in the small recipe, before merging and alignment had further settings."""
+FINETUNE_HASH = "47b4c433e1"
+"""Hash of fine-tuning in the small recipe."""
 MERGEABLE = ["finetune", "ewc", "avalanche-ewc", "lwf", "avalanche-lwf", "ada-reg", "covon"]
 RULES = {
     "regmean": merging.RegMean,
@@ -40,9 +39,7 @@ RULES = {
     "ema": merging.EMA,
     "fisher": merging.FisherMerge,
     "cofima": merging.CoFiMA,
-    "task-arithmetic": merging.TaskArithmetic,
     "magmax": merging.MagMax,
-    "ties": merging.TIES,
 }
 
 
@@ -78,23 +75,6 @@ def test_facts_that_tables_need():
         assert not settings("td-vcl", **none).stores_examples
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({"consolidation": "merge"}, {"merge": "eq8"}),
-        ({"consolidation": "inputs"}, {"merge": "regmean"}),
-        ({"consolidation": "ema"}, {"merge": "ema"}),
-        ({"hess_approx": "auto"}, {"hess_approx": "gradsq"}),
-        ({}, {"merge": "eq8", "hess_approx": "gradsq"}),
-    ],
-)
-def test_keys_and_values_of_earlier_versions_are_translated(old, new):
-    assert covon(**old) == covon(**new)
-    stored = settings_of(small_recipe({"covon": STRATEGIES["covon"]}), "covon")
-    current = upgrade_settings({**stored, "strategy": {**BASE, **old}})["strategy"]
-    assert new.items() <= current.items()
-
-
 def rule_of(kind, **changes):
     """The rule by which the method merges, if any."""
     method = settings(kind, **changes).build()
@@ -106,65 +86,64 @@ def rule_of(kind, **changes):
 @pytest.mark.parametrize("kind", MERGEABLE)
 def test_each_rule_merges_after_every_domain(kind):
     for name, rule in RULES.items():
-        own = {"merge_gamma": 0.3} if name in WITH_COEFFICIENT else {}
-        found = rule_of(kind, merge=name, **own)
+        found = rule_of(kind, merge=name)
         assert type(found) is rule
-        coefficient = "gamma" if name in ("ema", "cofima") else "coefficient"
-        assert not own or getattr(found, coefficient) == 0.3
-    assert rule_of(kind, merge="none") is None
-
-
-def test_covons_gamma_is_the_coefficient_of_its_rule():
-    assert rule_of("covon", merge="ema", gamma=0.3).gamma == 0.3
-    assert rule_of("covon", merge="eq8") is None  # which the optimizer does itself
+        gamma = settings("covon").gamma if kind == "covon" else 0.5
+        assert getattr(found, "gamma", gamma) == gamma
+    assert rule_of(kind, merge="none") == ("none" if kind == "covon" else None)
 
 
 @pytest.mark.parametrize("kind", ["finetune", "ada-reg", "covon"])
-def test_options_of_rules_reach_them(kind):
-    chosen = {"reduction": "mean", "alpha": 0.9, "layerwise": True, "passes": 1}
-    own = {f"regmean_{key}": value for key, value in chosen.items()}
-    found = rule_of(kind, merge="regmean", **own)
-    assert chosen.items() <= vars(found).items()
-    assert merging.RegMean().__dict__ == rule_of(kind, merge="regmean").__dict__
-    found = rule_of(kind, merge="magmax", merge_start="pretrained", merge_gamma=0.7)
-    assert (found.start, found.coefficient) == ("pretrained", 0.7)
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"rule": "regmean", "share": 0.5},
+        {"rule": "ema", "gamma": 0.3},
+        {"rule": "cofima", "gamma": 0.3},
+        {"rule": "magmax", "start": "pretrained", "coefficient": 0.7},
+    ],
+)
+def test_arguments_of_rules_reach_them_and_are_stored(kind, chosen):
+    arguments = {key: value for key, value in chosen.items() if key != "rule"}
+    assert arguments.items() <= vars(rule_of(kind, merge=chosen)).items()
+    own = settings(kind, merge=chosen)
+    assert own.model_dump(mode="json")["merge"] == chosen
+    assert KINDS[kind].model_validate(own.model_dump()) == own  # as a search does
+    alone = settings(kind, merge={"rule": chosen["rule"]})
+    assert alone == settings(kind, merge=chosen["rule"])
+    assert alone.model_dump(mode="json")["merge"] == chosen["rule"]
 
 
 @pytest.mark.parametrize("merge", ["none", "average", "regmean"])
 @pytest.mark.parametrize("kind", MERGEABLE)
-def test_the_merge_comes_first_then_the_method_the_anchor_and_the_alignment(kind, merge):
-    method = settings(kind, merge=merge, input_anchor=0.5, align_classifier=True).build()
-    *first, anchor, alignment = method.plugins
+def test_the_merge_comes_first_then_the_method_and_the_alignment(kind, merge):
+    method = settings(kind, merge=merge, align_classifier=True).build()
+    *first, alignment = method.plugins
     assert isinstance(alignment, ClassifierAlignmentPlugin)
-    assert isinstance(anchor, InputAnchorPlugin)
-    assert anchor.anchor.strength == 0.5
     merged = merge != "none" and kind != "covon"  # whose own plugin merges
     assert any(isinstance(p, MergePlugin) for p in first[:1]) == merged
     assert len(first) == merged + (kind.endswith(("ewc", "lwf")))
-    rule = first[0].rule if merged else method.arguments.get("merge")
-    assert anchor.anchor.rule is (rule if merge == "regmean" else None)
-    without = settings(kind, merge=merge, input_anchor=0.0, align_classifier=False).build()
+    without = settings(kind, merge=merge, align_classifier=False).build()
     assert [*map(type, without.plugins)] == [*map(type, first)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "message"),
+    ("kind", "merge", "message"),
     [
-        ("finetune", {"merge": "ema", "regmean_alpha": 0.9}, "alpha needs .* regmean, got ema"),
-        ("covon", {"merge": "ema", "regmean_passes": 1}, "passes needs .* regmean, got ema"),
-        ("finetune", {"merge": "regmean", "merge_start": "last"}, "needs .* or ties, got regmean"),
-        ("covon", {"merge": "eq8", "merge_gamma": 0.3}, "merge_gamma needs .* ema or .*, got eq8"),
-        ("ada-reg", {"merge_gamma": 0.3}, "merge_gamma needs merge = ema or .*, got None"),
-        ("slca", {"merge": None, "merge_gamma": 0.3}, "merge_gamma needs merge = ema or cofima"),
+        ("finetune", {"rule": "regmean", "gamma": 0.3}, "gamma\n.*not permitted"),
+        ("covon", {"rule": "eq8", "gamma": 0.3}, "gamma\n.*not permitted"),
+        ("ada-reg", {"rule": "ema", "gamma": 1.5}, "less than or equal to 1"),
+        ("finetune", "replace", "'replace'.*does not match"),
+        ("slca", "regmean", "'regmean'.*does not match"),
     ],
 )
-def test_options_that_no_rule_would_use_are_errors(kind, options, message):
+def test_rules_and_arguments_that_do_not_fit_are_errors(kind, merge, message):
     with pytest.raises(ValueError, match=message):
-        settings(kind, **options)
+        settings(kind, merge=merge)
 
 
 def test_settings_that_are_not_used_do_not_change_the_folder():
-    for unused in ({}, {"align_classifier": False}, {"regmean_alpha": None, "merge_start": None}):
+    for unused in ({}, {"align_classifier": False}, {"merge": "none"}):
         recipe = small_recipe({"own": STRATEGIES["finetune"] | unused})
         assert run_hash(recipe, "own", 0) == FINETUNE_HASH
 
@@ -198,15 +177,13 @@ def test_optimizers_have_the_settings():
         optimizer = own.make_optimizer(nn.Linear(2, 2))
         return type(optimizer), optimizer.param_groups[0]
 
-    kind, options = group(settings("covon", **NEWTON, merge="replace", gamma_precision="auto"))
+    kind, options = group(settings("covon", **NEWTON))
     assert kind is Optimizer
     expected = {"lr": 0.1, "ess": 1437.0, "betas": (0.9, 0.99), "hess_approx": "reparam"}
-    expected |= {"gamma": 0.9, "gamma_precision": "auto", "consolidation": "replace"}
+    expected |= {"gamma": 0.9, "gamma_precision": None}
     assert expected.items() <= options.items()
-    for merge, precision in (("regmean", "auto"), ("ema", None)):  # EMA is without curvature
-        options = group(covon(merge=merge, gamma_precision="auto"))[1]
-        assert (options["consolidation"], options["gamma_precision"]) == ("merge", precision)
-        assert options["betas"] == (0.9, None)
+    assert group(covon(gamma_precision=2.0))[1]["gamma_precision"] == 2.0
+    assert group(covon())[1]["betas"] == (0.9, None)
     assert group(settings("vcl"))[0] is BayesByBackprop
     assert group(settings("finetune", weight_decay=0.5))[1]["weight_decay"] == 0.5
     for name in ("ada-reg", "ewc-star"):  # there it is the first prior's
@@ -243,7 +220,7 @@ def test_ducts_momentum_is_that_of_sgd():
     assert KINDS["duct"].model_validate(own.model_dump()) == own  # as a search does
 
 
-@pytest.mark.parametrize(("merge", "rule"), [(None, None), ("ema", "EMA"), ("cofima", "CoFiMA")])
+@pytest.mark.parametrize(("merge", "rule"), [("none", None), ("ema", "EMA"), ("cofima", "CoFiMA")])
 def test_slca_coma_and_cofima_have_their_published_settings(merge, rule):
     own = KINDS["slca"](kind="slca", merge=merge)
     assert (own.optimizer, own.momentum, own.lr, own.weight_decay) == ("sgd", 0.9, 0.01, 5e-4)

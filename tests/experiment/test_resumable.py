@@ -55,7 +55,7 @@ VARIANTS = {
         kind="custom", lr=1.0, implementation=f"{__name__}:OwnOptimizer", arguments={"lr": 0.05}
     ),
     "own-epoch": dict(kind="custom", lr=0.01, implementation=f"{__name__}:OwnEpoch"),
-    "regmean": {**COVON, "merge": "regmean", "input_anchor": 0.1},
+    "regmean": {**COVON, "merge": "regmean"},
     "kfac": dict(kind="finetune", lr=0.01, merge="kfac"),
     "two-samples": {**COVON, "mc_samples": 2},
 }

@@ -91,7 +91,7 @@ def test_after_a_task_they_are_those_of_the_merged_weights(case):
     if case == "MergePlugin":
         strategy = make_naive(model, adamw(model), MergePlugin(RegMean()))
     else:
-        strategy = make_strategy("covon", model, merge=RegMean() if case == "regmean" else None)
+        strategy = make_strategy("covon", model, merge=RegMean() if case == "regmean" else "eq8")
     experiences = list(toy_benchmark(2).train_stream)
     strategy.train(experiences)
     x, _ = columns(experiences[-1])

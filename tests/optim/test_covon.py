@@ -235,12 +235,13 @@ class TestSlowStep:
     @pytest.mark.parametrize("kind", ["replace", "none"])
     def test_the_ablations_of_figure_2b(self, linear, batch, kind):
         """``test_averaging`` has the third, EMA."""
-        optimizer = make_covon(linear.parameters(), consolidation=kind, gamma=0.7)
-        train_task(optimizer, linear, batch)
-        for _ in range(3):
+        optimizer = make_covon(linear.parameters(), gamma=0.7)
+        for step in range(6):
+            if step == 3:
+                optimizer.consolidate(merge=kind)
             train_step(optimizer, linear, batch)
         m, old = linear.weight.detach().clone(), dict(optimizer.state[linear.weight])
-        optimizer.consolidate()
+        optimizer.consolidate(merge=kind)
         state = optimizer.state[linear.weight]
         if kind == "replace":  # keeps the last task alone
             assert torch.equal(linear.weight, m)
@@ -263,6 +264,7 @@ class TestSlowStep:
         self, linear, batch, options, factor
     ):
         optimizer = make_covon(linear.parameters(), batch_size=16, **options)
+        assert (optimizer.param_groups[0]["gamma_precision"] or 0.7) == factor
         train_step(optimizer, linear, batch)
         hess = optimizer.state[linear.weight]["hess"].clone()
         optimizer.consolidate()
@@ -277,6 +279,7 @@ class TestSlowStep:
         for options, says in (
             (dict(gamma_precision=5.0), "precision of 'bias' must be positive"),
             (dict(gamma=-1.0), "gamma must be > 0"),
+            (dict(merge="ema"), "merge must be one of 'eq8', 'replace', 'none', got 'ema'"),
             (dict(means={linear.bias: torch.zeros(4)}), r"'bias' must have shape \(3,\)"),
             (dict(means={linear.bias: torch.full((3,), torch.nan)}), "'bias' is not finite"),
         ):

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import warnings
 from functools import partial
 
 import pytest
@@ -495,16 +496,17 @@ class TestCopies:
             trained.load_state_dict(older)
             assert trained.param_groups[0][key] == trained.defaults[key]
 
-    def test_values_that_are_gone_are_translated(self, linear):
-        """``gamma_precision="auto"`` was ``None`` with EMA."""
+    def test_values_of_version_0_1_are_translated(self, linear):
         optimizer = make_covon(linear.parameters())
         older = optimizer.state_dict()
-        older["param_groups"][0].update(hess_approx="auto", consolidation="ema")
-        with pytest.warns(UserWarning, match=r"merge with covon_avalanche\.merging\.EMA\(0\.7\)"):
-            optimizer.load_state_dict(older)
-        group = optimizer.param_groups[0]
-        found = [group[key] for key in ("hess_approx", "consolidation", "gamma_precision")]
-        assert found == ["gradsq", "merge", None]
+        for consolidation, warned in (("merge", 0), ("replace", 1)):
+            older["param_groups"][0].update(hess_approx="auto", consolidation=consolidation)
+            with warnings.catch_warnings(record=True) as caught:
+                optimizer.load_state_dict(older)
+            assert [w for w in caught if "consolidation='replace'" in str(w.message)] == caught
+            assert len(caught) == warned
+            assert optimizer.param_groups[0]["hess_approx"] == "gradsq"
+            assert "consolidation" not in optimizer.param_groups[0]
 
 
 class TestPriors:

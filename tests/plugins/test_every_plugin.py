@@ -10,7 +10,7 @@ from toys import adamw, make_naive, make_strategy, parts_of, sgd, toy_benchmark,
 
 from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
 from covon_avalanche.evaluation import MemoryFootprint
-from covon_avalanche.merging import DUCT, SLCA, Average, Eq8, MagMax, RegMean
+from covon_avalanche.merging import DUCT, SLCA, Average, MagMax, RegMean
 from covon_avalanche.plugins import (
     AdaRegPlugin,
     ClassifierAlignmentPlugin,
@@ -22,7 +22,6 @@ from covon_avalanche.plugins import (
     EWCPlugin,
     EWCStarPlugin,
     ICaRLPlugin,
-    InputAnchorPlugin,
     LwFPlugin,
     MASPlugin,
     MergePlugin,
@@ -77,7 +76,6 @@ WHOLE_TASKS = {
     "ewc": (lambda: EWCPlugin(1.0), toy_model, sgd),
     "ewc-star": (EWCStarPlugin, toy_model, adamw),
     "icarl": (lambda: ICaRLPlugin(8), toy_model, sgd),
-    "input anchor": (lambda: InputAnchorPlugin(1.0), toy_model, sgd),
     "lwf": (LwFPlugin, toy_model, sgd),
     "mas": (lambda: MASPlugin(1e-3), toy_model, sgd),
     "merge": (lambda: MergePlugin(Average()), toy_model, sgd),
@@ -122,7 +120,6 @@ def test_parts_of_a_task_are_trained_with_consolidate_every():
         (CoVONPlugin, toy_model, adamw, "CoVONPlugin needs a CoVON optimizer, got AdamW"),
         (DUCTPlugin, toy_model, sgd, "needs a DUCT model, got Sequential: wrap the network"),
         (DUCTPlugin, duct, covon, "an optimizer without a posterior, got CoVON"),
-        (lambda: MergePlugin(Eq8()), toy_model, adamw, r"Eq8 .* needs a CoVON .* got AdamW"),
         (LwFPlugin, TwoHeads, sgd, "LwFPlugin needs one head for all tasks, got TwoHeads"),
         (PromptPlugin, toy_model, sgd, "PromptPlugin needs a PromptModel, got Sequential"),
         (SLCAPlugin, toy_model, sgd, "needs an SLCA model, got Sequential: wrap the network"),

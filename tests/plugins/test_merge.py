@@ -7,7 +7,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import EWC
 from interrupted_runs import run_with_stops
 from small_recipes import OFTEN, small_recipe
-from toy_merging import RULES, TASK_VECTORS
+from toy_merging import RULES
 from toys import (
     Head,
     Watch,
@@ -108,7 +108,7 @@ def test_a_rules_passes_have_the_transform_that_it_asks_for(augmented, monkeypat
     assert (x.mean() > 50) == augmented
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in TASK_VECTORS])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "magmax"])
 def test_a_growing_classifier_keeps_the_new_weights_of_new_classes(rule):
     benchmark = toy_benchmark(3, classes_per_experience=2)
     strategy, found, _ = make("adamw", RULES[rule](), Head())
@@ -176,7 +176,7 @@ def test_anchors_are_the_merged_weights(kind):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("rule", ["average", "fisher", *TASK_VECTORS])  # others: test_resumable
+@pytest.mark.parametrize("rule", ["average", "fisher", "magmax"])  # others: test_resumable
 def test_a_run_stopped_within_tasks_resumes_bit_exactly(rule, tmp_path):
     own = {"kind": "finetune", "lr": 0.01, "merge": rule}
     recipe = small_recipe({"own": own}, epochs=1, train_mb_size=512)  # two tasks of 3 steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -17,7 +17,6 @@ from pydantic import (
     PositiveInt,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from avalanche.training.templates import SupervisedTemplate
     from torch import Tensor, nn
     from torch.optim import Optimizer
-
-    from covon_avalanche.merging import MergeRule
 
 
 Count = Annotated[int, Field(ge=1, le=10**6)]
@@ -224,116 +221,3 @@ class WithOptimizer(Tunable):
             momentum=self.momentum,
             weight_decay=self.optimizer_weight_decay,
         )
-
-
-RuleName = Literal[
-    "regmean", "kfac", "average", "ema", "fisher", "cofima", "task-arithmetic", "magmax", "ties"
-]
-"""The rules of :mod:`covon_avalanche.merging` that work with any optimizer."""
-_RULE_CLASSES: dict[str, str] = {
-    "regmean": "RegMean",
-    "kfac": "KFACMerge",
-    "average": "Average",
-    "ema": "EMA",
-    "fisher": "FisherMerge",
-    "cofima": "CoFiMA",
-    "task-arithmetic": "TaskArithmetic",
-    "magmax": "MagMax",
-    "ties": "TIES",
-}
-_WITH_START = ("task-arithmetic", "magmax", "ties")
-WITH_COEFFICIENT = ("ema", "cofima", *_WITH_START)
-"""The rules that have a coefficient."""
-
-
-class Mergeable(Tunable):
-    """A method whose weights may be merged with the earlier ones after each domain, and whose
-    classifier may be retrained then.
-
-    ``None`` is the rule's default. Such settings do not change a run's folder.
-    """
-
-    merge: Literal[RuleName, "none"] | None = "none"
-    """A rule of :mod:`covon_avalanche.merging`."""
-    merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = 0.5
-    """Weight of the new domain, of ``merge = "ema"`` and ``"cofima"``; coefficient of
-    ``"task-arithmetic"``, ``"magmax"`` and ``"ties"``."""
-    merge_start: Literal["pretrained", "last"] | None = None
-    """Weights that training starts from, of ``merge = "task-arithmetic"``, ``"magmax"`` and
-    ``"ties"``."""
-    regmean_reduction: Literal["sum", "mean"] | None = None
-    """Reduction of the second moments: with ``"sum"`` every image counts alike, with ``"mean"``
-    every domain."""
-    regmean_alpha: Annotated[float | None, Field(ge=0, le=1)] = None
-    """Factor of the off-diagonal second moments."""
-    regmean_layerwise: bool | None = None
-    """Measure each layer's moments behind the merged earlier layers."""
-    regmean_passes: Literal[1, 2] | None = None
-    """1: do not measure the moments again at the merged weights."""
-    regmean_share: Annotated[float | None, Field(gt=0, le=1)] = None
-    """Share of the images, evenly spaced, on which the moments are measured."""
-    input_anchor: NonNegativeFloat | None = None
-    """Strength of a pull toward the last weights along the inputs of earlier domains, with or
-    without a merge."""
-    align_classifier: bool | None = None
-    """Retrain the last layer after each domain on Gaussians of all domains' features."""
-
-    @field_validator("align_classifier")
-    @classmethod
-    def _unset(cls, align: bool | None) -> bool | None:
-        return align or None  # so that runs of before this setting keep their folders
-
-    @model_validator(mode="after")
-    def _used_options(self) -> Mergeable:
-        needed: dict[str, tuple[str, ...]] = {"merge_start": _WITH_START}
-        needed |= {n: ("regmean",) for n in Mergeable.model_fields if n.startswith("regmean_")}
-        if type(self).model_fields["merge_gamma"].default is None:  # otherwise it is always set
-            needed["merge_gamma"] = WITH_COEFFICIENT
-        for name, rules in needed.items():
-            if getattr(self, name) is not None and self.merge not in rules:
-                raise ValueError(f"{name} needs merge = {' or '.join(rules)}, got {self.merge}")
-        return self
-
-    def merge_rule(self, gamma: float = 0.5) -> MergeRule | None:
-        """The rule of ``merge``; ``None`` for no merge, and for those of the optimizer.
-
-        :param gamma: the coefficient, if ``merge_gamma`` is not given.
-        """
-        if self.merge not in _RULE_CLASSES:
-            return None
-        from covon_avalanche import merging
-
-        arguments = (self.merge_gamma or gamma,) if self.merge in WITH_COEFFICIENT else ()
-        options = {
-            name.removeprefix("merge_").removeprefix("regmean_"): value
-            for name, value in self.model_dump(exclude_none=True).items()
-            if name == "merge_start" or name.startswith("regmean_")
-        }
-        rule: MergeRule = getattr(merging, _RULE_CLASSES[self.merge])(*arguments, **options)
-        return rule
-
-    def build(self) -> Method:
-        """The method after the merge, so that it sees the merged weights."""
-        method, rule = super().build(), self.merge_rule()
-        if rule is not None:
-            from covon_avalanche.plugins import MergePlugin
-
-            method = replace(method, plugins=(MergePlugin(rule), *method.plugins))
-        return self.after_merging(method, rule)
-
-    def after_merging(self, method: Method, rule: MergeRule | None) -> Method:
-        """The method with the plugins that need merged weights: the input anchor, then the
-        alignment, whose layer is for predictions.
-
-        :param rule: the method's merge rule, which may measure the anchor's second moments.
-        """
-        from covon_avalanche.merging import RegMean
-        from covon_avalanche.plugins import ClassifierAlignmentPlugin, InputAnchorPlugin
-
-        plugins = [*method.plugins]
-        if self.input_anchor:
-            moments = rule if isinstance(rule, RegMean) else None
-            plugins.append(InputAnchorPlugin(self.input_anchor, moments))
-        if self.align_classifier:
-            plugins.append(ClassifierAlignmentPlugin())
-        return replace(method, plugins=tuple(plugins))

@@ -21,7 +21,8 @@ from pydantic import (
     field_validator,
 )
 
-from covon_avalanche.experiment.registry.base import Mergeable, Method, Tunable, WithOptimizer
+from covon_avalanche.experiment.registry.base import Method, Tunable, WithOptimizer
+from covon_avalanche.experiment.registry.merge_rules import Mergeable
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,21 +16,17 @@ from pydantic import (
 )
 
 from covon_avalanche.experiment.registry.base import (
-    WITH_COEFFICIENT,
     Count,
-    Mergeable,
     Method,
-    RuleName,
     Table,
     Tunable,
     WithOptimizer,
 )
+from covon_avalanche.experiment.registry.merge_rules import CoVONMerge, Eq8, Mergeable
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
-
-_OLD_MERGES = {"merge": "eq8", "inputs": "regmean"}  # values of the former key "consolidation"
 
 
 class TaskSettings(Table):
@@ -67,7 +63,7 @@ class CoVON(Mergeable):
     later_hess_init: PositiveFloat | None = None
     """``hess_init`` from the second domain on; the same by default."""
     gamma: Annotated[float, Field(gt=0, le=1)]
-    gamma_precision: PositiveFloat | Literal["auto"] | None = None
+    gamma_precision: PositiveFloat | None = None
     """``None``: ``gamma``, Eq. 8."""
     beta2: Annotated[float | None, Field(gt=0, lt=1)] = None
     """``None``: the averaging window grows with the task."""
@@ -75,12 +71,10 @@ class CoVON(Mergeable):
     prior_mean: Literal["zero", "init"] = "zero"
     """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
     hess_approx: Literal["gradsq", "reparam"] = "gradsq"
-    merge: Literal["eq8", RuleName, "replace", "none"] = "eq8"  # type: ignore[assignment]
+    merge: CoVONMerge = Eq8()  # type: ignore[assignment]
     """The slow step: Eq. 8, another rule for the mean (the precision is Eq. 8's), no slow state
-    (``replace``), or none. The coefficient of another rule is ``gamma``, unless ``merge_gamma`` is
-    given."""
-    merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = None
-    """Coefficient of ``merge``, where it has one; ``gamma`` is then that of the precision alone."""
+    (``replace``), or none. The coefficient of another rule is ``gamma``, unless ``merge.gamma`` is
+    given, which leaves ``gamma`` to the precision alone."""
     mc_samples: PositiveInt = 1
     schedule: list[TaskSettings] = Field([])
     """Settings by domain, in order; instead of ``later_hess_init``."""
@@ -89,18 +83,10 @@ class CoVON(Mergeable):
 
     @model_validator(mode="before")
     @classmethod
-    def _upgrade_and_preset(cls, data: Any) -> Any:
-        """Translate keys and values of earlier versions, and expand the preset."""
+    def _expand_preset(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         data = dict(data)
-        if data.get("hess_approx") == "auto":
-            data["hess_approx"] = "gradsq"
-        if "consolidation" in data:
-            if "merge" in data:
-                raise ValueError("consolidation is the old name of merge: give merge only")
-            old = data.pop("consolidation")
-            data["merge"] = _OLD_MERGES.get(old, old)
         if data.get("preset") == "paper":
             from covon_avalanche.optim.covon import ALGORITHM_1
 
@@ -158,10 +144,9 @@ class CoVON(Mergeable):
             raise ValueError("replaces later_hess_init: give one of them")
         if info.data.get("backbone_lr_factor") and any(task.lr for task in schedule):
             raise ValueError("cannot set lr together with backbone_lr_factor")
-        merge = info.data.get("merge")
-        own = merge in WITH_COEFFICIENT
-        if own and info.data.get("merge_gamma") is None and any(task.gamma for task in schedule):
-            raise ValueError(f'cannot change gamma, which merge = "{merge}" fixes')
+        merge: Any = info.data.get("merge")
+        if getattr(merge, "gamma", 1.0) is None and any(task.gamma for task in schedule):
+            raise ValueError(f'cannot change gamma, which merge = "{merge.rule}" fixes')
         return schedule
 
     def is_searched(self, key: str) -> bool:
@@ -179,13 +164,9 @@ class CoVON(Mergeable):
             own |= self.only("noise", "prior_width", "data_precision", "ess_per_example")
         else:
             own |= self.only("ess", "hess_init")
-        if self.merge == "ema" and self.gamma_precision == "auto":
-            own["gamma_precision"] = None
-        consolidation: Any = self.merge if self.merge in ("replace", "none") else "merge"
         return Optimizer(
             self.parameter_groups(model, named=True),
             betas=(0.9, self.beta2),
-            consolidation=consolidation,
             generator=torch.default_generator,
             **own,
         )
@@ -198,11 +179,9 @@ class CoVON(Mergeable):
         if self.schedule:
             schedule = [task.model_dump(exclude_none=True) for task in self.schedule]
         arguments: dict[str, Any] = {"schedule": schedule, **self.only("ess_per_example")}
-        rule = self.merge_rule(self.gamma)
-        if rule is not None:
-            arguments["merge"] = rule
-        method = Method.of("covon_avalanche.strategies:CoVONStrategy", arguments)
-        return self.after_merging(method, rule)
+        merge = self.merge
+        arguments["merge"] = merge.build(self.gamma) if merge.class_name else merge.rule
+        return self.aligned(Method.of("covon_avalanche.strategies:CoVONStrategy", arguments))
 
 
 class Variational(Tunable):
@@ -268,8 +247,6 @@ class AdaReg(Mergeable):
 
     kind: Literal["ada-reg"]
     strength: NonNegativeFloat
-    merge: Literal[RuleName, "none"] | None = None
-    merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = None
     class_path = "covon_avalanche.strategies:AdaRegStrategy"
     class_arguments = ("strength", "weight_decay")
 

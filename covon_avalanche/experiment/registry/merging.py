@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from covon_avalanche.experiment.registry.base import Method, WithOptimizer
+from covon_avalanche.experiment.registry.merge_rules import NoMerge, SLCAMerge
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,20 +63,12 @@ class SLCA(DomainHeads):
     kind: Literal["slca"]
     lr: PositiveFloat = 0.01
     """Learning rate of the classifier."""
-    merge: Literal["ema", "cofima"] | None = None
-    """After each domain: ``"ema"`` is CoMA, ``"cofima"`` CoFiMA; ``None``: no merge."""
-    merge_gamma: Annotated[float | None, Field(gt=0, le=1)] = None
-    """Weight of the new domain in the merge, 0.4 by default."""
+    merge: SLCAMerge = NoMerge()
+    """After each domain: ``"ema"`` is CoMA, ``"cofima"`` CoFiMA."""
     covariance: Literal["class", "domain"] = "class"
     """One covariance for each class, or one for all classes of a domain."""
 
     class_path = "covon_avalanche.plugins:SLCAPlugin"
-
-    @model_validator(mode="after")
-    def _used_options(self) -> SLCA:
-        if self.merge_gamma is not None and self.merge is None:
-            raise ValueError("merge_gamma needs merge = ema or cofima, got None")
-        return self
 
     def wrap_model(
         self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
@@ -85,8 +78,5 @@ class SLCA(DomainHeads):
         return Model(network, num_classes, num_domains)
 
     def build(self) -> Method:
-        from covon_avalanche.merging import EMA, CoFiMA
-
-        rules = {"ema": EMA, "cofima": CoFiMA}
-        rule = rules[self.merge](self.merge_gamma or 0.4) if self.merge else None
+        rule = self.merge.build(gamma=0.4) if self.merge.class_name else None
         return Method.of(self.class_path, {"rule": rule, "per_class": self.covariance == "class"})

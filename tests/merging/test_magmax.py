@@ -1,4 +1,4 @@
-"""Task arithmetic, MagMax and TIES against direct computations on tasks' weights."""
+"""MagMax against direct computations on tasks' weights."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 from toy_optimizers import weights
 from toys import toy_model
 
-from covon_avalanche.merging import TIES, MagMax, TaskArithmetic, merge_into
+from covon_avalanche.merging import MagMax, merge_into
 
 
 def run_tasks(model, rule, changes):
@@ -37,29 +37,17 @@ def flat(state):
     return torch.cat([value.flatten() for value in state.values()])
 
 
-def added(vectors):
-    return 0.4 * vectors.sum(0)
-
-
-def largest(vectors):
-    return 0.5 * vectors.gather(0, vectors.abs().argmax(0, keepdim=True))[0]
-
-
 @pytest.mark.parametrize("start", ["pretrained", "last"])
-@pytest.mark.parametrize(
-    ("rule", "coefficient", "combined"), [(TaskArithmetic, 0.4, added), (MagMax, 0.5, largest)]
-)
-def test_training_starts_where_it_should_and_changes_since_the_pretrained_weights_are_combined(
-    rule, coefficient, combined, start, changes
-):
+def test_training_starts_where_it_should_and_the_largest_changes_are_merged(start, changes):
     model = toy_model()
     first = flat(weights(model))
-    before, after, merged = run_tasks(model, rule(coefficient, start), changes)
+    before, after, merged = run_tasks(model, MagMax(0.5, start), changes)
     for t in range(3):
         expected = first if start == "pretrained" or t == 0 else flat(after[t - 1])
         assert torch.equal(flat(before[t]), expected)
         vectors = torch.stack([flat(state) - first for state in after[: t + 1]])
-        torch.testing.assert_close(flat(merged[t]), first + combined(vectors))
+        largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))[0]
+        torch.testing.assert_close(flat(merged[t]), first + 0.5 * largest)
 
 
 def test_magmax_takes_the_later_of_two_changes_of_equal_magnitude():
@@ -68,25 +56,6 @@ def test_magmax_takes_the_later_of_two_changes_of_equal_magnitude():
     changes = [{"weight": torch.tensor([[2.0]])}, {"weight": torch.tensor([[-2.0]])}]
     run_tasks(model, MagMax(1.0, "pretrained"), changes)
     assert model.weight.item() == -2.0
-
-
-def test_ties_trims_elects_signs_and_averages(changes):
-    """Weight by weight, in plain Python."""
-    model = toy_model()
-    first = flat(weights(model))
-    before, _, merged = run_tasks(model, TIES(0.55), changes)
-    assert all(torch.equal(flat(state), first) for state in before)
-    trimmed = []
-    for change in changes:
-        values = flat(change).tolist()
-        kept = sorted(values, key=abs, reverse=True)[: round(0.2 * len(values))]
-        trimmed.append([v if v in kept else 0.0 for v in values])
-    want = []
-    for entries in zip(*trimmed, strict=True):
-        total = sum(entries)
-        agreeing = [v for v in entries if v * total > 0]
-        want.append(sum(agreeing) / len(agreeing) if agreeing else 0.0)
-    torch.testing.assert_close(flat(merged[2]), first + 0.55 * torch.tensor(want))
 
 
 def test_new_outputs_start_at_their_initial_weights():

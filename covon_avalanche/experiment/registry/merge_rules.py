@@ -1,0 +1,178 @@
+"""Merge rules in recipes, and the methods that take one.
+
+``merge = "regmean"`` is short for ``merge = { rule = "regmean" }``, which may have the rule's
+arguments, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_serializer
+
+from covon_avalanche.experiment.registry.base import Method, Table, Tunable
+
+if TYPE_CHECKING:
+    from covon_avalanche.merging import MergeRule
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class MergeSettings(Table):
+    """A merge rule and its arguments; ``None`` is the rule's default.
+
+    Stored as its name alone where no argument is given.
+    """
+
+    rule: str
+    class_name: ClassVar[str] = ""
+    """In :mod:`covon_avalanche.merging`; empty for what the optimizer does itself."""
+
+    @model_serializer(when_used="json")
+    def _short(self) -> str | dict[str, Any]:
+        given = {key: value for key, value in self if value is not None}
+        return self.rule if len(given) == 1 else given
+
+    def build(self, gamma: float) -> MergeRule:
+        """The rule.
+
+        :param gamma: the default of an argument with this name.
+        """
+        from covon_avalanche import merging
+
+        defaults = {"gamma": gamma} if "gamma" in type(self).model_fields else {}
+        given = self.model_dump(exclude={"rule"}, exclude_none=True)
+        rule: MergeRule = getattr(merging, self.class_name)(**{**defaults, **given})
+        return rule
+
+
+class NoMerge(MergeSettings):
+    """The weights stay as training has left them; with CoVON, plain IVON."""
+
+    rule: Literal["none"] = "none"
+
+
+class Eq8(MergeSettings):
+    """CoVON's own slow step."""
+
+    rule: Literal["eq8"] = "eq8"
+
+
+class Replace(MergeSettings):
+    """No slow state in CoVON: the last domain alone is the next prior."""
+
+    rule: Literal["replace"]
+
+
+class Average(MergeSettings):
+    """The mean of the weights over the domains."""
+
+    rule: Literal["average"]
+    class_name = "Average"
+
+
+class EMA(MergeSettings):
+    """Exponential moving average of the weights; CoMA."""
+
+    rule: Literal["ema"]
+    gamma: Fraction | None = None
+    """Weight of the new domain. By default CoVON's ``gamma``, 0.4 with SLCA, otherwise 0.5."""
+    class_name = "EMA"
+
+
+class Fisher(MergeSettings):
+    """Averaging weighted by diagonal Fisher information."""
+
+    rule: Literal["fisher"]
+    class_name = "FisherMerge"
+
+
+class CoFiMA(MergeSettings):
+    """The same of the last two domains."""
+
+    rule: Literal["cofima"]
+    gamma: Fraction | None = None
+    """As for ``ema``."""
+    class_name = "CoFiMA"
+
+
+class MagMax(MergeSettings):
+    """For each weight, the change of largest magnitude."""
+
+    rule: Literal["magmax"]
+    coefficient: PositiveFloat | None = None
+    start: Literal["pretrained", "last"] | None = None
+    """Weights that training starts from."""
+    class_name = "MagMax"
+
+
+class RegMean(MergeSettings):
+    """Layers merged by the second moments of their inputs."""
+
+    rule: Literal["regmean"]
+    share: Fraction | None = None
+    """Of the images, evenly spaced, on which the second moments are measured."""
+    class_name = "RegMean"
+
+
+class KFAC(MergeSettings):
+    """RegMean that also weighs outputs, by their gradients."""
+
+    rule: Literal["kfac"]
+    class_name = "KFACMerge"
+
+
+def _as_table(merge: Any) -> Any:
+    return {"rule": merge} if isinstance(merge, str) else merge
+
+
+_table = BeforeValidator(_as_table)
+Merge = Annotated[
+    NoMerge | Average | EMA | Fisher | CoFiMA | MagMax | RegMean | KFAC,
+    Field(discriminator="rule"),
+    _table,
+]
+"""For any optimizer."""
+CoVONMerge = Annotated[
+    Eq8 | Replace | NoMerge | Average | EMA | Fisher | CoFiMA | MagMax | RegMean | KFAC,
+    Field(discriminator="rule"),
+    _table,
+]
+SLCAMerge = Annotated[NoMerge | EMA | CoFiMA, Field(discriminator="rule"), _table]
+RULES: dict[str, type[MergeSettings]] = {
+    get_args(cls.model_fields["rule"].annotation)[0]: cls for cls in MergeSettings.__subclasses__()
+}
+
+
+class Mergeable(Tunable):
+    """A method whose weights may be merged with the earlier ones after each domain, and whose
+    classifier may be retrained then."""
+
+    merge: Merge = NoMerge()
+    align_classifier: bool | None = None
+    """Retrain the last layer after each domain on Gaussians of all domains' features."""
+
+    @field_validator("align_classifier")
+    @classmethod
+    def _unset(cls, align: bool | None) -> bool | None:
+        return align or None  # so that runs of before this setting keep their folders
+
+    def build(self) -> Method:
+        """The method after the merge, so that it sees the merged weights."""
+        method = super().build()
+        if self.merge.class_name:
+            from covon_avalanche.plugins import MergePlugin
+
+            plugin = MergePlugin(self.merge.build(gamma=0.5))
+            method = replace(method, plugins=(plugin, *method.plugins))
+        return self.aligned(method)
+
+    def aligned(self, method: Method) -> Method:
+        """The method, and at the end of each domain the alignment of the classifier, whose layer is
+        for predictions."""
+        if not self.align_classifier:
+            return method
+        from covon_avalanche.plugins import ClassifierAlignmentPlugin
+
+        return replace(method, plugins=(*method.plugins, ClassifierAlignmentPlugin()))
