@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
@@ -57,7 +57,7 @@ class Result(BaseModel):
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
-    schema_version: Literal[1, 2] = 2
+    schema_version: Literal[2] = 2
     run_hash: str = ""
     """Hash of the settings and the seed, see :func:`run_hash`."""
     recipe: Printable
@@ -93,13 +93,11 @@ class Result(BaseModel):
     flops_per_image: list[float] = []
     """Floating-point operations of training per image and domain, see ``EpochLog``."""
     parameters: int
-    memory_ratio: Annotated[
-        float, Field(validation_alias=AliasChoices("memory_ratio", "parameters_worth"))
-    ]
+    memory_ratio: float
     """Tensors kept between steps, in units of the weights, see ``MemoryFootprint``."""
     peak_memory: int | None = None
     """Bytes of the process, or of the accelerator where there is one."""
-    resumed: Annotated[int, Field(validation_alias=AliasChoices("resumed", "continued"))] = 0
+    resumed: int = 0
     """How often the run was resumed after an interruption."""
     diagnostics: list[dict[str, float]] = []
     """Diagnostics of CoVON's posterior at the end of each domain, before the merge."""

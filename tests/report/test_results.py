@@ -131,11 +131,3 @@ def test_results_without_a_checksum_are_said_to_be_unchecked_and_stay_so(tmp_pat
     for found, said in ((runs, True), (runs[runs["checked"]], False)):
         page = write_report(found, tmp_path / "report").read_text(encoding="utf-8")
         assert ("1 of 2 results: earlier versions stored them without a checksum" in page) == said
-
-
-def test_results_of_the_first_schema_can_be_read(tmp_path):
-    new = made_up("covon", 0, [[0.5]])
-    later = {"reliability", "run_hash", "held_out", "sampled", "epochs", "peak_memory", "resumed"}
-    old = new.model_copy(update={"schema_version": 1}).model_dump_json(exclude=later)
-    (tmp_path / "r.json").write_text(old)
-    assert Result.load(tmp_path / "r.json").average_accuracy == new.average_accuracy
