@@ -288,10 +288,12 @@ def _sentence(error: ValidationError) -> str:
         return f"{key}: unknown key; known are {known}{similar}"
     if first["type"] in ("union_tag_not_found", "union_tag_invalid"):
         key += "." + {"stream": "name", "merge": "rule"}.get(parts[-1], "kind")
-        known, tag = ", ".join(classes), first.get("ctx", {}).get("tag")
+        context = first.get("ctx", {})
+        names = re.findall(r"'([^']+)'", context.get("expected_tags", "")) or [*classes]
+        known, tag = ", ".join(names), context.get("tag")
         if tag is None:
             return f"{key}: is missing; known are {known}"
-        return f"{key} = {tag!r:.200}: is unknown; known are {known}{did_you_mean(tag, classes)}"
+        return f"{key} = {tag!r:.200}: is unknown; known are {known}{did_you_mean(tag, names)}"
     if first["type"] == "missing":
         return f"{key}: is missing"
     what = key if isinstance(first["input"], dict) else f"{key} = {first['input']!r:.200}"

@@ -140,7 +140,7 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
     ("override", "message"),
     [
         ("strategies.finetune.momentum=0.9", r"momentum = 0\.9: needs optimizer = \"sgd\""),
-        ("strategies.finetune.merge=eq8", "merge = 'eq8': "),
+        ("strategies.finetune.merge=eq8", r"merge\.rule = 'eq8': is unknown; known are none, av"),
         ("strategies.finetune.merge=regmaen", "'regmaen': .*; did you mean regmean\\?$"),
         ("strategies.finetune.kind=ewcc", r"finetune\.kind = 'ewcc': .*; did you mean ewc\?$"),
         ("strategies.mine.gamma=1.5", r"strategies\.mine\.gamma = 1\.5: .*less than or equal"),
