@@ -43,7 +43,8 @@ from covon_avalanche import CoVON
 from covon_avalanche.backbones import create_backbone
 from covon_avalanche.merging import merge_into
 from covon_avalanche.optim import ALGORITHM_1, SMALL_NETWORKS
-from covon_avalanche.optim.natural_units import FINETUNING, FROM_SCRATCH, scale_of
+from covon_avalanche.optim.natural_units import scale_of
+from covon_avalanche.presets import FINETUNING, FROM_SCRATCH
 from covon_avalanche.streams import PACS, image_transforms
 
 NAME = "benchmarks/presets.py"

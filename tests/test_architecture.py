@@ -17,7 +17,7 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
 #: data_loading do not import Avalanche.
 LAYERS = """
     did_you_mean
-    atomic_write checks domain_orders last_layer safe_text
+    atomic_write checks domain_orders last_layer presets safe_text
     posterior
     optim
     closed_form merging prompting
@@ -116,10 +116,11 @@ def printed(code: str) -> str:
     [
         ("from covon_avalanche import CoVON, DiagGaussian, merging, posterior", "avalanche"),
         ("import covon_avalanche.cli, covon_avalanche.report", "torch"),
+        ("from covon_avalanche.cli.show import recipes; recipes()", "torch"),
     ],
 )
-def test_optimizers_do_not_import_avalanche_nor_commands_and_reports_torch(code, module):
-    assert printed(f"import sys; {code}; print({module!r} in sys.modules)") == "False\n"
+def test_optimizers_do_not_import_avalanche_nor_commands_reports_and_recipes_torch(code, module):
+    assert printed(f"import sys; {code}; print({module!r} in sys.modules)").endswith("False\n")
 
 
 def test_all_public_names_load():

@@ -4,10 +4,10 @@ Imports torch, safetensors, numpy and, if installed, numba; never Avalanche.
 """
 
 from covon_avalanche.optim.bayes_by_backprop import BayesByBackprop
-from covon_avalanche.optim.covon import ALGORITHM_1, CoVON
-from covon_avalanche.optim.natural_units import SMALL_NETWORKS
+from covon_avalanche.optim.covon import CoVON
 from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
 from covon_avalanche.optim.upgd import UPGD
+from covon_avalanche.presets import ALGORITHM_1, SMALL_NETWORKS
 
 __all__ = [
     "ALGORITHM_1",

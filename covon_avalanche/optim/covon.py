@@ -58,14 +58,10 @@ from covon_avalanche.posterior.gaussian import (
     check_gaussian,
     merge_tensors,
 )
+from covon_avalanche.presets import FINETUNING, FROM_SCRATCH
 
 Implementation = Literal["auto", "compiled", "foreach", "reference"]
 SlowStep = Literal["eq8", "replace", "none"]
-
-ALGORITHM_1: dict[str, Any] = dict(hess_approx="reparam", betas=(0.9, 0.9999), gamma_precision=None)
-"""The paper's choices where the defaults differ: ``CoVON(params, ess=N, **ALGORITHM_1)``.
-Algorithm 1 as printed has no ``clip_radius``, the paper's experiments have one; for none add
-``clip_radius=float("inf")``."""
 
 _GAMMA_PRECISION = 2.0  # in the paper's units; chosen in docs/permuted-mnist.md
 _OF_HESS = ("ess", "beta2", "hess_approx", "batch_size", "retraction")
@@ -159,7 +155,7 @@ class CoVON(PosteriorOptimizer):
 
     Settings have natural units: ``lr`` is AdamW's, noise and prior are relative to the weights, and
     ``gamma`` is the one knob between plasticity and stability. Other defaults are those of
-    ``natural_units.FROM_SCRATCH``, for networks with random weights; for pretrained ones use
+    ``presets.FROM_SCRATCH``, for networks with random weights; for pretrained ones use
     :meth:`finetuning`. With ``ess`` or ``hess_init`` settings have the paper's units instead, see
     *Settings in the paper's units* below.
 
@@ -292,7 +288,7 @@ class CoVON(PosteriorOptimizer):
         settings = natural_units.with_defaults(settings)
         check_gamma(settings["gamma"])  # which may warn
         if gamma_precision == "auto":
-            natural = natural_units.FROM_SCRATCH["gamma_precision"]
+            natural = FROM_SCRATCH["gamma_precision"]
             positive = natural if has_natural_units(settings) else _GAMMA_PRECISION
             gamma_precision = positive if hess_approx == "gradsq" else None
         self.implementation = implementation
@@ -312,14 +308,14 @@ class CoVON(PosteriorOptimizer):
     @classmethod
     def finetuning(cls, params: Any, *, lr: float, **settings: Any) -> CoVON:
         """CoVON for pretrained networks: the prior is centred at the pretrained weights, and noise
-        and prior are as narrow as such networks need (``natural_units.FINETUNING``).
+        and prior are as narrow as such networks need (``presets.FINETUNING``).
 
         Adapters, such as those of LoRA, count as pretrained.
 
         :param lr: as for AdamW.
         :param settings: instead of the preset's, see :class:`CoVON`.
         """
-        return cls(params, lr=lr, **{**natural_units.FINETUNING, **settings})
+        return cls(params, lr=lr, **{**FINETUNING, **settings})
 
     def check_group(self, group: Group) -> None:
         """Raise a ``ValueError`` naming value and rule for a bad hyperparameter."""

@@ -33,29 +33,7 @@ from torch import Tensor
 
 from covon_avalanche.checks import check_positive
 from covon_avalanche.optim.sharding import local, sum_everywhere
-
-FROM_SCRATCH: dict[str, Any] = dict(
-    noise=0.05, prior_width=5.0, prior_mean="zero", data_precision=10.0, gamma=0.7,
-    gamma_precision=5.0,
-)  # fmt: skip
-"""For networks with random weights, transformers included."""
-
-SMALL_NETWORKS: dict[str, Any] = {
-    **FROM_SCRATCH, "noise": 0.2, "prior_width": 20.0, "data_precision": 0.001,
-    "gamma_precision": None, "hess_approx": "reparam",
-}  # fmt: skip
-"""For small networks with random weights: the paper's estimate of the Hessian, and noise that stays
-large, which it needs and which protects earlier tasks."""
-
-FINETUNING: dict[str, Any] = dict(
-    noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.5,
-    gamma_precision=None,
-)  # fmt: skip
-"""For pretrained networks: small noise, and a prior centred at the pretrained weights."""
-
-CLIP_RADIUS = 2.0
-"""Limits few entries, so that weights move about as far as with AdamW (``benchmarks/presets.py``).
-With 1, the first steps of a task would be shorter than AdamW's."""
+from covon_avalanche.presets import CLIP_RADIUS, FROM_SCRATCH
 
 _DEFAULTS: dict[str, Any] = dict(
     lr=1e-3, clip_radius=CLIP_RADIUS, weight_decay=0.0,

@@ -12,8 +12,8 @@ from toy_optimizers import nll, record_sample, step_on, train_step, train_task
 
 from covon_avalanche import DiagGaussian
 from covon_avalanche.optim import CoVON
-from covon_avalanche.optim.natural_units import FINETUNING, FROM_SCRATCH
 from covon_avalanche.posterior import merge
+from covon_avalanche.presets import FINETUNING, FROM_SCRATCH
 
 PRESETS = {"scratch": CoVON, "finetuning": CoVON.finetuning}
 IMPLEMENTATIONS = ("reference", "foreach", "compiled")

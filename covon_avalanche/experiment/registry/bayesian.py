@@ -23,10 +23,20 @@ from covon_avalanche.experiment.registry.base import (
     WithOptimizer,
 )
 from covon_avalanche.experiment.registry.merge_rules import CoVONMerge, Eq8, Mergeable
+from covon_avalanche.presets import (
+    ALGORITHM_1,
+    CLIP_RADIUS,
+    FINETUNING,
+    FROM_SCRATCH,
+    SMALL_NETWORKS,
+)
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+
+
+PRESETS = {"finetune": FINETUNING, "scratch": FROM_SCRATCH, "small": SMALL_NETWORKS}
 
 
 class TaskSettings(Table):
@@ -49,7 +59,7 @@ class CoVON(Mergeable):
     ] = None
     """Sets what is not given; the settings are stored, not the preset. ``finetune``, for pretrained
     networks, ``scratch``, for random weights, and ``small``, for small networks with random
-    weights, are the presets of ``covon_avalanche.optim.natural_units``: only ``lr`` is needed.
+    weights, are the presets of ``covon_avalanche.presets``: only ``lr`` is needed.
     ``paper`` is short for ``covon_avalanche.optim.ALGORITHM_1``."""
     noise: PositiveFloat | None = None
     """Scale of the first samples, relative to the weights. With it ``lr`` is as AdamW's; without
@@ -88,8 +98,6 @@ class CoVON(Mergeable):
             return data
         data = dict(data)
         if data.get("preset") == "paper":
-            from covon_avalanche.optim.covon import ALGORITHM_1
-
             paper = {**ALGORITHM_1, "beta2": ALGORITHM_1["betas"][1]}
             del paper["betas"]
             for key, value in paper.items():
@@ -97,15 +105,9 @@ class CoVON(Mergeable):
                     raise ValueError(
                         f'preset = "paper" sets {key} = {value!r}, but {data[key]!r} is given'
                     )
-        if data.get("preset") in ("finetune", "scratch", "small"):
-            from covon_avalanche.optim import natural_units
-
-            presets = {
-                "finetune": natural_units.FINETUNING,
-                "scratch": natural_units.FROM_SCRATCH,
-                "small": natural_units.SMALL_NETWORKS,
-            }
-            data = {"clip_radius": natural_units.CLIP_RADIUS, **presets[data.pop("preset")], **data}
+        if (preset := PRESETS.get(data.get("preset", ""))) is not None:
+            del data["preset"]
+            data = {"clip_radius": CLIP_RADIUS, **preset, **data}
         return data
 
     @property
