@@ -11,6 +11,7 @@ from covon_avalanche.experiment.recipe import load_recipe, shipped_recipes
 from covon_avalanche.experiment.registry import KINDS, CoVON, stored_strategy
 from covon_avalanche.experiment.run_folder import run_hash
 from covon_avalanche.plugins import ClassifierAlignmentPlugin
+from covon_avalanche.presets import SMALL_NETWORKS
 
 BASE = {"kind": "covon", "lr": 0.1, "ess": 10.0, "hess_init": 0.1, "gamma": 0.9, "clip_radius": 1.0}
 HASHES = {
@@ -170,6 +171,23 @@ def test_the_preset_of_the_paper():
     plain = covon(beta2=0.9999, hess_approx="reparam")
     assert paper.model_dump() == plain.model_dump()  # which is what results store
     assert paper == covon(preset="paper", beta2=0.9999)
+
+
+@pytest.mark.parametrize("estimate", ["gradsq", "reparam"])
+@pytest.mark.parametrize("preset", ["finetune", "scratch", "small"])
+def test_presets_are_those_of_the_optimizer(preset, estimate):
+    own = CoVON(kind="covon", preset=preset, lr=0.1, hess_approx=estimate)
+    make = Optimizer.finetuning if preset == "finetune" else Optimizer
+    extra = SMALL_NETWORKS if preset == "small" else {}
+    params = nn.Linear(2, 2).named_parameters()
+    settings = {**extra, "hess_approx": estimate}
+    if preset == "small" and estimate == "gradsq":
+        settings["gamma_precision"] = None
+    expected = make(params, lr=0.1, **settings).param_groups[0]
+    found = own.make_optimizer(nn.Linear(2, 2)).param_groups[0]
+    compared = {"lr", "noise", "prior_width", "data_precision", "gamma", "gamma_precision"}
+    compared |= {"clip_radius", "prior_mean", "hess_approx", "betas"}
+    assert {key: found[key] for key in compared} == {key: expected[key] for key in compared}
 
 
 def test_optimizers_have_the_settings():

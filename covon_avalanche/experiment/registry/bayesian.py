@@ -107,6 +107,8 @@ class CoVON(Mergeable):
                     )
         if (preset := PRESETS.get(data.get("preset", ""))) is not None:
             del data["preset"]
+            if data.get("hess_approx") == "reparam":  # whose estimates may be negative
+                preset = {**preset, "gamma_precision": None}
             data = {"clip_radius": CLIP_RADIUS, **preset, **data}
         return data
 
