@@ -116,6 +116,8 @@ def table(stream: str) -> str:
     average = pd.Series({row: sum(found) / len(found) for row, found in means.items()})
     rows["all orders"] = average.where(complete).map("{:.1f}".format)
     rows = rows.loc[average.sort_values(ascending=False).index]
+    if len(orders := recipes(stream)) == 1:
+        rows = rows.drop(columns="all orders").rename(columns=dict.fromkeys(orders, "A_T % (BWT)"))
     rows = rows.replace({"nan": "–"}).fillna("–")  # noqa: RUF001
     rows.insert(0, "method", rows.index)
     return f"{aligned(rows)}\n\n{origin(pd.concat(runs))}"
