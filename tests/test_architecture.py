@@ -115,6 +115,7 @@ def printed(code: str) -> str:
     ("code", "module"),
     [
         ("from covon_avalanche import CoVON, DiagGaussian, merging, posterior", "avalanche"),
+        ("from covon_avalanche import load_bundle, streams; streams.image_transforms", "avalanche"),
         ("import covon_avalanche.cli, covon_avalanche.report", "torch"),
         ("from covon_avalanche.cli.show import recipes; recipes()", "torch"),
     ],

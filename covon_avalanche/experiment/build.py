@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 from avalanche.distributed import DistributedHelper
-from avalanche.models import SimpleMLP
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from covon_avalanche import streams
-from covon_avalanche.backbones import create_backbone, normalisation
+from covon_avalanche.backbones import normalisation
 from covon_avalanche.data_loading import DataParallel, TensorBatches
 from covon_avalanche.evaluation.memory import MemoryFootprint
-from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron, PermutedStream
+from covon_avalanche.experiment.data_settings import Backbone, Model, PermutedStream
 from covon_avalanche.experiment.epoch_log import EpochLog
+from covon_avalanche.experiment.network import build_network
 from covon_avalanche.experiment.precision import used_precision
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import StrategySettings
@@ -73,38 +71,6 @@ def build_model(
     example = benchmark.test_stream[0].dataset.eval()[0][0]
     names = benchmark.classes if with_text else None
     return build_network(model, benchmark.n_classes, example.shape, weights, names)
-
-
-def build_network(
-    model: Model,
-    num_classes: int,
-    input_shape: Sequence[int],
-    weights: str | os.PathLike[str] | None = None,
-    class_names: Sequence[str] | None = None,
-) -> nn.Module:
-    """A network; backbones hold their weights with channels last, for which convolutions are
-    faster.
-
-    :param input_shape: shape of one example.
-    :param weights: those of a backbone, as for ``create_backbone``.
-    :param class_names: keep the text tower of a CLIP, for these names.
-    """
-    if isinstance(model, Perceptron):
-        return SimpleMLP(
-            num_classes=num_classes,
-            input_size=math.prod(input_shape),
-            hidden_size=model.hidden_size,
-            hidden_layers=model.hidden_layers,
-            drop_rate=0,
-        )
-    backbone = create_backbone(
-        model.backbone,
-        num_classes,
-        weights=weights,
-        image_size=input_shape[-2],
-        class_names=class_names,
-    )
-    return backbone.to(memory_format=torch.channels_last)
 
 
 def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:

@@ -17,13 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.backbones import normalisation
-from covon_avalanche.experiment.build import build_network
 from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron
 from covon_avalanche.experiment.machine import versions
+from covon_avalanche.experiment.network import build_network
 from covon_avalanche.experiment.registry import Strategy
 from covon_avalanche.experiment.result import first_error
 from covon_avalanche.posterior import DiagGaussian
-from covon_avalanche.streams import image_transforms
+from covon_avalanche.streams.transforms import image_transforms
 
 SCHEMA = 1
 _INFO, _WEIGHTS, _POSTERIOR = "bundle.json", "model.safetensors", "posterior.safetensors"

@@ -1,14 +1,34 @@
-"""Domain-incremental benchmarks: one head for all classes, task label 0 everywhere."""
+"""Domain-incremental benchmarks: one head for all classes, task label 0 everywhere.
 
-from covon_avalanche.streams.cddb import CDDB
-from covon_avalanche.streams.core50 import CORe50
-from covon_avalanche.streams.domainnet import DomainNet
-from covon_avalanche.streams.folders import DomainFolders
-from covon_avalanche.streams.imagenet_r import ImageNetR
-from covon_avalanche.streams.office_home import OfficeHome
-from covon_avalanche.streams.pacs import PACS
-from covon_avalanche.streams.permuted import PermutedDigits, PermutedMNIST
-from covon_avalanche.streams.transforms import image_transforms
+Names are loaded on first use, so that reading images does not import Avalanche.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from covon_avalanche.streams.cddb import CDDB
+    from covon_avalanche.streams.core50 import CORe50
+    from covon_avalanche.streams.domainnet import DomainNet
+    from covon_avalanche.streams.folders import DomainFolders
+    from covon_avalanche.streams.imagenet_r import ImageNetR
+    from covon_avalanche.streams.office_home import OfficeHome
+    from covon_avalanche.streams.pacs import PACS
+    from covon_avalanche.streams.permuted import PermutedDigits, PermutedMNIST
+    from covon_avalanche.streams.transforms import image_transforms
+
+_HOME = {
+    "CDDB": "cddb",
+    "CORe50": "core50",
+    "DomainNet": "domainnet",
+    "DomainFolders": "folders",
+    "ImageNetR": "imagenet_r",
+    "OfficeHome": "office_home",
+    "PACS": "pacs",
+    "PermutedDigits": "permuted",
+    "PermutedMNIST": "permuted",
+    "image_transforms": "transforms",
+}
 
 __all__ = [
     "CDDB",
@@ -22,3 +42,9 @@ __all__ = [
     "PermutedMNIST",
     "image_transforms",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
