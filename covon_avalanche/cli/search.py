@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -27,7 +28,7 @@ from covon_avalanche.cli.options import (
     need,
 )
 from covon_avalanche.cli.show import print_searches
-from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe, recipe_text
+from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe, recipe_text
 from covon_avalanche.experiment.run_folder import error_sentence, is_bad_input
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.search_space import Searched
@@ -103,8 +104,11 @@ def search(
     }
     wanted = [searches[name] for name in chosen.strategies if name in searches]
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if not wanted:
+        fail(f"{', '.join(chosen.strategies)}: nothing to search; give ranges in [search.STRATEGY]")
     for search in wanted:
         search.announce(trials)
+        search.study.set_user_attr("used", time.time())  # of several, status shows the latest
     workers = jobs or default_processes(chosen.device)
     _run_trials(wanted, trials, RunOptions(dataset_root=dataset_root), workers)
     best = _best(given, searches, wanted, trials)
@@ -122,17 +126,25 @@ def search(
 def _run_trials(searches: list[Search], trials: int, options: RunOptions, workers: int) -> None:
     """Run missing trials in several processes, each of which begins with another strategy."""
     shares = [searches[i % len(searches) :] + searches[: i % len(searches)] for i in range(workers)]
+    killed = False
     try:
         with worker_pool(workers) as pool:
             futures = [pool.submit(_work, share, trials, options) for share in shares]
             for future in as_completed(futures):
-                if (failure := future.result()) is not None:
+                try:
+                    failure = future.result()
+                except BrokenProcessPool:
+                    killed = True  # the other workers repeat its trial
+                    continue
+                if failure is not None:
                     sentence, bad_input = failure
                     fail(sentence, BAD_INPUT if bad_input else 1)
     except KeyboardInterrupt:
+        for search in searches:
+            search.forgive()
         typer.echo("Interrupted; the same command resumes from here.")
         raise typer.Exit(INTERRUPTED) from None
-    except BrokenProcessPool:
+    if killed and not all(search.is_finished(trials) for search in searches):
         fail(
             "a process was killed, perhaps out of memory; the trials in "
             f"{searches[0].journal} are kept, and the same command resumes the search",
@@ -159,11 +171,21 @@ def _best(recipe: Recipe, searches: dict[str, Search], wanted: list[Search], tri
     """The recipe with the best settings of all strategies searched so far."""
     from covon_avalanche.experiment.search import with_settings
 
+    failed, found = "", False
     searched = {name: Searched(trials=0) for name in recipe.strategies.keys() - searches.keys()}
     for name, search in searches.items():
         if search not in wanted and not search.exists():
             continue
-        settings, searched[name] = search.best(trials)
+        try:
+            settings, searched[name] = search.best(trials)
+        except RecipeError as error:
+            if search in wanted:
+                failed = f"{error}; {name} keeps the recipe's settings"
+                typer.echo(f"covon: {failed}", err=True)
+            continue
+        found = found or search in wanted
         recipe = with_settings(recipe, name, settings)
+    if failed and not found:
+        raise typer.Exit(1)
     name = f"{recipe.name.removesuffix(_SUFFIX)}{_SUFFIX}"  # its runs get a folder of their own
     return recipe.model_copy(update={"name": name, "searched": searched})

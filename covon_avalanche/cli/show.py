@@ -83,6 +83,7 @@ def print_searches(journal: Path) -> None:
 
     rows, seconds, running = [], 0.0, 0
     for strategy, own in read_trials(journal).groupby("strategy", sort=False):
+        own = own[~(own["trial"] > own["planned"])]  # of a command with fewer trials
         done = own[own["state"].isin(["complete", "pruned"])]
         best = done.dropna(subset="accuracy").nlargest(1, "accuracy")
         accuracy = "".join(f"{100 * value:.2f}" for value in best["accuracy"])

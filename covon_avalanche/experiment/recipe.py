@@ -89,7 +89,8 @@ class Recipe(Table):
     @classmethod
     def _only_names(cls, searched: Any) -> Any:
         """Recipes of earlier versions have a list of names."""
-        return {k: {} for k in searched} if isinstance(searched, list) else searched
+        names = isinstance(searched, list) and all(isinstance(name, str) for name in searched)
+        return {name: {} for name in searched} if names else searched
 
     @field_validator("search")
     @classmethod
@@ -279,8 +280,8 @@ def _sentence(error: ValidationError) -> str:
         elif parts[2:3] == ["merge"]:
             classes = RULES
             model = RULES[parts.pop(3)] if len(parts) > 3 else MergeSettings
-    elif parts[0] == "search":
-        model = Space
+    elif parts[0] in ("search", "searched"):
+        model = Space if parts[0] == "search" else Searched
     key = ".".join(parts)
     if first["type"] == "extra_forbidden":
         known = ", ".join(model.model_fields)

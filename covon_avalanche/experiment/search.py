@@ -68,10 +68,11 @@ def space_of(recipe: Recipe, strategy: str) -> dict[str, Space]:
 
 def with_settings(recipe: Recipe, strategy: str, settings: Mapping[str, Any]) -> Recipe:
     """The recipe with other settings of a strategy."""
-    data = recipe.model_dump()
-    for key, value in settings.items():
+    data = recipe.model_dump() | {"search": {}}  # ranges need not fit the other settings now
+    for key, value in sorted(settings.items(), key=lambda item: item[0].count(".")):
         set_value(data["strategies"][strategy], key, value)
-    return validate(data, f"recipe {recipe.name}")
+    changed = validate(data, f"recipe {recipe.name}")
+    return changed.model_copy(update={"search": recipe.search})
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,18 @@ class Search:
                     return lock, trial, settings
         return None
 
+    def forgive(self) -> None:
+        """Give up running trials of processes that have ended, because the user has ended them:
+        these do not count as attempts."""
+        if not self.exists():
+            return
+        self._claims.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._claims / "all.lock"):
+            for running in self._trials(TrialState.RUNNING):
+                if not self._is_claimed(running.user_attrs.get("index", -1)):
+                    optuna.Trial(self.study, running._trial_id).set_user_attr("interrupted", True)
+                    self.study.tell(running.number, state=TrialState.FAIL, skip_if_finished=True)
+
     def _is_claimed(self, index: int) -> bool:
         return is_locked(self._claims / f"{index}.lock")
 
@@ -245,7 +258,11 @@ class Search:
 
     def scores(self) -> dict[int, float]:
         """A_T of finished trials by index; 0 of those that were pruned or failed."""
-        failed = [trial.user_attrs.get("index", -1) for trial in self._trials(TrialState.FAIL)]
+        failed = [
+            trial.user_attrs.get("index", -1)
+            for trial in self._trials(TrialState.FAIL)
+            if not trial.user_attrs.get("interrupted")
+        ]
         scores = {index: 0.0 for index in failed if failed.count(index) >= _ATTEMPTS}
         scores |= {t.user_attrs["index"]: 0.0 for t in self._trials(TrialState.PRUNED)}
         return scores | {k: float(t.value or 0.0) for k, t in self._completed().items()}
@@ -256,7 +273,8 @@ class Search:
     def run_trial(self, trial: optuna.Trial, settings: Settings, options: RunOptions) -> str:
         """Run a claimed trial; return what has come out in words.
 
-        It is pruned if its mean accuracy on the domains so far is below the median of the others.
+        A draw is pruned if its mean accuracy on the domains so far is below the median of the
+        others; the grid of learning rates is not, because the draws depend on all of it.
         """
         try:
             value = self._objective(trial, settings, options)
@@ -274,10 +292,15 @@ class Search:
             # The number of domains is added because the pruner compares the best value so far,
             # whereas accuracy falls from domain to domain.
             trial.report(domains + accuracy, domains)
-            if self.settings.kind != "joint" and trial.should_prune():
+            is_draw = settings.keys() != {"lr"}
+            if is_draw and self.settings.kind != "joint" and trial.should_prune():
                 raise optuna.TrialPruned
 
-        recipe = with_settings(self.recipe, self.strategy, settings)
+        try:
+            recipe = with_settings(self.recipe, self.strategy, settings)
+        except RecipeError as error:  # settings that do not fit one another
+            trial.set_user_attr("error", f"failed: {error}")
+            return 0.0
         try:
             result = run_strategy(
                 recipe, self.strategy, self.seed, options, stream="valid", on_domain=on_domain
@@ -367,21 +390,25 @@ def read_trials(journal: Path) -> pd.DataFrame:
     """
     _check_records(journal)
     storage = JournalStorage(JournalFileBackend(str(journal)))
-    latest = {s.user_attrs["strategy"]: s for s in storage.get_all_studies() if s.user_attrs}
+    studies = [study for study in storage.get_all_studies() if "strategy" in study.user_attrs]
+    studies.sort(key=lambda study: study.user_attrs.get("used", 0.0))
+    latest = {study.user_attrs["strategy"]: study for study in studies}
     rows: list[dict[str, Any]] = []
     for strategy, study in latest.items():
         about = {"strategy": strategy, "planned": study.user_attrs.get("planned", 0)}
         trials = storage.get_all_trials(study._study_id, deepcopy=False)
-        rows += [about | _described(trial) for trial in trials] or [about]
+        claims = journal.parent / ".claims" / study.study_name
+        rows += [about | _described(trial, claims) for trial in trials] or [about]
     table = pd.DataFrame(rows)
     return table.reindex(columns=list(dict.fromkeys([*TRIAL_COLUMNS, *table])))
 
 
-def _described(trial: FrozenTrial) -> dict[str, Any]:
-    completed = trial.state is TrialState.COMPLETE
+def _described(trial: FrozenTrial, claims: Path) -> dict[str, Any]:
+    completed, index = trial.state is TrialState.COMPLETE, trial.user_attrs.get("index", -1)
+    dead = trial.state is TrialState.RUNNING and not is_locked(claims / f"{index}.lock")
     return {
-        "trial": trial.user_attrs.get("index", -1) + 1,
-        "state": trial.state.name.lower(),
+        "trial": index + 1,
+        "state": "interrupted" if dead else trial.state.name.lower(),
         "accuracy": trial.value if completed else math.nan,
         "seconds": trial.duration.total_seconds() if trial.duration else math.nan,
         **trial.user_attrs.get("settings", {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
@@ -107,8 +108,14 @@ def accepted(settings: StrategySettings, key: str, value: Any) -> Any:
 
     :raises ValidationError: if the setting does not take it.
     """
-    if type(flat_settings(settings)[key]) is int and isinstance(value, float):
-        value = int(value) if value.is_integer() else value
+    is_float = isinstance(flat_settings(settings)[key], float)
+    if isinstance(value, float) and value.is_integer() and not is_float:
+        with suppress(ValidationError):
+            return _validated(settings, key, int(value))
+    return _validated(settings, key, value)
+
+
+def _validated(settings: StrategySettings, key: str, value: Any) -> Any:
     whole = settings.model_dump()
     name, dot, own = key.partition(".")
     table, name = (whole[name], own) if dot else (whole, name)

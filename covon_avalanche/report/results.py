@@ -118,14 +118,14 @@ def _row(result: Result) -> dict[str, Any]:
 
 def _still_falling(epochs: Sequence[Epoch]) -> bool:
     """Whether more than a tenth of a domain's decrease of the training loss came in the last fifth
-    of its epochs, in the median over the domains."""
+    of its epochs, of which there are at least five, in the median over the domains."""
     losses: dict[int, list[float]] = {}
     for epoch in epochs:
         losses.setdefault(epoch.experience, []).append(epoch.loss)
     shares = []
     for loss in losses.values():
-        start = len(loss) - max(1, len(loss) // 5) - 1
-        if start > 0 and loss[0] > loss[-1]:
+        start = len(loss) - len(loss) // 5 - 1
+        if len(loss) >= 5 and loss[0] > loss[-1]:
             shares.append((loss[start] - loss[-1]) / (loss[0] - loss[-1]))
     return bool(shares) and median(shares) > 0.1
 

@@ -152,3 +152,28 @@ def test_a_misspelt_key_of_a_range_is_an_error_before_anything_runs(tmp_path):
         done = covon(command, file)
         assert done.exit_code == 2
         assert "search: own.arguments.stren: own has no such setting; known are" in done.stderr
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_strategy_that_diverges_leaves_the_others_their_results(tmp_path):
+    recipe = recipe_of("finetune", "ewc-star")
+    space = {"lr": {"low": 1e30, "high": 1e33}}
+    bad = recipe.model_copy(update={"search": {"ewc-star": space}})
+    file = saved(recipe, tmp_path)
+    file.write_text(file.read_text() + "\n[search.ewc-star]\nlr = { low = 1e30, high = 1e33 }\n")
+    done = covon("search", file, "--trials", 2, "--out", tmp_path / "s")
+    assert done.exit_code == 0, done.output
+    assert "all trials of ewc-star diverged" in done.stderr
+    best = load_recipe(str(tmp_path / "s/best.toml"))
+    assert list(best.searched) == ["finetune"]
+    assert best.strategies["ewc-star"] == bad.strategies["ewc-star"]
+    alone = covon(
+        "search", file, "--trials", 2, "--out", tmp_path / "t", "--strategies", "ewc-star"
+    )
+    assert alone.exit_code == 1
+
+
+def test_strategies_with_nothing_to_search_alone_are_an_error(tmp_path):
+    done = covon("search", saved(recipe_of("ncm", "finetune"), tmp_path), "--strategies", "ncm")
+    assert done.exit_code == 2
+    assert "ncm: nothing to search; give ranges in [search.STRATEGY]" in done.stderr

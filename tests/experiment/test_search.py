@@ -216,7 +216,8 @@ def test_a_trial_below_the_median_is_pruned_though_its_first_accuracy_is_the_bes
 
     monkeypatch.setattr(run, "run_strategy", fake)
     stream = STREAM | {"n_experiences": 6}  # pruned after the second domain at the earliest
-    lines, recipe = [], recipe_of("finetune", stream=stream)
+    space = {"finetune": {"weight_decay": {"low": 0.01, "high": 0.1}}}
+    lines, recipe = [], recipe_of("finetune", stream=stream, search=space)
     run_searches([Search(recipe, "finetune", tmp_path / "j", 0)], 7, notify=lines.append)
     assert stopped == [1, 2, 3] * 4 + [1, 2] + [1, 2, 3] * 2
     assert lines[4] == "finetune, trial 5: pruned"
@@ -456,7 +457,7 @@ def test_the_table_of_trials_shows_what_runs_and_what_is_planned(tmp_path, runs)
     for search in searches:
         search.announce(6)
     run_searches(searches[:1], 6)
-    searches[1].claim(6)
+    claim = searches[1].claim(6)
     before = (tmp_path / "j").read_bytes()
     table = read_trials(tmp_path / "j")
     assert (tmp_path / "j").read_bytes() == before
@@ -465,3 +466,48 @@ def test_the_table_of_trials_shows_what_runs_and_what_is_planned(tmp_path, runs)
     assert table["lr"].tolist()[:-1] == [settings.lr for settings in runs]
     assert table["accuracy"].max() == searches[0].best(6)[1].accuracy
     assert [*table["state"]] == ["complete"] * len(runs) + ["running"]
+    assert claim is not None
+    claim[0].release()  # its process has ended
+    assert read_trials(tmp_path / "j")["state"].iloc[-1] == "interrupted"
+
+
+def test_trials_that_the_user_interrupts_are_no_attempts(tmp_path, runs, monkeypatch):
+    search = Search(recipe_of("finetune"), "finetune", tmp_path / "j", 0)
+    for _ in range(4):
+        claim = search.claim(5)
+        assert claim is not None
+        claim[0].release()  # as if its process had ended
+        search.forgive()
+    assert search.scores() == {}
+    run_searches([search], 5)
+    assert runs[0] == search.settings
+
+
+def test_settings_need_not_fit_the_recipes_own_ranges(tmp_path, runs):
+    space = {"optimizer": {"choices": ["sgd", "adamw"]}, "momentum": {"low": 0.1, "high": 0.9}}
+    recipe = small_recipe(
+        {"own": {"kind": "finetune", "lr": 0.1, "optimizer": "sgd"}},
+        search={"own": {"momentum": space["momentum"], "optimizer": space["optimizer"]}},
+        stream=STREAM,
+    )
+    search = Search(recipe, "own", tmp_path / "j", 0)
+    run_searches([search], 8)
+    assert {settings.optimizer for settings in runs} == {"sgd"}
+    errors = [t.user_attrs.get("error", "") for t in search.study.get_trials()]
+    unfit = [
+        error for error in errors if "momentum = " in error and 'needs optimizer = "sgd"' in error
+    ]
+    assert len(unfit) == 8 - len(runs) > 0
+
+
+def test_tables_of_rules_are_set_before_their_arguments(tmp_path):
+    recipe = recipe_of("finetune")
+    settings = {"merge.gamma": 0.2, "merge": {"rule": "ema"}}
+    assert with_settings(recipe, "finetune", settings).strategies["finetune"].merge.gamma == 0.2
+
+
+def test_whole_numbers_that_the_recipe_leaves_unset_can_be_searched(tmp_path, runs):
+    space = {"finetune": {"epochs": {"low": 1, "high": 3, "log": False}}}
+    search = Search(recipe_of("finetune", search=space), "finetune", tmp_path / "j", 0)
+    run_searches([search], 8)
+    assert {settings.epochs for settings in runs} == {None, 1, 2, 3}
