@@ -8,7 +8,8 @@
    strategies.
 
 The settings of a trial depend on nothing but the recipe, the seed and the trials of the grid, so
-kills, resuming and the number of processes change nothing. Optuna stores and prunes the trials.
+kills, resuming and the number of processes do not change them. Optuna stores the trials and prunes
+draws, by those that are finished.
 """
 
 from __future__ import annotations
