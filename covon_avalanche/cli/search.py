@@ -95,7 +95,8 @@ def search(
     folder.mkdir(parents=True, exist_ok=True)
     import optuna
 
-    from covon_avalanche.experiment.search import Search, read_trials, space_of
+    from covon_avalanche.experiment.search import Search, space_of
+    from covon_avalanche.experiment.search_journal import read_trials
 
     searches = {
         name: Search(held_out, name, folder / "trials.journal", seed)

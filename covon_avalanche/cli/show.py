@@ -79,7 +79,7 @@ def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")])
 def print_searches(journal: Path) -> None:
     """Print trials, best A_T and its settings of each strategy, and the time that is left."""
     need("optuna", "the state of a search", "'covon_avalanche[search]'")
-    from covon_avalanche.experiment.search import TRIAL_COLUMNS, read_trials
+    from covon_avalanche.experiment.search_journal import TRIAL_COLUMNS, read_trials
 
     rows, seconds, running = [], 0.0, 0
     for strategy, own in read_trials(journal).groupby("strategy", sort=False):

@@ -204,8 +204,8 @@ class RunSpec(NamedTuple):
 
 
 class RunFolder(StoredRun):
-    """A run of a recipe and its folder, ``RUNS/STRATEGY/seed-SEED-HASH``, the one that is there
-    already where only settings without effect differ, with
+    """A run of a recipe and its folder, ``RUNS/STRATEGY/seed-SEED-HASH``. An existing folder of a
+    run whose settings differ only in those without effect is used again. Files in it:
 
     ``run.json``: settings, versions and machine; ``data.json``: numbers of images, class names;
     ``log.txt``: the package's messages, and the traceback of what stopped training;

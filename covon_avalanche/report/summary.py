@@ -77,8 +77,8 @@ def remarks(runs: pd.DataFrame) -> list[str]:
     below = accuracy.index[(accuracy < plain.max()) & (first["kind"] != "finetune")]
     if len(below):
         found.append(
-            f"Below fine-tuning: {', '.join(below)}. See docs/how-to/choose-settings.md, and "
-            "search their settings."
+            f"Below fine-tuning: {', '.join(below)}. Search their settings, or for CoVON take a "
+            "preset (docs/how-to/choose-settings.md)."
         )
     return found
 

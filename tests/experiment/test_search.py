@@ -18,11 +18,11 @@ from covon_avalanche.experiment import run
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, validate
 from covon_avalanche.experiment.search import (
     Search,
-    read_trials,
     run_searches,
     space_of,
     with_settings,
 )
+from covon_avalanche.experiment.search_journal import read_trials
 from covon_avalanche.experiment.search_space import Searched, Space
 
 COUNTED = (TrialState.COMPLETE, TrialState.PRUNED)

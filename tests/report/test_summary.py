@@ -202,4 +202,4 @@ def test_strategies_below_fine_tuning_are_remarked_upon():
         made_up("bad", 0, [[0.6]]),
     ]
     (found,) = remarks_of(*runs)
-    assert found.startswith("Below fine-tuning: bad. See docs/how-to/choose-settings.md")
+    assert found.startswith("Below fine-tuning: bad. Search their settings, or for CoVON take")
