@@ -128,7 +128,7 @@ class BayesByBackprop(PosteriorOptimizer):
         if "log_std" in state:
             return torch.exp(-2 * state["log_std"])
         if "prior_precision" in state:  # a given prior, before the first step
-            return state["prior_precision"]
+            return state["prior_precision"].clone()
         return torch.full_like(p, group["std_init"] ** -2)
 
     def _propose(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -50,6 +50,7 @@ from covon_avalanche.optim.samples import (
     bump_versions,
     compiled_fill,
     match_layout,
+    pieces,
 )
 from covon_avalanche.optim.sharding import local, mean_everywhere
 from covon_avalanche.posterior.gaussian import (
@@ -409,10 +410,10 @@ class CoVON(PosteriorOptimizer):
 
     def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor:
         if not train and "hess" not in self.state[p]:  # the posterior is the next task's prior
-            return self.state[p]["prior_precision"]
+            return self.state[p]["prior_precision"].clone()
         state = self._task_state(p, group)
-        precision: Tensor = ess_of(group) * state["hess"] + self._prior_precision(state, group)
-        return precision
+        precision: Tensor = ess_of(group) * state["hess"]
+        return precision.add_(self._prior_precision(state, group))
 
     # Sampling and the fast step --------------------------------------------------------
 
@@ -669,25 +670,36 @@ class CoVON(PosteriorOptimizer):
         with defer_interrupt(), torch.no_grad():
             for name, p, group, _ in trained:  # check all before anything is written
                 align_state_(self.state[p], p, name)
-                check_gaussian(name, *self._merged(p, {**group, **instead}, replace))
+                for merged in self._merged(p, {**group, **instead}, replace):
+                    check_gaussian(name, *merged)
                 if means and p in means:
                     check_given(name, means[p], p, "mean")
+            self._buffers = {}  # their memory is needed now
+            self.discard_samples()
             for _, p, group, _ in trained:
-                mean, precision = self._merged(p, {**group, **instead}, replace)
-                p.copy_(means[p] if means and p in means else mean)
-                self.state[p] = {"prior_mean": p.detach().clone(), "prior_precision": precision}
+                prior_mean = torch.empty_like(p, requires_grad=False)
+                prior_precision = torch.empty_like(p, requires_grad=False)
+                merged = self._merged(p, {**group, **instead}, replace)
+                for (m1, s1), new in zip(pieces(prior_mean, prior_precision), merged, strict=True):
+                    m1.copy_(new[0])
+                    s1.copy_(new[1])
+                p.copy_(means[p] if means and p in means else prior_mean)
+                prior_mean.copy_(p)
+                self.state[p] = {"prior_mean": prior_mean, "prior_precision": prior_precision}
             self._finish_task()
 
-    def _merged(self, p: Tensor, group: Group, replace: bool) -> tuple[Tensor, Tensor]:
-        """Mean and precision after the task."""
+    def _merged(self, p: Tensor, group: Group, replace: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Mean and precision after the task, some rows at a time."""
         state, ess = self.state[p], ess_of(group)
         if replace:
             first = self._first_prior(p, group)["prior_precision"]
-            return p.detach(), ess * state["hess"].clamp(min=0) + first
-        m0, s0 = state.get("prior_mean", 0.0), self._prior_precision(state, group)
-        precision = ess * state["hess"] + s0
+            for m, hess, s0 in pieces(p.detach(), state["hess"], first):
+                yield m, ess * hess.clamp(min=0) + s0
+            return
+        prior = state.get("prior_mean", 0.0), self._prior_precision(state, group)
         gamma, gamma_precision = group["gamma"], group["gamma_precision"]
-        return merge_tensors(m0, s0, p.detach(), precision, gamma, gamma_precision)
+        for m, hess, m0, s0 in pieces(p.detach(), state["hess"], *prior):
+            yield merge_tensors(m0, s0, m, ess * hess + s0, gamma, gamma_precision)
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, Diagnostics]:

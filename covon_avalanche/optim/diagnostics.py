@@ -12,6 +12,7 @@ from torch import Tensor
 
 from covon_avalanche.optim.hessian import HessApprox, ema_weights
 from covon_avalanche.optim.natural_units import ess_of, first_hess
+from covon_avalanche.optim.samples import pieces
 from covon_avalanche.optim.sharding import local
 
 _NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
@@ -51,34 +52,35 @@ def diagnose(parameters: Sequence[Trained], hess_approx: HessApprox) -> Diagnost
     """The diagnostics of parameters, pooled over their entries; of sharded ones over those of this
     process."""
     entries = at_start = 0
-    learned = noise = prior = data = variance = weights = 0.0
+    learned = noise = pull = data = variance = weights = 0.0
     for p, group, state, prior_precision in parameters:
-        state = {key: local(value) for key, value in state.items()}
-        prior_precision = local(prior_precision)
-        step, ess, hess, mean = state["step"], ess_of(group), state["hess"], local(p.detach())
+        step, ess = state["step"], ess_of(group)
         start = first_hess(group, state["scale"]) if "scale" in state else group["hess_init"]
         beta1, beta2 = group["betas"]
         initial, squared_weights = ema_weights(beta2, step)
-        precision = ess * hess + prior_precision
-        near = (hess - start).abs() <= _NEAR * start
-        entries += hess.numel()
-        at_start += int(near.sum())
-        learned += _squares(hess - initial * start)
-        if hess_approx == "gradsq":  # the variance of a single estimate
-            single = 2 * _squares(hess)
-        elif p.grad is None:
-            single = math.nan
-        else:
-            single = (local(p.grad).square() * precision).sum(dtype=torch.float64).item()
-        noise += single / group["mc_samples"] * squared_weights
-        prior += _squares((mean - state.get("prior_mean", 0.0)) * (prior_precision / ess))
-        data += _squares(state["momentum"] / (1 - beta1**step if group["debias"] else 1.0))
-        variance += (1 / precision).sum(dtype=torch.float64).item()
-        weights += _squares(mean)
+        tensors = p.detach(), p.grad, state["hess"], state["momentum"]
+        prior = state.get("prior_mean", 0.0), prior_precision
+        for mean, grad, hess, momentum, m0, s0 in pieces(*map(local, tensors + prior)):
+            precision = ess * hess + s0
+            near = (hess - start).abs() <= _NEAR * start
+            entries += hess.numel()
+            at_start += int(near.sum())
+            learned += _squares(hess - initial * start)
+            if hess_approx == "gradsq":  # the variance of a single estimate
+                single = 2 * _squares(hess)
+            elif grad is None:
+                single = math.nan
+            else:
+                single = (grad.square() * precision).sum(dtype=torch.float64).item()
+            noise += single / group["mc_samples"] * squared_weights
+            pull += _squares((mean - m0) * (s0 / ess))
+            data += _squares(momentum / (1 - beta1**step if group["debias"] else 1.0))
+            variance += (1 / precision).sum(dtype=torch.float64).item()
+            weights += _squares(mean)
     return Diagnostics(
         hess_signal_to_noise=_ratio(learned, noise),
         hess_at_start=at_start / entries if entries else math.nan,  # a process may have none
-        prior_pull=_ratio(prior, data),
+        prior_pull=_ratio(pull, data),
         noise_to_weights=_ratio(variance, weights),
     )
 

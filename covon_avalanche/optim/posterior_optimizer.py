@@ -33,7 +33,7 @@ from covon_avalanche.optim.samples import (
     fill_normal_,
     next_noise_key,
 )
-from covon_avalanche.optim.sharding import gathered, local
+from covon_avalanche.optim.sharding import gathered, local, whole
 from covon_avalanche.optim.weight_versions import WeightVersions
 from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, embed
 
@@ -118,8 +118,8 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor:
-        """Precision (1/weight²) to sample a parameter with, to train or to predict. For prediction,
-        the parameter has a state."""
+        """Precision (1/weight²) to sample a parameter with, to train or to predict: a new tensor.
+        For prediction, the parameter has a state."""
 
     @abstractmethod
     def _propose(
@@ -499,7 +499,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         for name, p, group, _ in self._named_params(named_parameters):
             if self.state.get(p):
                 means[name] = gathered(self.mean_of(p))
-                precisions[name] = gathered(self._precision(p, group, train=False))
+                precisions[name] = whole(self._precision(p, group, train=False))
         return DiagGaussian(means, precisions)
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ The noise is a pure function of seed, draw and parameter number.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -119,10 +119,28 @@ def compiled_fill() -> Callable[[int, int, int, int, int], None] | None:
 
 # Memory ----------------------------------------------------------------------------------
 
+_PIECE = 2**18  # entries that are worked on at once
+
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether the entries fill their memory without gaps, in whatever order."""
     return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def pieces(tensor: Tensor, *others: Any) -> Iterator[tuple[Any, ...]]:
+    """Some rows at a time of tensors of one shape, so that temporaries are small. DTensors come
+    whole, and whatever has another number of dimensions with every piece."""
+    if is_sharded(tensor) or tensor.numel() <= _PIECE or not tensor.dim():
+        yield tensor, *others
+        return
+    rows = max(1, _PIECE // tensor[0].numel())
+    for begin in range(0, len(tensor), rows):
+        yield tuple(
+            value[begin : begin + rows]
+            if isinstance(value, Tensor) and value.dim() == tensor.dim()
+            else value
+            for value in (tensor, *others)
+        )
 
 
 def match_layout(value: Tensor, p: Tensor, name: str, what: str) -> Tensor:

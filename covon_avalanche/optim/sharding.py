@@ -86,7 +86,12 @@ def mean_everywhere(values: Any) -> Tensor:
     return sum_everywhere([local(values).sum()], [values])[0] / values.numel()
 
 
+def whole(tensor: Any) -> Tensor:
+    """The whole of a DTensor, for which all processes must call it; anything else itself."""
+    found: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return found
+
+
 def gathered(tensor: Any) -> Tensor:
     """A copy of the whole tensor; for a DTensor all processes must call it."""
-    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
-    return whole.clone()
+    return whole(tensor).clone()

@@ -170,12 +170,20 @@ def test_search_runs_and_report(tokens, recipe, monkeypatch, tmp_path):
 
 def test_covon_keeps_five_tensors_of_the_trained_weights():
     peft = pytest.importorskip("peft", reason="needs the extra language")
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    size = dict(n_embd=128, n_layer=2, n_head=2, vocab_size=1000, n_positions=32)
-    ends = dict(bos_token_id=0, eos_token_id=0)
+    whole = training.make_model(8000, n_positions=32, n_embd=384, n_layer=2, n_head=2)
+    largest = max(p.numel() for p in whole.parameters()) / sum(
+        p.numel() for p in whole.parameters()
+    )
+    found = measure(whole)
+    assert 4.9 < found["kept"] < 5.1
+    assert found["end of task"] < largest
+    assert found["posterior"] < 2.1 + largest  # the result, and a parameter more for a moment
     lora = peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["c_attn"])
-    whole = GPT2LMHeadModel(GPT2Config(**size, **ends))
-    adapted = peft.get_peft_model(GPT2LMHeadModel(GPT2Config(**size, **ends)), lora)
-    for model in (whole, adapted):
-        assert 4.9 < measure(model)["tensors"] < 5.1
+    assert 4.9 < measure(peft.get_peft_model(whole, lora))["kept"] < 5.1
+
+
+@pytest.mark.parametrize("method", ["AdamW", "Ada-Reg", "EWC*"])
+def test_what_other_methods_keep(method):
+    model = training.make_model(1000, n_positions=32, n_embd=128, n_layer=2, n_head=2)
+    kept = 2 if method == "AdamW" else 4  # an anchor has a mean and a precision
+    assert measure(model, method)["kept"] == pytest.approx(kept, abs=0.1)
