@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +19,12 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from covon_avalanche.cli.options import fail
+from covon_avalanche.cli.options import DatasetRoot, RecipeName, Settings, fail, missing_sentence
 from covon_avalanche.datasets.catalogue import CATALOGUE, DataSet, RemoteFile
 from covon_avalanche.datasets.download import download, unpack
 from covon_avalanche.did_you_mean import did_you_mean
+from covon_avalanche.experiment.data_settings import PermutedStream, data_root
+from covon_avalanche.experiment.recipe import load_recipe
 
 app = typer.Typer(help="List, download and verify image data sets.")
 
@@ -30,10 +33,47 @@ Root = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of all data s
 
 
 @app.command("list")
-def list_data() -> None:
-    """List the available data sets and how to get them."""
-    for dataset in CATALOGUE.values():
-        typer.echo(f"{dataset.name}: {dataset.note}")
+def list_data(
+    recipe: RecipeName = "",
+    split: Annotated[str, typer.Option(metavar="NAME", help="train, valid or test.")] = "test",
+    settings: Settings = None,
+    dataset_root: DatasetRoot = None,
+) -> None:
+    """List the available data sets and how to get them, or the images of a recipe as CSV.
+
+    These are the images of the recipe's first seed. The columns are domain, class, split and path,
+    which is relative to the folder of the data sets.
+    """
+    if not recipe:
+        for dataset in CATALOGUE.values():
+            typer.echo(f"{dataset.name}: {dataset.note}")
+        return
+    chosen = load_recipe(recipe, settings or ())
+    stream = chosen.stream
+    if isinstance(stream, PermutedStream):
+        fail(f"{stream.name} has no image files to list: each domain permutes the same pixels")
+    if missing := missing_sentence(chosen, dataset_root):
+        fail(missing)
+    chosen = chosen.model_copy(update={"stream": stream.model_copy(update={"cache_size": None})})
+    import pandas as pd
+
+    from covon_avalanche.experiment.build import build_benchmark
+    from covon_avalanche.safe_text import csv_text, in_utf8
+
+    try:
+        benchmark = build_benchmark(chosen, seed=chosen.seeds[0], dataset_root=dataset_root)
+    except ValueError as error:
+        fail(str(error))
+    if split not in benchmark.streams:
+        fail(f"--split must be one of {', '.join(benchmark.streams)}, got {split}")
+    root = data_root(dataset_root)
+    rows = [
+        (domain, benchmark.classes[label], split, in_utf8(os.path.relpath(file, root)))
+        for domain, images in benchmark.images[split].items()
+        for file, label in zip(images.names, images.labels, strict=True)
+    ]
+    table = pd.DataFrame(rows, columns=["domain", "class", "split", "path"])
+    typer.echo(csv_text(table).encode(), nl=False)
 
 
 @app.command("download")

@@ -26,13 +26,17 @@ EXAMPLES = {
     "predict": (
         "covon predict runs/mine/covon/seed-0-HASH/bundle images/ --samples 16",
         "covon predict bundle photo.jpg --csv > predictions.csv",
+        "covon predict bundle labelled/",
     ),
     "recipes": ("covon recipes",),
     "strategies": ("covon strategies",),
     "show": ("covon show permuted-digits > mine.toml", "covon show strangers.toml"),
     "status": ("covon status runs/permuted-digits",),
     "env": ("covon env", "covon env --dataset-root data"),
-    "data list": ("covon data list",),
+    "data list": (
+        "covon data list",
+        "covon data list pacs --split test --dataset-root data > tested.csv",
+    ),
     "data download": ("covon data download DomainNet --root data",),
     "data verify": (
         "covon data verify PACS --root data",

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from covon_avalanche.cli.options import fail
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 def predict(
     bundle: Annotated[Path, typer.Argument(help="Folder written by `covon run --bundle`.")],
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    images: Annotated[
+        list[Path], typer.Argument(help="Image files, folders or CSV tables of them.")
+    ],
     samples: Annotated[
         int, typer.Option(metavar="N", min=0, help="Posterior samples; 0: the mean.")
     ] = 0,
@@ -26,24 +32,28 @@ def predict(
     Entropy, in nats, is 0 where the model is certain. Mutual information is the part of it that
     is due to uncertain weights; it needs --samples. Classifiers in closed form have no
     probabilities.
+
+    For images in folders CLASS/ or DOMAIN/CLASS/ with the model's class names, or in a table with
+    the columns file (relative to the table), label and perhaps domain, the accuracy follows; --csv
+    prints it to standard error. Training images of a table with the column split are left out.
     """
     import pandas as pd
     import torch
 
     from covon_avalanche.experiment.bundle import load_bundle
     from covon_avalanche.safe_text import csv_text, in_utf8
-    from covon_avalanche.streams.image_files import decode, image_files
+    from covon_avalanche.streams.image_files import Decoder
 
-    files: list[Path] = []
-    for path in images:
-        if not path.exists():
-            fail(f"there is no file or folder {path}")
-        found = image_files(path) if path.is_dir() else [path]
-        if not found:
-            fail(f"there are no images in {path}")
-        files += found
+    decode, listed = Decoder(), []
     try:
         loaded = load_bundle(bundle)
+        for path in images:
+            if not path.exists():
+                fail(f"there is no file or folder {path}")
+            if not (found := _labelled(path, loaded.class_names)):
+                fail(f"there are no images in {path}")
+            listed += found
+        files, domains, labels = zip(*listed, strict=True)
         parts = []
         for start in range(0, len(files), batch_size):
             batch = [loaded.transform(decode(f)) for f in files[start : start + batch_size]]
@@ -56,6 +66,8 @@ def predict(
     if samples:
         uncertainty["mutual_information"] = information.numpy()
     first = {"image": [in_utf8(str(file)) for file in files], "class": table.idxmax(axis=1)}
+    columns = {"domain": domains, "label": labels}
+    first |= {key: [*column] for key, column in columns.items() if any(column)}
     if csv:
         known = [table] if loaded.has_probabilities else []
         whole = pd.concat([pd.DataFrame(first | uncertainty), *known], axis=1)
@@ -64,3 +76,53 @@ def predict(
         most = {"probability": p.amax(1).numpy()} if loaded.has_probabilities else {}
         short = pd.DataFrame({**first, **most, **uncertainty})
         typer.echo(short.to_string(index=False, float_format="{:.3f}".format))
+    if "label" in first:
+        typer.echo(_score(pd.DataFrame(first), loaded.class_names), err=csv)
+
+
+def _labelled(path: Path, classes: Sequence[str]) -> list[tuple[Path, str, str]]:
+    """The images that an argument names, with domain and label, which are empty if unknown."""
+    from covon_avalanche.streams.image_files import image_files, listed_files, name_of
+    from covon_avalanche.streams.manifest import read_manifest
+
+    if path.suffix == ".csv":
+        _, table = read_manifest(path, ("file", "label"))
+        if "split" in table:
+            table = table[table["split"] == "test"]
+        files = [Path(file) for file in listed_files(path, path.parent, table["file"].tolist())]
+        domains = table["domain"] if "domain" in table else [""] * len(table)
+        return [*zip(files, domains, table["label"], strict=True)]
+    if not path.is_dir():
+        return [(path, "", "")]
+    files = image_files(path)
+    folders = [[name_of(name) for name in file.relative_to(path).parts[:-1]] for file in files]
+    counts = [sum(names[i] in classes for names in folders if names[i:]) for i in (0, 1)]
+    depth = counts.index(max(counts))
+    if counts[depth] == 0:
+        return [(file, "", "") for file in files]
+    both = [("".join(names[:depth]), "".join(names[depth : depth + 1])) for names in folders]
+    return [(file, *names) for file, names in zip(files, both, strict=True)]
+
+
+def _score(images: pd.DataFrame, classes: Sequence[str]) -> str:
+    """Accuracy, that of each domain, and how often each class was taken for which.
+
+    :param images: with the columns class and label, and perhaps domain.
+    """
+    import pandas as pd
+
+    from covon_avalanche.safe_text import printable
+
+    known = images[images["label"].isin(classes)]
+    others = len(images) - len(known)
+    lines = ["", *[f"{others} images have no label of the model's classes"] * bool(others)]
+    if known.empty:
+        return "\n".join(lines)
+    correct = known["class"] == known["label"]
+    parts = [("accuracy", correct)]
+    if "domain" in known:
+        by_domain = correct.groupby(known["domain"])
+        parts += [(f"accuracy on {printable(str(name))}", own) for name, own in by_domain]
+    lines += [f"{n}: {100 * own.mean():.1f} % ({own.sum()} of {len(own)})" for n, own in parts]
+    confusion = pd.crosstab(known["label"], known["class"])
+    return "\n".join([*lines, "", "rows: label, columns: prediction", confusion.to_string()])

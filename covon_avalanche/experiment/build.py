@@ -19,7 +19,12 @@ from covon_avalanche import streams
 from covon_avalanche.backbones import normalisation
 from covon_avalanche.data_loading import DataParallel, TensorBatches
 from covon_avalanche.evaluation.memory import MemoryFootprint
-from covon_avalanche.experiment.data_settings import Backbone, Model, PermutedStream
+from covon_avalanche.experiment.data_settings import (
+    Backbone,
+    Model,
+    PermutedStream,
+    without_digest,
+)
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.network import build_network
 from covon_avalanche.experiment.precision import used_precision
@@ -75,7 +80,8 @@ def build_model(
 
 def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:
     """A path below the data folder; absolute paths stay as they are."""
-    return Path(default_dataset_location("") if dataset_root is None else dataset_root) / path
+    root = Path(default_dataset_location("") if dataset_root is None else dataset_root)
+    return root / without_digest(path)
 
 
 class CosinePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.backbones import normalisation
-from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron
+from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron, published
 from covon_avalanche.experiment.machine import versions
 from covon_avalanche.experiment.network import build_network
 from covon_avalanche.experiment.registry import Strategy
@@ -180,7 +181,7 @@ def save_bundle(
 def write_bundle(
     folder: Path, info: BundleInfo, model: nn.Module, posterior: DiagGaussian | None
 ) -> None:
-    """The files of a bundle; ``bundle.json`` comes last.
+    """The files of a bundle; ``bundle.json`` comes last, with names in place of absolute paths.
 
     :raises ValueError: for a posterior of other parameters.
     """
@@ -205,7 +206,8 @@ def write_bundle(
     else:
         posterior.save(folder / _POSTERIOR)
     info = info.model_copy(update={"versions": versions()})
-    write_atomically(folder / _INFO, info.model_dump_json(indent=1, exclude_none=True) + "\n")
+    about = published(info.model_dump(mode="json", exclude_none=True))
+    write_atomically(folder / _INFO, json.dumps(about, indent=1) + "\n")
 
 
 def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Bundle:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
@@ -145,6 +147,9 @@ class FolderStream(_Images):
     below the data folder."""
     classes: Annotated[list[PrintableName] | None, Field(min_length=1)] = None
     """Names by class id; by default those found in the domains."""
+    groups: str | None = None
+    """A column of the table, or a regular expression on file names: images of one group are all for
+    training, for validation or for testing."""
 
     @property
     def data_folder(self) -> str:
@@ -169,8 +174,32 @@ def missing_files(
     needed = {"data": stream.data_folder} if isinstance(stream, _Images) else {}
     if isinstance(model, Backbone) and model.weights not in ("", "default"):
         needed["weights"] = model.weights
-    paths = {what: data_root(dataset_root) / path for what, path in needed.items()}
+    root = data_root(dataset_root)
+    paths = {what: root / without_digest(path) for what, path in needed.items()}
     return next(((what, path) for what, path in paths.items() if not path.exists()), None)
+
+
+def published(settings: Any) -> Any:
+    """Settings with ``NAME@DIGEST`` in place of absolute paths, which tell names of users. The
+    digest tells different paths of the same name apart; runs find ``NAME`` below the data folder.
+
+    :param settings: plain data, nested; names of classes and domains, and titles, stay.
+    """
+    match settings:
+        case dict():
+            kept = ("class_names", "classes", "domains", "title")
+            return {k: v if k in kept else published(v) for k, v in settings.items()}
+        case list():
+            return [published(value) for value in settings]
+        case str() if any(p(settings).is_absolute() for p in (PurePosixPath, PureWindowsPath)):
+            digest = hashlib.sha256(settings.encode(errors="surrogateescape")).hexdigest()
+            return f"{PureWindowsPath(settings).name}@{digest[:8]}"
+    return settings
+
+
+def without_digest(path: str) -> str:
+    """A recipe's path of data or weights without what :func:`published` has added to its name."""
+    return re.sub("@[0-9a-f]{8}$", "", path)
 
 
 def missing_mnist(stream: Table, dataset_root: Path | None) -> Path | None:

@@ -6,7 +6,9 @@ import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 from avalanche.evaluation import PluginMetric
@@ -45,7 +47,12 @@ def training_loggers(
     loggers: list[BaseLogger] = []
     with ExitStack() as stack:
         if options.tensorboard:
-            loggers.append(TensorboardLogger(folder / "tensorboard"))
+            from tensorboard.summary.writer import event_file_writer
+
+            # Names of event files have that of the host in them, which has no place in shared runs.
+            nowhere = SimpleNamespace(gethostname=lambda: "localhost")
+            with patch.object(event_file_writer, "socket", nowhere):
+                loggers.append(TensorboardLogger(folder / "tensorboard"))
         for cls, project in ((_Wandb, options.wandb), (_MLflow, options.mlflow)):
             if project is not None:
                 logger = cls(project, folder, title, settings)

@@ -15,6 +15,7 @@ import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from covon_avalanche.atomic_write import atomic_replace, write_atomically
+from covon_avalanche.experiment.data_settings import published
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.report import figures, tables
 from covon_avalanche.report.results import results_frame
@@ -38,7 +39,8 @@ def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) 
 
 def write_archive(results: Sequence[Result], folder: Path, *, title: str | None = None) -> Path:
     """Write a report, and ``FOLDER.zip`` with the report in a folder, a recipe for each comparison,
-    and ``results.jsonl``, which ``load_results`` and ``covon report`` read.
+    and ``results.jsonl``, which ``load_results`` and ``covon report`` read; none has an absolute
+    path.
 
     :param results: figures of others in the folder are left out of the archive.
     :param title: of the page, see :func:`write_report`.
@@ -51,7 +53,8 @@ def write_archive(results: Sequence[Result], folder: Path, *, title: str | None 
             archive.write(path, path.relative_to(folder))
         for comparison in found:
             archive.writestr(f"{_file_name(comparison.name)}.toml", recipe(comparison))
-        archive.writestr("results.jsonl", "".join(f"{r.to_json()}\n" for r in results))
+        shared = [r.model_copy(update={"settings": published(r.settings)}) for r in results]
+        archive.writestr("results.jsonl", "".join(f"{r.to_json()}\n" for r in shared))
     return file
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
+from covon_avalanche.experiment.data_settings import published
 from covon_avalanche.experiment.registry import stored_strategy
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.experiment.run_folder import find_files, result_settings, upgrade_settings
@@ -57,7 +58,8 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     ``sampled_*``            average_accuracy, nll, brier and ece with posterior samples
     ``train_seconds``        wall-clock training time of all domains, seconds
     ``flops_per_image``      operations of training per image, mean over domains
-    ``settings.*``           the settings by dotted name: ``settings.strategy.lr``
+    ``settings.*``           the settings by dotted name: ``settings.strategy.lr``; absolute
+                             paths as ``NAME@DIGEST``
     ======================== ==========================================================
 
     The other columns are the fields of the same name of a
@@ -84,7 +86,7 @@ def results_frame(results: Iterable[Result]) -> pd.DataFrame:
 
 
 def _row(result: Result) -> dict[str, Any]:
-    settings = dict(upgrade_settings(result.settings))
+    settings = published(upgrade_settings(result.settings))
     if "precision" in result.machine:  # in use, where the recipe says "auto"
         settings["precision"] = result.machine["precision"]
     strategy = stored_strategy(settings["strategy"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -13,8 +14,7 @@ from typing_extensions import Unpack
 
 from covon_avalanche.streams import image_files as files
 from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
-from covon_avalanche.streams.image_files import TrainAndTest
-from covon_avalanche.streams.manifest import read_manifest
+from covon_avalanche.streams.manifest import COLUMNS, read_manifest
 
 _LAYOUTS = "DOMAIN/CLASS/*, DOMAIN/{train,test}/CLASS/* or {train,test}/DOMAIN/CLASS/*"
 _Folders = list[list[Path]]  # that contain class folders: for training and for testing, or for both
@@ -25,6 +25,7 @@ def DomainFolders(
     *,
     classes: Sequence[str] | None = None,
     domains: Sequence[str] | None = None,
+    groups: str | None = None,
     **options: Unpack[ImageOptions],
 ) -> CLScenario:
     """A benchmark from folders or a CSV table; a domain may lack some of the classes.
@@ -37,7 +38,7 @@ def DomainFolders(
     - ``{train,test}/DOMAIN/CLASS/*``: likewise.
     - a CSV file with the columns ``file`` (relative to the table), ``domain``, ``label`` and
       ``split`` (train or test), as written by ``covon data verify --manifest``. A domain may be
-      for training or testing only.
+      for training or testing only. With ``groups`` it needs no ``split``.
 
     :param dataset_root: the folder of the domains, or the CSV file.
     :param classes: names by class id; by default those of the manifest, or those of which the
@@ -47,30 +48,60 @@ def DomainFolders(
     :param domains: some of the domains, in the order in which they are learned; by default all,
         sorted (in a CSV file, in order of appearance). The ``cache`` may be in the same folder.
         A domain with the name of a split must be listed.
+    :param groups: keeps images of one group, such as the photographs of an object, together: all
+        are for training, for validation or for testing, in every domain. A column of the CSV file,
+        or a regular expression that is searched for in each file name; the group is what its
+        parentheses match, or all of the match. Unless the layout gives the split, one fifth of the
+        groups of each class and chosen domain is for testing, at least one of two.
 
     See :func:`image_benchmark` for the other parameters.
     """
     root = Path(dataset_root)
     named = [*map(files.name_of, classes or ())]
     if root.suffix == ".csv":
-        listed, table = read_manifest(root)
+        listed, table = read_manifest(root, COLUMNS if groups is None else COLUMNS[:3])
         wanted = choose_domains(domains, table["domain"].unique().tolist(), str(root))
         table = table[table["domain"].isin(wanted)]
         names = list(named or listed or sorted({*table["label"]}))
-        parts = {name: _from_table(root, table, name, names) for name in wanted}
-        train = {name: images for name, (images, _) in parts.items() if images}
-        test = {name: images for name, (_, images) in parts.items() if images}
+        column = table.get(groups)
+        parts = {name: _from_table(root, table, name, names, column) for name in wanted}
     else:
         cache = options.get("cache")
         hidden = None if cache is None else Path(cache).resolve()
         known = {n: p for n, p in files.subfolders([root]).items() if p[0].resolve() != hidden}
         folders = _folders(root, known, domains, named)
         names = _class_names(root, folders.values()) if classes is None else named
-        train, test = {}, {}
-        for name, of_domain in folders.items():
-            pair = [files.class_folders(paths, names) for paths in of_domain]
-            train[name], test[name] = pair if pair[1:] else files.split_by_name(pair[0], root)
+        parts = {
+            name: [files.class_folders(paths, names) for paths in of_domain]
+            for name, of_domain in folders.items()
+        }
+    if groups is not None:
+        for images in chain.from_iterable(parts.values()):
+            images.groups = images.groups or _groups_by_name(images, groups)
+    held_out = files.held_out_groups((part[0] for part in parts.values() if not part[1:]), 0.2)
+    for name, part in parts.items():
+        if not part[1:] and groups is None:
+            parts[name] = files.split_by_name(part[0], root)
+        elif not part[1:]:
+            parts[name] = part[0].split_groups(held_out)
+    train, test = ({name: part[i] for name, part in parts.items()} for i in (0, 1))
+    if root.suffix == ".csv":
+        train, test = ({n: some for n, some in part.items() if some} for part in (train, test))
     return image_benchmark(train, test, names, **options)
+
+
+def _groups_by_name(images: files.ImageFiles, pattern: str) -> list[str]:
+    """The group of each image, from its file name."""
+    names = [files.name_of(Path(name).name) for name in images.names]
+    try:
+        found = [re.search(pattern, name) for name in names]
+    except re.error as error:
+        what = f"neither a column of a table nor a regular expression: {error}"
+        raise ValueError(f"groups = {pattern!r} is {what}") from error
+    if None in found:
+        what = f"not a column of a table, nor found in the file name {names[found.index(None)]!r}"
+        raise ValueError(f"groups = {pattern!r} is {what}")
+    return ["/".join(match.groups("")) or match[0] for match in found if match]
 
 
 def _folders(
@@ -125,15 +156,22 @@ def _class_names(root: Path, domains: Iterable[_Folders]) -> list[str]:
     return sorted(names)
 
 
-def _from_table(file: Path, table: pd.DataFrame, domain: str, classes: list[str]) -> TrainAndTest:
+def _from_table(
+    file: Path, table: pd.DataFrame, domain: str, classes: list[str], groups: pd.Series | None
+) -> list[files.ImageFiles]:
+    """The training and the test images of a domain, or all of them if the table does not tell."""
     ids = {name: i for i, name in enumerate(classes)}
     unknown = sorted({*table["label"]} - ids.keys())
     if unknown:
         raise ValueError(f"{file} has labels that are not classes: {unknown}")
 
-    def images(split: str) -> files.ImageFiles:
-        chosen = table[(table["domain"] == domain) & (table["split"] == split)]
+    if groups is not None and groups.isna().any():
+        raise ValueError(f"{file} has rows without {groups.name!r}")
+    own, parts = table[table["domain"] == domain], []
+    splits = ("train", "test") if "split" in own else ("",)
+    for chosen in (own[own["split"] == split] if split else own for split in splits):
         paths = files.listed_files(file, file.parent, chosen["file"].tolist())
-        return files.ImageFiles(paths, [ids[label] for label in chosen["label"]])
-
-    return images("train"), images("test")
+        labels = [ids[label] for label in chosen["label"]]
+        in_groups = None if groups is None else groups[chosen.index].tolist()
+        parts.append(files.ImageFiles(paths, labels, groups=in_groups))
+    return parts

@@ -20,7 +20,13 @@ from typing_extensions import Unpack
 
 from covon_avalanche.checks import check_whole
 from covon_avalanche.did_you_mean import did_you_mean
-from covon_avalanche.streams.image_files import ImageFiles, TrainAndTest, name_of
+from covon_avalanche.streams.image_files import (
+    Decoder,
+    ImageFiles,
+    TrainAndTest,
+    held_out_groups,
+    name_of,
+)
 from covon_avalanche.streams.pixel_cache import cached
 from covon_avalanche.streams.transforms import Transform, image_transforms
 
@@ -60,7 +66,7 @@ def image_benchmark(
     head, even if a domain lacks some of them.
 
     The benchmark has these attributes: ``n_classes``; ``classes``, the names by class id;
-    ``images[stream][domain]``, all images before a limit. An experience has the attribute
+    ``images[stream][domain]``, the image files in use. An experience has the attribute
     ``domain``, its name.
 
     :param train: training images by domain, in the order in which the domains are learned.
@@ -72,7 +78,8 @@ def image_benchmark(
     :param eval_transform: the same for validation and test.
     :param validation_size: fraction of each domain's training images, class by class, for a
         third stream, ``benchmark.streams["valid"]``; 0 for none. At least one image is held out
-        of every class with two or more.
+        of every class with two or more. If images have groups, it is the fraction of groups, and
+        a group is held out in all domains and classes.
     :param limit: maximal number of images per class, domain and stream.
     :param train_limit: the same for the training stream alone, after validation images are held
         out; the validation and test streams stay whole, or as ``limit`` leaves them.
@@ -84,9 +91,9 @@ def image_benchmark(
     :param cache_size: shorter side of cached images; larger images are resized to it, smaller
         ones stay as they are. Evaluation is unchanged by the cache if ``eval_transform`` resizes
         to the same size; :func:`image_transforms` resizes to ``size * 8 / 7``.
-    :raises ValueError: for a domain without images, an image for training and testing or of two
-        classes, a value out of range, or an image that cannot be decoded (when the cache is built;
-        otherwise when it is read).
+    :raises ValueError: for a domain without images, an image or group for training and testing, an
+        image of two classes, a value out of range, or an image that cannot be decoded (when the
+        cache is built; otherwise when it is read).
     """
     if not 0 <= validation_size < 1:
         raise ValueError(f"validation_size must be a fraction in [0, 1), got {validation_size}")
@@ -104,8 +111,12 @@ def image_benchmark(
             return images
         return {key: cached(some, cache, cache_size, "-".join(key)) for key, some in images.items()}
 
-    images = {("train", name): some for name, some in train.items()}
-    images |= {("test", name): some for name, some in test.items()}
+    read = Decoder()  # of all images: it warns once
+    images = {
+        (stream, name): ImageFiles(some.names, some.labels, read, some.groups)
+        for stream, domains in (("train", train), ("test", test))
+        for name, some in domains.items()
+    }
     _check_distinct(images, classes)
     limits = dict.fromkeys(("train", "valid", "test"), limit)
     if train_limit is not None:
@@ -113,14 +124,18 @@ def image_benchmark(
     limited = any(most is not None for most in limits.values())
     if not limited:  # otherwise only the images within the limits are cached
         images = from_cache(images)
+    held_out = held_out_groups(
+        (images["train", name] for name in train), validation_size, f"{seed}/"
+    )
     for name in train if validation_size else ():
         whole = images["train", name]
         drawn = _draw(whole, seed, lambda n: round(validation_size * n) or int(n > 1))
-        images["train", name], images["valid", name] = whole.split(drawn)
-    used = images
+        parts = whole.split(drawn) if whole.groups is None else whole.split_groups(held_out)
+        images["train", name], images["valid", name] = parts
     if limited:
-        used = from_cache({key: _at_most(limits[key[0]], some, seed) for key, some in used.items()})
-    for (stream, name), some in used.items():
+        within = {key: _at_most(limits[key[0]], some, seed) for key, some in images.items()}
+        images = from_cache(within)
+    for (stream, name), some in images.items():
         if not some:
             raise ValueError(f"the domain {name!r} has no images for the {stream!r} stream")
     default_train, default_eval = image_transforms()
@@ -128,13 +143,13 @@ def image_benchmark(
         "train": (_of_pixels(train_transform or default_train), None),
         "eval": (_of_pixels(eval_transform or default_eval), None),
     }
-    streams = _by_stream(used)
+    streams = _by_stream(images)
     datasets = {stream: [(d, d.labels) for d in streams[stream].values()] for stream in streams}
     benchmark = one_head_benchmark(datasets, groups, classes)
     for stream, domains in streams.items():
         for experience, name in zip(benchmark.streams[stream], domains, strict=True):
             experience.domain = name
-    benchmark.images = _by_stream(images)
+    benchmark.images = streams
     return benchmark
 
 
@@ -146,7 +161,9 @@ def _warn_of_case(what: str, names: Iterable[str]) -> None:
 
 
 def _check_distinct(images: _Images, classes: Sequence[str]) -> None:
-    """Check that an image has one label and stream, and is in a domain once, whatever its path."""
+    """Check that an image has one label and stream, and is in a domain once, whatever its path; and
+    that a group has one stream."""
+    parts: dict[str, str] = {}
     resolved = functools.cache(os.path.realpath)
     known: dict[tuple[str, str], tuple[str, str, int]] = {}
     for (stream, domain), some in images.items():
@@ -158,6 +175,9 @@ def _check_distinct(images: _Images, classes: Sequence[str]) -> None:
             if first is not use and (first[1] == domain or first[2] != label):
                 both = " and ".join(sorted({repr(classes[first[2]]), repr(classes[label])}))
                 raise ValueError(f"{file} is listed twice, as {both}")
+        for group in some.groups or ():
+            if parts.setdefault(group, stream) != stream:
+                raise ValueError(f"the group {group!r} has training images and test images")
 
 
 def published_benchmark(

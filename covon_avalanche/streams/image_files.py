@@ -6,7 +6,8 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import cache, cached_property
 from importlib import resources
@@ -26,18 +27,33 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", "
 MISSING_ALLOWED = ContextVar("MISSING_ALLOWED", default=False)
 
 
-def decode(file: Path) -> Tensor:
-    """Decode an image file to a uint8 tensor of shape (3, height, width), in RGB.
+def decode(file: Path, on_transparent: Callable[[], None] = lambda: None) -> Tensor:
+    """Decode an image file to a uint8 tensor of shape (3, height, width), in RGB, on white.
 
     torchvision's decoder gives the same pixels and is faster, but deprecated.
 
+    :param on_transparent: called if the image is transparent anywhere.
     :raises ValueError: naming the file, if it cannot be read.
     """
     try:
         with Image.open(file) as image:
-            return pixels_of(image)
+            return pixels_of(image, on_transparent)
     except Exception as error:  # decoders raise all kinds of errors on damaged files
         raise ValueError(f"the image {file} cannot be decoded: {error}") from error
+
+
+class Decoder:
+    """:func:`decode` for the files of one data set, with one warning if images are transparent."""
+
+    warned = False
+
+    def __call__(self, file: Path) -> Tensor:
+        def warn() -> None:
+            if not self.warned:
+                self.warned = True
+                warnings.warn(f"transparent images, such as {file}, are put on white", stacklevel=2)
+
+        return decode(file, warn)
 
 
 class ImageFiles(Dataset):
@@ -45,6 +61,7 @@ class ImageFiles(Dataset):
 
     :param names: paths of the files; half a million are made faster as strings.
     :param read: returns the pixels of a file, as :func:`decode` does.
+    :param groups: the group of each image, if images of a group are to stay together.
     """
 
     def __init__(
@@ -52,8 +69,9 @@ class ImageFiles(Dataset):
         names: Sequence[str | Path],
         labels: Sequence[int],
         read: Callable[[Path], Tensor] = decode,
+        groups: Sequence[str] | None = None,
     ) -> None:
-        self.names, self.labels, self.read = names, labels, read
+        self.names, self.labels, self.read, self.groups = names, labels, read, groups
 
     @cached_property
     def files(self) -> list[Path]:
@@ -69,12 +87,17 @@ class ImageFiles(Dataset):
     def take(self, indices: Sequence[int]) -> ImageFiles:
         """The images at these indices, in this order."""
         names, labels = [self.names[i] for i in indices], [self.labels[i] for i in indices]
-        return ImageFiles(names, labels, self.read)
+        groups = None if self.groups is None else [self.groups[i] for i in indices]
+        return ImageFiles(names, labels, self.read, groups)
 
     def split(self, indices: Collection[int]) -> tuple[ImageFiles, ImageFiles]:
         """The images at all other indices, and those at these; both in their present order."""
         rest = sorted({*range(len(self))} - {*indices})
         return self.take(rest), self.take(sorted(indices))
+
+    def split_groups(self, held_out: Collection[str]) -> tuple[ImageFiles, ImageFiles]:
+        """The images of all other groups, and those of these."""
+        return self.split([i for i, group in enumerate(self.groups or ()) if group in held_out])
 
     def indices_by_class(self) -> dict[int, list[int]]:
         """The indices of the images of each class id."""
@@ -281,3 +304,36 @@ def split_by_name(
     for indices in images.indices_by_class().values():
         test.update(sorted(indices, key=rank)[: round(test_fraction * len(indices))])
     return images.split(test)
+
+
+def held_out_groups(images: Iterable[ImageFiles], fraction: float, salt: str = "") -> set[str]:
+    """Groups whose images are held out together, in every domain and class.
+
+    The choice is the same on every machine: the groups with the lowest SHA-256 that a class of a
+    domain still needs, as long as each of their classes keeps another group in each domain.
+
+    :param images: those of each domain; without groups none is held out.
+    :param fraction: of the groups of each class of a domain, at least one of two.
+    :param salt: comes before the group's name; another one gives another choice.
+    """
+
+    def rank(group: str) -> str:
+        return hashlib.sha256((salt + group).encode(errors="surrogateescape")).hexdigest()
+
+    by_group: dict[str, list[int]] = {}
+    kept, wanted = [], []
+    for some in images:
+        for indices in some.indices_by_class().values() if some.groups else ():
+            groups = {some.groups[i] for i in indices}
+            for group in groups:
+                by_group.setdefault(group, []).append(len(kept))
+            kept.append(len(groups))
+            wanted.append(round(fraction * len(groups)) or int(len(groups) > 1))
+    held_out = set()
+    for group in sorted(by_group, key=rank):
+        own = by_group[group]
+        if any(wanted[i] > 0 for i in own) and all(kept[i] > 1 for i in own):
+            held_out.add(group)
+            for i in own:
+                wanted[i], kept[i] = wanted[i] - 1, kept[i] - 1
+    return held_out

@@ -19,7 +19,8 @@ from covon_avalanche.streams.image_files import name_of, part_of
 
 _TITLE = "# covon_avalanche manifest, version 2"
 _CLASSES = "# classes: "
-_COLUMNS = ("file", "domain", "label", "split")
+COLUMNS = ("file", "domain", "label", "split")
+_ALSO = {"path": "file", "class": "label"}  # as ``covon data list`` calls them
 
 
 def write_manifest(file: Path, classes: Sequence[str], table: pd.DataFrame) -> None:
@@ -31,9 +32,12 @@ def write_manifest(file: Path, classes: Sequence[str], table: pd.DataFrame) -> N
     write_atomically(file, comments + table.to_csv(index=False))
 
 
-def read_manifest(file: Path) -> tuple[list[str] | None, pd.DataFrame]:
+def read_manifest(
+    file: Path, columns: Sequence[str] = COLUMNS
+) -> tuple[list[str] | None, pd.DataFrame]:
     """Read a manifest or any CSV table with the same columns, also with semicolons or tabs.
 
+    :param columns: those that it must have.
     :return: the class names by id, if the table lists them, and its rows.
     :raises ValueError: naming the file and what is wrong with it.
     """
@@ -51,17 +55,21 @@ def read_manifest(file: Path) -> tuple[list[str] | None, pd.DataFrame]:
         )
     except (OSError, ValueError) as error:  # pandas and decoders raise ValueErrors
         raise ValueError(f"{file} is not a table in UTF-8: {error}") from error
-    missing = [c for c in _COLUMNS if c not in table]
+    table = table.rename(columns={k: v for k, v in _ALSO.items() if v not in table})
+    missing = [c for c in columns if c not in table]
     if missing:
         raise ValueError(f"{file} lacks the columns {missing}")
     too_long = not isinstance(table.index, pd.RangeIndex)  # pandas took a column for the index
-    if too_long or table[[*_COLUMNS]].isna().any(axis=None):
+    known = [c for c in COLUMNS if c in table]
+    if too_long or table[known].isna().any(axis=None):
         raise ValueError(f"{file} has rows with more or fewer than {len(table.columns)} values")
-    table[["domain", "label"]] = table[["domain", "label"]].map(name_of)
-    parts = table["split"].map(part_of)
-    if unknown := sorted({*table["split"][~parts.isin(["train", "test"])]}):
-        raise ValueError(f"{file}: split must be train or test, got {unknown}")
-    table["split"] = parts
+    names = table.columns.intersection(["domain", "label"])
+    table[names] = table[names].map(name_of)
+    if "split" in table:
+        parts = table["split"].map(part_of)
+        if unknown := sorted({*table["split"][~parts.isin(["train", "test"])]}):
+            raise ValueError(f"{file}: split must be train or test, got {unknown}")
+        table["split"] = parts
     classes = next((line for line in comments if line.startswith(_CLASSES)), None)
     if classes is None:
         return None, table

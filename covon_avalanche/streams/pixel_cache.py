@@ -22,7 +22,7 @@ from joblib import cpu_count
 from torch import Tensor
 
 from covon_avalanche.atomic_write import atomic_replace
-from covon_avalanche.streams.image_files import ImageFiles, decode
+from covon_avalanche.streams.image_files import ImageFiles
 from covon_avalanche.streams.transforms import resize_shorter
 
 _CHUNK = 256  # decoded images in memory at a time
@@ -72,7 +72,7 @@ def cached(images: ImageFiles, folder: str | os.PathLike[str], size: int, name: 
     :raises ValueError: naming an image that cannot be decoded, or why the cache cannot be used.
     """
     try:
-        content = hashlib.sha256(b"2\n")  # version 1 ignored the orientation of images
+        content = hashlib.sha256(b"3\n")  # versions 1 and 2 ignored orientation and transparency
         for file in images.files:
             status = file.stat()
             line = f"{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\n"
@@ -85,15 +85,16 @@ def cached(images: ImageFiles, folder: str | os.PathLike[str], size: int, name: 
                 if not path.exists():  # another process may have built it
                     for part in path.parent.glob(f".{path.name}.*.part"):
                         part.unlink(missing_ok=True)  # of a process that was killed
-                    _build(path, images.files, size)
-        return ImageFiles(images.files, images.labels, PixelCache(path, images.files))
+                    _build(path, images, size)
+        pixels = PixelCache(path, images.files)
+        return ImageFiles(images.files, images.labels, pixels, images.groups)
     except OSError as error:
         raise ValueError(f"the cache in {folder} cannot be used: {error}") from error
 
 
-def _build(path: Path, files: Sequence[Path], size: int) -> None:
+def _build(path: Path, images: ImageFiles, size: int) -> None:
     def decode_resized(file: Path) -> np.ndarray:
-        image = decode(file)
+        image = images.read(file)
         if min(image.shape[1:]) > size:
             image = resize_shorter(image, size)
         return image.permute(1, 2, 0).numpy()
@@ -104,8 +105,8 @@ def _build(path: Path, files: Sequence[Path], size: int) -> None:
         part.open("wb") as out,
         ThreadPoolExecutor(cpu_count()) as pool,
     ):
-        for start in range(0, len(files), _CHUNK):
-            for pixels in pool.map(decode_resized, files[start : start + _CHUNK]):
+        for start in range(0, len(images), _CHUNK):
+            for pixels in pool.map(decode_resized, images.files[start : start + _CHUNK]):
                 out.write(pixels.tobytes())
                 shapes.append(pixels.shape[:2])
         out.write(np.array(shapes, np.int32).tobytes())

@@ -118,10 +118,11 @@ def resize_shorter(image: Tensor, size: int) -> Tensor:
     return resize(image, [size], InterpolationMode.BILINEAR, antialias=True)
 
 
-def pixels_of(image: Image.Image) -> Tensor:
-    """A PIL image as a uint8 tensor of shape (3, height, width), in RGB; 16 bits become 8, and the
-    image is rotated according to its EXIF orientation.
+def pixels_of(image: Image.Image, on_transparent: Callable[[], None] = lambda: None) -> Tensor:
+    """A PIL image as a uint8 tensor of shape (3, height, width), in RGB; 16 bits become 8, a
+    transparent image is put on white, and it is rotated according to its EXIF orientation.
 
+    :param on_transparent: called if it is transparent anywhere.
     :raises ValueError: for 32-bit pixels, whose range is unknown, or an extreme aspect ratio.
     """
     if max(image.size) > 100 * min(image.size):  # of the header: nothing is decoded yet
@@ -133,4 +134,9 @@ def pixels_of(image: Image.Image) -> Tensor:
         image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(f"its pixels have 32 bits (mode {image.mode}): save it with 8 or 16")
+    if "A" in image.getbands() or "transparency" in image.info:
+        image = image.convert("RGBA")
+        if image.getchannel("A").getextrema() != (255, 255):
+            on_transparent()
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)

@@ -1,5 +1,6 @@
 """``covon data`` as a user calls it."""
 
+import csv
 import hashlib
 import io
 import itertools
@@ -9,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from data_server import serve
-from miniature import paint
+from miniature import own, pacs, paint
+from small_recipes import saved, short_recipe
 from terminal import covon
 
 from covon_avalanche.cli import data as cli_data
@@ -150,3 +152,49 @@ def test_verify_names_problems_and_writes_a_manifest_of_good_images(tmp_path):
     done = covon(*arguments, "--manifest", tmp_path / "cddb.csv/a.csv")
     assert done.exit_code == 2
     assert done.stderr == f"covon: cannot read or write {tmp_path}/cddb.csv: File exists\n"
+
+
+def test_the_images_of_a_recipe_are_listed_with_their_split(tmp_path):
+    own(tmp_path / "mine", "split")
+    image = tmp_path / "mine/day/test/cat/1.png"
+    image.rename(image.with_name("\udce9.png"))  # not UTF-8
+    stream = {"name": "DomainFolders", "folder": "mine", "domains": ["night", "day"], "limit": 1,
+              "validation_size": 0.5, "cache_size": 8}  # fmt: skip
+    model = {"backbone": "squeezenet", "weights": ""}
+    recipe = saved(short_recipe("finetune", stream=stream, model=model), tmp_path)
+    command = "data", "list", recipe, "--dataset-root", tmp_path
+    seen = set()
+    for split in ("train", "valid", "test"):
+        done = covon(*command, "--split", split, "--set", "seeds=[3]")
+        assert done.exit_code == 0, done.output
+        rows = list(csv.DictReader(io.StringIO(done.stdout)))
+        assert [*rows[0]] == ["domain", "class", "split", "path"]
+        assert [row["domain"] for row in rows] == ["night", "night", "day", "day"]  # one a class
+        for row in rows:
+            part = "test" if split == "test" else "train"
+            assert row["split"] == split
+            assert row["path"].startswith(f"mine/{row['domain']}/{part}/{row['class']}/")
+            assert "\\udce9" in row["path"] or (tmp_path / row["path"]).is_file()
+        seen |= {row["path"] for row in rows}
+    assert len(seen) == 12
+    assert not (tmp_path / "cache").exists()
+    assert covon(*command).stdout.count(",test,") == 4
+    done = covon(*command, "--set", "stream.limit=9")
+    assert "mine/day/test/cat/\\udce9.png\n" in done.stdout
+
+
+def test_what_cannot_be_listed_is_one_sentence(tmp_path):
+    pacs(tmp_path / "PACS")
+    for arguments, sentence in (
+        (("permuted-digits",), "PermutedDigits has no image files to list"),
+        (
+            ("pacs", "--split", "x", "--set", "stream.domains=['photo']"),
+            "--split must be one of train, test, valid, got x",
+        ),
+        (("pacs", "--dataset-root", tmp_path / "PACS"), "the data are missing: there is no"),
+        (("pac",), "there is no recipe 'pac'"),
+        (("pacs", "--set", "stream.domains=['cartoon']"), "there is no folder"),
+    ):
+        done = covon("data", "list", "--dataset-root", tmp_path, *arguments)
+        assert done.exit_code == 2
+        assert sentence in done.stderr.splitlines()[-1]

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import itertools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +89,65 @@ def test_what_cannot_be_predicted_is_one_sentence(bundle, tmp_path):
         assert done.stderr.startswith("covon: ")
         assert sentence in done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+def labelled(bundle, root, places):
+    """Pictures of the three colours in each of the folders, and what the model takes them for."""
+    for place, i in itertools.product(places, range(3)):
+        (root / place).mkdir(parents=True, exist_ok=True)
+        shutil.copy(bundle / f"images/more/{i}.png", root / place / f"{i}.png")
+    done = covon("predict", bundle, bundle / "images", "--csv")
+    return [row["class"] for row in csv.DictReader(io.StringIO(done.stdout))]
+
+
+def table_of(text):
+    """The confusion table at the end, by label and prediction."""
+    header, _, *rows = (line.split() for line in text.partition("prediction\n")[2].splitlines())
+    return {
+        (row[0], name): int(n) for row in rows for name, n in zip(header[1:], row[1:], strict=True)
+    }
+
+
+@pytest.mark.parametrize("domains", [(), ("day", "night")])
+def test_the_accuracy_on_labelled_images_follows(bundle, tmp_path, domains):
+    classes = ("cat", "dog", "fox")  # cow has no images, fox is no class of the model
+    places = [f"{d}/{c}" for d in domains for c in classes] or classes
+    predicted = labelled(bundle, tmp_path / "x", places)
+    done = covon("predict", bundle, tmp_path / "x", "--csv")
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["label"] for row in rows] == [c for p in places for c in [p.split("/")[-1]] * 3]
+    assert [row.get("domain") for row in rows] == [d for d in domains or [None] for _ in range(9)]
+    n = len(domains) or 1
+    right = {c: predicted.count(c) for c in ("cat", "dog")}
+    k = sum(right.values())
+    said = done.stderr.splitlines()
+    assert said[1] == f"{3 * n} images have no label of the model's classes"
+    assert said[2] == f"accuracy: {100 * k / 6:.1f} % ({n * k} of {6 * n})"
+    each = [f"accuracy on {d}: {100 * k / 6:.1f} % ({k} of 6)" for d in domains]
+    assert said[3 : said.index("", 1)] == each
+    want = {(c, p): n * predicted.count(p) for c in ("cat", "dog") for p in {*predicted}}
+    assert table_of(done.stderr) == want
+    plain = covon("predict", bundle, tmp_path / "x").stdout
+    assert plain.endswith(done.stderr)
+    assert len(plain.splitlines()) == 1 + 9 * n + len(said)
+
+
+def test_images_of_a_table_are_predicted_and_those_for_training_left_out(bundle, tmp_path):
+    predicted = labelled(bundle, tmp_path, ["a"])
+    rows = [f"a/{i}.png,day,{name},test\n" for i, name in enumerate(predicted)]
+    for header in ("file,domain,label,split", "path,domain,class,split"):
+        (tmp_path / "x.csv").write_text(f"{header}\n{''.join(rows)}a/0.png,day,dog,train\n")
+        done = covon("predict", bundle, tmp_path / "x.csv")
+        assert "accuracy: 100.0 % (3 of 3)\naccuracy on day: 100.0 % (3 of 3)\n" in done.stdout
+    (tmp_path / "x.csv").write_text("file,label\na/0.png,fox\n")
+    done = covon("predict", bundle, tmp_path / "x.csv")
+    assert done.stdout.endswith("\n1 images have no label of the model's classes\n")
+    for text, sentence in (
+        ("file\na/0.png\n", "x.csv lacks the columns ['label']"),
+        ("file,label\na/9.png,dog\n", "there is no file"),
+        ("file,label\n", "there are no images in"),
+    ):
+        (tmp_path / "x.csv").write_text(text)
+        done = covon("predict", bundle, tmp_path / "x.csv")
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+        assert sentence in done.stderr

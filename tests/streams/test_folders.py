@@ -4,9 +4,13 @@ import itertools
 import re
 import unicodedata
 import warnings
+from collections import defaultdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from miniature import OWN_CLASSES, OWN_CODES, check_labels, open_stream, own, paint
 
 from covon_avalanche.streams import DomainFolders
@@ -292,3 +296,89 @@ def test_tables_and_folders_may_differ_in_unicode_normalisation(tmp_path):
     benchmark = open_stream(DomainFolders, tmp_path / "a.csv")
     assert benchmark.classes == [composed]
     check_labels(benchmark, {"day": 0})
+
+
+def object_pictures(root: Path, counts: dict[tuple[str, str], list[int]]) -> Path:
+    """Three pictures ``oK_I.png`` of each object K of a domain and class."""
+    for ((domain, name), objects), i in itertools.product(counts.items(), range(3)):
+        for k in objects:
+            paint(root / domain / name / f"o{k}_{i}.png", OWN_CLASSES.index(name))
+    return root
+
+
+def objects_of(benchmark) -> dict[tuple[str, str], set[str]]:
+    """The objects of each stream and domain, by file name."""
+    return {
+        (stream, domain): {Path(file).name.partition("_")[0] for file in images.names}
+        for stream, domains in benchmark.images.items()
+        for domain, images in domains.items()
+    }
+
+
+_objects = st.lists(st.integers(0, 12), min_size=3, max_size=9, unique=True)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    counts=st.fixed_dictionaries(
+        dict.fromkeys(itertools.product(("day", "night"), ("cat", "dog")), _objects)
+    ),
+    validation_size=st.sampled_from([0.0, 0.2, 0.4]),
+    seed=st.integers(0, 5),
+    as_table=st.booleans(),
+)
+def test_images_of_a_group_stay_together(counts, validation_size, seed, as_table):
+    """In every domain and class, whether file names or a column of a table tell the groups."""
+    with TemporaryDirectory() as folder:
+        root = object_pictures(Path(folder), counts)
+        groups = r"^(o\d+)_"
+        if as_table:
+            rows = [f"{f.relative_to(root)},{f.parts[-3]},{f.parts[-2]},{f.name[:-6]}\n"
+                    for f in sorted(root.rglob("*.png"))]  # fmt: skip
+            root, groups = root / "table.csv", "object"
+            root.write_text("file,domain,label,object\n" + "".join(rows))
+        options = dict(groups=groups, validation_size=validation_size, seed=seed)
+        try:
+            benchmark = DomainFolders(root, **options)
+        except ValueError as error:  # where objects are too few and shared by too many classes
+            assume("has no images for the" not in str(error))
+            raise
+        again = DomainFolders(root, domains=["night", "day"], **options)
+        assert objects_of(again) == objects_of(benchmark)
+        used = defaultdict(set)
+        for (stream, _), objects in objects_of(benchmark).items():
+            for name in objects:
+                used[name].add(stream)
+        assert all(len(streams) == 1 for streams in used.values())
+        images = [image for d in benchmark.images.values() for i in d.values() for image in i.names]
+        assert len(images) == len({*images}) == 3 * sum(map(len, counts.values()))
+        for domain, label in itertools.product(("day", "night"), (0, 1)):  # none is without
+            assert label in benchmark.images["train"][domain].labels
+
+
+def test_each_class_of_the_same_objects_is_tested_on_a_fifth_of_them(tmp_path):
+    counts = {(d, c): [*range(10)] for d in ("day", "night") for c in ("cat", "dog")}
+    found = objects_of(DomainFolders(object_pictures(tmp_path, counts), groups=r"o\d+"))
+    assert found["test", "day"] == found["test", "night"]
+    assert len(found["test", "day"]) == 2
+    with pytest.raises(ValueError, match=r"'\[' is neither a column of a table nor a regular"):
+        DomainFolders(tmp_path, groups="[")
+    message = "groups = 'x' is not a column of a table, nor found in the file name 'o0_0.png'"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        DomainFolders(tmp_path, groups="x")
+
+
+def test_given_splits_of_groups_are_checked(tmp_path):
+    root = own(tmp_path / "split", "split")
+    split = open_stream(DomainFolders, root, groups=r"^\d")  # 0 and 1 are for testing
+    assert {file.stem for file in split.images["test"]["day"].files} == {"0", "1"}
+    with pytest.raises(ValueError, match="the group 'png' has training images and test images"):
+        DomainFolders(root, groups="png$")
+    table = own(tmp_path / "csv", "csv")
+    lines = [f"{line},{i % 2}" for i, line in enumerate(table.read_text().splitlines())]
+    table.write_text("\n".join([lines[0][:-1] + "person", *lines[1:]]))
+    with pytest.raises(ValueError, match=r"the group '[01]' has training images and test images"):
+        DomainFolders(table, groups="person")
+    table.write_text(table.read_text()[:-1])
+    with pytest.raises(ValueError, match="has rows without 'person'"):
+        DomainFolders(table, groups="person")

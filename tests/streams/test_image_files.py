@@ -1,5 +1,9 @@
 """Which files are images, which folders are searched, and how images are decoded."""
 
+import itertools
+import re
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +11,7 @@ from miniature import paint, picture
 from PIL import ExifTags, Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from covon_avalanche.streams import image_transforms
+from covon_avalanche.streams import DomainFolders, image_transforms
 from covon_avalanche.streams.image_files import SUFFIXES, class_folders, decode, image_files
 from covon_avalanche.streams.transforms import resize_shorter
 
@@ -122,3 +126,40 @@ def test_every_mode_is_decoded_to_rgb(tmp_path, name):
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-200])
     with pytest.raises(ValueError, match=f"{name} cannot be decoded"):
         decode(tmp_path / name)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pictures_are_put_on_white(tmp_path, mode):
+    alpha = np.tile(np.linspace(0, 255, 20).astype(np.uint8), (10, 1))
+    grey = Image.new("L", (20, 10), 40)
+    picture = Image.merge("LA", (grey, Image.fromarray(alpha))).convert("RGBA")
+    if mode == "P":
+        picture = picture.quantize(64)
+        picture.save(tmp_path / "x.png", transparency=bytes(range(64)))
+    else:
+        picture.convert(mode).save(tmp_path / "x.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of Pillow
+        pixels = decode(tmp_path / "x.png").permute(1, 2, 0).double().numpy()
+    with Image.open(tmp_path / "x.png") as image:
+        rgba = np.array(image.convert("RGBA"), float)
+    assert rgba[..., 3].min() < 100
+    a = rgba[..., 3:] / 255
+    assert np.abs(pixels - (a * rgba[..., :3] + (1 - a) * 255)).max() <= 1
+
+
+def test_a_data_set_with_transparent_pictures_raises_one_warning(tmp_path):
+    for domain, name, i in itertools.product(("day", "night"), ("cat", "dog"), range(5)):
+        (tmp_path / domain / name).mkdir(parents=True, exist_ok=True)
+        alpha = 255 if (domain, i) == ("day", 0) else 9  # opaque: no warning
+        Image.new("RGBA", (4, 4), (9, 9, 9, alpha)).save(tmp_path / domain / name / f"{i}.png")
+    for options in ({}, {"cache": tmp_path / "cache"}):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            benchmark = DomainFolders(tmp_path, **options)
+            for domain in benchmark.train_stream:
+                assert len([*domain.dataset]) == 8
+        assert len(caught) == 1
+        assert re.search(
+            r"transparent images, such as .*png, are put on white", str(caught[0].message)
+        )

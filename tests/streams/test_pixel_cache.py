@@ -14,8 +14,8 @@ from small_recipes import STRATEGIES, small_recipe
 from torch.utils.data import DataLoader
 
 from covon_avalanche.experiment.build import build_benchmark
-from covon_avalanche.streams import PACS, DomainFolders, image_transforms, pixel_cache
-from covon_avalanche.streams.image_files import ImageFiles, decode
+from covon_avalanche.streams import PACS, DomainFolders, image_files, image_transforms, pixel_cache
+from covon_avalanche.streams.image_files import Decoder, ImageFiles, decode
 from covon_avalanche.streams.pixel_cache import cached
 
 
@@ -29,7 +29,7 @@ def pictures(tmp_path) -> ImageFiles:
 
 
 def opened(images, folder):
-    return cached(images, folder, 32, "some")
+    return cached(ImageFiles(images.files, images.labels, Decoder()), folder, 32, "some")
 
 
 def pixel_files(folder):
@@ -45,11 +45,11 @@ def decoded(monkeypatch):
     """Names of the files that are decoded."""
     names = []
 
-    def counting(file):
+    def counting(file, on_transparent):
         names.append(file.name)
-        return decode(file)
+        return decode(file, on_transparent)
 
-    monkeypatch.setattr(pixel_cache, "decode", counting)
+    monkeypatch.setattr(image_files, "decode", counting)
     return names
 
 

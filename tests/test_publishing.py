@@ -1,0 +1,160 @@
+"""What leaves the machine: bundles, report pages, archives and TensorBoard's files."""
+
+import base64
+import gzip
+import io
+import json
+import platform
+import re
+import shutil
+import socket
+import zipfile
+import zlib
+
+import pytest
+import torch
+from miniature import own
+from PIL import Image, PngImagePlugin
+from small_recipes import saved, short_recipe
+from terminal import covon
+
+from covon_avalanche import load_bundle
+from covon_avalanche.backbones import create_backbone
+from covon_avalanche.experiment.recipe import load_recipe
+from covon_avalanche.experiment.run import run_in_folder
+from covon_avalanche.experiment.run_folder import RunFolder, run_folders
+from covon_avalanche.experiment.run_options import RunOptions
+
+VARIABLES = {
+    "WANDB_API_KEY": "wandb-key-5Z",
+    "HF_TOKEN": "hf_token-6Y",
+    "GITHUB_TOKEN": "ghp_token-7X",
+    "AWS_SECRET_ACCESS_KEY": "aws-secret-8W",
+    "MLFLOW_TRACKING_PASSWORD": "mlflow-password-9V",
+    "USER": "eve-the-user",
+    "LOGNAME": "eve-the-user",
+    "USERNAME": "eve-the-user",
+    "HOSTNAME": "secret-host-4",
+}
+REMOTE = "https://eve:git-password-3@example.org/private.git"
+SECRETS = {*VARIABLES.values(), "git-password-3", "home-of-eve"}
+
+
+def contents(data: bytes):
+    """All bytes of a file, those of archives, PNG chunks and embedded images unpacked."""
+    yield data
+    if zipfile.is_zipfile(io.BytesIO(data)):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for name in archive.namelist():
+                yield name.encode()
+                yield from contents(archive.read(name))
+    if data.startswith(b"\x1f\x8b"):
+        yield from contents(gzip.decompress(data))
+    if data.startswith(b"\x89PNG"):
+        at = 8
+        while at < len(data):
+            size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+            chunk, at = data[at + 8 : at + 8 + size], at + 12 + size
+            text = chunk.partition(b"\0")[2]  # after the keyword
+            start = {b"zTXt": 1, b"iTXt": text.find(b"\0", text.find(b"\0", 2) + 1) + 1}.get(kind)
+            if start is not None and (kind == b"zTXt" or text[:1] == b"\1"):
+                yield zlib.decompress(text[start:])
+    for embedded in re.findall(rb"base64,([A-Za-z0-9+/=]+)", data):
+        yield from contents(base64.b64decode(embedded))
+
+
+def leaks(data: bytes) -> set[str]:
+    return {secret for part in contents(data) for secret in SECRETS if secret.encode() in part}
+
+
+def test_secrets_are_found_wherever_they_are():
+    def packed(name, data):
+        with zipfile.ZipFile(buffer := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(name, data)
+        return buffer.getvalue()
+
+    def picture(**options):
+        (info := PngImagePlugin.PngInfo()).add_text("Comment", "by eve-the-user", **options)
+        Image.new("L", (2, 2)).save(buffer := io.BytesIO(), "PNG", pnginfo=info)
+        return buffer.getvalue()
+
+    itxt = PngImagePlugin.PngInfo()
+    itxt.add_itxt("Comment", "by eve-the-user", "en", "Kommentar", zip=True)
+    Image.new("L", (2, 2)).save(buffer := io.BytesIO(), "PNG", pnginfo=itxt)
+    hidden = [b"... eve-the-user", picture(), picture(zip=True), buffer.getvalue()]
+    hidden += [gzip.compress(hidden[2]), packed("a", hidden[1]), packed("eve-the-user", b"")]
+    hidden += [packed("a.zip", packed("b.gz", hidden[4]))]
+    hidden += [b"<img src='data:image/png;base64," + base64.b64encode(hidden[2]) + b"'>"]
+    assert [leaks(data) for data in hidden] == [{"eve-the-user"}] * len(hidden)
+    assert leaks(packed("a.zip", packed("b.gz", gzip.compress(b"nothing")))) == set()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder of a user, in a repository with a password, on a machine with a name."""
+    home = tmp_path / "home-of-eve"
+    own(home / "data/pictures", "plain")
+    (home / ".git").mkdir()
+    (home / ".git/config").write_text(f'[remote "origin"]\n\turl = {REMOTE}\n')
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    for module, function in ((socket, "gethostname"), (socket, "getfqdn"), (platform, "node")):
+        monkeypatch.setattr(module, function, lambda: "secret-host-4")
+    monkeypatch.chdir(home)
+    return home
+
+
+def test_nothing_that_is_published_tells_users_hosts_paths_or_passwords(here):
+    data = here / "data"
+    torch.save(create_backbone("squeezenet", 3).state_dict(), data / "start.pth")
+    stream = {"name": "DomainFolders", "folder": str(data / "pictures"), "image_size": 32,
+              "domains": ["day", "night"], "groups": r"^\d+"}  # fmt: skip
+    model = {"backbone": "squeezenet", "weights": str(data / "start.pth")}
+    recipe = short_recipe("finetune", stream=stream, model=model, train_mb_size=8, epochs=1)
+    recipe = load_recipe(str(saved(recipe, here)))
+    (folder,) = run_folders(recipe, here / "runs")[:1]
+    result = run_in_folder(folder, RunOptions(bundle=True, tensorboard=True))
+    assert str(data) in folder.result_file.read_text()  # which stays on the machine
+
+    assert covon("report", "runs", "-o", "report", "--zip").exit_code == 0
+    published = [here / "report.zip", *(here / "report").rglob("*.*")]
+    published += [*(folder.path / "bundle").iterdir(), *(folder.path / "tensorboard").iterdir()]
+    assert len(published) > 12
+    for file in published:
+        inside = file.relative_to(here).as_posix().encode()
+        assert leaks(inside) | leaks(file.read_bytes()) == set(), file
+
+    bundle = load_bundle(folder.path / "bundle")
+    for settings in (bundle.info.run, json.loads((folder.path / "bundle/bundle.json").read_text())):
+        assert re.fullmatch("start.pth@[0-9a-f]{8}", settings["model"]["weights"])
+    assert re.fullmatch("pictures@[0-9a-f]{8}", bundle.info.run["stream"]["folder"])
+
+    zipfile.ZipFile(here / "report.zip").extractall(here / "got")
+    again = load_recipe(str(here / "got/permuted-digits.toml"))
+    moved = here.parent / "elsewhere"
+    shutil.copytree(data, moved)
+    repeated = RunFolder(here / "new", again, "finetune", 0, moved)
+    new = run_in_folder(repeated, RunOptions(dataset_root=moved))
+    assert new.accuracy == result.accuracy
+    assert RunFolder(here / "runs", again, "finetune", 0, data).path == folder.path  # the same run
+    both = covon("report", "got/results.jsonl", "new", "-o", "both")
+    assert both.exit_code == 2  # one seed of the same settings twice
+    assert "must have one result per seed and settings, got two" in both.stderr
+
+
+def test_runs_on_other_folders_of_the_same_name_stay_apart(here):
+    own(here / "other/pictures", "plain")
+    stream = {"name": "DomainFolders", "image_size": 32, "domains": ["day", "night"]}
+    model = {"backbone": "squeezenet", "weights": ""}
+    for root in ("data", "other"):
+        own_stream = stream | {"folder": str(here / root / "pictures")}
+        recipe = short_recipe("ridge", stream=own_stream, model=model, train_mb_size=8)
+        run_in_folder(RunFolder(here / "runs", recipe, "ridge", 0))
+    assert covon("report", "runs", "--zip").exit_code == 0
+    with zipfile.ZipFile(here / "report.zip") as archive:
+        names = archive.namelist()
+    assert sum(name.endswith(".toml") for name in names) == 2
+    assert covon("report", here / "report.zip").exit_code == 2  # results.jsonl is to be read
+    shutil.unpack_archive(here / "report.zip", here / "got")
+    assert covon("report", "got/results.jsonl", "-o", "again").exit_code == 0
+    assert (here / "again/table.md").read_bytes() == (here / "report/table.md").read_bytes()
