@@ -48,7 +48,7 @@ def check_command(words: list[str], whole: bool = True) -> None:
     assert not unknown, f"covon {command.name} has no {unknown[0]}"
     if whole and not hasattr(command, "commands"):
         given = command.make_context(command.name, list(words)).params.get("recipe")
-        assert given in PLACEHOLDERS | {None, *shipped_recipes()}, f"there is no recipe {given}"
+        assert given in PLACEHOLDERS | {None, "", *shipped_recipes()}, f"there is no recipe {given}"
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 120) -> bool:

@@ -124,6 +124,9 @@ def test_nothing_that_is_published_tells_users_hosts_paths_or_passwords(here):
         inside = file.relative_to(here).as_posix().encode()
         assert leaks(inside) | leaks(file.read_bytes()) == set(), file
 
+    modes = {file.stat().st_mode for file in (folder.path / "bundle").iterdir()}
+    assert modes == {(here / "tiny.toml").stat().st_mode}  # as readable as any file
+
     bundle = load_bundle(folder.path / "bundle")
     for settings in (bundle.info.run, json.loads((folder.path / "bundle/bundle.json").read_text())):
         assert re.fullmatch("start.pth@[0-9a-f]{8}", settings["model"]["weights"])

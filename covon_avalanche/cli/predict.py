@@ -90,11 +90,9 @@ def _labelled(path: Path, classes: Sequence[str]) -> list[tuple[Path, str, str]]
         if "split" in table:
             table = table[table["split"] == "test"]
         files = [Path(file) for file in listed_files(path, path.parent, table["file"].tolist())]
-        domains = table["domain"] if "domain" in table else [""] * len(table)
+        domains = table.get("domain", [""] * len(table))
         return [*zip(files, domains, table["label"], strict=True)]
-    if not path.is_dir():
-        return [(path, "", "")]
-    files = image_files(path)
+    files = image_files(path) if path.is_dir() else [path]
     folders = [[name_of(name) for name in file.relative_to(path).parts[:-1]] for file in files]
     counts = [sum(names[i] in classes for names in folders if names[i:]) for i in (0, 1)]
     depth = counts.index(max(counts))
@@ -105,10 +103,7 @@ def _labelled(path: Path, classes: Sequence[str]) -> list[tuple[Path, str, str]]
 
 
 def _score(images: pd.DataFrame, classes: Sequence[str]) -> str:
-    """Accuracy, that of each domain, and how often each class was taken for which.
-
-    :param images: with the columns class and label, and perhaps domain.
-    """
+    """Accuracy, that of each domain, and a confusion table of class and label."""
     import pandas as pd
 
     from covon_avalanche.safe_text import printable

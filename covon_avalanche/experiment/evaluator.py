@@ -47,11 +47,9 @@ def training_loggers(
     loggers: list[BaseLogger] = []
     with ExitStack() as stack:
         if options.tensorboard:
-            from tensorboard.summary.writer import event_file_writer
-
             # Names of event files have that of the host in them, which has no place in shared runs.
             nowhere = SimpleNamespace(gethostname=lambda: "localhost")
-            with patch.object(event_file_writer, "socket", nowhere):
+            with patch("tensorboard.summary.writer.event_file_writer.socket", nowhere):
                 loggers.append(TensorboardLogger(folder / "tensorboard"))
         for cls, project in ((_Wandb, options.wandb), (_MLflow, options.mlflow)):
             if project is not None:

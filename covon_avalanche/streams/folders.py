@@ -78,12 +78,11 @@ def DomainFolders(
     if groups is not None:
         for images in chain.from_iterable(parts.values()):
             images.groups = images.groups or _groups_by_name(images, groups)
-    held_out = files.held_out_groups((part[0] for part in parts.values() if not part[1:]), 0.2)
-    for name, part in parts.items():
-        if not part[1:] and groups is None:
-            parts[name] = files.split_by_name(part[0], root)
-        elif not part[1:]:
-            parts[name] = part[0].split_groups(held_out)
+    whole = {name: part[0] for name, part in parts.items() if len(part) == 1}
+    held_out = files.held_out_groups(whole.values(), 0.2)
+    for name, images in whole.items():
+        grouped = images.split_groups(held_out)
+        parts[name] = [*(files.split_by_name(images, root) if groups is None else grouped)]
     train, test = ({name: part[i] for name, part in parts.items()} for i in (0, 1))
     if root.suffix == ".csv":
         train, test = ({n: some for n, some in part.items() if some} for part in (train, test))
@@ -168,8 +167,8 @@ def _from_table(
     if groups is not None and groups.isna().any():
         raise ValueError(f"{file} has rows without {groups.name!r}")
     own, parts = table[table["domain"] == domain], []
-    splits = ("train", "test") if "split" in own else ("",)
-    for chosen in (own[own["split"] == split] if split else own for split in splits):
+    splits = [own["split"] == name for name in ("train", "test")] if "split" in own else [own.index]
+    for chosen in (own.loc[rows] for rows in splits):
         paths = files.listed_files(file, file.parent, chosen["file"].tolist())
         labels = [ids[label] for label in chosen["label"]]
         in_groups = None if groups is None else groups[chosen.index].tolist()

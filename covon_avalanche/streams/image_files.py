@@ -321,10 +321,12 @@ def held_out_groups(images: Iterable[ImageFiles], fraction: float, salt: str = "
         return hashlib.sha256((salt + group).encode(errors="surrogateescape")).hexdigest()
 
     by_group: dict[str, list[int]] = {}
-    kept, wanted = [], []
+    kept: list[int] = []
+    wanted: list[int] = []
     for some in images:
-        for indices in some.indices_by_class().values() if some.groups else ():
-            groups = {some.groups[i] for i in indices}
+        named = some.groups or ()
+        for indices in some.indices_by_class().values() if named else ():
+            groups = {named[i] for i in indices}
             for group in groups:
                 by_group.setdefault(group, []).append(len(kept))
             kept.append(len(groups))

@@ -11,11 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from miniature import own
 from PIL import Image
+from small_recipes import saved, short_recipe
 from terminal import covon
 
 from covon_avalanche import DiagGaussian, save_bundle
 from covon_avalanche.backbones import create_backbone
+from covon_avalanche.experiment.run import run_in_folder
+from covon_avalanche.experiment.run_folder import RunFolder
+from covon_avalanche.experiment.run_options import RunOptions
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +156,22 @@ def test_images_of_a_table_are_predicted_and_those_for_training_left_out(bundle,
         done = covon("predict", bundle, tmp_path / "x.csv")
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
         assert sentence in done.stderr
+
+
+def test_predicting_the_listed_images_gives_the_accuracy_of_the_run(tmp_path):
+    own(tmp_path / "mine", "plain")
+    stream = {"name": "DomainFolders", "folder": "mine", "domains": ["night", "day"], "limit": 3,
+              "image_size": 32, "groups": "[0-9]"}  # fmt: skip
+    model = {"backbone": "squeezenet", "weights": ""}
+    recipe = short_recipe("finetune", stream=stream, model=model, train_mb_size=4, epochs=1)
+    file, root = saved(recipe, tmp_path), ("--dataset-root", tmp_path)
+    folder = RunFolder(tmp_path / "runs", recipe, "finetune", 0, tmp_path)
+    result = run_in_folder(folder, RunOptions(bundle=True, dataset_root=tmp_path))
+    listed = covon("data", "list", file, "--split", "test", "--set", "seeds=[0]", *root)
+    (tmp_path / "tested.csv").write_text(listed.stdout)
+    done = covon("predict", folder.path / "bundle", tmp_path / "tested.csv")
+    for domain, n, accuracy in zip(
+        ("night", "day"), result.counts, result.accuracy[-1], strict=True
+    ):
+        right = round(n * accuracy)
+        assert f"accuracy on {domain}: {100 * accuracy:.1f} % ({right} of {n})\n" in done.stdout
