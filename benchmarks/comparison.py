@@ -37,7 +37,7 @@ from covon_avalanche.experiment.run_folder import (
     upgrade_settings,
 )
 from covon_avalanche.experiment.run_options import RunOptions
-from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
+from covon_avalanche.experiment.worker_pool import WorkerPool, default_processes
 from covon_avalanche.report import Comparison, comparisons, load_results
 from covon_avalanche.report.figures import rendered, style
 from covon_avalanche.report.tables import aligned
@@ -154,7 +154,7 @@ def run_cases(
     key = key or list(cases[0])
     known = [[row[name] for name in key] for row in rows]
     missing = [case for case in cases if [case[name] for name in key] not in known]
-    with worker_pool(processes or default_processes("cpu")) as pool:
+    with WorkerPool(processes or default_processes("cpu")) as pool:
         futures = {pool.submit(_measure, measure, case, *arguments): case for case in missing}
         for future in as_completed(futures):
             rows.append(futures[future] | future.result())

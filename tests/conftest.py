@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too
@@ -46,8 +45,11 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(16, 4, generator=generator), torch.randint(3, (16,), generator=generator)
 
 
-class InThisProcess:
+class InThisProcess(Executor):
     """A pool that runs what is submitted at once."""
+
+    def __init__(self, processes):
+        pass
 
     def submit(self, function, *arguments):
         future = Future()
@@ -61,10 +63,5 @@ class InThisProcess:
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Run grids and searches in the process of the test, where the boundary is not tested."""
-
-    @contextmanager
-    def worker_pool(*_, **__):
-        yield InThisProcess()
-
-    monkeypatch.setattr("covon_avalanche.experiment.grid.worker_pool", worker_pool)
-    monkeypatch.setattr("covon_avalanche.cli.search.worker_pool", worker_pool)
+    monkeypatch.setattr("covon_avalanche.experiment.grid.WorkerPool", InThisProcess)
+    monkeypatch.setattr("covon_avalanche.cli.search.WorkerPool", InThisProcess)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout, suppress
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -22,6 +23,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from covon_avalanche.cli import app
+from covon_avalanche.experiment import grid
 from covon_avalanche.experiment.recipe import shipped_recipes
 
 PLACEHOLDERS = {
@@ -91,6 +93,17 @@ def in_two_processes(work: Callable[..., None], *arguments: object) -> None:
     """Call ``work(rank, *arguments)`` in two processes."""
     forks()
     mp.start_processes(work, args=arguments, nprocs=2, start_method="forkserver")
+
+
+def covon_when_both_are_ready(rank: int, command: list[str], folder: str) -> None:
+    """Run ``covon`` in one of two processes, and store what it prints. Its runs are in a thread,
+    because worker processes would begin at different times."""
+    grid.WorkerPool = ThreadPoolExecutor
+    Path(folder, f"ready-{rank}").touch()
+    wait_until(Path(folder, f"ready-{1 - rank}").exists)
+    done = covon(*command)
+    printed = f"exit {done.exit_code}\n{done.output}"
+    Path(folder, f"printed-{rank}.txt").write_text(printed, encoding="utf-8")
 
 
 def torchrun(script: Path, *arguments: object) -> str:

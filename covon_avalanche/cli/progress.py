@@ -37,11 +37,13 @@ class GridProgress:
         self._tasks: dict[RunSpec, TaskID] = {}
         self._domains: dict[RunSpec, int] = {}
 
-    def poll(self, running: list[RunSpec]) -> None:
-        """Read the progress of these runs."""
-        for spec in running:
+    def poll(self, here: list[RunSpec], elsewhere: list[RunSpec]) -> None:
+        """Read the progress of these runs, and of those that other processes are running."""
+        for spec in here + elsewhere:
             if spec not in self._tasks:
                 self._tasks[spec] = self.bars.add_task(_name(spec), total=1, text="starting")
+                if spec in elsewhere:
+                    self._print(f"{_name(spec)}: another process is running it")
             if (status := self._folders[spec].status()) is None:
                 continue
             text = str(status) or "starting"

@@ -276,8 +276,7 @@ def _print_failures(failures: list[Outcome], folders: list[RunFolder]) -> None:
     for error, (first, *others) in by_error.items():
         more = f" (and {len(others)} other runs)" if others else ""
         (strategy, seed), run = first.spec, by_spec[first.spec]
-        logged = run.log_file.exists() and not run.is_running()  # else it is another process's log
-        see = f"; see {run.log_file}" if logged else ""
+        see = f"; see {run.log_file}" if run.log_file.exists() else ""
         typer.echo(f"covon: {strategy}, seed {seed}{more}: {error}{see}", err=True)
 
 

@@ -32,7 +32,7 @@ from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_
 from covon_avalanche.experiment.run_folder import error_sentence, is_bad_input
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.search_space import Searched
-from covon_avalanche.experiment.worker_pool import default_processes, worker_pool
+from covon_avalanche.experiment.worker_pool import WorkerPool, default_processes
 from covon_avalanche.safe_text import csv_text
 
 _HELD_OUT = 0.2  # of the training images, where the recipe holds out none
@@ -129,7 +129,7 @@ def _run_trials(searches: list[Search], trials: int, options: RunOptions, worker
     shares = [searches[i % len(searches) :] + searches[: i % len(searches)] for i in range(workers)]
     killed = False
     try:
-        with worker_pool(workers) as pool:
+        with WorkerPool(workers) as pool:
             futures = [pool.submit(_work, share, trials, options) for share in shares]
             for future in as_completed(futures):
                 try:

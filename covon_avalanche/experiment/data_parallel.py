@@ -13,7 +13,7 @@ from avalanche.distributed import DistributedHelper
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
-from covon_avalanche.experiment.worker_pool import worker_pool
+from covon_avalanche.experiment.worker_pool import WorkerPool
 
 Train = Callable[[RunFolder, RunOptions], Result]
 _GRACE_SECONDS = 2.0  # after a failure, for the other processes to say why
@@ -21,7 +21,8 @@ _GRACE_SECONDS = 2.0  # after a failure, for the other processes to say why
 
 def run_in_processes(train: Train, folder: RunFolder, options: RunOptions) -> Result:
     """Train in ``options.processes`` processes of their own: on a GPU each with NCCL, or on the
-    CPU with gloo.
+    CPU with gloo. ``torch.multiprocessing.spawn`` returns no results and its errors are texts;
+    torchrun's launcher leaves semaphores if all processes are killed.
 
     :param train: called in each process.
     :raises BrokenProcessPool: if one of them was killed.
@@ -29,7 +30,7 @@ def run_in_processes(train: Train, folder: RunFolder, options: RunOptions) -> Re
     """
     count = options.processes
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with worker_pool(count) as pool:
+    with WorkerPool(count) as pool:
         arguments = store.port, train, folder, options
         ranks = [pool.submit(_work, rank, *arguments) for rank in range(count)]
         for rank in as_completed(ranks):

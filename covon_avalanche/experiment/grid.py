@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -10,9 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import RunFolder, RunSpec, is_bad_input, run_error
+from covon_avalanche.experiment.run_folder import (
+    RunFolder,
+    RunningElsewhere,
+    RunSpec,
+    is_bad_input,
+    run_error,
+)
 from covon_avalanche.experiment.run_options import RunOptions
-from covon_avalanche.experiment.worker_pool import worker_pool
+from covon_avalanche.experiment.worker_pool import WorkerPool
 
 _POLL_SECONDS = 0.2
 
@@ -36,48 +43,69 @@ def run_grid(
     *,
     processes: int = 1,
     on_end: Callable[[Outcome], None] = lambda outcome: None,
-    poll: Callable[[list[RunSpec]], None] = lambda running: None,
+    poll: Callable[[list[RunSpec], list[RunSpec]], None] = lambda here, elsewhere: None,
 ) -> None:
     """Run all that is not finished; every finished run has written its result file.
 
-    Finished runs are not repeated, interrupted ones are resumed. A run that fails, or whose
-    process is killed, does not stop the others; running the grid again resumes it.
+    Finished runs are not repeated, interrupted ones are resumed. Several processes or machines
+    that share the folders may run the same grid at the same time: each run is run by one of them,
+    and all wait for the last. A run that fails, or whose process is killed, does not stop the
+    others; running the grid again resumes it.
 
     :param processes: number of parallel runs.
     :param on_end: called in this process when a run has ended.
-    :param poll: called in this process several times a second with the runs in progress.
+    :param poll: called in this process several times a second with the runs in progress, and those
+        in progress elsewhere that it waits for.
     """
-    unfinished: list[RunFolder] = []
+    waiting: list[RunFolder] = []
     for folder in folders:
-        try:
-            result = folder.result(store=True)
-        except ResultError as error:
-            on_end(Outcome(folder.spec, error=str(error), bad_input=True))
-            continue
-        if result is None:
-            unfinished.append(folder)
+        if (outcome := _finished(folder)) is not None:
+            on_end(outcome)
         else:
-            on_end(Outcome(folder.spec, result, cached=True))
-    workers = max(1, min(processes, len(unfinished)))
+            waiting.append(folder)
     pending: dict[Future[Outcome], RunFolder] = {}
     try:
-        with _interrupts() as interrupts, worker_pool(workers) as pool:
-            for folder in unfinished:
-                pending[pool.submit(_run, folder, options)] = folder
-            while pending:
+        with _interrupts() as interrupts, WorkerPool(processes) as pool:
+            while waiting or pending:
+                elsewhere = []
+                for folder in waiting.copy():
+                    if len(pending) == processes:
+                        break
+                    if folder.is_running():
+                        elsewhere.append(folder.spec)
+                        continue
+                    waiting.remove(folder)
+                    if (outcome := _finished(folder)) is not None:
+                        on_end(outcome)
+                    else:
+                        pending[pool.submit(_run, folder, options)] = folder
                 if interrupts:
                     raise KeyboardInterrupt
                 done = wait(pending, _POLL_SECONDS, FIRST_COMPLETED).done
-                poll([folder.spec for future, folder in pending.items() if future.running()])
+                poll([folder.spec for folder in pending.values()], elsewhere)
                 for future in done:
-                    folder = pending.pop(future)
-                    killed = isinstance(future.exception(), BrokenProcessPool)
-                    on_end(_killed(folder) if killed else future.result())
+                    folder, error = pending.pop(future), future.exception()
+                    if isinstance(error, RunningElsewhere):
+                        waiting.append(folder)
+                    else:
+                        killed = isinstance(error, BrokenProcessPool)
+                        on_end(_killed(folder) if killed else future.result())
+                if waiting and not pending:
+                    time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
-        for future, folder in pending.items():
-            if not future.cancelled():  # it had been started
+        for folder in pending.values():
+            if not folder.is_running():  # elsewhere
                 folder.remove_partial_files()
         raise
+
+
+def _finished(folder: RunFolder) -> Outcome | None:
+    """The outcome of a run that was finished before, or whose result is damaged."""
+    try:
+        result = folder.result(store=True)
+    except ResultError as error:
+        return Outcome(folder.spec, error=str(error), bad_input=True)
+    return None if result is None else Outcome(folder.spec, result, cached=True)
 
 
 def _killed(folder: RunFolder) -> Outcome:
@@ -108,7 +136,7 @@ def _run(folder: RunFolder, options: RunOptions) -> Outcome:
         from covon_avalanche.experiment.run import run_in_folder
 
         return Outcome(folder.spec, run_in_folder(folder, options))
-    except BrokenProcessPool:  # one of the run's own processes
+    except (BrokenProcessPool, RunningElsewhere):  # the first of the run's own processes
         raise
     except (Exception, SystemExit) as error:
         return Outcome(folder.spec, error=run_error(error), bad_input=is_bad_input(error))

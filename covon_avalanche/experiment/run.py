@@ -53,7 +53,7 @@ _WRITE_EVERY = 1.0  # seconds
 def run_in_folder(folder: RunFolder, options: RunOptions = RunOptions()) -> Result:
     """Run, resume an interrupted run, or return the result of a finished one.
 
-    :raises ValueError: if another process is running it; otherwise as :func:`run_strategy`.
+    :raises RunningElsewhere: if another process is running it; otherwise as :func:`run_strategy`.
     """
     with folder.opened():
         if (stored := folder.result(store=True)) is not None:

@@ -176,6 +176,10 @@ def find_files(folder: Path, name: str) -> list[Path]:
     return sorted(found)
 
 
+class RunningElsewhere(ValueError):
+    """Another process is running it."""
+
+
 class StoredRun:
     """Read access to the files of a run."""
 
@@ -247,14 +251,14 @@ class RunFolder(StoredRun):
     def opened(self) -> Iterator[None]:
         """Create the folder, keep other processes out, and note the error that ends the run.
 
-        :raises ValueError: if another process is running it.
+        :raises RunningElsewhere: if another process is running it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock")
         try:
             lock.acquire(timeout=_LOCK_TIMEOUT)
         except Timeout:
-            raise ValueError(
+            raise RunningElsewhere(
                 f"another process is running {self.path}: wait until it finishes or stop it, then "
                 "run the command again"
             ) from None

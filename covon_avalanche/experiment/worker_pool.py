@@ -10,10 +10,11 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
@@ -33,32 +34,50 @@ def default_processes(device: str) -> int:
     return cpu_count() if device == "cpu" else 1
 
 
-class WorkerPool:
-    """Spawned processes, each of which takes its tasks from a thread through a pipe.
+class WorkerPool(ThreadPoolExecutor):
+    """Spawned processes with one torch thread each, which take one task after another. A killed
+    process fails only its own task, with ``BrokenProcessPool``. Leaving the context waits for all
+    tasks; an exception such as KeyboardInterrupt kills the processes at once.
 
-    ``ProcessPoolExecutor`` would leave named semaphores after a kill, and fail all tasks in
-    progress if one process is killed. Here only that task raises ``BrokenProcessPool``.
+    Each thread sends its tasks to a process of its own, through a pipe. Pebble, loky and
+    ``ProcessPoolExecutor`` leave semaphores in /dev/shm if all processes are killed, and go on
+    if only the parent is; loky also fails all tasks if one process is killed.
     """
 
     def __init__(self, processes: int) -> None:
-        self._threads = ThreadPoolExecutor(processes)
-        self._own = threading.local()  # the thread's end of its pipe
-        self._lock = threading.Lock()
-        self._closed = False
+        super().__init__(processes)
         self.workers: list[tuple[BaseProcess, Connection]] = []
+        self._of_thread = threading.local()
+        self._lock = threading.Lock()
+        self._is_closed = False
 
-    def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
-        """Like ``Executor.submit``."""
-        return self._threads.submit(self._call, function, *arguments)
+    def submit(self, function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
+        return super().submit(self._call, partial(function, *args, **kwargs))
 
-    def _call(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        if not hasattr(self._own, "pipe"):
-            self._own.pipe = self._start()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
-            self._own.pipe.send((function, arguments))
-            value, error = self._own.pipe.recv()
+            if kind is None:
+                self.shutdown()
+                for worker, pipe in self.workers:
+                    pipe.close()
+                    worker.join()
+        finally:
+            self.shutdown(wait=False, cancel_futures=True)
+            with self._lock:
+                self._is_closed = True
+            for worker, _ in self.workers:
+                worker.kill()
+            for worker, _ in self.workers:
+                worker.join()
+
+    def _call(self, task: Callable[[], _T]) -> _T:
+        if not hasattr(self._of_thread, "pipe"):
+            self._of_thread.pipe = self._start()
+        try:
+            self._of_thread.pipe.send(task)
+            value, error = self._of_thread.pipe.recv()
         except (EOFError, OSError):
-            del self._own.pipe
+            del self._of_thread.pipe
             raise BrokenProcessPool("a worker process was killed") from None
         if error is not None:
             raise error
@@ -68,65 +87,27 @@ class WorkerPool:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         worker = context.Process(target=_work, args=(theirs,))
+        resource_tracker.ensure_running()  # which would set another signal mask
+        if hasattr(signal, "pthread_sigmask"):  # not on Windows
+            # A process inherits the mask of its thread, and misses a Ctrl-C while it imports.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         with self._lock:
-            if self._closed:
+            if self._is_closed:
                 raise BrokenProcessPool("the pool is closed")
-            _block_ctrl_c()
             worker.start()
             self.workers.append((worker, ours))
         theirs.close()
         return ours
 
-    def finish(self) -> None:
-        """Wait for all tasks, then end the processes."""
-        self._threads.shutdown()
-        for worker, pipe in self.workers:
-            pipe.close()
-            worker.join()
-
-    def terminate(self) -> None:
-        """End the processes at once."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
-            self._closed = True
-        for worker, _ in self.workers:
-            worker.terminate()
-        for worker, _ in self.workers:
-            worker.join(10)
-            worker.kill()
-
-
-def _block_ctrl_c() -> None:
-    """In this thread: processes that it starts inherit its mask, and miss a Ctrl-C while they
-    import."""
-    resource_tracker.ensure_running()  # which would set another mask
-    if hasattr(signal, "pthread_sigmask"):  # not on Windows
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
-@contextmanager
-def worker_pool(processes: int) -> Iterator[WorkerPool]:
-    """Spawned processes with one thread each, which end when this process is killed.
-
-    After an exception such as KeyboardInterrupt they are terminated at once.
-    """
-    pool = WorkerPool(processes)
-    try:
-        yield pool
-        pool.finish()
-    except BaseException:
-        pool.terminate()
-        raise
-
 
 def _work(pipe: Connection) -> None:
     _start_worker()
-    with suppress(EOFError, KeyboardInterrupt):  # the pool is finished, or terminated
+    with suppress(EOFError):  # the pool has closed the pipe
         while True:
-            function, arguments = pipe.recv()
+            task = pipe.recv()
             try:
-                pipe.send((function(*arguments), None))
-            except (Exception, SystemExit) as error:
+                pipe.send((task(), None))
+            except BaseException as error:
                 pipe.send((None, _picklable(error)))
 
 

@@ -51,7 +51,7 @@ def test_a_result_is_stored_without_its_epochs_in_the_recipes_order(tmp_path, mo
 
 
 def test_only_missing_cases_are_measured_and_stored_with_where(tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "worker_pool", ThreadPoolExecutor)
+    monkeypatch.setattr(comparison, "WorkerPool", ThreadPoolExecutor)
     file, measured = tmp_path / "cases.jsonl", []
     file.write_text(json.dumps({"name": "a", "lr": 1, "value": 0}) + "\n")
 

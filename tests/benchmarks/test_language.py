@@ -137,7 +137,7 @@ def test_search_runs_and_report(tokens, recipe, monkeypatch, tmp_path):
     monkeypatch.setattr(language, "ROOT", tmp_path)
     monkeypatch.setattr(language, "TRIALS", tmp_path / "results/trials.jsonl")
     monkeypatch.setattr(language, "STORED", tmp_path / "results/results.jsonl")
-    monkeypatch.setattr(comparison, "worker_pool", ThreadPoolExecutor)
+    monkeypatch.setattr(comparison, "WorkerPool", ThreadPoolExecutor)
     measured = []
 
     def measure(case, *_):

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from contextlib import contextmanager
 from threading import Thread
 
 import psutil
@@ -31,13 +30,11 @@ def test_failures_and_ctrl_c_leave_nothing_running_and_the_run_resumes(
     context, pools = forks(), []
     monkeypatch.setattr(worker_pool.multiprocessing, "get_context", lambda _: context)
 
-    @contextmanager
     def recorded(processes):
-        with worker_pool.worker_pool(processes) as pool:
-            pools.append(pool)
-            yield pool
+        pools.append(worker_pool.WorkerPool(processes))
+        return pools[-1]
 
-    monkeypatch.setattr(data_parallel, "worker_pool", recorded)
+    monkeypatch.setattr(data_parallel, "WorkerPool", recorded)
     command += ["--processes", "2", "--jobs", "1", "--checkpoint-minutes", "0", "--epochs", "100"]
     command += ["--strategies"]
 

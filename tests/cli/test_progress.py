@@ -49,7 +49,7 @@ def test_every_run_in_progress_has_a_line_with_its_state(grid):
     make, write = grid
     progress = make(terminal=True)
     write(SPECS[0], 1, 1)
-    progress.poll(SPECS)  # the second has no state yet
+    progress.poll(SPECS, [])  # the second has no state yet
     overall, covon, finetune = seen(progress)
     assert "all runs" in overall
     assert "38 %" in overall  # 0.75 of two runs
@@ -71,7 +71,7 @@ def test_the_time_left_follows_from_the_speed_of_this_session(grid):
     progress = make(terminal=True, now=now)
     for number in range(3):  # resumed after 5 of 8 epochs; an epoch in ten seconds
         write(SPECS[0], 1, number)
-        progress.poll(SPECS[:1])
+        progress.poll(SPECS[:1], [])
         now.append(now[-1] + 10)
     assert "0:00:10" in seen(progress)[1]
 
@@ -82,7 +82,7 @@ def test_without_a_terminal_there_is_a_line_per_domain_and_finished_run(grid):
     with progress.bars:
         for number in range(3):
             write(SPECS[0], 1, number)
-            progress.poll(SPECS[:1])
+            progress.poll(SPECS[:1], [])
         progress.end(Outcome(SPECS[0], RESULT))
         progress.end(Outcome(SPECS[1], error="it broke"))
     assert progress.bars.console.file.getvalue().splitlines() == [

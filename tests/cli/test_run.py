@@ -6,15 +6,22 @@ import os
 import re
 import signal
 import sys
+from types import SimpleNamespace
 
 import joblib
 import psutil
 import pytest
 from small_recipes import FEW, STRATEGIES, saved, small_recipe
-from terminal import covon, in_a_terminal, wait_until
+from terminal import (
+    covon,
+    covon_when_both_are_ready,
+    in_a_terminal,
+    in_two_processes,
+    wait_until,
+)
 
 from covon_avalanche.cli import run, search
-from covon_avalanche.experiment import cluster
+from covon_avalanche.experiment import cluster, grid
 from covon_avalanche.experiment import run as experiment_run
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.registry import baselines
@@ -90,14 +97,38 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_run_of_another_process_is_named_without_its_log(arguments, tmp_path):
-    run = RunFolder(tmp_path / "out", load_recipe(arguments[1]), "finetune", 0)
-    with run.opened(), run.logged():
-        done = covon(*arguments, "--strategies", "finetune")
-        assert run.log_file.exists()
-    assert done.exit_code == 2, done.output
-    says = f"another process is running {run.path}: wait until it finishes or stop it, then run the"
-    assert done.stderr == f"covon: finetune, seed 0: {says} command again\n"
+def test_a_run_of_another_process_is_waited_for_and_resumed_if_that_is_killed(
+    arguments, tmp_path, monkeypatch
+):
+    folder = RunFolder(tmp_path / "out", load_recipe(arguments[1]), "covon", 0)
+    with contextlib.ExitStack() as another:
+        another.enter_context(folder.opened())
+        monkeypatch.setattr(grid, "time", SimpleNamespace(sleep=lambda _: another.close()))
+        done = covon(*arguments, "--strategies", "covon,finetune", "--seeds", "0")
+    assert done.exit_code == 0, done.output
+    steps = re.findall(r"(?m)^(\w+), seed 0: (another process is running it$|A_T)", done.stdout)
+    assert steps == [
+        ("covon", "another process is running it"),
+        ("finetune", "A_T"),
+        ("covon", "A_T"),
+    ]
+
+
+def test_two_machines_share_the_runs_of_a_folder(arguments, tmp_path):
+    """As two processes; none of the runs is repeated, and both print all of them."""
+    command = [*arguments, "--strategies", "covon,finetune", "--seeds", "0-2"]
+    in_two_processes(covon_when_both_are_ready, command, str(tmp_path))
+    own = []
+    for rank in range(2):
+        printed = (tmp_path / f"printed-{rank}.txt").read_text(encoding="utf-8")
+        assert printed.startswith("exit 0\n"), printed
+        assert "6 result.json files" in printed
+        ended = re.findall(r"(?m)^(\w+, seed \d): A_T .* s( \(cached\))?$", printed)
+        assert len({run for run, _ in ended}) == len(ended) == 6
+        own += [run for run, cached in ended if not cached]
+    assert len(own) == len({*own}) == 6
+    files = [*(tmp_path / "out").rglob("run.json")]
+    assert [json.loads(file.read_text(encoding="utf-8"))["starts"] for file in files] == [1] * 6
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -331,7 +362,7 @@ def test_how_many_runs_are_parallel(device, given, expected, tmp_path, monkeypat
 
     monkeypatch.setattr(joblib, "cpu_count", lambda: 6)
     monkeypatch.setattr(run, "run_grid", fake)
-    monkeypatch.setattr(search, "worker_pool", no_pool)
+    monkeypatch.setattr(search, "WorkerPool", no_pool)
     given = ["--set", f'device="{device}"', "--out", str(tmp_path), *given]
     covon("run", *given)
     covon("search", "permuted-digits", "--validation-size", 0.2, *given)

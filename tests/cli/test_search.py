@@ -78,7 +78,7 @@ def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(search, "worker_pool", no_pool)
+    monkeypatch.setattr(search, "WorkerPool", no_pool)
     for seed, lines in (("0", 1), ("1000", 0)):
         done = covon("search", "permuted-digits", "--seed", seed)
         assert "permuted-digits holds out no images: --validation-size 0.2\n" in done.stdout

@@ -56,7 +56,7 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
     outcomes, polled = {}, []
     watching = {
         "on_end": lambda outcome: outcomes.update({outcome.spec: outcome}),
-        "poll": polled.extend,
+        "poll": lambda here, _: polled.extend(here),
     }
 
     # A killed process is reported, and the run that waits goes on.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from covon_avalanche.experiment.worker_pool import worker_pool
+from covon_avalanche.experiment.worker_pool import WorkerPool
 
 LOCAL = "class LocalError(Exception): ...\nraise LocalError('only here')"
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"
@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 
 def test_a_killed_process_fails_its_own_task_and_leaves_no_files():
     before = {path.name for path in Path("/dev/shm").glob("*")}
-    with worker_pool(2) as pool:
+    with WorkerPool(2) as pool:
         (first, second) = (pool.submit(time.sleep, 3) for _ in range(2))
         while len(pool.workers) < 2:
             time.sleep(0.05)
@@ -82,7 +82,7 @@ def test_workers_end_when_only_the_command_is_killed(tmp_path):
 
 
 def test_errors_of_tasks_arrive_and_the_process_goes_on():
-    with worker_pool(1) as pool:
+    with WorkerPool(1) as pool:
         first = pool.submit(os.getpid).result()
         for function, argument, error, text in (
             (sys.exit, 3, RuntimeError, "SystemExit: 3"),
