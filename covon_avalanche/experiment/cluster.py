@@ -11,6 +11,8 @@ from covon_avalanche.experiment.recipe import parse_setting
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
+_TIME_LIMITS = 100  # which a job may reach; submitit's default of 3 is for jobs that cannot resume
+
 
 class ClusterRun(Checkpointable):
     """A run as a job. It is submitted again before its time is up, and resumes from the run's
@@ -50,7 +52,9 @@ def submit(
     if cluster != "local":
         settings.setdefault("name", recipe.name)
     try:
-        executor = submitit.AutoExecutor(runs / "submitit", cluster=cluster)
+        executor = submitit.AutoExecutor(
+            runs / "submitit", cluster=cluster, slurm_max_num_timeout=_TIME_LIMITS
+        )
         executor.update_parameters(**settings)
     except (RuntimeError, NameError, TypeError) as error:
         raise ValueError(f"submitit rejected a parameter: {error}") from error

@@ -34,8 +34,10 @@ def executor_of(monkeypatch):
 
 def test_parameters_are_toml_values_and_the_name_is_the_recipes(recipe, tmp_path, monkeypatch):
     given = executor_of(monkeypatch).update_parameters
+    limits = {"slurm_max_num_timeout": 100}  # submitit's own are 3
     jobs = [RunFolder(tmp_path, recipe, "finetune", 0)]
     submit(jobs, parameters=["mem_gb=1.5", "slurm_account=0042"])
+    submitit.AutoExecutor.assert_called_with(tmp_path / "submitit", cluster="slurm", **limits)
     given.assert_called_with(mem_gb=1.5, slurm_account="0042", name=recipe.name)
     submit(jobs, parameters=["name=mine"])
     given.assert_called_with(name="mine")
