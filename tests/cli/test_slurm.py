@@ -31,7 +31,7 @@ def slurm(*command):
     """What a command of SLURM prints; nothing if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(command, capture_output=True, text=True).stdout
 
 
 def nearly_now(job):
@@ -49,13 +49,11 @@ def has_ended(folder):
     return not folder.is_running()
 
 
-@pytest.mark.skipif(
-    not slurm("sinfo", "--noheader", "--states=idle"),
-    reason="needs root and an idle SLURM node: tests/slurm_one_node.sh starts one",
-)
 def test_interrupted_jobs_end_with_the_results_of_local_runs(tmp_path, monkeypatch):
     """One is requeued, one reaches its time limit, and one is cancelled and submitted again. Each
     waits in its first epoch until it has been interrupted."""
+    if not slurm("sinfo", "--noheader", "--states=idle"):
+        pytest.skip("needs root and an idle SLURM node: tests/slurm_one_node.sh starts one")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "waits.py").write_text(WAITS)
     custom = dict(kind="custom", lr=0.01, implementation="waits:Waits")
