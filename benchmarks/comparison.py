@@ -15,20 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
-from avalanche.training import Naive
-from avalanche.training.plugins import EvaluationPlugin
 from matplotlib.figure import Figure
-from torch import nn
 
-from covon_avalanche import TensorBatches
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.experiment.build import build_strategy
-from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.grid import Outcome, run_grid
 from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.registry import Strategy
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import (
     RunFolder,
@@ -71,12 +63,6 @@ def in_order(recipe: Recipe, domains: Iterable[str], **update: Any) -> Recipe:
     """The recipe with its domains in another order, and with other changes."""
     stream = recipe.stream.model_copy(update={"domains": list(domains)})
     return recipe.model_copy(update={**update, "stream": stream})
-
-
-def strategy_of(settings: Strategy, recipe: Recipe, model: nn.Module, *metrics: Any) -> Any:
-    """A strategy that trains as the recipe says, with these metrics only."""
-    evaluator = EvaluationPlugin(*metrics, loggers=[])
-    return build_strategy(settings, recipe, model, evaluator, EpochLog())
 
 
 def run_recipe(
@@ -164,16 +150,6 @@ def run_cases(
 
 def _measure(measure: Callable[..., Case], case: Case, *arguments: Any) -> Case:
     return {**measure(case, *arguments), "versions": versions(), "machine": machine()}
-
-
-class FastNaive(TensorBatches, Naive):
-    """Naive with batches from tensors."""
-
-
-def tensors_of(dataset: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """All images and labels of a dataset."""
-    rows = [dataset[i] for i in range(len(dataset))]
-    return torch.stack([row[0] for row in rows]), torch.tensor([int(row[1]) for row in rows])
 
 
 def write_measurement(file: Path, rows: Any, **about: Any) -> None:

@@ -1,13 +1,12 @@
-"""The tables of ``docs/speed.md``, from the stored results of ``speed.py``, ``method_costs.py``
-and ``implementations.py``."""
+"""The tables of ``docs/speed.md``, from the stored results of ``speed.py``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pandas as pd
-from comparison import RESULTS, ROOT, mean_and_std, provenance, replace_part
+from comparison import RESULTS, ROOT, provenance, replace_part
 
 from covon_avalanche.report.tables import aligned
 
@@ -54,64 +53,9 @@ def changes(rows: pd.DataFrame) -> str:
     return aligned(table, left=2)
 
 
-def accuracy(rows: pd.DataFrame) -> str:
-    """A_T by implementation."""
-    cells = [mean_and_std(100 * pd.Series(values)) for values in rows["a_t"]]
-    return aligned(pd.DataFrame({"": rows["case"], "A_T %": cells}))
-
-
-def by_task(
-    values: pd.Series, title: str, digits: int, tasks: Sequence[int], factor: int = 1
-) -> dict[str, pd.Series]:
-    """A column of text for each of these tasks.
-
-    :param values: a list in each row, which has the value of each task.
-    :param title: with a place for the number of the task.
-    """
-    return {
-        title.format(task): (factor * values.str[task - 1]).map(f"{{:.{digits}f}}".format)
-        for task in tasks
-    }
-
-
-def growth(rows: pd.DataFrame) -> str:
-    """What depends on the number of tasks."""
-    columns = {
-        "": rows["case"],
-        **by_task(rows["batch_seconds"], "batch, task {}", 2, (1, 2, 5, 10), factor=1000),
-        **by_task(rows["end_seconds"], "end of task {}", 0, (2, 10), factor=1000),
-        **by_task(rows["memory"], "memory, task {}", 1, (2, 10)),
-    }
-    return aligned(pd.DataFrame(columns))
-
-
-def vit(rows: pd.DataFrame) -> str:
-    """Two tasks of a vision transformer; in brackets the ratio to the first method."""
-    batch = by_task(rows["batch_seconds"], "batch, task {}", 2, (1, 2))
-    for title, seconds in zip(batch, zip(*rows["batch_seconds"], strict=True), strict=True):
-        batch[title] += [f" ({value / seconds[0]:.3f})" for value in seconds]
-    columns = {
-        "": rows["case"],
-        **batch,
-        **by_task(rows["end_seconds"], "end of task {}", 2, (1, 2)),
-        **by_task(rows["memory"], "memory, task {}", 1, (1, 2)),
-    }
-    return aligned(pd.DataFrame(columns))
-
-
-def fisher(rows: pd.DataFrame) -> str:
-    """:func:`ratios` of a measurement by version 0.1, which stored seconds only."""
-    first = rows.groupby("model")["seconds"].transform("first")
-    return ratios(rows.assign(threads=1, ratio=rows["seconds"] / first))
-
-
 TABLES: dict[str, Callable[[pd.DataFrame], str]] = {
     **dict.fromkeys(("step", "noise", "train", "epoch", "merge", "run"), ratios),
     **dict.fromkeys(("step-avx2", "noise-avx2"), ratios),
-    "fisher": fisher,
-    "accuracy": accuracy,
-    "growth": growth,
-    "vit": vit,
 }
 
 

@@ -1,7 +1,7 @@
 """What users of ``torch.optim`` rely on holds for CoVON, VCL and UPGD as for SGD and AdamW.
 
 Written from the ideas of torch's tests of its own optimizers. Every step has a closure, which all
-optimizers take. ``benchmarks/peer_suites.py`` counts the cases.
+optimizers take.
 """
 
 import copy

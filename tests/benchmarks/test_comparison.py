@@ -88,9 +88,7 @@ def test_mean_and_std():
     ("measurement", "condition", "page"),
     [
         ("speed/step", "AVX512", "docs/speed.md"),
-        ("speed/accuracy", "", "docs/speed.md"),
-        ("speed/loops", "one thread", "docs/loops.md"),
-        ("image-throughput", "2 cores", "docs/streams.md"),
+        ("speed/train", "AVX512", "docs/speed.md"),
     ],
 )
 def test_pages_say_where_something_was_measured(measurement, condition, page):
