@@ -32,7 +32,6 @@ from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import WorkerPool, default_processes
 from covon_avalanche.report import Comparison, comparisons, load_results
 from covon_avalanche.report.figures import rendered, style
-from covon_avalanche.report.tables import aligned
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -50,19 +49,10 @@ def arguments(doc: str, *positional: str) -> argparse.Namespace:
     parser.add_argument("--report", action="store_true", help="from stored results only")
     parser.add_argument("--dataset-root", type=Path, help="the folder with MNIST, PACS, weights")
     parser.add_argument("--jobs", type=int, help="parallel runs; one per core by default")
-    parser.add_argument(
-        "--write-recipe", action="store_true", help="make the best settings the shipped recipe"
-    )
     return parser.parse_args()
 
 
 # Running -----------------------------------------------------------------------------------
-
-
-def in_order(recipe: Recipe, domains: Iterable[str], **update: Any) -> Recipe:
-    """The recipe with its domains in another order, and with other changes."""
-    stream = recipe.stream.model_copy(update={"domains": list(domains)})
-    return recipe.model_copy(update={**update, "stream": stream})
 
 
 def run_recipe(
@@ -213,23 +203,6 @@ def origin(runs: pd.DataFrame) -> str:
     )
 
 
-def across_orders(stored: Mapping[str, Path]) -> str:
-    """A table of A_T (domain mean) by order of the domains.
-
-    :param stored: results by order; files that do not exist are left out.
-    """
-    found = {order: load_results(file) for order, file in stored.items() if file.exists()}
-    runs = pd.concat(found, names=["order"]).reset_index("order")
-    runs["A_T"] = 100 * runs["average_accuracy"]
-    table = runs.pivot_table("A_T", "strategy", "order", aggfunc=mean_and_std).reindex(
-        columns=list(found)
-    )
-    means = runs.groupby(["strategy", "order"])["A_T"].mean().unstack()
-    table["all orders"] = means.mean(axis=1, skipna=False).map("{:.2f}".format)
-    ranked = means.mean(axis=1).sort_values(ascending=False).index
-    return aligned(table.loc[ranked].replace({"nan": "–"}).fillna("–").reset_index())  # noqa: RUF001
-
-
 def mean_and_std(values: pd.Series, digits: int = 2) -> str:
     """``mean ± standard deviation``, or the value itself if it is the only one."""
     mean = f"{values.mean():.{digits}f}"
@@ -253,42 +226,3 @@ def replace_part(page: Path, script: str, text: str) -> None:
     if not (found and closed):
         raise ValueError(f"{page} has no {start.strip()} ... {end.strip()}")
     write_atomically(page, f"{before}{start}\n{text.strip()}\n\n{end}{after}")
-
-
-# Searches ----------------------------------------------------------------------------------
-
-
-def searches_table(recipe: Recipe) -> str:
-    """How the settings of a recipe were searched: trials, best A_T on validation images, what was
-    tried, and settings whose best value is at an end of it."""
-    rows = [
-        {
-            "strategy": name,
-            "trials": str(found.trials),
-            "best A_T %": f"{100 * (found.accuracy or 0):.1f}",
-            "at an end": ", ".join(found.at_end),
-            "tried": "; ".join(f"{key} {values}" for key, values in found.ranges.items()),
-        }
-        for name, found in recipe.searched.items()
-        if found.trials
-    ]
-    return str(pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True))
-
-
-def ship_recipe(searched: Path, name: str, unsearched: str = "", **replaced: str) -> None:
-    """Make the best settings of ``covon search`` a shipped recipe.
-
-    :param searched: the folder with ``best.toml``.
-    :param unsearched: tables of strategies with nothing to search.
-    :param replaced: new lines by the key of the old one.
-    """
-    lines = [
-        f"# The best settings of covon search; all trials are in {searched.relative_to(ROOT)}.",
-        "# Written by a script in benchmarks; do not edit.",
-    ]
-    for line in (searched / "best.toml").read_text(encoding="utf-8").splitlines():
-        key = line.partition(" = ")[0]
-        lines.append(replaced.get(key, line))
-    recipes = ROOT / "covon_avalanche/experiment/recipes"
-    text = "\n".join([*lines, *([f"\n{unsearched.strip()}"] if unsearched else [])])
-    write_atomically(recipes / f"{name}.toml", text + "\n")

@@ -5,29 +5,23 @@
 
 CoVON with a preset, and fine-tuning, at the same learning rate: the one that the search of joint
 training found, with which AdamW learns well, and the one that fine-tuning's found, with which it
-forgets little. Streams (``pacs``, ``pacs-vit``, ``permuted-mnist-hard``) and
-protocols are those of the scripts ``pacs.py``, ``pacs_vit.py`` and ``permuted_mnist.py``, whose
-searched regularisers are shown beside. Results go to ``benchmarks/results/first-try``, tables to
-``docs/presets.md``.
+forgets little. Streams (``pacs``, ``pacs-vit``, ``permuted-mnist-hard``) and protocols are those of
+the recipes whose searched regularisers are shown beside. Results go to
+``benchmarks/results/first-try``, tables to ``docs/presets.md``.
 """
 
 from __future__ import annotations
 
 import os
 from itertools import product
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import pacs
-import pacs_vit
 import pandas as pd
-import permuted_mnist
 from comparison import (
     RESULTS,
     ROOT,
     arguments,
     compared,
-    in_order,
     mean_and_std,
     origin,
     replace_part,
@@ -39,29 +33,13 @@ from covon_avalanche.report.tables import aligned
 
 NAME = "benchmarks/first_try.py"
 PAGE = ROOT / "docs/presets.md"
-
-
-class Stream(NamedTuple):
-    """A benchmark with searched methods."""
-
-    recipe: str
-    preset: str
-    orders: dict[str, tuple[str, ...]]
-    """Domains by the name of an order; empty for the recipe's own."""
-    stored: dict[str, Path]
-    """Results of the searched methods."""
-
-
 STREAMS = {
-    "pacs": Stream(str(pacs.SEARCHED), "finetune", pacs.ORDERS, pacs.STORED),
-    "pacs-vit": Stream(
-        str(pacs_vit.FOLDER / "best.toml"), "finetune", pacs_vit.ORDERS, pacs_vit.STORED
-    ),
-    "permuted-mnist-hard": Stream(
-        "permuted-mnist-hard", "small", {"results": ()}, {"results": permuted_mnist.STORED}
-    ),
+    "pacs": ("forward", "reverse", "third", "fourth"),
+    "pacs-vit": ("forward", "reverse"),
+    "permuted-mnist-hard": ("results",),
 }
-UNTUNED = pacs.ORDERS.keys() - set(pacs.TUNED)
+"""The orders of their domains, which are also the names of the searched methods' results."""
+UNTUNED = ("third", "fourth")
 SEEDS = 5
 BESIDE = (
     "finetune",
@@ -70,24 +48,25 @@ BESIDE = (
     "ada-reg",
     "covon",
 )
-"""Searched methods, whose results are stored by the other scripts."""
+"""Searched methods, whose results are stored."""
 _OPTIMIZERS = {"covon": "CoVON", "finetune": "AdamW"}
 
 
-def recipes(name: str) -> dict[str, Recipe]:
-    """In each order of the domains: fine-tuning and CoVON's preset at each learning rate."""
-    stream = STREAMS[name]
-    data = load_recipe(stream.recipe).model_dump()
+def recipe_of(stream: str, order: str) -> Recipe:
+    """Fine-tuning and CoVON's preset at each learning rate."""
+    own = f"{stream}-{order}".replace("-", "_")
+    is_shipped = stream == "permuted-mnist-hard"
+    recipe = load_recipe(stream if is_shipped else str(ROOT / f"benchmarks/{own}.toml"))
+    data = recipe.model_dump()
     finetune = data["strategies"]["finetune"]
+    preset = "small" if is_shipped else "finetune"
     strategies: dict[str, Any] = {}
     for lr in (data["strategies"]["joint"]["lr"], finetune["lr"]):
-        strategies[f"covon-{lr:.1e}"] = {"kind": "covon", "preset": stream.preset, "lr": lr}
+        strategies[f"covon-{lr:.1e}"] = {"kind": "covon", "preset": preset, "lr": lr}
         strategies[f"finetune-{lr:.1e}"] = {**finetune, "lr": lr}
-    recipe = validate({**data, "strategies": strategies, "search": {}, "searched": []}, name)
-    return {
-        order: in_order(recipe, domains, name=f"first-try-{name}-{order}") if domains else recipe
-        for order, domains in stream.orders.items()
-    }
+    name = stream if is_shipped else f"first-try-{stream}-{order}"
+    new = {"name": name, "strategies": strategies, "search": {}, "searched": []}
+    return validate({**data, **new}, name)
 
 
 def table(stream: str) -> str:
@@ -95,8 +74,8 @@ def table(stream: str) -> str:
     columns: dict[str, dict[str, str]] = {}
     means: dict[str, list[float]] = {}
     runs = []
-    for order in recipes(stream):
-        files = [RESULTS / f"first-try/{stream}-{order}.jsonl", STREAMS[stream].stored[order]]
+    for order in STREAMS[stream]:
+        files = [RESULTS / f"first-try/{stream}-{order}.jsonl", RESULTS / stream / f"{order}.jsonl"]
         for file in files:
             if not file.exists():
                 continue
@@ -116,7 +95,7 @@ def table(stream: str) -> str:
     average = pd.Series({row: sum(found) / len(found) for row, found in means.items()})
     rows["all orders"] = average.where(complete).map("{:.1f}".format)
     rows = rows.loc[average.sort_values(ascending=False).index]
-    if len(orders := recipes(stream)) == 1:
+    if len(orders := STREAMS[stream]) == 1:
         rows = rows.drop(columns="all orders").rename(columns=dict.fromkeys(orders, "A_T % (BWT)"))
     rows = rows.replace({"nan": "–"}).fillna("–")  # noqa: RUF001
     rows.insert(0, "method", rows.index)
@@ -124,7 +103,7 @@ def table(stream: str) -> str:
 
 
 def write_report() -> None:
-    """The tables of both streams."""
+    """The tables of all streams."""
     for stream in STREAMS:
         if any(RESULTS.glob(f"first-try/{stream}-*.jsonl")):
             replace_part(PAGE, f"{NAME}, {stream}", table(stream))
@@ -136,7 +115,8 @@ def main() -> None:
     os.environ.setdefault("TIMM_FUSED_ATTN", "0")
     for stream in () if given.report else given.parts or STREAMS:
         for seeds, number in product(range(1, SEEDS + 1), range(4)):
-            for order, recipe in recipes(stream).items():
+            for order in STREAMS[stream]:
+                recipe = recipe_of(stream, order)
                 name = list(recipe.strategies)[number]
                 if number == 3 and order not in UNTUNED:
                     continue  # fine-tuning as searched has its results in the stream's own

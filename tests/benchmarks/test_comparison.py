@@ -113,18 +113,3 @@ def test_stored_results_are_of_one_comparison(name, best):
     assert found.best in best
     assert found.runs["average_accuracy"].between(0, 1).all()
     assert comparison.origin(found.runs).startswith("Mean ± standard deviation over")
-
-
-def test_a_searched_recipe_is_shipped_with_replaced_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "ROOT", tmp_path)
-    (tmp_path / "covon_avalanche/experiment/recipes").mkdir(parents=True)
-    searched = tmp_path / "results"
-    searched.mkdir()
-    best = (comparison.RESULTS / "pacs/best.toml").read_text()
-    (searched / "best.toml").write_text(best)
-    closed = '[strategies.ridge]\nkind = "ridge"'
-    comparison.ship_recipe(searched, "shipped", closed, weights='weights = "default"')
-    recipe = load_recipe(str(tmp_path / "covon_avalanche/experiment/recipes/shipped.toml"))
-    assert recipe.model.weights == "default"
-    assert recipe.strategies["covon-inputs"].merge.rule == "regmean"
-    assert recipe.strategies["ridge"].kind == "ridge"

@@ -1,0 +1,342 @@
+"""Tables and figures of the pages that compare strategies, from stored results.
+
+    python benchmarks/pages.py [PAGE ...]          write the pages, all by default
+    python benchmarks/pages.py --store RUNS FILE   add finished runs to stored results
+
+Runs are made by ``covon run RECIPE``, with the recipes beside this file or with shipped ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from comparison import RESULTS, ROOT, compared, mean_and_std, new_figure, origin, replace_part
+
+from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.experiment.recipe import load_recipe
+from covon_avalanche.report import Comparison, figures, load_results
+from covon_avalanche.report.results import read_results
+from covon_avalanche.report.tables import FULL, METRICS, SHORT, aligned, markdown_table
+
+NAME = "benchmarks/pages.py"
+CURVES, SEEDS = "Average accuracy over the domains learned", "mean over seeds"
+
+
+def store(runs: Path, file: Path) -> None:
+    """Add the finished runs below a folder to a ``.jsonl`` file, in place of those with the same
+    strategy and seed, and without their epochs."""
+    results = [*(read_results([file]) if file.exists() else []), *read_results([runs])]
+    found = {(result.strategy, result.seed): result for result in results}
+    lines = [r.model_copy(update={"epochs": []}).to_json() + "\n" for r in found.values()]
+    write_atomically(file, "".join(lines))
+
+
+def write_part(page: str, part: str, *texts: str) -> None:
+    """Put paragraphs between the markers of a part of a page."""
+    text = "\n\n".join(text.strip() for text in texts)
+    replace_part(ROOT / "docs" / page, f"{NAME}, {part}", text)
+
+
+def save_figure(comparison: Comparison, name: str, file: str, title: str = "") -> str:
+    """Save a figure in ``docs``.
+
+    :return: the Markdown that shows it.
+    """
+    figures.save(comparison, name, ROOT / f"docs/{file}.png")
+    return f"![{title}]({file}.png)"
+
+
+# README ------------------------------------------------------------------------------------
+
+STREAMS = {
+    "PACS": "pacs/forward.jsonl",
+    "PACS, reverse": "pacs/reverse.jsonl",
+    "permuted MNIST": "permuted-mnist-hard/results.jsonl",
+    "permuted digits": "permuted-digits/results.jsonl",
+}
+ROWS = {
+    "frozen features: LayUP, mirror images": ("layup-flip",),
+    "frozen features: LayUP, two poolings": ("layup-max",),
+    "frozen features: RanPAC": ("ranpac",),
+    "frozen features: ridge": ("ridge",),
+    "**CoVON + RegMean**": ("covon-inputs",),
+    "**CoVON**": ("covon-gradsq", "covon"),
+    "CoVON-NoM": ("covon-nom",),
+    "EMA of the means": ("ema",),
+    "EVCL": ("evcl",),
+    "LwF (Avalanche's)": ("avalanche-lwf",),
+    "EWC (Avalanche's)": ("avalanche-ewc",),
+    "Ada-Reg": ("ada-reg",),
+    "VCL": ("vcl",),
+    "fine-tuning": ("finetune",),
+    "joint training (offline)": ("joint",),
+}
+"""Strategies of the recipes; where there are two, the first that a stream has."""
+
+
+def overview() -> None:
+    """A_T in percent on three streams, mean ± standard deviation over seeds."""
+    columns = {}
+    for stream, file in STREAMS.items():
+        runs = load_results(RESULTS / file)
+        runs["A_T"] = 100 * runs["average_accuracy"]
+        accuracy = runs.groupby("strategy")["A_T"].agg(mean_and_std, digits=1)
+        columns[stream] = {
+            row: next((accuracy[name] for name in names if name in accuracy), "–")  # noqa: RUF001
+            for row, names in ROWS.items()
+        }
+    table = pd.DataFrame(columns).rename_axis("method").reset_index()
+    replace_part(ROOT / "README.md", "benchmarks/overview.py", aligned(table))
+
+
+# Permuted digits and permuted MNIST ----------------------------------------------------------
+
+ABLATION = {
+    "ivon": "fast, without a prior",
+    "ivon-prior": "fast, the last task as prior",
+    "ema": "fast and slow, means averaged without precision",
+    "covon-nom": "fast and slow, Eq. 8, gamma = 1",
+    "covon": "fast and slow, Eq. 8, gamma < 1",
+    "covon-gradsq": "squared gradients as curvature, gamma 1 for the mean, 2 for the precision",
+}
+PAPER = {
+    "ivon": "40.23 ± 2.98",
+    "ivon-prior": "77.03 ± 1.03",
+    "ema": "89.56 ± 0.25",
+    "covon-nom": "90.32 ± 0.27",
+    "covon": "92.12 ± 0.35",
+    "td-vcl-n": "about 90",
+    "td-vcl-lambda": "about 90",
+}
+
+
+def digits() -> None:
+    """All strategies."""
+    comparison = compared(RESULTS / "permuted-digits/results.jsonl")
+    save_figure(comparison, "curves", "permuted-digits")
+    table = markdown_table(comparison, SHORT)
+    write_part("digits.md", "digits", table, origin(comparison.runs))
+
+
+def permuted_mnist() -> None:
+    """All strategies, with the paper's A_T and the share of the gap between fine-tuning and joint
+    training that each closes; and the paper's Figure 2b."""
+    comparison = compared(RESULTS / "permuted-mnist-hard/results.jsonl")
+    save_figure(comparison, "curves", "permuted-mnist")
+    for strategy in ("finetune", "ewc-star", "covon", "covon-gradsq"):
+        save_figure(comparison, f"matrix-{strategy}", f"permuted-mnist-{strategy}")
+    accuracy = comparison.summary["average_accuracy_mean"]
+    low, high = accuracy["finetune"], accuracy["joint"]
+    gap = (100 * (accuracy - low) / (high - low)).map("{:.0f}".format)
+    paper = pd.Series(PAPER).reindex(accuracy.index, fill_value="-")
+    extra = pd.DataFrame({"gap closed %": gap, "paper": paper})
+    table = markdown_table(comparison, SHORT, extra)
+    write_part("permuted-mnist.md", "permuted-mnist", table, origin(comparison.runs))
+    summary = comparison.summary.reindex(ABLATION).dropna(how="all")
+    columns = {
+        "update": summary.index.map(ABLATION),
+        "strategy": summary.index,
+        "A_T %": [METRICS[0].text(row) for _, row in summary.iterrows()],
+        "paper": paper[summary.index],
+    }
+    write_part("permuted-mnist.md", "Figure 2b", aligned(pd.DataFrame(columns), left=2))
+
+
+# PACS ----------------------------------------------------------------------------------------
+
+CALIBRATION = ("NLL", "ECE", "sampled A_T %", "sampled NLL", "sampled ECE")
+
+
+def across_orders(folder: str, orders: Sequence[str]) -> str:
+    """A table of A_T (domain mean) by order of the domains."""
+    found = {order: load_results(RESULTS / folder / f"{order}.jsonl") for order in orders}
+    runs = pd.concat(found, names=["order"]).reset_index("order")
+    runs["A_T"] = 100 * runs["average_accuracy"]
+    table = runs.pivot_table("A_T", "strategy", "order", aggfunc=mean_and_std)[list(orders)]
+    means = runs.groupby(["strategy", "order"])["A_T"].mean().unstack()
+    table["all orders"] = means.mean(axis=1, skipna=False).map("{:.2f}".format)
+    ranked = means.mean(axis=1).sort_values(ascending=False).index
+    return aligned(table.loc[ranked].replace({"nan": "–"}).fillna("–").reset_index())  # noqa: RUF001
+
+
+def searches_table(folder: str) -> str:
+    """How the settings of a recipe were searched: trials, best A_T on validation images, what was
+    tried, and settings whose best value is at an end of it."""
+    rows = [
+        {
+            "strategy": name,
+            "trials": str(found.trials),
+            "best A_T %": f"{100 * (found.accuracy or 0):.1f}",
+            "at an end": ", ".join(found.at_end),
+            "tried": "; ".join(f"{key} {values}" for key, values in found.ranges.items()),
+        }
+        for name, found in load_recipe(str(RESULTS / folder / "best.toml")).searched.items()
+        if found.trials
+    ]
+    return str(pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True))
+
+
+def pacs() -> None:
+    """Curves and tables of each order; matrices and calibration of those with all strategies."""
+    orders = ("forward", "reverse", "third", "fourth")
+    for order in orders:
+        comparison = compared(RESULTS / f"pacs/{order}.jsonl")
+        parts = [
+            save_figure(comparison, "curves", f"pacs-{order}", CURVES),
+            markdown_table(comparison, FULL),
+            origin(comparison.runs),
+        ]
+        if order in orders[:2]:
+            of_interest = {"avalanche-lwf", "covon", "covon-inputs"}
+            shown = [strategy for strategy in comparison.summary.index if strategy in of_interest]
+            matrices = pd.DataFrame(
+                {s: [save_figure(comparison, f"matrix-{s}", f"pacs-{order}-{s}")] for s in shown}
+            )
+            parts += [
+                f"Accuracy on each domain (across) after each domain learned (down), {SEEDS}:",
+                aligned(matrices, left=len(shown)),
+                "Calibration, with the mean weights and with 8 posterior samples:",
+                markdown_table(comparison, CALIBRATION),
+            ]
+        write_part("pacs.md", f"pacs, {order}", *parts)
+    write_part("pacs.md", "pacs, all orders", across_orders("pacs", orders))
+    write_part("pacs.md", "pacs, search", searches_table("pacs"))
+
+
+def pacs_vit() -> None:
+    """A_T in both orders; tables and figures of each."""
+    orders = ("forward", "reverse")
+    parts = ["A_T as domain mean, in percent:", across_orders("pacs-vit", orders)]
+    for order in orders:
+        comparison, file = compared(RESULTS / f"pacs-vit/{order}.jsonl"), f"pretrained-{order}"
+        parts += [
+            f"### {', '.join(comparison.domains)}",
+            markdown_table(comparison, FULL),
+            origin(comparison.runs),
+            save_figure(comparison, "curves", file, CURVES),
+            save_figure(comparison, "time", f"{file}-time", "Accuracy against time"),
+            save_figure(comparison, "memory", f"{file}-memory", "Accuracy against memory"),
+        ]
+    write_part("pretrained.md", "pacs-vit", *parts)
+    write_part("pretrained.md", "pacs-vit, search", searches_table("pacs-vit"))
+
+
+# The factorial of trainings and merges -------------------------------------------------------
+
+MERGED = {
+    "forward": "PACS: photo, art painting, cartoon, sketch",
+    "reverse": "PACS: sketch, cartoon, art painting, photo",
+    "mnist": "Permuted MNIST-Hard",
+    "forward-longer": "PACS, 10 epochs: photo, art painting, cartoon, sketch",
+    "reverse-longer": "PACS, 10 epochs: sketch, cartoon, art painting, photo",
+}
+TRAININGS = {
+    "adamw": "AdamW",
+    "covon": "CoVON",
+    "avalanche-ewc": "Avalanche's EWC",
+    "ada-reg": "Ada-Reg",
+}
+MERGES = {
+    "none": "none",
+    "average": "average",
+    "ema": "EMA",
+    "fisher": "Eq. 8 / diagonal Fisher",
+    "magmax": "MagMax",
+    "regmean": "RegMean",
+    "kfac": "K-FAC",
+}
+
+
+def cells(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs with the columns ``training``, ``merge`` and ``A_T`` in percent."""
+    names = {f"{t}-{m}": (t, m) for t in TRAININGS for m in MERGES}
+    names["covon-eq8"] = names.pop("covon-fisher")
+    training, merge = zip(*(names[name] for name in runs["strategy"]), strict=True)
+    return runs.assign(training=training, merge=merge, A_T=100 * runs["average_accuracy"])
+
+
+def factorial_table(found: pd.DataFrame) -> str:
+    """A_T with a row per merge and a column per training."""
+    table = found.pivot_table("A_T", "merge", "training", aggfunc=mean_and_std)
+    table = table.reindex(index=list(MERGES), columns=list(TRAININGS)).dropna(how="all")
+    table = table.rename(index=MERGES, columns=TRAININGS).astype(object).fillna("")
+    return aligned(table.reset_index())
+
+
+def main_effects(found: pd.DataFrame) -> str:
+    """One sentence on AdamW and CoVON: main effects of training and merge, and what remains."""
+    means = found.groupby(["merge", "training"])["A_T"].mean().unstack()
+    both = means[["adamw", "covon"]].dropna()
+    by_merge = both.mean(axis=1)
+    gap = both["covon"].mean() - both["adamw"].mean()
+    rest = both.sub(by_merge, axis=0).sub(both.mean() - both.to_numpy().mean(), axis=1)
+    low, high = by_merge.idxmin(), by_merge.idxmax()
+    return (
+        f"Averaged over the {len(both)} merges that both have, CoVON is {gap:+.1f} points from "
+        f"AdamW. Averaged over the two trainings, merges range from {by_merge[low]:.1f} "
+        f"({MERGES[low]}) to {by_merge[high]:.1f} ({MERGES[high]}). The interaction has a root "
+        f"mean square of {np.sqrt((rest.to_numpy() ** 2).mean()):.1f} points."
+    )
+
+
+def save_factorial(by_stream: dict[str, pd.DataFrame], path: Path) -> None:
+    """A_T of each cell: a panel per stream, a row per merge, a marker per training."""
+    with new_figure(path, 3.1 * len(by_stream) + 1.4, 3.2) as figure:
+        panels = figure.subplots(1, len(by_stream), sharey=True, squeeze=False)[0]
+        shown = set().union(*(found["merge"] for found in by_stream.values()))
+        rows = [merge for merge in reversed(MERGES) if merge in shown]
+        for axes, (stream, found) in zip(panels, by_stream.items(), strict=True):
+            for (key, label), marker in zip(TRAININGS.items(), "osD^", strict=True):
+                values = found[found["training"] == key].groupby("merge")["A_T"]
+                mean, std = values.mean(), values.std().fillna(0.0)
+                heights = [rows.index(merge) for merge in mean.index]
+                axes.errorbar(mean, heights, xerr=std, marker=marker, linestyle="", label=label)
+            axes.set_xlabel("A_T (%)")
+            axes.set_title(MERGED[stream].replace(": ", "\n"), fontsize="small")
+            axes.grid(axis="x")
+        panels[0].set_yticks(range(len(rows)), [MERGES[merge] for merge in rows])
+        handles, names = panels[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+
+
+def merging() -> None:
+    """The figure, and of each stream a table and the effects of training and merge."""
+    found = {s: cells(load_results(RESULTS / f"merging/{s}.jsonl")) for s in MERGED}
+    main = {stream: runs for stream, runs in found.items() if not stream.endswith("-longer")}
+    save_factorial(main, ROOT / "docs/merging.png")
+    parts = ["![A_T by training and merge](merging.png)"]
+    for stream, runs in found.items():
+        parts += [f"### {MERGED[stream]}", "A_T as domain mean, in percent:"]
+        parts += [factorial_table(runs), main_effects(runs), origin(runs)]
+    write_part("merging.md", "merging", *parts)
+
+
+PAGES: dict[str, Callable[[], None]] = {
+    "overview": overview,
+    "digits": digits,
+    "permuted-mnist": permuted_mnist,
+    "pacs": pacs,
+    "pacs-vit": pacs_vit,
+    "merging": merging,
+}
+
+
+def main() -> None:
+    """Store runs, or write pages."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pages", nargs="*", choices=[[], *PAGES], metavar="PAGE")
+    parser.add_argument("--store", nargs=2, type=Path, metavar=("RUNS", "FILE"))
+    given = parser.parse_args()
+    if given.store:
+        store(*given.store)
+        return
+    for page in given.pages or PAGES:
+        PAGES[page]()
+
+
+if __name__ == "__main__":
+    main()
