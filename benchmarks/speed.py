@@ -1,15 +1,14 @@
-"""Speed: optimizer steps, training steps, an Avalanche epoch, merges, a whole ``covon run``.
+"""Speed: optimizer steps, training steps, a whole ``covon run``.
 
-    python benchmarks/speed.py                      # everything, about 20 minutes
-    python benchmarks/speed.py --short              # a minute; prints, stores nothing
-    python benchmarks/speed.py --before CHECKOUT    # two versions in turns, twice the time
-    python benchmarks/speed.py --isa avx2 --only noise step   # as on a processor with AVX2 only
+    python benchmarks/speed.py [PART ...]           # everything, about 20 minutes
+    python benchmarks/speed.py --short              # a minute; stores nothing
+    python benchmarks/speed.py --before CHECKOUT    # two versions in turns; stores nothing
     python benchmarks/speed.py --table              # docs/speed.md from the stored results
 
-``speed_cases.py`` has the cases. Each version of the package has a process of its own; all
-cases of a part take turns, in short blocks, so that a slow phase of the machine affects all of
-them. A case's figure is its median over the rounds, a ratio the median of the ratios within the
-rounds. Results go to ``benchmarks/results/speed/PART.json``.
+Each version of the package has a process of its own, which uses only names that old versions have,
+too. The cases of a group take turns, so that a slow phase of the machine affects all of them. A
+case's figure is its median over the rounds, a ratio the median of the ratios within the rounds.
+Results go to ``benchmarks/results/speed/PART.json``.
 """
 
 from __future__ import annotations
@@ -21,190 +20,310 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from timeit import Timer
 from typing import Any
 
 import pandas as pd
-from speed_cases import ENTRIES, MERGED, OPTIMIZERS, SHAPES, parameters_in
+import torch
+from torch import nn
 
 import covon_avalanche
+from covon_avalanche import CoVON
 
-RESULTS = Path(__file__).parent / "results" / "speed"
+PAGE = Path(__file__).parents[1] / "docs/speed.md"
+FOLDER = Path(__file__).parent / "results/speed"
 HERE = Path(covon_avalanche.__file__).parents[1]
-AVX2 = {
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "NUMBA_CPU_NAME": "haswell",
-    "NUMBA_CPU_FEATURES": "+avx2,+fma,+bmi,+bmi2,+f16c,+lzcnt,+popcnt,+sse4.2",
+Cases = dict[str, Callable[[], object]]
+
+
+# Cases -------------------------------------------------------------------------------------
+
+
+def _vit_shapes(width: int, depth: int = 12, classes: int = 345) -> list[tuple[int, ...]]:
+    """Parameter shapes of a vision transformer with patches of 16 at 224 pixels."""
+    w = width
+    block = [(w,), (w,), (3 * w, w), (3 * w,), (w, w), (w,), (w,), (w,)]
+    block += [(4 * w, w), (4 * w,), (w, 4 * w), (w,)]
+    ends = [(1, 1, w), (1, 197, w), (w, 3, 16, 16), (w,), (w,), (w,), (classes, w), (classes,)]
+    return ends + depth * block
+
+
+SHAPES: dict[str, list[tuple[int, ...]]] = {
+    "MLP 784-100-100-10": [s for i, o in pairwise((784, 100, 100, 10)) for s in ((o, i), (o,))],
+    "ViT-S/16": _vit_shapes(384),
+    "ViT-B/16": _vit_shapes(768),
 }
-BLOCK = 0.1  # seconds at least of a block of repetitions
-Request = dict[str, Any]
 
 
-def requests(part: str, short: bool) -> list[Request]:
-    """The groups of cases of a part; the cases of a group take turns. Of ViT-B, whose optimizers
-    do not fit into memory together, a group has AdamW and one other."""
-    adamw, *covon = OPTIMIZERS
-    all_covon = [name for name in covon if name.startswith("CoVON")]
-    compiled = [name for name in all_covon if "compiled" in name]
-    if part == "step":
-        small = ["MLP 784-100-100-10"] if short else ["MLP 784-100-100-10", "ViT-S/16"]
-        groups = [{"model": model, "optimizers": [adamw, *covon]} for model in small]
-        if not short:
-            pairs = ["AdamW foreach", *all_covon]
-            groups += [{"model": "ViT-B/16", "optimizers": [adamw, name]} for name in pairs]
-        return groups
-    if part == "noise":
-        return [{"model": ENTRIES, "optimizers": [adamw, *compiled]}]
-    if part == "train":
-        models = ["MLP, batch 256"] if short else ["MLP, batch 256", "ViT-S/16, 112 px, batch 8"]
-        named = [adamw, "AdamW foreach", *all_covon]
-        return [{"model": model, "optimizers": named} for model in models]
-    if part == "epoch":
-        return [{"examples": 6_000 if short else 60_000}]
-    if part == "merge":
-        models = [f"{name}, {dtype}" for name in MERGED for dtype in ("bfloat16", "float32")]
-        return [{"model": model, "examples": 64 if short else 384} for model in models]
-    return [{"arguments": ["--seeds", "0", *(["--epochs", "1"] if short else [])]}]
+def make_optimizer(name: str, params: list[nn.Parameter]) -> Any:
+    """AdamW, CoVON or the IVON authors' optimizer."""
+    package, *how = name.replace(",", "").split()
+    if package == "AdamW":
+        return torch.optim.AdamW(params, **{how[0]: True})
+    if package == "CoVON":
+        own: Any = {"implementation": how[0], "hess_approx": how[1]}
+        return CoVON(params, ess=1e6, batch_size=256, **own)
+    from ivon import IVON
+
+    return IVON(params, lr=0.01, ess=1e6)
 
 
-PARTS = ("step", "noise", "train", "epoch", "merge", "run")
-SHORT = ("step", "train", "epoch")
+COVON = [f"CoVON {i}, {h}" for i in ("compiled", "foreach") for h in ("gradsq", "reparam")]
+OPTIMIZERS = ["AdamW fused", "AdamW foreach", *COVON]
+
+
+def in_second_task(optimizer: Any, backward: Callable[[], object]) -> Callable[[], object]:
+    """A training step, after the first consolidation, from which on there is a prior."""
+    is_covon = isinstance(optimizer, CoVON)
+
+    def iteration() -> None:
+        if hasattr(optimizer, "sampled_params"):
+            with optimizer.sampled_params(**({} if is_covon else {"train": True})):
+                backward()
+        else:
+            backward()
+        optimizer.step()
+
+    iteration()
+    if is_covon:
+        optimizer.consolidate()
+    return iteration
+
+
+def step(model: str) -> Cases:
+    """Optimizer steps without forward and backward pass. Each optimizer has weights of its own;
+    the gradients are the same tensors. Not all optimizers fit into memory beside a ViT-B."""
+    torch.manual_seed(0)
+    gradients = [1e-3 * torch.randn(shape) for shape in SHAPES[model]]
+
+    def case(name: str) -> Callable[[], object]:
+        params = [nn.Parameter(0.05 * torch.randn(shape)) for shape in SHAPES[model]]
+
+        def backward() -> None:
+            for p, gradient in zip(params, gradients, strict=True):
+                p.grad = gradient
+
+        return in_second_task(make_optimizer(name, params), backward)
+
+    names = [*OPTIMIZERS, *(["ivon-opt"] if find_spec("ivon") else [])]
+    return {name: case(name) for name in (names[:4] if model == "ViT-B/16" else names)}
+
+
+def mlp() -> nn.Sequential:
+    """MLP 784-100-100-10."""
+    layers = [nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def train(model: str) -> Cases:
+    """Training steps: forward, backward, update."""
+
+    def case(name: str) -> Callable[[], object]:
+        torch.manual_seed(0)
+        if model == "MLP, batch 256":
+            network, x = mlp(), torch.randn(256, 784)
+        else:
+            import timm
+
+            network = timm.create_model("vit_small_patch16_224", img_size=112, num_classes=10)
+            x = torch.randn(8, 3, 112, 112)
+        y = torch.randint(10, (len(x),))
+        optimizer = make_optimizer(name, list(network.parameters()))
+
+        def backward() -> None:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(x), y).backward()
+
+        return in_second_task(optimizer, backward)
+
+    return {name: case(name) for name in OPTIMIZERS}
+
+
+def run(recipe: str) -> Cases:
+    """``covon run``, from start to end of the process."""
+
+    def command() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            covon = [sys.executable, "-W", "ignore", "-m", "covon_avalanche", "run", recipe]
+            options = ["--jobs", "1", "--seeds", "0", "--out", folder]
+            subprocess.run([*covon, *options], stdout=subprocess.DEVNULL, check=True)
+
+    return {f"covon run {recipe}": command}
+
+
+PARTS: dict[str, tuple[Callable[[str], Cases], list[str], int]] = {
+    "step": (step, list(SHAPES), 15),
+    "train": (train, ["MLP, batch 256", "ViT-S/16, 112 px, batch 8"], 9),
+    "run": (run, ["permuted-digits"], 3),
+}
+"""Function, models or other arguments, and the number of rounds."""
+SHORT = {"step": "MLP 784-100-100-10", "train": "MLP, batch 256"}
+
+
+# Timing ------------------------------------------------------------------------------------
+
+
+def answer_requests(part: str, model: str) -> None:
+    """Time the case that each line of standard input names, until it ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever libraries print
+    torch.set_num_threads(1)
+    cases = PARTS[part][0](model)
+    capability = torch.backends.cpu.get_cpu_capability()
+    about = {"package": covon_avalanche.__file__, "cpu_capability": capability}
+    print(json.dumps({**about, "cases": list(cases)}), file=answers, flush=True)
+    for line in sys.stdin:
+        timer = Timer(cases[line.strip()])
+        number, seconds = (1, timer.timeit(1)) if part == "run" else timer.autorange()
+        print(json.dumps(seconds / number), file=answers, flush=True)
 
 
 class Worker:
-    """A process with one version of the package."""
+    """A process with one version of the package and the cases of a group."""
 
-    def __init__(self, checkout: Path, environment: dict[str, str]) -> None:
+    def __init__(self, checkout: Path, part: str, model: str) -> None:
         """
         :param checkout: the folder that has ``covon_avalanche``.
         """
-        environment = {**os.environ, **environment, "PYTHONPATH": str(checkout.resolve())}
-        command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("speed_cases.py"))]
+        command = [sys.executable, "-W", "ignore", __file__, "--worker", part, model]
         self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            env={**os.environ, "PYTHONPATH": str(checkout.resolve())},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.about = self._answer()
         if not Path(self.about["package"]).is_relative_to(checkout.resolve()):
             raise RuntimeError(f"{checkout} has no package, {self.about['package']} was imported")
 
-    def ask(self, **request: Any) -> Any:
-        """Send a request to ``speed_cases.py`` and wait for the answer."""
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        return self._answer()
+    def seconds(self, case: str) -> float:
+        """Time a case."""
+        print(case, file=self._process.stdin, flush=True)
+        return float(self._answer())
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"speed_cases.py ended with status {self._process.wait()}")
+            raise RuntimeError(f"the timing process ended with status {self._process.wait()}")
         return json.loads(line)
 
 
-def measure_group(
-    workers: dict[str, Worker], part: str, threads: int, group: Request, seconds: float
-) -> list[dict[str, Any]]:
+def measure_group(workers: dict[str, Any], model: str, rounds: int) -> list[dict[str, Any]]:
     """Time the cases of a group in turns.
 
     :param workers: ``after`` and, if there are two versions, ``before``.
-    :param seconds: about how long a case is timed, on average.
     :return: a row per case: ``seconds`` and ``ratio`` (to the first case); with two versions
-        ``before_seconds``, ``before_ratio``, and ``change``, which is after / before.
+        ``before_seconds`` and ``change``, which is after / before.
     """
-    built = {
-        code: worker.ask(part=part, threads=threads, **group) for code, worker in workers.items()
-    }
-    names = [name for name in built["after"] if all(name in known for known in built.values())]
+    first, *others = (worker.about["cases"] for worker in workers.values())
+    names = [name for name in first if all(name in known for known in others)]
     jobs = [(name, code) for name in names for code in workers]
-    repeats, once = dict.fromkeys(names, 1), {}
-    for name, code in jobs if part != "run" else []:
-        workers[code].ask(case=name, repeats=1)  # compiles
-        once[name, code] = workers[code].ask(case=name, repeats=1)
-        repeats[name] = max(repeats[name], round(BLOCK / once[name, code]))
-    round_seconds = sum(repeats[name] * value for (name, _), value in once.items()) or math.inf
-    timed = []
-    for number in range(min(31, max(3, round(seconds * len(jobs) / round_seconds)))):
-        for name, code in jobs if number % 2 else reversed(jobs):
-            value = workers[code].ask(case=name, repeats=repeats[name])
-            timed.append({"round": number, "case": name, "code": code, "seconds": value})
-    rounds = pd.DataFrame(timed).pivot(index="round", columns=["code", "case"], values="seconds")
-    after, baseline = rounds["after"], names[0]
+    for name, code in jobs:
+        workers[code].seconds(name)  # compiles
+    timed = [
+        {"round": number, "case": name, "code": code, "seconds": workers[code].seconds(name)}
+        for number in range(rounds)
+        for name, code in (jobs if number % 2 else reversed(jobs))
+    ]
+    table = pd.DataFrame(timed).pivot(index="round", columns=["code", "case"], values="seconds")
+    after = table["after"]
     found = pd.DataFrame({"seconds": after.median()})
-    found["ratio"] = after.div(after[baseline], axis=0).median()
+    found["ratio"] = after.div(after[names[0]], axis=0).median()
     if "before" in workers:
-        before = rounds["before"]
-        found["before_seconds"] = before.median()
-        found["before_ratio"] = before.div(before[baseline], axis=0).median()
-        changes = after / before
+        found["before_seconds"] = table["before"].median()
+        changes = after / table["before"]
         found["change"] = changes.median()
         found["change_25"], found["change_75"] = changes.quantile(0.25), changes.quantile(0.75)
-    about: dict[str, Any] = {"model": group.get("model", ""), "threads": threads}
-    if about["model"] in SHAPES:
-        about["parameters"] = parameters_in(about["model"])
-    about["rounds"] = len(rounds)
-    table = found.loc[names].reset_index(names="case").round(6)
-    return [{**about, **row} for row in table.to_dict("records")]
+    about: dict[str, Any] = {"model": model, "threads": 1, "rounds": rounds}
+    if model in SHAPES:
+        about["parameters"] = sum(math.prod(shape) for shape in SHAPES[model])
+    rows = found.loc[names].reset_index(names="case").round(6)
+    return [{**about, **row} for row in rows.to_dict("records")]
 
 
-def measure(
-    workers: dict[str, Worker], part: str, options: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """All groups of a part; of a case that several groups have, the first."""
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for threads in options.threads if part == "step" else options.threads[:1]:
-        for group in requests(part, options.short):
-            for row in measure_group(workers, part, threads, group, options.seconds):
-                key = (row["model"], row["threads"], row["case"])
-                if key not in rows:
-                    rows[key] = row
-                    print(row, flush=True)
-    return list(rows.values())
+# Tables ------------------------------------------------------------------------------------
+
+
+def in_milliseconds(seconds: float) -> str:
+    """Three digits."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def ratios(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per case, one column per model; ratios to the first case, with its time."""
+    cases = rows["case"].unique()
+    rows = rows.assign(column=rows["model"], text=rows["ratio"].map("{:.2f}".format))
+    if "parameters" in rows:
+        rows["column"] += (rows["parameters"] / 1e6).map(" ({:.3g} M)".format)
+    base = rows["case"] == cases[0]
+    rows.loc[base, "text"] = "1 (" + rows.loc[base, "seconds"].map(in_milliseconds) + ")"
+    rows["column"] = rows["column"].replace("", "ratio")
+    table = rows.pivot(index="case", columns="column", values="text")
+    return table.loc[cases, rows["column"].unique()].fillna("-").reset_index(names="")
+
+
+def write_tables() -> None:
+    """Write a table of each part."""
+    from comparison import provenance, replace_part
+
+    from covon_avalanche.report.tables import aligned
+
+    for part in PARTS:
+        stored = json.loads((FOLDER / f"{part}.json").read_text(encoding="utf-8"))
+        about = provenance(stored, stored["cpu_capability"])
+        table = aligned(ratios(pd.DataFrame(stored["rows"])))
+        replace_part(PAGE, f"benchmarks/speed.py, {part}", f"{table}\n\n{about}")
+
+
+def measure(part: str, checkouts: dict[str, Path], short: bool) -> None:
+    """Measure a part; print each group, and store those of one version that are not short."""
+    _, models, rounds = PARTS[part]
+    load, rows, capability = os.getloadavg(), [], ""
+    for model in [SHORT[part]] if short else models:
+        workers = {code: Worker(path, part, model) for code, path in checkouts.items()}
+        found = measure_group(workers, model, 3 if short else rounds)
+        capability = workers["after"].about["cpu_capability"]
+        for worker in workers.values():
+            worker.close()
+        table = pd.DataFrame(found).drop(columns=["model", "threads", "rounds"])
+        print(f"{part}: {model}\n{table.to_string()}", flush=True)
+        rows += found
+    if not short and len(checkouts) == 1:
+        from comparison import write_measurement
+
+        about = {"cpu_capability": capability, "load_average": load, "numba": version("numba")}
+        file = FOLDER / f"{part}.json"
+        write_measurement(file, rows, script="benchmarks/speed.py", **about)
 
 
 def main() -> None:
     """Measure, store, write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], metavar="PART")
     parser.add_argument("--short", action="store_true", help="small cases; stores nothing")
-    parser.add_argument("--seconds", type=float, help="per case; default 8, with --short 1")
-    parser.add_argument("--only", choices=PARTS, nargs="+", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="of steps; default 1")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="of an older version")
-    parser.add_argument("--isa", choices=["avx2"], help="emulate a processor with AVX2 only")
     parser.add_argument("--table", action="store_true", help="write docs/speed.md, measure nothing")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.seconds = options.seconds or (1.0 if options.short else 8.0)
-    if not options.table:
-        measure_all(options)
-    if not options.short:
-        from speed_table import write_tables
-
-        write_tables()
-
-
-def measure_all(options: argparse.Namespace) -> None:
-    """Measure the chosen parts, and store each when it is done."""
-    load = os.getloadavg()
+    if options.worker:
+        answer_requests(*options.worker)
+        return
     checkouts = {"before": options.before, "after": HERE} if options.before else {"after": HERE}
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**AVX2, "NUMBA_CACHE_DIR": folder} if options.isa else {}
-        workers = {code: Worker(path, environment) for code, path in checkouts.items()}
-        for part in options.only or (SHORT if options.short else PARTS):
-            start = time.perf_counter()
-            rows = measure(workers, part, options)
-            print(f"{part}: {time.perf_counter() - start:.0f} s", flush=True)
-            if options.short:
-                continue
-            from comparison import write_measurement
-
-            write_measurement(
-                RESULTS / (f"{part}-{options.isa}.json" if options.isa else f"{part}.json"),
-                rows,
-                script="benchmarks/speed.py",
-                cpu_capability=workers["after"].about["cpu_capability"],
-                load_average=load,
-                numba=version("numba"),
-            )
+    for part in () if options.table else options.parts or (SHORT if options.short else PARTS):
+        measure(part, checkouts, options.short)
+    if not (options.short or options.before):
+        write_tables()
 
 
 if __name__ == "__main__":
