@@ -153,22 +153,16 @@ def write_measurement(file: Path, rows: Any, **about: Any) -> None:
 def provenance(stored: Mapping[str, Any], condition: str = "") -> str:
     """Machine, condition, load and versions of a measurement, in one line.
 
-    :param stored: by :func:`write_measurement`; its ``packages`` are shown after torch.
+    :param stored: by :func:`write_measurement`.
     """
-    machine = stored["machine"]
-    versions = {
-        **(stored.get("versions") or machine["versions"]),  # as version 0.1 stored them
-        **({"numba": stored["numba"]} if "numba" in stored else {}),
-        **stored.get("packages", {}),
-    }
+    versions = {**stored["versions"], "numba": stored["numba"]}
     load = ""
     if "load_average" in stored:
         load = f"load average at the start {stored['load_average'][0]:.1f}"
-    shown = ("torch", *stored.get("packages", ("numba", "avalanche-lib")))
     parts = [
-        machine["processor"],
+        stored["machine"]["processor"],
         ", ".join(filter(None, [condition, load])),
-        *(f"{name} {versions[name]}" for name in shown if name in versions),
+        *(f"{name} {versions[name]}" for name in ("torch", "numba", "avalanche-lib")),
     ]
     return f"<sub>{'; '.join(filter(None, parts))}</sub>"
 

@@ -1,35 +1,25 @@
-"""Text and training of ``language.py``: a GPT-2 learns one language after the other.
+"""Text in three languages as tokens, and a small GPT-2.
 
-The three corpora become tokens once, in ``CORPORA/tokens.safetensors``.
+The corpora of ``manual_pages.py`` become tokens once, in ``CORPORA/tokens.safetensors``.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.optim import AdamW
 
 from covon_avalanche.atomic_write import atomic_replace
-from covon_avalanche.merging import RegMean, merge_into
-from covon_avalanche.optim import BayesByBackprop, CoVON, PosteriorOptimizer
-from covon_avalanche.optim.quadratic_anchor import QuadraticAnchor, adam_second_moments
-from covon_avalanche.posterior.fisher import squared_batch_gradients
 
 LANGUAGES = {"en": "English", "de": "German", "fr": "French"}
 VOCABULARY, END = 4096, "<|endoftext|>"
 Batch = tuple[Tensor, Tensor]
-Case = dict[str, Any]
 
 
 # Text ----------------------------------------------------------------------------------------
@@ -93,22 +83,7 @@ def autocast() -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16)
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, ids: Tensor, lengths: Tensor, n: int) -> Case:
-    """Nats per token and bits per byte of sequences at equal distances."""
-    size = model.config.n_positions
-    starts = torch.linspace(0, len(ids) - size - 1, n).long()
-    nats, count = 0.0, 0
-    for part in starts.split(32):
-        x, y = windows(ids, part, size)
-        with autocast():
-            output = model(x)
-        nats += criterion(output, y).item() * y.numel()
-        count += int(lengths[y].sum())
-    return {"nats": nats / (n * size), "bits_per_byte": nats / math.log(2) / count}
-
-
-# Training ------------------------------------------------------------------------------------
+# Model ---------------------------------------------------------------------------------------
 
 
 def make_model(vocabulary: int, **config: int) -> nn.Module:
@@ -121,108 +96,3 @@ def make_model(vocabulary: int, **config: int) -> nn.Module:
     return GPT2LMHeadModel(
         GPT2Config(vocab_size=vocabulary, use_cache=False, **none, **ends, **faster, **config)
     )
-
-
-class Strategy:
-    """How a model learns a language, and what is done at the end of one."""
-
-    def __init__(self, model: nn.Module, settings: Case, training: Case, seed: int) -> None:
-        """
-        :param settings: of ``[strategies.NAME]``: ``kind``, ``joint``, ``importance``, ``merge``
-            and ``strength``, the others are the optimizer's.
-        """
-        settings = dict(settings)
-        self.kind = settings.pop("kind")
-        self.joint = settings.pop("joint", False)
-        self.importance = settings.pop("importance", None)
-        self.rule = RegMean() if settings.pop("merge", None) == "regmean" else None
-        tokens = training["sequences"] * model.config.n_positions
-        self.anchor = QuadraticAnchor(
-            model.named_parameters(),
-            ess=training["steps"] * tokens,
-            strength=settings.pop("strength", 0.0),
-        )
-        self.model, self.training, self.settings = model, training, settings
-        named = list(model.named_parameters())
-        generator = torch.Generator().manual_seed(seed)
-        if self.kind == "covon":
-            self.optimizer: Any = CoVON(named, **settings, batch_size=tokens, generator=generator)
-        elif self.kind == "vcl":
-            self.optimizer = BayesByBackprop(named, **settings, generator=generator)
-
-    def train(self, batches: Iterable[Batch], steps: int) -> Iterator[int]:
-        """Learn a language, with a warm-up and a cosine decay of the learning rate. Yields the
-        number of steps after each."""
-        if self.kind == "adamw":
-            self.optimizer = AdamW(self.model.parameters(), betas=(0.9, 0.95), **self.settings)
-        lowest, warmup = self.training["final_lr_factor"], self.training["warmup"]
-        with self.anchor.pulling(self.optimizer):
-            for step, (x, y) in enumerate(batches):
-                decay = lowest + (1 - lowest) * (1 + math.cos(math.pi * step / steps)) / 2
-                for group in self.optimizer.param_groups:
-                    group["lr"] = self.settings["lr"] * decay * min(1, (step + 1) / warmup)
-                has_posterior = isinstance(self.optimizer, PosteriorOptimizer)
-                with self.optimizer.sampled_params() if has_posterior else nullcontext():
-                    self.optimizer.zero_grad()
-                    with autocast():
-                        output = self.model(x)
-                    criterion(output, y).backward()
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.training["clip_norm"])
-                self.optimizer.step()
-                yield step + 1
-
-    def end_language(self, batches: Callable[[], Iterable[Batch]]) -> None:
-        """Set the anchor, or merge.
-
-        :param batches: starts a pass over the language's training text.
-        """
-        with autocast():
-            if self.importance == "adam":
-                self.anchor.add(adam_second_moments(self.model.named_parameters(), self.optimizer))
-            elif self.importance == "fisher":
-                self.anchor.add(squared_batch_gradients(self.model, batches(), criterion))
-            elif self.rule is not None:
-                merge_into(self.model, self.optimizer, self.rule, batches=batches)
-            elif isinstance(self.optimizer, PosteriorOptimizer):
-                self.optimizer.consolidate()
-
-
-def measure(case: Case, file: Path, recipe: Case) -> Case:
-    """Train on one language after the other, or, with ``joint``, on all.
-
-    :param case: ``settings``, ``seed`` and the ``part`` to evaluate on.
-    :param file: of :func:`tokenized`.
-    :return: ``curve``, the evaluations on each language; the last one after a language is made at
-        its end. ``seconds`` is the processor's time without evaluations.
-    """
-    tokens, training, seed = load_file(file), recipe["training"], case["seed"]
-    torch.manual_seed(seed)
-    model = make_model(len(tokens["bytes"]), **recipe["model"])
-    strategy = Strategy(model, case["settings"], training, seed)
-    curve: list[Case] = []
-    seconds, done = 0.0, 0
-    stages = [list(LANGUAGES)] if strategy.joint else [[name] for name in LANGUAGES]
-    for stage in stages:
-        text = partial(
-            random_batches,
-            [tokens[f"{name}/train"] for name in stage],
-            sequences=training["sequences"],
-            length=model.config.n_positions,
-        )
-        steps = len(stage) * training["steps"]
-        one_pass = partial(text, n=training["pass_batches"], seed=seed)
-        begin = time.process_time()
-        for step in strategy.train(text(n=steps, seed=1000 * seed + done), steps):
-            if step % (training["steps"] // training["evaluations"]) and step < steps:
-                continue
-            if step == steps:
-                strategy.end_language(one_pass)
-            seconds += time.process_time() - begin
-            for name in LANGUAGES:
-                ids = tokens[f"{name}/{case['part']}"]
-                found = evaluate(model, ids, tokens["bytes"], training["evaluated"])
-                curve.append({"learned": stage[-1], "step": done + step, "language": name, **found})
-            begin = time.process_time()
-        done += steps
-    parameters = sum(p.numel() for p in model.parameters())
-    return {"curve": curve, "seconds": seconds, "parameters": parameters}

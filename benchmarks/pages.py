@@ -3,24 +3,42 @@
     python benchmarks/pages.py [PAGE ...]          write the pages, all by default
     python benchmarks/pages.py --store RUNS FILE   add finished runs to stored results
 
-Runs are made by ``covon run RECIPE``, with the recipes beside this file or with shipped ones.
+Runs are made by ``covon run RECIPE``, with the recipes beside this file or with shipped ones;
+those of ``language`` are a finished study.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from comparison import RESULTS, ROOT, compared, mean_and_std, new_figure, origin, replace_part
+from comparison import (
+    RESULTS,
+    ROOT,
+    compared,
+    mean_and_std,
+    new_figure,
+    origin,
+    read_cases,
+    replace_part,
+)
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.report import Comparison, figures, load_results
 from covon_avalanche.report.results import read_results
-from covon_avalanche.report.tables import FULL, METRICS, SHORT, aligned, markdown_table
+from covon_avalanche.report.tables import (
+    FULL,
+    METRICS,
+    MISSING,
+    SHORT,
+    aligned,
+    markdown_table,
+)
 
 NAME = "benchmarks/pages.py"
 CURVES, SEEDS = "Average accuracy over the domains learned", "mean over seeds"
@@ -86,7 +104,7 @@ def overview() -> None:
         runs["A_T"] = 100 * runs["average_accuracy"]
         accuracy = runs.groupby("strategy")["A_T"].agg(mean_and_std, digits=1)
         columns[stream] = {
-            row: next((accuracy[name] for name in names if name in accuracy), "–")  # noqa: RUF001
+            row: next((accuracy[name] for name in names if name in accuracy), MISSING)
             for row, names in ROWS.items()
         }
     table = pd.DataFrame(columns).rename_axis("method").reset_index()
@@ -160,7 +178,7 @@ def across_orders(folder: str, orders: Sequence[str]) -> str:
     means = runs.groupby(["strategy", "order"])["A_T"].mean().unstack()
     table["all orders"] = means.mean(axis=1, skipna=False).map("{:.2f}".format)
     ranked = means.mean(axis=1).sort_values(ascending=False).index
-    return aligned(table.loc[ranked].replace({"nan": "–"}).fillna("–").reset_index())  # noqa: RUF001
+    return aligned(table.loc[ranked].replace({"nan": MISSING}).fillna(MISSING).reset_index())
 
 
 def searches_table(folder: str) -> str:
@@ -225,94 +243,53 @@ def pacs_vit() -> None:
     write_part("pretrained.md", "pacs-vit, search", searches_table("pacs-vit"))
 
 
-# The factorial of trainings and merges -------------------------------------------------------
+# Language ------------------------------------------------------------------------------------
 
-MERGED = {
-    "forward": "PACS: photo, art painting, cartoon, sketch",
-    "reverse": "PACS: sketch, cartoon, art painting, photo",
-    "mnist": "Permuted MNIST-Hard",
-    "forward-longer": "PACS, 10 epochs: photo, art painting, cartoon, sketch",
-    "reverse-longer": "PACS, 10 epochs: sketch, cartoon, art painting, photo",
-}
-TRAININGS = {
-    "adamw": "AdamW",
-    "covon": "CoVON",
-    "avalanche-ewc": "Avalanche's EWC",
-    "ada-reg": "Ada-Reg",
-}
-MERGES = {
-    "none": "none",
-    "average": "average",
-    "ema": "EMA",
-    "fisher": "Eq. 8 / diagonal Fisher",
-    "magmax": "MagMax",
-    "regmean": "RegMean",
-    "kfac": "K-FAC",
-}
+LANGUAGES = {"en": "English", "de": "German", "fr": "French"}
 
 
-def cells(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs with the columns ``training``, ``merge`` and ``A_T`` in percent."""
-    names = {f"{t}-{m}": (t, m) for t in TRAININGS for m in MERGES}
-    names["covon-eq8"] = names.pop("covon-fisher")
-    training, merge = zip(*(names[name] for name in runs["strategy"]), strict=True)
-    return runs.assign(training=training, merge=merge, A_T=100 * runs["average_accuracy"])
+def language_table(runs: pd.DataFrame) -> str:
+    """Perplexity per language at the end, bits per byte, A_T, forgetting, seconds."""
+    rows = {}
+    for name, group in runs.groupby("strategy"):
+        found: dict[str, list[float]] = {}
+        for curve in map(pd.DataFrame, group["curve"]):
+            final = curve[curve["step"] == curve["step"].max()].set_index("language")
+            learned = curve[curve["learned"] == curve["language"]].groupby("language")["nats"]
+            lost = (final["nats"] - learned.last())[list(LANGUAGES)[:-1]].mean()
+            own = {"A_T (nats)": final["nats"].mean(), "forgetting (nats)": lost}
+            own |= {f"perplexity {LANGUAGES[c]}": math.exp(final["nats"][c]) for c in LANGUAGES}
+            for key, value in (own | {"bits per byte": final["bits_per_byte"].mean()}).items():
+                found.setdefault(key, []).append(value)
+        offline = name == "joint"
+        row = {"strategy": f"{name} (offline)" if offline else str(name)}
+        for key, values in found.items():
+            row[key] = mean_and_std(pd.Series(values), 1 if "perplexity" in key else 3)
+        if offline:
+            row["forgetting (nats)"] = MISSING
+        rows[np.mean(found["A_T (nats)"])] = row | {"CPU s": f"{group['seconds'].mean():.0f}"}
+    return aligned(pd.DataFrame([rows[average] for average in sorted(rows)]))
 
 
-def factorial_table(found: pd.DataFrame) -> str:
-    """A_T with a row per merge and a column per training."""
-    table = found.pivot_table("A_T", "merge", "training", aggfunc=mean_and_std)
-    table = table.reindex(index=list(MERGES), columns=list(TRAININGS)).dropna(how="all")
-    table = table.rename(index=MERGES, columns=TRAININGS).astype(object).fillna("")
-    return aligned(table.reset_index())
-
-
-def main_effects(found: pd.DataFrame) -> str:
-    """One sentence on AdamW and CoVON: main effects of training and merge, and what remains."""
-    means = found.groupby(["merge", "training"])["A_T"].mean().unstack()
-    both = means[["adamw", "covon"]].dropna()
-    by_merge = both.mean(axis=1)
-    gap = both["covon"].mean() - both["adamw"].mean()
-    rest = both.sub(by_merge, axis=0).sub(both.mean() - both.to_numpy().mean(), axis=1)
-    low, high = by_merge.idxmin(), by_merge.idxmax()
-    return (
-        f"Averaged over the {len(both)} merges that both have, CoVON is {gap:+.1f} points from "
-        f"AdamW. Averaged over the two trainings, merges range from {by_merge[low]:.1f} "
-        f"({MERGES[low]}) to {by_merge[high]:.1f} ({MERGES[high]}). The interaction has a root "
-        f"mean square of {np.sqrt((rest.to_numpy() ** 2).mean()):.1f} points."
-    )
-
-
-def save_factorial(by_stream: dict[str, pd.DataFrame], path: Path) -> None:
-    """A_T of each cell: a panel per stream, a row per merge, a marker per training."""
-    with new_figure(path, 3.1 * len(by_stream) + 1.4, 3.2) as figure:
-        panels = figure.subplots(1, len(by_stream), sharey=True, squeeze=False)[0]
-        shown = set().union(*(found["merge"] for found in by_stream.values()))
-        rows = [merge for merge in reversed(MERGES) if merge in shown]
-        for axes, (stream, found) in zip(panels, by_stream.items(), strict=True):
-            for (key, label), marker in zip(TRAININGS.items(), "osD^", strict=True):
-                values = found[found["training"] == key].groupby("merge")["A_T"]
-                mean, std = values.mean(), values.std().fillna(0.0)
-                heights = [rows.index(merge) for merge in mean.index]
-                axes.errorbar(mean, heights, xerr=std, marker=marker, linestyle="", label=label)
-            axes.set_xlabel("A_T (%)")
-            axes.set_title(MERGED[stream].replace(": ", "\n"), fontsize="small")
-            axes.grid(axis="x")
-        panels[0].set_yticks(range(len(rows)), [MERGES[merge] for merge in rows])
-        handles, names = panels[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=len(names))
-
-
-def merging() -> None:
-    """The figure, and of each stream a table and the effects of training and merge."""
-    found = {s: cells(load_results(RESULTS / f"merging/{s}.jsonl")) for s in MERGED}
-    main = {stream: runs for stream, runs in found.items() if not stream.endswith("-longer")}
-    save_factorial(main, ROOT / "docs/merging.png")
-    parts = ["![A_T by training and merge](merging.png)"]
-    for stream, runs in found.items():
-        parts += [f"### {MERGED[stream]}", "A_T as domain mean, in percent:"]
-        parts += [factorial_table(runs), main_effects(runs), origin(runs)]
-    write_part("merging.md", "merging", *parts)
+def language() -> None:
+    """Table, and log-perplexity of each language over the training steps, mean over seeds."""
+    runs = pd.DataFrame(read_cases(RESULTS / "language/results.jsonl"))
+    with new_figure(ROOT / "docs/language.png", 9, 3.6) as figure:
+        panels = figure.subplots(1, len(LANGUAGES), sharey=True)
+        for i, (name, group) in enumerate(runs.groupby("strategy")):
+            points = pd.concat(map(pd.DataFrame, group["curve"]))
+            mean = points.pivot_table("nats", "step", "language")
+            look = (
+                {"color": figures.INK, "linestyle": "--"} if name == "joint" else {"color": f"C{i}"}
+            )
+            for axes, code in zip(panels, LANGUAGES, strict=True):
+                axes.plot(mean[code], **look, marker="osD^vPX*"[i % 8], label=name)
+                axes.set(title=LANGUAGES[code], xlabel="steps")
+        panels[0].set(ylabel="log-perplexity (nats per token)")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    shown = "![Log-perplexity of each language while training](language.png)"
+    write_part("language.md", "language", language_table(runs), origin(runs), shown)
 
 
 PAGES: dict[str, Callable[[], None]] = {
@@ -321,7 +298,7 @@ PAGES: dict[str, Callable[[], None]] = {
     "permuted-mnist": permuted_mnist,
     "pacs": pacs,
     "pacs-vit": pacs_vit,
-    "merging": merging,
+    "language": language,
 }
 
 

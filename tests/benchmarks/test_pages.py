@@ -2,6 +2,7 @@
 
 import comparison
 import pages
+import pandas as pd
 import pytest
 from made_up_results import made_up, stored
 
@@ -11,10 +12,14 @@ from covon_avalanche.report import load_results
 from covon_avalanche.report.results import read_results
 
 
-@pytest.mark.parametrize("page", ["overview", "digits", "permuted-mnist"])
-def test_tables(page, monkeypatch):
+@pytest.mark.parametrize("page", ["overview", "digits", "permuted-mnist", "language"])
+def test_tables(page, monkeypatch, tmp_path):
     written = {}
     monkeypatch.setattr(pages.figures, "save", lambda *_: None)
+    new_figure = pages.new_figure
+    monkeypatch.setattr(
+        pages, "new_figure", lambda _, *size: new_figure(tmp_path / "it.png", *size)
+    )
     monkeypatch.setattr(
         pages, "replace_part", lambda page, name, text: written.update({(page, name): text})
     )
@@ -51,50 +56,18 @@ def test_finished_runs_replace_stored_results(tmp_path):
     assert all(row["epochs"] == [] for row in comparison.read_cases(file))
 
 
-@pytest.mark.parametrize("name", ["pacs", "mnist"])
-def test_the_recipes_have_every_cell_and_search_alike(name, tmp_path):
-    """16 cells, and each searches its learning rate, and its coefficient if there is one."""
-    recipe = load_recipe(str(pages.ROOT / f"benchmarks/merging_{name}.toml"))
-    runs = [made_up(strategy, 0, [[0.5]]) for strategy in recipe.strategies]
-    found = pages.cells(load_results(stored(tmp_path, *runs)))
-    sizes = {"adamw": 6, "covon": 6, "avalanche-ewc": 2, "ada-reg": 2}
-    assert found.groupby("training").size().to_dict() == sizes
-    coefficient = {"ema": {"merge.gamma"}, "magmax": {"merge.coefficient"}}
-    for strategy, training, merge in found[["strategy", "training", "merge"]].to_numpy():
-        settings = recipe.strategies[strategy]
-        eq8 = (training, merge) == ("covon", "fisher")
-        own = {"gamma"} if eq8 else coefficient.get(merge, set())
-        assert recipe.search[strategy].keys() == {"lr"} | own
-        if training == "covon" and merge in ("none", "fisher"):
-            assert settings.merge.rule == "eq8"
-            assert (settings.gamma == 1.0) == (merge == "none")
-        else:
-            assert settings.merge.rule == merge
-
-
-def test_table_and_effects(tmp_path):
-    """Additive effects: CoVON 2 points better, RegMean 10; and one point of interaction."""
-    accuracies = {
-        "adamw-none": 0.60,
-        "adamw-regmean": 0.70,
-        "covon-none": 0.62,
-        "covon-regmean": 0.76,
-        "avalanche-ewc-regmean": 0.5,
-        "covon-eq8": 0.7,
-    }
-    runs = [made_up(name, seed, [[a]]) for name, a in accuracies.items() for seed in (0, 1)]
-    found = pages.cells(load_results(stored(tmp_path, *runs)))
-    lines = [
-        [c.strip() for c in line.split("|")[1:-1]]
-        for line in pages.factorial_table(found).splitlines()
+def test_the_table_of_languages():
+    """Forgetting is the increase since a language was learned, but for the last one."""
+    nats = {
+        ("en", 1): (3.0, 9.0, 9.0), ("en", 2): (2.0, 9.0, 9.0), ("de", 3): (2.5, 4.0, 9.0),
+        ("fr", 4): (3.0, 4.2, 5.0),
+    }  # fmt: skip
+    curve = [
+        {"learned": learned, "step": step, "language": name, "nats": value, "bits_per_byte": 1.0}
+        for (learned, step), values in nats.items()
+        for name, value in zip(("en", "de", "fr"), values, strict=True)
     ]
-    assert lines[0] == ["merge", "AdamW", "CoVON", "Avalanche's EWC", "Ada-Reg"]
-    assert lines[2] == ["none", "60.00 ± 0.00", "62.00 ± 0.00", "", ""]
-    assert lines[3] == ["Eq. 8 / diagonal Fisher", "", "70.00 ± 0.00", "", ""]
-    assert lines[4][:4] == ["RegMean", "70.00 ± 0.00", "76.00 ± 0.00", "50.00 ± 0.00"]
-    sentence = pages.main_effects(found)
-    assert "over the 2 merges that both have, CoVON is +4.0 points from AdamW" in sentence
-    assert "from 61.0 (none) to 73.0 (RegMean)" in sentence
-    assert "root mean square of 1.0 points" in sentence
-    pages.save_factorial({"forward": found, "mnist": found}, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    runs = pd.DataFrame([{"strategy": "covon", "curve": curve, "seconds": 7.0}])
+    line = pages.language_table(runs).splitlines()[-1]
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    assert cells == ["covon", "4.067", "0.600", "20.1", "66.7", "148.4", "1.000", "7"]
