@@ -5,6 +5,7 @@ import json
 import language_training as training
 import pytest
 from language_memory import measure
+from safetensors.torch import load_file
 
 pytest.importorskip("transformers", reason="needs the extra language")
 WORDS = {"en": "the cat and the dog ", "de": "die Katze, der Hund ", "fr": "le chat, le chien "}
@@ -24,7 +25,7 @@ def tokens(tmp_path, monkeypatch):
 
 
 def test_every_byte_belongs_to_one_token(tokens):
-    found = training.load_file(tokens)
+    found = load_file(tokens)
     text = WORDS["fr"] * 8 + "é"
     assert int(found["bytes"][found["fr/test"].long()].sum()) == 3 * len(text.encode())
     assert (found["fr/test"] == 0).sum() == 3  # a mark before each page
