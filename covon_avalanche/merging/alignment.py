@@ -86,15 +86,14 @@ def align_layers(
     samples: int = 256,
     epochs: int = 5,
     lr: float = 0.01,
-    momentum: float = 0.9,
     weight_decay: float = 5e-4,
 ) -> None:
     """Retrain one classifier, or one for each domain, on features drawn from Gaussians.
 
     The loss is the cross-entropy of ``z / (0.1 ‖z‖)`` with the outputs ``z`` of all classifiers
     and the mean of their norms. Before sampling, the means of domain t of T are multiplied by
-    0.9 + 0.1 t / T. SGD with mini-batches of 256 and a cosine schedule over the epochs, each with
-    new samples of torch's global generator.
+    0.9 + 0.1 t / T. SGD with momentum 0.9, mini-batches of 256 and a cosine schedule over the
+    epochs, each with new samples of torch's global generator.
 
     :param layers: one for all domains, or one for each, whose outputs are then distinct classes.
     :param domains: in the order of training, see :func:`fit_gaussians`.
@@ -110,7 +109,7 @@ def align_layers(
     labels = torch.cat([d.classes + t * offset for t, d in enumerate(domains)])
     roots = torch.cat([_root(d.covariance) for d in domains])
     root_of = _positions([d.covariance.dim() > 2 for d in domains], [len(d.means) for d in domains])
-    optimizer = torch.optim.SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay)
+    optimizer = torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=weight_decay)
     schedule = CosineAnnealingLR(optimizer, epochs)
     with torch.enable_grad():
         for _ in range(epochs):

@@ -2,7 +2,7 @@
 
 from covon_avalanche.plugins.ada_reg import AdaRegPlugin
 from covon_avalanche.plugins.avalanche import AvalancheRWalkPlugin, AvalancheSIPlugin
-from covon_avalanche.plugins.classifier_alignment import ClassifierAlignmentPlugin, SLCAPlugin
+from covon_avalanche.plugins.classifier_alignment import ClassifierAlignmentPlugin
 from covon_avalanche.plugins.closed_form import ClosedFormPlugin
 from covon_avalanche.plugins.covon import CoVONPlugin
 from covon_avalanche.plugins.der import DERPlugin
@@ -18,6 +18,7 @@ from covon_avalanche.plugins.posterior import VCLPlugin
 from covon_avalanche.plugins.prompting import PromptPlugin
 from covon_avalanche.plugins.rwalk import RWalkPlugin
 from covon_avalanche.plugins.si import SIPlugin
+from covon_avalanche.plugins.slca import SLCAPlugin
 from covon_avalanche.plugins.td_vcl import TDVCLPlugin
 
 __all__ = [

@@ -6,7 +6,6 @@ from typing import Any
 
 from avalanche.training.plugins import SupervisedPlugin
 
-from covon_avalanche.checks import check_whole
 from covon_avalanche.closed_form import ClosedFormModel
 from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 
@@ -15,31 +14,10 @@ class ClosedFormPlugin(SupervisedPlugin):
     """Computes the classifier of a :class:`ClosedFormModel` after each domain.
 
     Takes one pass over the domain's training data with the evaluation transform. Nothing is
-    trained by gradients, except what the model adapts in the first domain: otherwise the plugin
-    sets the strategy's number of epochs to 0, and its optimizer is not used. Does not use task
-    identities.
+    trained by gradients, except what the model adapts in the first domain, for the strategy's
+    number of epochs: otherwise the plugin sets it to 0, and the optimizer is not used. Does not use
+    task identities.
     """
-
-    def __init__(
-        self, *, adapted_epochs: int | None = None, adapted_mb_size: int | None = None
-    ) -> None:
-        """
-        :param adapted_epochs: of the first domain, where the model adapts the network; ``None``:
-            the strategy's. RanPAC has 20.
-        :param adapted_mb_size: training examples per batch in these epochs; ``None``: the
-            strategy's. RanPAC has 48.
-        """
-        super().__init__()
-        for name, value in (("epochs", adapted_epochs), ("mb_size", adapted_mb_size)):
-            if value is not None:
-                check_whole(f"adapted_{name}", value)
-        self.adapted_epochs, self.adapted_mb_size = adapted_epochs, adapted_mb_size
-
-    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
-        """Set epochs and batch size of the adaptation, before batches are made."""
-        if isinstance(strategy.model, ClosedFormModel) and int(strategy.model.domains) == 0:
-            strategy.train_epochs = self.adapted_epochs or strategy.train_epochs
-            strategy.train_mb_size = self.adapted_mb_size or strategy.train_mb_size
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Train for no epochs, unless the network is adapted.

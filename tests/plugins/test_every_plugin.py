@@ -147,7 +147,6 @@ def test_models_and_optimizers_that_do_not_fit_are_refused_before_training(
         (AdaRegPlugin, {"ess": 0.0}, "ess must be > 0"),
         (AdaRegPlugin, {"schedule": [{"gamma": 1.0}]}, r"got \['gamma'\]"),
         (ClassifierAlignmentPlugin, {"samples": 0}, "samples must be an integer >= 1, got 0"),
-        (ClassifierAlignmentPlugin, {"lr": 0.0}, "lr must be > 0"),
         (CoVONPlugin, {"consolidate_every": 0}, "consolidate_every must be an integer"),
         (CoVONPlugin, {"merge": RegMean(), "consolidate_every": 5}, "RegMean merges whole tasks"),
         (CoVONPlugin, {"merge": MagMax(), "consolidate_every": 5}, "MagMax merges whole tasks"),

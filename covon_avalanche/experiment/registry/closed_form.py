@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from covon_avalanche.experiment.registry.base import Method, StrategySettings
+from covon_avalanche.experiment.registry.base import StrategySettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -94,17 +94,8 @@ class RanPAC(Ridge):
     kind: Literal["ranpac"]  # type: ignore[assignment]
     projection: PositiveInt | None = 10_000
     adapter: PositiveInt | None = None
-    """Bottleneck of adapters in a ViT's blocks, trained by SGD in the first domain."""
-    adapter_lr: PositiveFloat | None = None
-    """0.01 by default."""
-    adapter_epochs: PositiveInt | None = None
-    """Epochs of the adapters; ``None``: the recipe's. 20 as published."""
-    adapter_mb_size: PositiveInt | None = None
-    """Training examples per batch of the adapters; ``None``: the recipe's. 48 as published."""
-
-    def build(self) -> Method:
-        own = {"adapted_epochs": self.adapter_epochs, "adapted_mb_size": self.adapter_mb_size}
-        return Method.of(self.class_path, own)
+    """Bottleneck of adapters in a ViT's blocks, trained by SGD in the first domain, for ``epochs``
+    (20 as published)."""
 
     def wrap_model(
         self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
@@ -125,8 +116,7 @@ class RanPAC(Ridge):
         """Optimizer of the first domain's adapter, as RanPAC's authors train it."""
         from torch.optim import SGD
 
-        rate = self.adapter_lr or 0.01
-        return SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=5e-4)
+        return SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
 
 
 class LayUP(Ridge):
