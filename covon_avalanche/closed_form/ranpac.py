@@ -34,7 +34,8 @@ class RidgeClassifier(ClosedFormHead):
 
     With ``projection`` the features are ``relu(f P)`` with a fixed random matrix ``P`` of standard
     normals: RanPAC (McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for
-    Continual Learning", NeurIPS 2023, without its first-domain adapter). Features of several
+    Continual Learning", NeurIPS 2023, without its first-domain adapter; the authors validate on the
+    last fifth of shuffled examples instead of every fifth). Features of several
     blocks without projection, and the ridge chosen by accuracy in four folds, are LayUP (see
     :class:`FeatureExtractor`). Its authors' folds are of consecutive examples of each class; here
     they are every fourth example, so that mirror images stay together.

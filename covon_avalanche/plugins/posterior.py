@@ -231,8 +231,11 @@ class VCLPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[cal
     """Mean-field VCL without coresets; needs a ``BayesByBackprop`` optimizer.
 
     The posterior after each experience is the prior of the next (Nguyen et al., ICLR 2018;
-    Algorithm 4 of the CoVON paper). A schedule may set ``lr``, ``ess`` and ``epochs``. Task
-    identities are not used. See :class:`PosteriorPlugin` for parameters and plugin order.
+    Algorithm 4 of the CoVON paper). The authors train with 10 samples of the weights per step
+    (``BayesByBackprop(mc_samples=10)``; 1 by default) and average predictions over 100
+    (``eval_samples=100``; by default the mean weights predict). A schedule may set ``lr``, ``ess``
+    and ``epochs``. Task identities are not used. See :class:`PosteriorPlugin` for parameters and
+    plugin order.
     """
 
     optimizer_class = BayesByBackprop

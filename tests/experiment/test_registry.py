@@ -63,6 +63,32 @@ def test_runs_of_shipped_recipes_keep_their_folders():
     assert found == HASHES
 
 
+@pytest.mark.parametrize(
+    ("recipe", "name", "published"),
+    [
+        ("domainnet-vit", "ranpac-adapter", dict(adapter=64, epochs=20)),
+        ("domainnet-vit", "duct", dict(epochs=15, final_lr_factor=1.0, lr=0.1, retrain_lr=0.1)),
+        ("cddb-hard-vit", "duct", dict(epochs=15, alpha=0.5)),
+        ("core50-vit", "duct", dict(epochs=10, backbone_lr_factor=0.001)),
+        ("core50-vit", "l2p", dict(top_k=4, key_weight=1.0, lr=0.03, optimizer="sgd")),
+        ("cddb-hard-vit", "soyo", dict(bottleneck=16, lr=0.001)),
+        ("cddb-hard-clip", "soyo", dict(bottleneck=64, lr=0.01, context=16)),
+        ("cddb-hard-clip", "pina", dict(bottleneck=64, lr=0.01, context=16)),
+        ("domainnet-vit", "coma", dict(kind="slca", merge="ema", backbone_lr_factor=0.01)),
+        ("domainnet-vit", "cofima", dict(kind="slca", merge="cofima", backbone_lr_factor=0.01)),
+    ],
+)
+def test_shipped_recipes_have_the_settings_of_the_authors(recipe, name, published):
+    own = load_recipe(recipe).strategies[name].model_dump(mode="json")
+    assert published.items() <= own.items()
+
+
+def test_s_liprompts_has_settings_of_its_own_for_the_first_domain_of_cddb():
+    first, later = load_recipe("cddb-hard-clip").strategies["s-liprompts"].schedule
+    assert (first.epochs, first.lr, first.weight_decay) == (20, 1e-3, 5e-4)
+    assert (later.epochs, later.lr, later.weight_decay) == (50, 1e-2, 2e-4)
+
+
 def test_facts_that_tables_need():
     stored = {name: stored_strategy(own) for name, own in STRATEGIES.items()}
     assert {name for name, own in stored.items() if own.offline} == {"joint", "cumulative"}
