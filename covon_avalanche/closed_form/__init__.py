@@ -1,4 +1,4 @@
-"""Classifiers in closed form on the features of a frozen network: nothing is trained by gradients.
+"""Classifiers in closed form on features of a frozen network, without training by gradients.
 
 Each domain contributes sums over its examples, and the classifier over all domains is computed
 from these sums, so these methods keep no examples and forget nothing. This package imports torch,

@@ -98,7 +98,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         return {name: value for name, value in metrics.items() if value is not None}
 
     def before_training(self, strategy: SupervisedTemplate) -> None:
-        """From now on evaluations are Avalanche's periodic ones."""
+        """Ignore evaluations until training ends: they are Avalanche's periodic ones."""
         self._inside_train = True
 
     def after_training_exp(self, strategy: SupervisedTemplate) -> None:
@@ -110,7 +110,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
             self._n_to_train = len(stream) if isinstance(stream, Sized) else None
 
     def after_training(self, strategy: SupervisedTemplate) -> None:
-        """From now on evaluations are the user's."""
+        """Record evaluations again."""
         self._inside_train = False
 
     def before_eval(self, strategy: SupervisedTemplate) -> None:

@@ -9,7 +9,7 @@ RIDGE = 1e-6  # of the mean diagonal: directions without any input keep the old 
 
 
 def in_double(tensor: Tensor) -> Tensor:
-    """In float64; on the CPU instead of Apple's GPUs, which lack it."""
+    """Convert to float64, on the CPU instead of Apple's GPUs, which do not support it."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 

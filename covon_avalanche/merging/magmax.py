@@ -47,7 +47,7 @@ class MagMax(MergeRule):
         self.largest: dict[str, Tensor] = {}
         """The largest changes so far, by parameter name."""
         self.last: dict[str, Tensor] = {}
-        """Between tasks: the last task's weights before its merge; with ``start="last"``."""
+        """The last task's weights before its merge, kept between tasks with ``start="last"``."""
 
     @torch.no_grad()
     def begin_task(self, model: nn.Module) -> None:

@@ -20,7 +20,7 @@ _BLOCK = 256  # columns of a block of a symmetric product, of which the upper ha
 
 @contextmanager
 def exact_products(x: Tensor, groups: int = 1) -> Iterator[Tensor]:
-    """The values that a layer computes with, as float32, and products of them that lose nothing.
+    """The values that a layer computes with, as float32; their products are exact inside.
 
     Products of bfloat16 values are exact in float32, so that CPUs may use their bfloat16 units
     (which are slow for batches of small matrices).
@@ -60,7 +60,7 @@ def add_rows(total: Tensor, rows: Tensor) -> None:
 
 
 def _row_sum(rows: Tensor) -> Tensor:
-    """Faster than ``sum(1)``."""
+    """``rows.sum(1)`` as a product, which is faster."""
     return rows.mT @ rows.new_ones(rows.shape[1])
 
 

@@ -45,7 +45,7 @@ class Task:
         self.model = model
         self.has_prior = has_prior
         self.measured: dict[str, Tensor] = {}
-        """What :meth:`MergeRule.merge` leaves for :meth:`MergeRule.observe`."""
+        """Statistics that :meth:`MergeRule.merge` has measured, for :meth:`MergeRule.observe`."""
         self._given = before
         self._batches = batches
 

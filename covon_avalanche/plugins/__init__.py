@@ -1,4 +1,4 @@
-"""Avalanche plugins: they decide when; ``optim``, ``merging`` and ``posterior`` decide what."""
+"""Avalanche plugins. They call ``optim``, ``merging`` and ``posterior`` at the right callbacks."""
 
 from covon_avalanche.plugins.ada_reg import AdaRegPlugin
 from covon_avalanche.plugins.avalanche import AvalancheRWalkPlugin, AvalancheSIPlugin

@@ -1,5 +1,5 @@
-"""Avalanche's Synaptic Intelligence and Riemannian Walk, made to work on CPUs and in several
-processes, to compare this package's with."""
+"""Avalanche's Synaptic Intelligence and Riemannian Walk as baselines, with fixes for CPUs and for
+several processes."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
     After each domain the features that the last layer receives (with the evaluation transform) are
     summarised by a mean for each class and one covariance for all classes of the domain. From the
     second domain on, the last layer alone is then retrained on samples of all Gaussians so far; see
-    :func:`covon_avalanche.merging.align_classifier`. It is for predictions: the next domain starts
-    from the layer as it was before.
+    :func:`covon_avalanche.merging.align_classifier`. The retrained layer is for predictions only:
+    the next domain starts from the layer as it was before.
 
     Works with any strategy and optimizer, on any network whose last layer is linear or a
     convolution with kernel size 1. Give it to the strategy after the plugins that read or merge the
@@ -61,8 +61,8 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
 
     @torch.no_grad()
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
-        """Put the last layer back, before any plugin reads the weights that the domain starts
-        from. Rows that the layer has grown since stay as they are."""
+        """Restore the last layer, before any plugin reads the weights that the domain starts from.
+        Rows that the layer has grown since stay as they are."""
         if self._trained:
             for name, p in self._head(strategy.model).named_parameters():
                 p[: len(self._trained[name])] = self._trained[name].to(p)
@@ -92,7 +92,7 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
         return features.cpu(), labels.cpu()
 
     def _head(self, model: Any) -> nn.Module:
-        """What is retrained, and put back."""
+        """The module that is retrained for predictions and restored for the next domain."""
         return classifier(model)
 
     def _layers(self, model: Any) -> Sequence[Layer]:

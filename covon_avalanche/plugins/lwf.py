@@ -15,7 +15,7 @@ from covon_avalanche.plugins.task_loader import check_whole_task, task_autocast
 
 
 class LwFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
-    """Learning without Forgetting: distils the model of before the task, on the task's inputs.
+    """Learning without Forgetting: distils the model from before the task, on the task's inputs.
 
     The loss has ``alpha * KL(teacher || model)`` added, the mean over the batch of the divergence
     between softmaxes of the logits divided by ``temperature``, over the classes of earlier tasks,
@@ -40,7 +40,7 @@ class LwFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[ca
         self.teacher: nn.Module | None = None
         """The model after the last task."""
         self.classes: list[int] = []
-        """Those of earlier tasks."""
+        """Classes of earlier tasks."""
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Check that there is one head for all tasks."""

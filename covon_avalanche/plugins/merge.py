@@ -1,4 +1,4 @@
-"""Merging at the end of each task, whatever the strategy and the optimizer."""
+"""Merging at the end of each task, for any strategy and optimizer."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from covon_avalanche.prompting import PromptModel
 
 
 class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
-    """Tells a :class:`PromptModel` when domains begin and end::
+    """Trains a :class:`PromptModel`, domain by domain::
 
         model = SPrompts(create_backbone("vit-b16-in21k-ft-in1k", 345, weights="default"), 6)
         optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -15,8 +15,8 @@ _DAMPING = 1e-3  # the authors' code
 
 
 class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-arg]
-    """Riemannian Walk: a running Fisher information and the loss that each weight has saved, per
-    distance in that information.
+    """Riemannian Walk: a running Fisher information, and the decrease of the loss by each weight
+    relative to its distance in that information.
 
     The loss has ``rwalk_lambda * sum((F / max F + s / max s) (theta - anchor)²)`` added, with the
     weights after the last task as the anchor. After every ``delta_t`` steps::
@@ -25,8 +25,8 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
         s' <- s' + max(0, path / (F * (change in these steps)² + 0.001))
 
     with the gradient ``g`` of the loss without the penalty, and ``path`` as in :class:`SIPlugin`.
-    ``F`` goes on from task to task; ``s`` is that of the first task, then the mean of itself and
-    the new task's ``s'``. Chaudhry et al., "Riemannian Walk for Incremental Learning" (ECCV 2018);
+    ``F`` is kept from task to task; ``s`` is the first task's ``s'``, then averaged with that of
+    each new task. Chaudhry et al., "Riemannian Walk for Incremental Learning" (ECCV 2018);
     written from the formulas of the paper and of the authors' code
     (github.com/facebookresearch/agem), which has no 1/2 in the distance, starts ``F`` from an
     estimate of its own, and adds the mean of both scores to the old one. A last window is used even
@@ -57,7 +57,7 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
         self._steps = 0  # in the window
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Begin a window; new weights of a grown model have no Fisher information nor score."""
+        """Begin a window; the Fisher information and the score of new weights are 0."""
         super().before_training_exp(strategy, **kwargs)
         zeros = {n: torch.zeros_like(p.detach()) for n, p in strategy.model.named_parameters()}
         if self.fisher:

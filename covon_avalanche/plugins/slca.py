@@ -29,8 +29,8 @@ class SLCAPlugin(ClassifierAlignmentPlugin):
     low learning rate, and a classifier of its own, with a new state of the optimizer. After each
     domain features (with the evaluation transform) are summarised by a mean and a covariance for
     each class; from the second domain on, the classifiers of all domains are retrained on samples
-    of these Gaussians, see :func:`covon_avalanche.merging.alignment.align_layers`. That is for
-    predictions: the next domain starts from the classifiers as they were before.
+    of these Gaussians, see :func:`covon_avalanche.merging.alignment.align_layers`. The retrained
+    classifiers are for predictions only: the next domain starts from those before.
 
     With ``rule`` the weights are merged with those after the domain before: :class:`EMA` is CoMA,
     and :class:`CoFiMA` CoFiMA, of Marouf et al., "Weighted Ensemble Models Are Strong Continual
@@ -60,7 +60,7 @@ class SLCAPlugin(ClassifierAlignmentPlugin):
         self._before: dict[str, Tensor] = {}  # weights after the domain before, aligned
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
-        """Copy the aligned weights, and put the classifiers back."""
+        """Copy the aligned weights, and restore the classifiers."""
         if self.rule is not None:
             self._before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
         super().before_train_dataset_adaptation(strategy)

@@ -1,4 +1,4 @@
-"""Methods with parameters for each domain, of which those of a selected domain predict."""
+"""Base of methods with parameters for each domain; a selector chooses the domain of an image."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DomainPrompts(PromptModel):
         self.selector.to(self.prompts[0])
 
     def take_heads(self) -> nn.ModuleList:
-        """A copy of the shared head for each domain, in its place."""
+        """Replace the shared head by a copy for each domain, and return the copies."""
         heads = nn.ModuleList(copy.deepcopy(self.head) for _ in range(self.num_domains))
         del self.head
         return heads

@@ -1,4 +1,4 @@
-"""The interface of the prompt methods: a frozen ViT, and what a method trains around it."""
+"""The interface of the prompt methods: a frozen ViT with trainable prompts, adapters and heads."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class PromptModel(nn.Module):
         self.auxiliary_loss: Tensor | float = 0.0
         """Loss of the last forward pass in training, to be added to that of the task."""
         self.counted_images: int | None = None
-        """Where several processes share a training batch: how many images of this one count, from
-        the first. ``None``: there is one process."""
+        """How many of this process's images belong to the training batch; the others pad it.
+        ``None``: there is one process."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "auxiliary_loss": 0.0}  # its graph cannot be copied
@@ -80,8 +80,9 @@ class PromptModel(nn.Module):
             p.grad = None
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """What the current domain trains: by default all parameters except the ViT's, and of each
-        ``ParameterList`` or ``ModuleList``, which must have an element per domain, its own."""
+        """The parameters that the current domain trains: by default all except the ViT's and those
+        of other domains in each ``ParameterList`` or ``ModuleList``, which have one element per
+        domain."""
         yield from self.parameters(recurse=False)
         for name, part in self.named_children():
             if isinstance(part, nn.ParameterList):
@@ -92,7 +93,8 @@ class PromptModel(nn.Module):
                 yield from part.parameters()
 
     def end_domain(self, batches: Callable[[], Iterable[Sequence[Tensor]]]) -> None:
-        """Compute what a method keeps of the domain; by default nothing.
+        """Compute what the method keeps of the domain, such as centres of features; by default
+        nothing.
 
         :param batches: starts a pass over the domain's images and labels, with the evaluation
             transform.

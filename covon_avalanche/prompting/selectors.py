@@ -1,4 +1,4 @@
-"""Which domain an image is from, by the frozen network's features."""
+"""Selectors of the domain of an image, by the frozen network's features."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class DomainSelector(nn.Module, ABC):
 class NearestCentre(DomainSelector):
     """The domain of the nearest K-means centre, by the L1 distance of normalised features.
 
-    Of S-Prompts (Wang et al., "S-Prompts Learning with Pre-trained Transformers", NeurIPS 2022).
+    The selector of S-Prompts (Wang et al., "S-Prompts Learning with Pre-trained Transformers",
+    NeurIPS 2022).
 
     :param width: of the features.
     :param num_domains: number of domains that will be learned.
@@ -86,7 +87,7 @@ class NearestCentre(DomainSelector):
 
 
 class MixtureSelector(DomainSelector):
-    """SOYO's selector: trained on a domain's features and on features like those of earlier ones.
+    """SOYO's selector: a classifier trained on a domain's features and on samples of earlier ones.
 
     Wang et al., "Boosting Domain Incremental Learning: Selecting the Optimal Parameters is All You
     Need" (CVPR 2025), as in the authors' code, without the paper's fusion of several levels.

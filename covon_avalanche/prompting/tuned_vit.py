@@ -53,7 +53,7 @@ class CosineClassifier(nn.Linear):
 
 
 class TunedViT(nn.Module):
-    """A frozen ViT of which few parameters are trained: adapters or prompts, and the classifier.
+    """A frozen ViT with few trained parameters: adapters or prompts, and the classifier.
 
     An ordinary module: any optimizer and strategy can train it, CoVON with a posterior over the
     trained parameters alone.

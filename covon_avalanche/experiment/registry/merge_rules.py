@@ -27,7 +27,7 @@ class MergeSettings(Table):
 
     rule: str
     class_name: ClassVar[str] = ""
-    """In :mod:`covon_avalanche.merging`; empty for what the optimizer does itself."""
+    """The rule in :mod:`covon_avalanche.merging`; empty where the optimizer does the slow step."""
 
     @model_serializer(when_used="json")
     def _short(self) -> str | dict[str, Any]:
@@ -89,11 +89,11 @@ class Fisher(MergeSettings):
 
 
 class CoFiMA(MergeSettings):
-    """The same of the last two domains."""
+    """Averaging of the last two domains, weighted by diagonal Fisher information."""
 
     rule: Literal["cofima"]
     gamma: Fraction | None = None
-    """As for ``ema``."""
+    """Weight of the new domain, with the default of ``ema``."""
     class_name = "CoFiMA"
 
 
@@ -117,7 +117,7 @@ class RegMean(MergeSettings):
 
 
 class KFAC(MergeSettings):
-    """RegMean that also weighs outputs, by their gradients."""
+    """RegMean that also weights outputs, by their gradients."""
 
     rule: Literal["kfac"]
     class_name = "KFACMerge"
