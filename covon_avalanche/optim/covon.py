@@ -679,10 +679,11 @@ class CoVON(PosteriorOptimizer):
             for _, p, group, _ in trained:
                 prior_mean = torch.empty_like(p, requires_grad=False)
                 prior_precision = torch.empty_like(p, requires_grad=False)
-                merged = self._merged(p, {**group, **instead}, replace)
-                for (m1, s1), new in zip(pieces(prior_mean, prior_precision), merged, strict=True):
-                    m1.copy_(new[0])
-                    s1.copy_(new[1])
+                parts = pieces(prior_mean, prior_precision)
+                news = self._merged(p, {**group, **instead}, replace)
+                for (m1, s1), (mean, precision) in zip(parts, news, strict=True):
+                    m1.copy_(mean)
+                    s1.copy_(precision)
                 p.copy_(means[p] if means and p in means else prior_mean)
                 prior_mean.copy_(p)
                 self.state[p] = {"prior_mean": prior_mean, "prior_precision": prior_precision}
