@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -156,15 +156,16 @@ def results_csv(found: Sequence[Comparison]) -> str:
     """One row per run, number of domains learned, and domain evaluated; both count from 1."""
     about = ["recipe", "stream", "evaluated", "label", "kind", "seed"]
     header = ["domains_learned", "domain", "domain_name", "images", "accuracy"]
-    rows = [
-        [*run[about], t, i, name, images, accuracy]
-        for comparison in found
-        for _, run in comparison.runs.iterrows()
-        for t, row in enumerate(run["accuracy"], 1)
-        for i, (name, images, accuracy) in enumerate(
-            zip(comparison.tested_domains, run["counts"], row or [], strict=False), 1
-        )
-    ]
+    rows: list[list[Any]] = []
+    for comparison in found:
+        names = comparison.tested_domains
+        for run in comparison.runs.to_dict("records"):
+            own = [run[key] for key in about]
+            rows += [
+                [*own, t, i, *cell]
+                for t, row in enumerate(run["accuracy"], 1)
+                for i, cell in enumerate(zip(names, run["counts"], row or [], strict=False), 1)
+            ]
     table = pd.DataFrame(rows, columns=about + header).rename(columns={"label": "strategy"})
     return csv_text(table)
 
