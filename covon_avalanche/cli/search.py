@@ -32,7 +32,11 @@ from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_
 from covon_avalanche.experiment.run_folder import error_sentence, is_bad_input
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.search_space import Searched
-from covon_avalanche.experiment.worker_pool import WorkerPool, default_processes
+from covon_avalanche.experiment.worker_pool import (
+    WorkerPool,
+    default_processes,
+    ignore_imports_in_gc,
+)
 from covon_avalanche.safe_text import csv_text
 
 _HELD_OUT = 0.2  # of the training images, where the recipe holds out none
@@ -159,8 +163,10 @@ def _work(searches: list[Search], trials: int, options: RunOptions) -> tuple[str
         warnings.filterwarnings("ignore")
         import optuna
 
+        import covon_avalanche.experiment.run  # noqa: F401  which each trial needs
         from covon_avalanche.experiment.search import run_searches
 
+        ignore_imports_in_gc()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         run_searches(searches, trials, options, notify=partial(print, flush=True))
     except (Exception, SystemExit) as error:

@@ -19,7 +19,7 @@ from covon_avalanche.experiment.run_folder import (
     run_error,
 )
 from covon_avalanche.experiment.run_options import RunOptions
-from covon_avalanche.experiment.worker_pool import WorkerPool
+from covon_avalanche.experiment.worker_pool import WorkerPool, ignore_imports_in_gc
 
 _POLL_SECONDS = 0.2
 
@@ -135,6 +135,7 @@ def _run(folder: RunFolder, options: RunOptions) -> Outcome:
     try:
         from covon_avalanche.experiment.run import run_in_folder
 
+        ignore_imports_in_gc()
         return Outcome(folder.spec, run_in_folder(folder, options))
     except (BrokenProcessPool, RunningElsewhere):  # the first of the run's own processes
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -133,6 +134,14 @@ def _start_worker() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def ignore_imports_in_gc() -> None:
+    """Exempt what a worker has imported from garbage collection, which precedes every run: half a
+    million objects that stay take 0.3 s each time."""
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 class _LazyModule(ModuleType):
