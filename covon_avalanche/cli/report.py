@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from covon_avalanche.cli.options import need
+
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs, result.json or .jsonl files.")
+        list[Path], typer.Argument(help="Folders of runs or a search, result.json or .jsonl files.")
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where to write the report.")
@@ -21,13 +23,18 @@ def report(
     ] = False,
 ) -> None:
     """Generate an HTML report with tables (Markdown, LaTeX, CSV) and figures."""
-    from covon_avalanche.report import results_frame, write_archive, write_report
-    from covon_avalanche.report.results import read_results
+    from covon_avalanche.report.page import write_archive, write_report
+    from covon_avalanche.report.results import read_results, results_frame
 
-    found = read_results(runs)
+    searches = [path for path in runs if (path / "trials.journal").is_file()]
+    if searches:
+        need("optuna", "the report of a search", "'covon_avalanche[search]'")
+    others = [path for path in runs if path not in searches]
+    found = read_results(others) if others else []
     if archive:
-        file = write_archive(found, out, title=title)
+        file = write_archive(found, out, title=title, searches=searches)
         typer.echo(f"{file}: the report, its recipes, and results.jsonl")
     else:
-        write_report(results_frame(found), out, title=title)
-    typer.echo(f"{out / 'index.html'}: {len(found)} runs; tables and figures beside it")
+        write_report(results_frame(found), out, title=title, searches=searches)
+    what = f"{len(found)} runs" if others else "the trials of a search"
+    typer.echo(f"{out / 'index.html'}: {what}; tables and figures beside it")

@@ -79,21 +79,11 @@ def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")])
 def print_searches(journal: Path) -> None:
     """Print trials, best A_T and its settings of each strategy, and the time that is left."""
     need("optuna", "the state of a search", "'covon_avalanche[search]'")
-    from covon_avalanche.experiment.search_journal import TRIAL_COLUMNS, read_trials
+    from covon_avalanche.experiment.search_journal import SUMMARY_COLUMNS, search_summary
 
-    rows, seconds, running = [], 0.0, 0
-    for strategy, own in read_trials(journal).groupby("strategy", sort=False):
-        own = own[~(own["trial"] > own["planned"])]  # of a command with fewer trials
-        done = own[own["state"].isin(["complete", "pruned"])]
-        best = done.dropna(subset="accuracy").nlargest(1, "accuracy")
-        accuracy = "".join(f"{100 * value:.2f}" for value in best["accuracy"])
-        found = best.drop(columns=[*TRIAL_COLUMNS]).dropna(axis=1).to_dict("records")
-        settings = ", ".join(f"{key} {value}" for row in found for key, value in row.items())
-        planned, active = int(own["planned"].iloc[0]), int((own["state"] == "running").sum())
-        rows.append((str(strategy), f"{len(done)}/{planned}", str(active), accuracy, settings))
-        running += active
-        seconds += max(0, planned - len(done)) * (done["seconds"].mean() if len(done) else 0.0)
-    _print_table(("strategy", "trials", "running", "best A_T %", "settings"), rows)
+    summary = search_summary(journal)
+    _print_table(SUMMARY_COLUMNS, summary[[*SUMMARY_COLUMNS]].itertuples(index=False))
+    seconds, running = summary["seconds"].sum(), summary["running"].astype(int).sum()
     if running and seconds:
         typer.echo(f"about {seconds / running / 60:.0f} min left")
 

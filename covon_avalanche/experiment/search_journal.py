@@ -14,11 +14,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
-from covon_avalanche.experiment.recipe import RecipeError
+from covon_avalanche.experiment.recipe import RecipeError, load_recipe
 from covon_avalanche.experiment.run_folder import is_locked
 
 _log = logging.getLogger(__name__)
 TRIAL_COLUMNS = ("strategy", "trial", "state", "accuracy", "seconds", "planned")
+SUMMARY_COLUMNS = ("strategy", "trials", "running", "best A_T %", "settings", "at an end")
 
 
 def open_journal(journal: Path) -> JournalStorage:
@@ -52,6 +53,39 @@ def read_trials(journal: Path) -> pd.DataFrame:
         rows += [about | _described(trial, claims) for trial in trials] or [about]
     table = pd.DataFrame(rows)
     return table.reindex(columns=list(dict.fromkeys([*TRIAL_COLUMNS, *table])))
+
+
+def search_summary(journal: Path) -> pd.DataFrame:
+    """The state of each strategy's search as text, one row each, and ``seconds`` of trials to come.
+
+    The last column, settings whose best value is at an end of what was tried, is known when the
+    search has written ``best.toml``.
+
+    :raises RecipeError: as :func:`read_trials`, or if ``best.toml`` is not a recipe.
+    """
+    file = journal.with_name("best.toml")
+    searched = load_recipe(str(file)).searched if file.exists() else {}
+    rows = []
+    for strategy, own in read_trials(journal).groupby("strategy", sort=False):
+        own = own[~(own["trial"] > own["planned"])]  # of a command with fewer trials
+        done = own[own["state"].isin(["complete", "pruned"])]
+        left = int(own["planned"].iloc[0]) - len(done)
+        best = done.dropna(subset="accuracy").nlargest(1, "accuracy")
+        found = best.drop(columns=[*TRIAL_COLUMNS]).dropna(axis=1).to_dict("records")
+        known = searched.get(str(strategy))
+        current = known is not None and known.accuracy in best["accuracy"].tolist()
+        rows.append(
+            {
+                "strategy": str(strategy),
+                "trials": f"{len(done)}/{len(done) + left}",
+                "running": str((own["state"] == "running").sum()),
+                "best A_T %": "".join(f"{100 * value:.2f}" for value in best["accuracy"]),
+                "settings": ", ".join(f"{key} {v}" for row in found for key, v in row.items()),
+                "at an end": ", ".join(known.at_end) if known and current else "",
+                "seconds": max(0, left) * (done["seconds"].mean() if len(done) else 0.0),
+            }
+        )
+    return pd.DataFrame(rows, columns=[*SUMMARY_COLUMNS, "seconds"])
 
 
 def _described(trial: FrozenTrial, claims: Path) -> dict[str, Any]:

@@ -64,6 +64,24 @@ def figures_of(comparison: Comparison, *names: str) -> dict[str, Figure]:
     return {name: figure for name, figure in found.items() if figure and figure.axes[0].has_data()}
 
 
+def learning_rates(trials: pd.DataFrame) -> Figure | None:
+    """A_T on validation images against the learning rate, a point per completed trial.
+
+    :param trials: see :func:`~covon_avalanche.experiment.search_journal.read_trials`.
+    """
+    known = trials.reindex(columns=["strategy", "lr", "accuracy"]).dropna()
+    if known.empty:
+        return None
+    figure, axes = _new_figure(3.1)
+    for i, (label, own) in enumerate(known.groupby("strategy")):
+        look = {"color": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)]}
+        axes.plot(own["lr"], 100 * own["accuracy"], ls="", ms=4.5, **look, label=_short(str(label)))
+    axes.set(xscale="log", xlabel="learning rate", ylabel="A_T on validation images (%)")
+    axes.grid()
+    _add_legend(figure, axes)
+    return figure
+
+
 def _curves(comparison: Comparison) -> Figure:
     def curves(runs: pd.DataFrame) -> pd.DataFrame:
         """Average accuracy by seed and domain; joint training is a horizontal line."""

@@ -20,9 +20,12 @@ from covon_avalanche.experiment.result import Result
 from covon_avalanche.report import figures, tables
 from covon_avalanche.report.results import results_frame
 from covon_avalanche.report.summary import MIN_SEEDS, TEST, Comparison, comparisons
+from covon_avalanche.safe_text import csv_text
 
 
-def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) -> Path:
+def write_report(
+    runs: pd.DataFrame, folder: Path, *, title: str | None = None, searches: Sequence[Path] = ()
+) -> Path:
     """Write ``index.html``, ``table.md``, ``table.tex``, ``table.csv``, ``results.csv`` and
     ``figures/*.svg`` and ``*.png``, replacing older ones atomically.
 
@@ -30,26 +33,34 @@ def write_report(runs: pd.DataFrame, folder: Path, *, title: str | None = None) 
 
     :param runs: of :func:`~covon_avalanche.load_results`, of one recipe or several.
     :param title: of the page; by default those of the recipes.
+    :param searches: folders of ``covon search``, whose trials the page shows; needs Optuna.
     :returns: the path of the page.
-    :raises ValueError: if there are no runs.
+    :raises ValueError: if there are neither runs nor searches.
     :raises ResultError: if two results are of the same run.
+    :raises RecipeError: if the files of a search are damaged.
     """
-    return _write(comparisons(runs), folder, title)[-1]
+    return _write(_comparisons(runs, searches), folder, title, searches)[-1]
 
 
-def write_archive(results: Sequence[Result], folder: Path, *, title: str | None = None) -> Path:
+def write_archive(
+    results: Sequence[Result],
+    folder: Path,
+    *,
+    title: str | None = None,
+    searches: Sequence[Path] = (),
+) -> Path:
     """Write a report, and ``FOLDER.zip`` with the report in a folder, a recipe for each comparison,
     and ``results.jsonl``, which ``load_results`` and ``covon report`` read; none has an absolute
     path.
 
     :param results: figures of others in the folder are left out of the archive.
-    :param title: of the page, see :func:`write_report`.
+    :param title: of the page, see :func:`write_report` for this and ``searches``.
     :returns: the path of the archive.
     """
     file = folder.resolve().with_name(f"{folder.resolve().name}.zip")
-    found = comparisons(results_frame(results))
+    found = _comparisons(results_frame(results), searches)
     with atomic_replace(file) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
-        for path in _write(found, folder, title):
+        for path in _write(found, folder, title, searches):
             archive.write(path, path.relative_to(folder))
         for comparison in found:
             archive.writestr(f"{_file_name(comparison.name)}.toml", recipe(comparison))
@@ -58,30 +69,51 @@ def write_archive(results: Sequence[Result], folder: Path, *, title: str | None 
     return file
 
 
-def _write(found: Sequence[Comparison], folder: Path, title: str | None) -> list[Path]:
+def _comparisons(runs: pd.DataFrame, searches: Sequence[Path]) -> list[Comparison]:
+    return [] if runs.empty and searches else comparisons(runs)
+
+
+def _write(
+    found: Sequence[Comparison], folder: Path, title: str | None, searches: Sequence[Path]
+) -> list[Path]:
     """The files of a report; the page comes last."""
     files: dict[Path, str | bytes] = {}
     images = {}
+    searched: dict[str, list[pd.DataFrame]] = {}  # summary and trials by title
+
+    def add(key: Any, name: str, figure: Any) -> None:
+        for form in ("png", "svg"):
+            data = figures.rendered(figure, form)
+            files[folder / "figures" / f"{_file_name(name)}.{form}"] = data
+        images[key] = f"data:image/svg+xml;base64,{b64encode(data).decode()}"
+
     with figures.style():
         for comparison in found:
             prefix = f"{comparison.name}-" if len(found) > 1 else ""
             for name, figure in figures.figures_of(comparison).items():
-                stem = _file_name(prefix + name)
-                for form in ("png", "svg"):
-                    data = figures.rendered(figure, form)
-                    files[folder / "figures" / f"{stem}.{form}"] = data
-                svg = b64encode(data).decode()
-                images[comparison.name, name] = f"data:image/svg+xml;base64,{svg}"
-    files[folder / "table.md"] = tables.markdown(found)
-    files[folder / "table.tex"] = tables.latex(found)
-    files[folder / "table.csv"] = tables.summary_csv(found)
-    files[folder / "results.csv"] = tables.results_csv(found)
+                add((comparison.name, name), prefix + name, figure)
+        for path in searches:
+            from covon_avalanche.experiment.search_journal import read_trials, search_summary
+
+            journal = path / "trials.journal"
+            trials, name = read_trials(journal), f"search-{path.resolve().name}"
+            summary = search_summary(journal).drop(columns="seconds")
+            searched[name] = [summary, trials.map(tables.cell)]
+            if (figure := figures.learning_rates(trials)) is not None:
+                add(name, name, figure)
+            files[folder / f"{_file_name(name)}.csv"] = csv_text(trials)
+    if found:
+        files[folder / "table.md"] = tables.markdown(found)
+        files[folder / "table.tex"] = tables.latex(found)
+        files[folder / "table.csv"] = tables.summary_csv(found)
+        files[folder / "results.csv"] = tables.results_csv(found)
     loader = PackageLoader("covon_avalanche.report", ".")
     blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     files[folder / "index.html"] = environment.get_template("page.html.j2").render(
-        title=title or "; ".join(dict.fromkeys(comparison.title for comparison in found)),
+        title=title or "; ".join(dict.fromkeys([*(c.title for c in found), *searched])),
         comparisons=found,
+        searched=searched,
         images=images,
         tables=tables,
         recipe=recipe,

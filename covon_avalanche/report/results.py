@@ -82,7 +82,8 @@ def accuracy_matrix(run: Mapping[str, Any] | pd.Series) -> AccuracyMatrix:
 def results_frame(results: Iterable[Result]) -> pd.DataFrame:
     """The DataFrame of :func:`load_results` from results in memory."""
     table = pd.DataFrame([_row(result) for result in results])
-    return table.astype(dict.fromkeys([*MEASURES, "peak_memory"], float))  # None is NaN
+    measured = [name for name in (*MEASURES, "peak_memory") if name in table]  # none of no results
+    return table.astype(dict.fromkeys(measured, float))  # None is NaN
 
 
 def _row(result: Result) -> dict[str, Any]:

@@ -170,12 +170,18 @@ def results_csv(found: Sequence[Comparison]) -> str:
     return csv_text(table)
 
 
+def cell(value: Any) -> str:
+    """A value as text; a dash if it is unknown."""
+    if value is None or value is pd.NA or value != value:
+        return MISSING
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def settings_table(comparison: Comparison) -> pd.DataFrame:
     """Settings in which the strategies differ, as text, by strategy and name."""
     settings = {label: flatten(own) for label, own in comparison.strategies().items()}
     table = pd.DataFrame.from_dict(settings, orient="index", dtype=object)
-    texts = table.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
-    texts = texts.where(table.notna(), MISSING)
+    texts = table.map(cell)
     return texts.loc[:, texts.nunique() > 1]
 
 

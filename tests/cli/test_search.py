@@ -1,6 +1,7 @@
 """``covon search`` as a user calls it."""
 
 import os
+import re
 import signal
 import sys
 from types import SimpleNamespace
@@ -141,6 +142,29 @@ def test_the_state_of_a_search_is_shown(tmp_path):
     table = pd.read_csv(tmp_path / "s/trials.csv")
     assert table["strategy"].tolist() == ["finetune"] * 2 + ["ewc-star"] * 2
     assert table["accuracy"].between(0, 1).all()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_the_report_of_a_search_has_its_trials_and_what_was_best(tmp_path):
+    folder, out = tmp_path / "mine", tmp_path / "report"
+    file = saved(recipe_of("finetune", "ewc-star"), tmp_path)
+    assert covon("search", file, "--trials", 2, "--out", folder).exit_code == 0
+    done = covon("report", folder, "--out", out)
+    assert done.exit_code == 0, done.output
+    table = pd.read_csv(out / "search-mine.csv")
+    page = (out / "index.html").read_text()
+    rows = re.findall(r'<tr><th scope="row"><span class="name">(.*)</span></th>(.*)</tr>', page)
+    cells = [[name, *re.findall("<td>(.*?)</td>", rest)] for name, rest in rows]
+    searched = load_recipe(str(folder / "best.toml")).searched
+    assert [row[0] for row in cells] == [*searched, *table["strategy"]]
+    for row, how in zip(cells, searched.values(), strict=False):
+        assert row[1:4] == ["2/2", "0", f"{100 * how.accuracy:.2f}"]
+        assert row[5] == ", ".join(how.at_end)
+    pd.testing.assert_frame_equal(table, pd.read_csv(folder / "trials.csv"))
+    assert [float(row[3]) for row in cells[2:]] == pytest.approx(table["accuracy"], rel=1e-5)
+    assert (out / "figures/search-mine.svg").is_file()
+    assert str(tmp_path) not in page
+    assert not (out / "table.md").exists()
 
 
 def test_a_misspelt_key_of_a_range_is_an_error_before_anything_runs(tmp_path):
