@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_STALE = 3600.0  # seconds; another process may be writing younger ones
 
 
 @contextmanager
@@ -16,8 +20,13 @@ def atomic_replace(path: Path) -> Iterator[Path]:
 
     After an exception it is removed, and an existing file remains unchanged. The new file has the
     permissions of the one that it replaces, or those of the process's umask, whoever writes it.
+    What a killed process has left beside ``path`` is removed if it has not changed for an hour.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for old in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part"):
+        with suppress(OSError):  # another process has removed it
+            if time.time() - old.stat().st_mtime > _STALE:
+                old.unlink()
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     # O_EXCL refuses an existing file or link. tempfile's files are readable by the owner alone.
     os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))

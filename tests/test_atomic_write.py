@@ -1,6 +1,7 @@
 """A write leaves the new file complete or the old one unchanged."""
 
 import os
+import time
 
 import pytest
 import torch
@@ -45,3 +46,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         write_atomically(path, "new")
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
     assert path.read_text() == "old"
+
+
+def test_what_kills_have_left_is_removed_an_hour_later(tmp_path):
+    names = [".a[1].0123456789abcdef.part", ".a[1].fedcba9876543210.part"]
+    others = [".b.0123456789abcdef.part", ".a1.0123456789abcdef.part", ".a[1].part"]
+    for name in [*names, *others]:
+        (tmp_path / name).write_text("half")
+        os.utime(tmp_path / name, (0, time.time() - (30 if name == names[1] else 4000)))
+    write_atomically(tmp_path / "a[1]", "whole")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, names[1], "a[1]"])
