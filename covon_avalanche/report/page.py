@@ -99,8 +99,8 @@ def _write(
             trials, name = read_trials(journal), f"search-{path.resolve().name}"
             summary = search_summary(journal).drop(columns="seconds")
             searched[name] = [summary, trials.map(tables.cell)]
-            if (figure := figures.learning_rates(trials)) is not None:
-                add(name, name, figure)
+            if (rates := figures.learning_rates(trials)) is not None:
+                add(name, name, rates)
             files[folder / f"{_file_name(name)}.csv"] = csv_text(trials)
     if found:
         files[folder / "table.md"] = tables.markdown(found)
