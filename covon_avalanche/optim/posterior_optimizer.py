@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from covon_avalanche.checks import check_positive, check_whole
+from covon_avalanche.optim.attachment import Attachment
 from covon_avalanche.optim.checks import (
     check_finite,
     check_given,
@@ -33,7 +34,7 @@ from covon_avalanche.optim.samples import (
     fill_normal_,
     next_noise_key,
 )
-from covon_avalanche.optim.sharding import gathered, local, whole
+from covon_avalanche.optim.sharding import gathered, is_sharded, local, whole
 from covon_avalanche.optim.weight_versions import WeightVersions
 from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, embed
 
@@ -101,6 +102,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
         self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
         self._weights = WeightVersions()
+        self._attachment = Attachment()
         self._known_grads: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # stepped or cleared
         self._other_grads: dict[Tensor, tuple[weakref.ref[Tensor], Tensor]] = {}
         """Those that the sample in place found, and whether they have entries that are not zero."""
@@ -176,10 +178,39 @@ class PosteriorOptimizer(Optimizer, ABC):
             self._restore_mean(check=True)
         except BaseException:
             # Never keep an incomplete sample; one that could not be drawn leaves others waiting.
-            self.discard_samples() if drawn and train else self._restore_mean()
+            self._discard() if drawn and train else self._restore_mean()
             raise
         if train:
             self._record_sample(drawn)
+
+    def attach(self, model: nn.Module) -> Attachment:
+        """Sample in a training loop that stays as it is::
+
+            optimizer.attach(model)             # then, with the same result bit for bit:
+            criterion(model(x), y).backward()   # the first forward pass places a sample
+            optimizer.step()                    # restores the mean first
+
+        A sample serves all forward passes with gradients in training mode until ``step()``;
+        evaluations (``model.eval()`` or ``torch.no_grad()``) and ``model.state_dict()`` see the
+        mean, between micro-batches, too. An exception in the forward pass drops the sample. After
+        one elsewhere, or a step that a ``GradScaler`` skips, the sample stays for the next step,
+        and :meth:`discard_samples` drops it. Copies and pickles are not attached.
+
+        :param model: the module that the loop calls, after ``torch.compile`` and
+            DistributedDataParallel.
+        :return: its ``remove()`` detaches the model.
+        :raises ValueError: with several samples per step, whose forward passes a hook cannot tell
+            apart, or for sharded parameters, which FSDP's own hooks gather.
+        """
+        if self.mc_samples != 1:
+            raise ValueError(f"attach() needs one sample per step, got {self.mc_samples}")
+        for named in self._named_params():
+            if is_sharded(named.param):
+                raise ValueError(f"{named.name!r} is sharded: use sampled_params(), not attach()")
+        self._attachment.remove()
+        self._attachment = Attachment(self)
+        self._attachment.to(model)
+        return self._attachment
 
     @property
     def can_sample(self) -> bool:
@@ -196,6 +227,10 @@ class PosteriorOptimizer(Optimizer, ABC):
     def discard_samples(self) -> None:
         """Drop the samples drawn since the last step, and put back the mean if an interrupt has
         left a sample in place."""
+        self._attachment.drop_sample()
+        self._discard()
+
+    def _discard(self) -> None:
         self._restore_mean()
         self._record = self._new_record()
 
@@ -231,6 +266,11 @@ class PosteriorOptimizer(Optimizer, ABC):
                 if temperature != 1:
                     buffer.content.sub_(p).mul_(temperature**0.5).add_(p)
                 buffer.version = self._weights.version(p)
+            self._swap_in(drawn)
+
+    def _swap_in(self, drawn: dict[Tensor, SampleBuffer]) -> None:
+        with defer_interrupt(), torch.no_grad():
+            for p, buffer in drawn.items():
                 buffer.swap_(p)
                 self._in_place[p] = buffer
             self._weights.swapped(drawn)
@@ -374,6 +414,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             would not be; names parameter, step and likely cause, and leaves everything as it was.
         """
         loss = None if closure is None else self._call(closure)
+        self._attachment.end_sample()
         if self._in_place:
             raise RuntimeError("step() must be called outside of sampled_params()")
         if not self._record.complete:
@@ -468,6 +509,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         return state if "step" in state else {**self._start_task(p, group), **state}
 
     def _check_consolidation(self) -> None:
+        self._attachment.drop_sample()
         if self._in_place:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
         self._check_unchanged()
@@ -734,6 +776,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._known_grads, self._other_grads = {}, {}
         if not hasattr(self, "_names"):  # of a copy, not while a state is loaded
             self._names = WeakTensorKeyDictionary()
+            self._attachment = Attachment()
         for group in self.param_groups:
             group.setdefault("consolidated", False)
         self._record = self._new_record()

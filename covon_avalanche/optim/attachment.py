@@ -1,0 +1,96 @@
+"""Posterior samples in training loops that stay as they are, see ``PosteriorOptimizer.attach``."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from covon_avalanche.optim.samples import SampleBuffer
+
+if TYPE_CHECKING:
+    from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
+
+
+class Attachment:
+    """Hooks of a model that place samples of its optimizer."""
+
+    def __init__(self, optimizer: PosteriorOptimizer | None = None) -> None:
+        self._optimizer = optimizer
+        self._sample = ExitStack()
+        self._waits = False  # the sample, for its step
+        self._swapped_out: dict[Tensor, SampleBuffer] = {}  # the sample during an evaluation
+        self._hooks = ExitStack()
+
+    def __reduce__(self) -> tuple[type[Attachment], tuple[()]]:
+        if self._waits:
+            raise RuntimeError("copy and pickle an attached model between two steps, not within")
+        return Attachment, ()  # copies are not attached
+
+    def to(self, model: nn.Module) -> None:
+        """Register the hooks."""
+        enter = self._hooks.enter_context
+        enter(model.register_forward_pre_hook(self._before_forward, prepend=True))
+        enter(model.register_forward_hook(self._after_forward, always_call=True))
+        for module in model.modules():  # torch sets an attribute of the hook, so no bare method
+            enter(module.register_state_dict_post_hook(partial(self._replace_sample)))
+
+    def remove(self) -> None:
+        """Detach the model; a sample that waits for its step is dropped."""
+        self.drop_sample()
+        self._hooks.close()
+
+    def end_sample(self) -> None:
+        """Restore the mean and record the sample, before a step."""
+        self._swap_in()
+        self._waits = False
+        self._sample.close()
+
+    def drop_sample(self) -> None:
+        """Restore the mean and record nothing."""
+        self._waits, self._swapped_out = False, {}
+        self._sample.__exit__(RuntimeError, RuntimeError("the step was not completed"), None)
+
+    @torch.compiler.disable
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        optimizer = self._optimizer
+        if optimizer is None:
+            return
+        if module.training and torch.is_grad_enabled():
+            self._swap_in()
+            if not optimizer._in_place:
+                self.drop_sample()  # if discard_samples() has restored the mean
+                self._sample.enter_context(optimizer.sampled_params())
+                self._waits = True
+        elif self._waits and not self._swapped_out:
+            in_place = dict(optimizer._in_place)
+            optimizer._restore_mean(check=True)
+            self._swapped_out = in_place
+
+    @torch.compiler.disable
+    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._swapped_out:
+            self._swap_in()
+        elif self._waits and output is None and sys.exc_info()[0] is not None:
+            self.drop_sample()
+
+    def _swap_in(self) -> None:
+        optimizer, sample = self._optimizer, self._swapped_out
+        if optimizer is not None and sample:
+            self._swapped_out = {}
+            if any(optimizer._weights.version(p) != b.version for p, b in sample.items()):
+                self.drop_sample()  # it belongs to other weights
+            else:
+                optimizer._swap_in(sample)
+
+    def _replace_sample(
+        self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
+    ) -> None:
+        if self._optimizer is not None and self._waits:
+            for name, p in module._parameters.items():
+                if p is not None and prefix + name in state:
+                    state[prefix + name] = self._optimizer.mean_of(p).clone()

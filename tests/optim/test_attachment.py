@@ -1,0 +1,327 @@
+"""An attached model in a plain loop trains as one with sampled_params(), bit by bit."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from toy_optimizers import make_covon, nll, same, weights
+
+STEPS = 4
+
+
+class Net(nn.Module):
+    """Records the weights of each forward pass, and fails when told to."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        self.seen, self.fails = [], None
+
+    def forward(self, x):
+        self.seen.append(self.layers[0].weight.detach().clone())
+        if self.fails is not None:
+            raise self.fails
+        return self.layers(x)
+
+
+@pytest.fixture
+def micro_batches(batch):
+    return list(zip(batch[0].split(8), batch[1].split(8), strict=True))
+
+
+def by_block(make, micro_batches, clip=float("inf")):
+    """Two tasks with the block; model and optimizer."""
+    model = Net()
+    optimizer = make(model.named_parameters(), seed=3)
+    for step in range(2 * STEPS):
+        with optimizer.sampled_params():
+            for x, y in micro_batches:
+                nll(model, (x, y))().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == STEPS - 1:
+            optimizer.consolidate()
+    return model, optimizer
+
+
+def attached(make, micro_batches, between=lambda model: None, wrap=lambda model: model, clip=None):
+    """The same by :meth:`attach`; ``between`` runs after each backward pass and each step."""
+    model = Net()
+    optimizer = make(model.named_parameters(), seed=3)
+    outer = wrap(model)
+    optimizer.attach(outer)
+    for step in range(2 * STEPS):
+        for x, y in micro_batches:
+            nll(outer, (x, y))().backward()
+            between(model)
+        nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
+        optimizer.step()
+        optimizer.zero_grad()
+        between(model)
+        if step == STEPS - 1:
+            optimizer.consolidate()
+    return model, optimizer
+
+
+def assert_same(one, two):
+    (model, optimizer), (other, its_optimizer) = one, two
+    assert same(weights(model), weights(other))
+    assert same(optimizer.posterior().precision, its_optimizer.posterior().precision)
+
+
+@pytest.mark.parametrize("clip", [float("inf"), 0.05])
+def test_accumulation_and_clipping_equal_the_block(make_each, micro_batches, clip):
+    block = by_block(make_each, micro_batches, clip)
+    hooks = attached(make_each, micro_batches, clip=clip)
+    assert_same(block, hooks)
+    assert all(torch.equal(*pair) for pair in zip(block[0].seen, hooks[0].seen, strict=True))
+
+
+def test_evaluations_see_the_mean_also_between_micro_batches(make_each, micro_batches, batch):
+    means = []
+
+    def evaluate(model):
+        model.eval()
+        model(batch[0])
+        means.append(model.seen.pop())
+        model.train()
+        with torch.no_grad():
+            model(batch[0])
+        assert torch.equal(model.seen.pop(), means[-1])
+
+    block, hooks = by_block(make_each, micro_batches), attached(make_each, micro_batches, evaluate)
+    assert_same(block, hooks)
+    for i in range(0, len(means), 3):  # after two micro-batches and after their step
+        assert torch.equal(means[i], means[i + 1])
+        assert not torch.equal(means[i], means[i + 2])
+        assert not torch.equal(means[i], hooks[0].seen[i // 3 * 2])
+
+
+def test_state_dicts_hold_the_mean_and_stay_as_they_are(make_each, micro_batches):
+    kept = []
+
+    def save(model):
+        kept.append((model.state_dict(), model.layers[0].state_dict(), weights(model)))
+
+    hooks = attached(make_each, micro_batches, save)
+    assert_same(by_block(make_each, micro_batches), hooks)
+    for i in range(0, len(kept), 3):
+        (whole, part, sample), (later, *_), (_, _, after) = kept[i : i + 3]
+        assert whole.keys() == sample.keys() == after.keys()
+        assert same(whole, later)
+        assert torch.equal(whole["layers.0.weight"], part["weight"])
+        assert not torch.equal(whole["layers.0.weight"], sample["layers.0.weight"])
+    first = Net().state_dict()
+    assert same(dict(kept[0][0]), dict(first))
+
+
+def test_an_exception_in_the_forward_pass_drops_the_sample(make_each, micro_batches):
+    """As one in the block does: the noise that was drawn is lost, and all else is as before."""
+    model, (first, second) = Net(), micro_batches
+    optimizer = make_each(model.named_parameters(), seed=3)
+    plain = copy.deepcopy(model)
+    own = make_each(plain.named_parameters(), seed=3)
+    optimizer.attach(model)
+    nll(model, first)().backward()
+    before = weights(plain)
+    model.fails = ValueError("broken")
+    with pytest.raises(ValueError, match="broken"):
+        model(second[0])
+    assert same(weights(model), before)
+    with pytest.raises(RuntimeError, match="needs mc_samples=1 samples, got 0"):
+        optimizer.step()
+    model.fails = None
+    with own.sampled_params(train=False):  # draws once
+        own.param_groups[0]["noise_draws"] = 1
+    own.param_groups[0]["noise_seed"] = optimizer.param_groups[0]["noise_seed"]
+    for m, o in ((model, optimizer), (plain, own)):
+        o.zero_grad()
+        if o is own:
+            with o.sampled_params():
+                nll(m, first)().backward()
+        else:
+            nll(m, first)().backward()
+        o.step()
+    assert_same((model, optimizer), (plain, own))
+
+
+def test_after_an_exception_in_an_evaluation_the_sample_is_back(make_each, micro_batches):
+    def fail(model):
+        model.fails = ValueError("broken")
+        model.eval()
+        with pytest.raises(ValueError, match="broken"):
+            model(micro_batches[0][0])
+        model.train()
+        model.seen.pop()
+        model.fails = None
+
+    assert_same(by_block(make_each, micro_batches), attached(make_each, micro_batches, fail))
+
+
+def test_ctrl_c_leaves_a_sample_that_evaluations_do_not_see(micro_batches):
+    model = Net()
+    mean = model.layers[0].weight.detach().clone()
+    optimizer = make_covon(model.named_parameters())
+    optimizer.attach(model)
+    for mode in (True, False):
+        nll(model, micro_batches[0])().backward()
+        model.fails = KeyboardInterrupt()
+        model.train(mode)
+        with pytest.raises(KeyboardInterrupt):
+            model(micro_batches[0][0])
+        model.fails = None
+        model.eval()(micro_batches[0][0])
+        assert torch.equal(model.seen[-1], mean)
+        assert torch.equal(model.state_dict()["layers.0.weight"], mean)
+        model.train()
+    optimizer.discard_samples()
+    assert torch.equal(model.layers[0].weight, mean)
+    with pytest.raises(RuntimeError, match="got 0"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        nn.Sequential,
+        lambda model: torch.compile(nn.Sequential(model.layers), backend="eager"),
+        lambda model: model.share_memory(),  # swapped by copying
+    ],
+    ids=["wrapped", "compiled", "shared memory"],
+)
+def test_wrapped_models(wrap, make, micro_batches):
+    block, hooks = by_block(make, micro_batches), attached(make, micro_batches, wrap=wrap)
+    torch.testing.assert_close(weights(hooks[0]), weights(block[0]))
+
+
+def test_a_model_attached_before_it_is_compiled(micro_batches):
+    model = Net()
+    optimizer = make_covon(model.named_parameters(), seed=3)
+    optimizer.attach(model)
+    compiled = torch.compile(model.layers, backend="eager")
+    model.forward = lambda x: compiled(x)
+    for _ in range(2):
+        nll(model, micro_batches[0])().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(optimizer.posterior().mean) == 4
+
+
+def test_step_with_a_closure_uses_the_sample_in_place(make_each, micro_batches):
+    block, model = by_block(make_each, micro_batches), Net()
+    optimizer = make_each(model.named_parameters(), seed=3)
+    optimizer.attach(model)
+    for step in range(2 * STEPS):
+        nll(model, micro_batches[0])().backward()
+        optimizer.step(lambda: nll(model, micro_batches[1])().backward())
+        optimizer.zero_grad()
+        if step == STEPS - 1:
+            optimizer.consolidate()
+    assert_same(block, (model, optimizer))
+
+
+def test_a_block_of_ones_own_stays_in_force(micro_batches):
+    model = Net()
+    optimizer = make_covon(model.named_parameters())
+    optimizer.attach(model)
+    nll(model, micro_batches[0])().backward()
+    optimizer.step()
+    model.eval()
+    mean = weights(model)["layers.0.weight"]
+    with torch.no_grad(), optimizer.sampled_params(train=False):
+        model(micro_batches[0][0])
+    assert not torch.equal(model.seen[-1], mean)
+    assert torch.equal(model.layers[0].weight, mean)
+
+
+def test_an_incomplete_step_ends_with_the_task_and_with_detaching(micro_batches):
+    for end in (lambda o, a: o.consolidate(), lambda o, a: a.remove()):
+        model = Net()
+        optimizer = make_covon(model.named_parameters())
+        attachment = optimizer.attach(model)
+        mean = weights(model)
+        nll(model, micro_batches[0])().backward()
+        end(optimizer, attachment)
+        assert same(weights(model), mean)
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert not model.layers[0]._state_dict_hooks
+    model(micro_batches[0][0])
+    assert torch.equal(model.seen[-1], mean["layers.0.weight"])
+
+
+def test_weights_changed_within_a_step_are_an_error(micro_batches):
+    for evaluates in (False, True):
+        model = Net()
+        optimizer = make_covon(model.named_parameters())
+        optimizer.attach(model)
+        nll(model, micro_batches[0])().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        nll(model, micro_batches[0])().backward()
+        with torch.no_grad():
+            model.layers[0].weight.mul_(2)
+        with pytest.raises(RuntimeError, match=r"'layers.0.weight' was changed inside"):
+            model.eval()(micro_batches[0][0]) if evaluates else optimizer.step()
+
+
+def test_a_load_while_the_mean_is_evaluated_drops_the_sample(micro_batches):
+    model, optimizer = attached(make_covon, micro_batches)
+    nll(model, micro_batches[0])().backward()
+    model.layers.register_forward_hook(lambda *_: model.load_state_dict(Net().state_dict()))
+    model.eval()(micro_batches[0][0])
+    model.train()
+    with pytest.raises(RuntimeError, match="got 0"):
+        optimizer.step()
+
+
+def test_copies_are_not_attached_and_not_made_within_a_step(micro_batches):
+    model, optimizer = attached(make_covon, micro_batches)
+    del model.seen[:]
+    twin, twins_optimizer = copy.deepcopy((model, optimizer))
+    stored = pickle.loads(pickle.dumps(model))
+    for other in (twin, stored):
+        nll(other, micro_batches[0])().backward()
+        assert torch.equal(other.seen[-1], model.layers[0].weight)
+    with pytest.raises(RuntimeError, match="got 0"):
+        twins_optimizer.step()
+    nll(model, micro_batches[0])().backward()
+    for copying in (copy.deepcopy, lambda m: torch.save(m, io.BytesIO())):
+        with pytest.raises(RuntimeError, match="between two steps, not within"):
+            copying(model)
+
+
+def test_a_state_is_loaded_into_an_attached_optimizer(micro_batches):
+    model, optimizer = attached(make_covon, micro_batches)
+    other = Net()
+    resumed = make_covon(other.named_parameters())
+    resumed.attach(other)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for m, o in ((model, optimizer), (other, resumed)):
+        nll(m, micro_batches[0])().backward()
+        o.step()
+    assert_same((model, optimizer), (other, resumed))
+
+
+def test_what_cannot_be_attached_is_one_sentence():
+    model = Net()
+    several = make_covon(model.named_parameters(), mc_samples=2)
+    with pytest.raises(ValueError, match="needs one sample per step, got 2"):
+        several.attach(model)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        sharded = make_covon(model.named_parameters())
+        with pytest.raises(ValueError, match=r"'layers\.0\.weight' is sharded: use sampled_params"):
+            sharded.attach(model)
+    finally:
+        dist.destroy_process_group()
