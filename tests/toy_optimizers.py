@@ -117,6 +117,12 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
+def relative_distance(a: nn.Module, b: nn.Module, start: nn.Module) -> float:
+    """The distance of two trained models, relative to that from where they started."""
+    ends = [nn.utils.parameters_to_vector(model.parameters()).detach() for model in (a, b, start)]
+    return float((ends[0] - ends[1]).norm() / (ends[1] - ends[2]).norm())
+
+
 def contents(optimizer) -> dict[str, torch.Tensor]:
     """A copy of an optimizer's parameters and their state, in the order of the parameters."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 import torch
 from torch import nn
-from toy_optimizers import accumulate, make_covon, make_vcl, nll, same, weights
+from toy_optimizers import accumulate, make_covon, make_vcl, nll, relative_distance, same, weights
 
 transformers = pytest.importorskip("transformers", reason="needs the extra language")
 pytest.importorskip("accelerate", reason="needs the extra language")
@@ -208,6 +208,84 @@ def test_autocast_and_compiled_models(options, tmp_path):
     tolerance = 0.05 if "bf16" in options else 1e-6
     torch.testing.assert_close(weights(model), weights(exact), rtol=0, atol=tolerance)
     assert same(weights(model), weights(exact)) == ("bf16" not in options)
+
+
+class Recording(transformers.Trainer):
+    """Keeps the batches that a training uses."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        self.batches = [*getattr(self, "batches", ()), copy.deepcopy(dict(inputs))]
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+def gpt2():
+    torch.manual_seed(1)
+    sizes = dict(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **dropout, **ends))
+
+
+def lengths(batches):
+    return [tuple(batch["attention_mask"].sum(1).tolist()) for batch in batches]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"train_sampling_strategy": "group_by_length"},
+        {"gradient_checkpointing": True},
+        {"label_smoothing_factor": 0.3},
+    ],
+    ids=lambda options: next(iter(options), "none"),
+)
+def test_options_for_language_models_equal_a_plain_loop(options, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    sizes = [4, 15, 5, 14, 6, 13, 3, 16] * 8
+    rows = [torch.randint(1, 20, (n,), generator=generator).tolist() for n in sizes]
+    rows = [  # the first token is not predicted, but the Trainer would count it
+        {"input_ids": r, "labels": [-100, *r[1:]], "attention_mask": [1] * len(r)} for r in rows
+    ]
+
+    def pad(batch):
+        longest = max(len(row["input_ids"]) for row in batch)
+        fill = {"input_ids": 0, "labels": -100, "attention_mask": 0}
+        return {
+            key: torch.tensor([row[key] + [value] * (longest - len(row[key])) for row in batch])
+            for key, value in fill.items()
+        }
+
+    model, plain = gpt2(), gpt2()
+    optimizer, own = (
+        CoVON.finetuning(m.named_parameters(), lr=1e-3, generator=torch.Generator().manual_seed(3))
+        for m in (model, plain)
+    )
+    arguments = transformers.TrainingArguments(
+        tmp_path, max_steps=12, per_device_train_batch_size=4, report_to=[], use_cpu=True,
+        max_grad_norm=1.0, disable_tqdm=True, save_strategy="no", lr_scheduler_type="constant",
+        **options,
+    )  # fmt: skip
+    run = Recording(
+        model, arguments, pad, rows, optimizers=(optimizer, None), callbacks=[PosteriorCallback()]
+    )
+    run.train()
+    assert len(run.batches) == 12
+    smoothing = options.get("label_smoothing_factor", 0.0)
+    for batch in run.batches:
+        with own.sampled_params():
+            own.zero_grad()
+            logits = plain(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(),
+                label_smoothing=smoothing,
+            ).backward()  # fmt: skip
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        own.step()
+    own.consolidate()
+    assert relative_distance(model, plain, gpt2()) < 1e-3
+    spread = [max(found) - min(found) for found in lengths(run.batches)]
+    assert (sum(spread) / len(spread) < 5) == ("group" in str(options))
 
 
 def adamw(model):

@@ -1,0 +1,106 @@
+"""CoVON in TRL's SFTTrainer does what it does in a plain loop over the same batches."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from toy_optimizers import relative_distance, same, weights
+
+trl = pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
+transformers = pytest.importorskip("transformers", reason="needs the extra language")
+datasets = pytest.importorskip("datasets", reason="needs the extra language")
+
+from covon_avalanche import CoVON  # noqa: E402
+from covon_avalanche.integrations.huggingface import PosteriorCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Recording(trl.SFTTrainer):
+    """Keeps the batches that a training uses."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        self.batches = [*getattr(self, "batches", ()), copy.deepcopy(dict(inputs))]
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+def make_tokenizer():
+    from tokenizers import ByteLevelBPETokenizer
+
+    made = ByteLevelBPETokenizer()
+    made.train_from_iterator(["1 + 1 = 2"], 270, special_tokens=["<|end|>"], show_progress=False)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made._tokenizer, eos_token="<|end|>", pad_token="<|end|>"
+    )
+
+
+def make_model(lora, vocabulary):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=vocabulary, n_positions=64, n_embd=16, n_layer=1, n_head=2,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config)
+    if lora:
+        peft = pytest.importorskip("peft", reason="needs the extra language")
+        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=2))
+    return model
+
+
+def make_optimizer(model):
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    generator = torch.Generator().manual_seed(0)
+    return CoVON.finetuning(trained, lr=1e-2, generator=generator)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"packing": True, "max_length": 32}, {"bf16": True}, {"lora": True}],
+    ids=lambda options: next(iter(options), "plain"),
+)
+def test_sft_equals_a_plain_loop(options, tmp_path):
+    lora, settings = options.get("lora", False), dict(options)
+    settings.pop("lora", None)
+    run, model, optimizer = train(tmp_path, lora, **settings)
+    plain = make_model(lora, model.config.vocab_size)
+    own = make_optimizer(plain)
+    for batch in run.batches:
+        with own.sampled_params():
+            own.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=options.get("bf16", False)):
+                plain(**batch, use_cache=False).loss.backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        own.step()
+    own.consolidate()
+    start = make_model(lora, model.config.vocab_size)
+    assert relative_distance(model, plain, start) < (0.1 if options.get("bf16") else 0.01)
+    assert all("lora" in name for name in optimizer.posterior().mean) == lora
+
+
+def train(folder, lora=False, **settings):
+    tokenizer = make_tokenizer()
+    model = make_model(lora, len(tokenizer))
+    optimizer = make_optimizer(model)
+    rows = [{"text": f"{i} + {i} = {2 * i}. " * (1 + i % 3)} for i in range(16)]
+    arguments = trl.SFTConfig(
+        folder, per_device_train_batch_size=4, max_steps=3, report_to=[], use_cpu=True,
+        disable_tqdm=True, save_strategy="no", lr_scheduler_type="constant",
+        **{"bf16": False, **settings},
+    )  # fmt: skip
+    run = Recording(
+        model, arguments, train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=tokenizer, optimizers=(optimizer, None), callbacks=[PosteriorCallback()],
+    )  # fmt: skip
+    run.train()
+    return run, model, optimizer
+
+
+def test_neftune_adds_its_noise_in_training_only(tmp_path):
+    _, exact, _ = train(tmp_path)
+    _, model, optimizer = train(tmp_path, neftune_noise_alpha=5)
+    assert not same(weights(model), weights(exact))
+    assert all(s.isfinite().all() for s in optimizer.posterior().precision.values())
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.equal(model.train()(ids).logits, model.eval()(ids).logits)  # no hook is left
