@@ -1,6 +1,7 @@
 """English, German and French text: Debian's manual pages, downloaded as packages, not installed.
 
-    python benchmarks/manual_pages.py FOLDER
+    python benchmarks/manual_pages.py FOLDER                   packages by ``apt-get download``
+    python benchmarks/manual_pages.py FOLDER --packages DEBS   from a folder of ``.deb`` files
 
 writes ``FOLDER/{en,de,fr}/{train,valid,test}.jsonl``, a page a line, as
 ``{"page": ..., "text": ...}``. Roff markup is removed; aliases, duplicates and pages that are not
@@ -14,36 +15,37 @@ each package has them. The text is for experiments on the machine that downloads
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import hashlib
 import html
 import io
 import json
 import re
-import sys
+import shutil
+import subprocess
 import tarfile
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from covon_avalanche.atomic_write import write_atomically
 
-POOL = "http://deb.debian.org/debian/pool/main/m"
 PACKAGES = {
     "en": {
-        "manpages/manpages_6.03-2_all.deb": "efa1ba4cd19ad7baeae959c9209a7eb7",
-        "manpages/manpages-dev_6.03-2_all.deb": "96f55cb5e26231d5567c89b692bced63",
+        "manpages=6.03-2": "efa1ba4cd19ad7baeae959c9209a7eb7",
+        "manpages-dev=6.03-2": "96f55cb5e26231d5567c89b692bced63",
     },
     "de": {
-        "manpages-l10n/manpages-de_4.18.1-1_all.deb": "37d2e7ee51f22952aecec3af93647ff5",
-        "manpages-l10n/manpages-de-dev_4.18.1-1_all.deb": "cb3d7c10977dd3c811065d89e0d91219",
+        "manpages-de=4.18.1-1": "37d2e7ee51f22952aecec3af93647ff5",
+        "manpages-de-dev=4.18.1-1": "cb3d7c10977dd3c811065d89e0d91219",
     },
     "fr": {
-        "manpages-l10n/manpages-fr_4.18.1-1_all.deb": "ec29759cc0e4a44dc7719c1e32869d00",
-        "manpages-l10n/manpages-fr-dev_4.18.1-1_all.deb": "25f5a53208d92f0a69a89e349edfb306",
+        "manpages-fr=4.18.1-1": "ec29759cc0e4a44dc7719c1e32869d00",
+        "manpages-fr-dev=4.18.1-1": "25f5a53208d92f0a69a89e349edfb306",
     },
 }
-"""Paths in Debian's pool, and how their SHA-256 begins."""
+"""Packages of Debian 12 with their versions, and how their SHA-256 begins."""
 SHORTEST = 400  # characters; what is shorter is an alias or a stub
 COMMON_WORDS = {
     "en": {"the", "of", "and", "to", "is", "in", "that"},
@@ -52,16 +54,39 @@ COMMON_WORDS = {
 }
 
 
-def fetch(path: str, digest: str) -> bytes:
-    """A package.
+def download(package: str, folder: Path) -> None:
+    """Write ``NAME_VERSION_all.deb`` into a folder by the system's package client."""
+    advice = f"put {file_name(package)} into a folder and pass it by --packages"
+    if shutil.which("apt-get") is None:
+        raise SystemExit(f"this system has no apt-get: {advice}")
+    done = subprocess.run(
+        ["apt-get", "download", package], cwd=folder, capture_output=True, text=True
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise SystemExit(f"apt-get download {package} failed ({reason}): {advice}")
+
+
+def file_name(package: str) -> str:
+    """The file of ``NAME=VERSION``."""
+    return f"{package.replace('=', '_')}_all.deb"
+
+
+def fetch(package: str, digest: str, folder: Path | None = None) -> bytes:
+    """A package, from a folder or downloaded.
 
     :raises ValueError: if it is not the expected one.
     """
-    with urllib.request.urlopen(f"{POOL}/{path}", timeout=60) as response:
-        content: bytes = response.read()
+    with TemporaryDirectory() as downloads:
+        if folder is None:
+            download(package, Path(downloads))
+        file = (folder or Path(downloads)) / file_name(package)
+        if not file.is_file():
+            raise SystemExit(f"{file} is missing")
+        content = file.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if not found.startswith(digest):
-        raise ValueError(f"{path} has SHA-256 {found}, which should begin with {digest}")
+        raise ValueError(f"{package} has SHA-256 {found}, which should begin with {digest}")
     return content
 
 
@@ -167,10 +192,15 @@ def part_of(page: str) -> str:
 
 
 def main() -> None:
-    """Download, convert and write."""
-    folder = Path(sys.argv[1])
+    """Fetch the packages, convert and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--packages", type=Path, help="a folder of .deb files")
+    given = parser.parse_args()
+    folder = given.folder
     for language, packages in PACKAGES.items():
-        texts = corpus(language, [fetch(path, digest) for path, digest in packages.items()])
+        contents = [fetch(name, digest, given.packages) for name, digest in packages.items()]
+        texts = corpus(language, contents)
         for part in ("train", "valid", "test"):
             lines = [
                 json.dumps({"page": page, "text": text}, ensure_ascii=False) + "\n"

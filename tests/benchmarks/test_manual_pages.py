@@ -1,7 +1,10 @@
 """Text from Debian packages, which the test makes."""
 
 import gzip
+import hashlib
 import io
+import shutil
+import subprocess
 import tarfile
 
 import manual_pages
@@ -63,3 +66,35 @@ def test_a_page_belongs_to_the_same_part_in_all_languages():
     parts = [manual_pages.part_of(f"page-{i}.1") for i in range(1000)]
     assert 70 < parts.count("valid") < 130
     assert 70 < parts.count("test") < 130
+
+
+def test_packages_come_by_the_systems_client_or_from_a_folder(tmp_path, monkeypatch):
+    content = package({"cat.1": ENGLISH})
+    digest = hashlib.sha256(content).hexdigest()
+
+    def apt(command, cwd, **options):
+        assert command == ["apt-get", "download", "some-man=1.2-3"]
+        (cwd / "some-man_1.2-3_all.deb").write_bytes(content)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", apt)
+    assert manual_pages.fetch("some-man=1.2-3", digest[:32]) == content
+    monkeypatch.setattr(subprocess, "run", None)  # not called
+    with pytest.raises(SystemExit, match=r"some-man_1\.2-3_all\.deb is missing"):
+        manual_pages.fetch("some-man=1.2-3", digest[:32], tmp_path)
+    (tmp_path / "some-man_1.2-3_all.deb").write_bytes(content)
+    assert manual_pages.fetch("some-man=1.2-3", digest[:32], tmp_path) == content
+    with pytest.raises(ValueError, match="has SHA-256"):
+        manual_pages.fetch("some-man=1.2-3", "0" * 32, tmp_path)
+
+
+def test_without_the_client_or_the_version_one_sentence_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match=r"no apt-get: put man_1_all\.deb into a folder"):
+        manual_pages.fetch("man=1", "")
+    failed = subprocess.CompletedProcess([], 100, "", "Reading...\nE: Version '1' was not found\n")
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: failed)
+    with pytest.raises(SystemExit, match=r"failed \(E: Version '1' was not found\): put man_1_all"):
+        manual_pages.fetch("man=1", "")
