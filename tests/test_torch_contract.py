@@ -255,10 +255,18 @@ def only_torchs_own(reason):
     )
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64"])
-@only_torchs_own("trained weights are float32 or float64")
+@pytest.mark.parametrize("dtype", ["float16", "complex64"])
+@only_torchs_own("trained weights are float32, float64 or, with CoVON, bfloat16")
 def test_weights_of_other_dtypes_train(make, dtype):
     Case(make, dtype=getattr(torch, dtype)).train()
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "CoVON", "CoVON_reparam"])
+def test_bfloat16_weights_train(name):
+    case = Case(OPTIMIZERS[name], dtype=torch.bfloat16)
+    before = case.net.weight.detach().clone()
+    case.train()
+    assert (case.net.weight != before).any()
 
 
 @only_torchs_own("the backward pass belongs inside sampled_params()")

@@ -66,9 +66,9 @@ class PosteriorCallback(TrainerCallback):
             precision, DeepSpeed or FSDP.
         """
         model = kwargs["model"]
-        _check_training(args, model, type(self).__name__)
-        self._discard_sample()
         optimizer = _posterior_optimizer(kwargs["optimizer"])
+        _check_training(args, model, type(self).__name__, bfloat16=optimizer.allows_bfloat16)
+        self._discard_sample()
         optimizer.discard_samples()
         groups = optimizer.param_groups
         if optimizer.defaults["weight_decay"] and not any(g["weight_decay"] for g in groups):
@@ -254,7 +254,7 @@ def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
     return bare
 
 
-def _check_training(args: Any, model: nn.Module, user: str) -> None:
+def _check_training(args: Any, model: nn.Module, user: str, *, bfloat16: bool = False) -> None:
     """Refuse what steps copies of the weights, and weights in half precision."""
     kind = str(getattr(args.distributed_state, "distributed_type", "")).rpartition(".")[2]
     if args.deepspeed is not None or kind == "DEEPSPEED":
@@ -268,7 +268,7 @@ def _check_training(args: Any, model: nn.Module, user: str) -> None:
         )
     for name, p in model.named_parameters():
         if p.requires_grad:
-            check_parameter(p, name)
+            check_parameter(p, name, bfloat16=bfloat16)
 
 
 def _posterior_optimizer(wrapped: Any) -> PosteriorOptimizer:

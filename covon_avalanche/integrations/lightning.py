@@ -59,7 +59,7 @@ class PosteriorCallback(Callback):
                 prefix.removesuffix("."), remove_duplicate=False
             ):
                 if name in state:
-                    state[name] = optimizer.mean_of(p)
+                    state[name] = optimizer.mean_of(p).to(p.dtype)
 
         self._hook.enter_context(pl_module.register_state_dict_post_hook(replace_samples))
 

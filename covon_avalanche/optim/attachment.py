@@ -93,4 +93,4 @@ class Attachment:
         if self._optimizer is not None and self._waits:
             for name, p in module._parameters.items():
                 if p is not None and prefix + name in state:
-                    state[prefix + name] = self._optimizer.mean_of(p).clone()
+                    state[prefix + name] = self._optimizer.mean_of(p).to(p.dtype, copy=True)

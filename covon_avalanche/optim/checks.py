@@ -29,8 +29,11 @@ def check_betas(betas: Any, *, second_may_be_none: bool = False) -> None:
         raise ValueError(f"betas must be two numbers in [0, 1){rest}, got {betas}")
 
 
-def check_parameter(p: Tensor, name: str) -> None:
-    """Refuse half precision, complex numbers, and tensors distributed otherwise than by rows."""
+def check_parameter(p: Tensor, name: str, *, bfloat16: bool = False) -> None:
+    """Refuse half precision, complex numbers, and tensors distributed otherwise than by rows.
+
+    :param bfloat16: whether it is allowed, because the optimizer keeps the mean in float32.
+    """
     if is_sharded(p):
         check_sharding(p, name)
     if p.is_complex():
@@ -38,7 +41,7 @@ def check_parameter(p: Tensor, name: str) -> None:
             f"{name!r} is {p.dtype}: the posterior is over real numbers. Make the real and "
             "imaginary parts two parameters, and combine them by torch.complex"
         )
-    if p.dtype not in (torch.float32, torch.float64):
+    if p.dtype not in (torch.float32, torch.float64, torch.bfloat16 if bfloat16 else None):
         raise ValueError(
             f"{name!r} is {p.dtype}: noise of size 1e-4 vanishes in it, so the posterior "
             "could not be sampled. Keep the weights in float32 and run the forward pass "

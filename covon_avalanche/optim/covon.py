@@ -51,6 +51,7 @@ from covon_avalanche.optim.samples import (
     compiled_fill,
     match_layout,
     pieces,
+    state_dtype,
 )
 from covon_avalanche.optim.sharding import local, mean_everywhere
 from covon_avalanche.posterior.gaussian import (
@@ -134,6 +135,7 @@ class Bucket(NamedTuple):
 
     group: Group
     params: list[Tensor]
+    means: list[Tensor]
     numbers: list[int]
     states: list[State]
 
@@ -231,6 +233,9 @@ class CoVON(PosteriorOptimizer):
     - ``lr`` is that of the Newton step (dimensionless, not that of Adam), 0.01; ``clip_radius`` is
       0.1 and ``gamma`` 0.9.
 
+    Weights may be bfloat16: their mean is kept in float32 then (``mean`` in the state), and the
+    weights are its rounded values, or those of a sample. Float16 is refused.
+
     State per parameter: ``momentum``, ``hess``, ``step`` within a task, in natural units also the
     scalars ``scale`` and ``step_square`` (see ``natural_units``); ``prior_mean`` and
     ``prior_precision``, in the paper's units only from the first consolidation on, or with
@@ -244,6 +249,7 @@ class CoVON(PosteriorOptimizer):
     """
 
     own_setting = "hess_init"
+    allows_bfloat16 = True
 
     def __init__(
         self,
@@ -363,20 +369,21 @@ class CoVON(PosteriorOptimizer):
     # State -----------------------------------------------------------------------------
 
     def _start_task(self, p: Tensor, group: Group) -> State:
+        mean = self.mean_of(p)
         start: State = {
             "step": 0,
-            "momentum": torch.zeros_like(p, requires_grad=False),
-            "hess": torch.empty_like(p, requires_grad=False),
+            "momentum": torch.zeros_like(mean),
+            "hess": torch.empty_like(mean),
         }
         if has_natural_units(group):
-            start["scale"] = natural_units.scale_of(p)
+            start["scale"] = natural_units.scale_of(mean)
             start["step_square"] = torch.zeros_like(start["scale"])
             start["hess"].copy_(natural_units.first_hess(group, start["scale"]))
-            start |= self._first_prior(p, group)  # unless a prior is in the state already
+            start |= self._first_prior(mean, group)  # unless a prior is in the state already
         else:
             start["hess"].fill_(group["hess_init"])
             if group["prior_mean"] == "init":
-                start["prior_mean"] = p.detach().clone()
+                start["prior_mean"] = mean.clone()
         return start
 
     def _first_prior(self, p: Tensor, group: Group) -> State:
@@ -393,6 +400,7 @@ class CoVON(PosteriorOptimizer):
 
     def _state_needs(self, group: Group) -> dict[str, set[str]]:
         return {
+            "mean": {"step"},
             "step": {"momentum", "hess"},
             "momentum": {"step", "hess"},
             "hess": {"step", "momentum"},
@@ -431,18 +439,26 @@ class CoVON(PosteriorOptimizer):
         kernel = self._cpu_kernel(drawn.values()) or multi_tensor
         positive = True
         for bucket in self._buckets(params, train):
+            samples = [drawn[p].content for p in bucket.params]
+            if bucket.means[0].dtype != samples[0].dtype:
+                samples = [torch.empty_like(mean) for mean in bucket.means]
             positive &= kernel.draw(
-                bucket.params,
-                [drawn[p].content for p in bucket.params],
+                bucket.means,
+                samples,
                 bucket.entries("hess"),
                 bucket.entries("prior_precision", first_precision(bucket.group)),
                 bucket.numbers,
                 ess=ess_of(bucket.group),
                 key=key,
             )
+            for p, sample in zip(bucket.params, samples, strict=True):
+                if sample is not drawn[p].content:  # in float32, of bfloat16 weights
+                    drawn[p].content.copy_(sample)
         if not positive:
             precisions = [(n.name, local(self._precision(n.param, n.group, train))) for n in params]
             check_precisions([(name, p.min()) for name, p in precisions if p.numel()])
+        if train and self.param_groups[0]["noise_draws"] == 1:
+            self._warn_of_rounding(drawn)
         return drawn
 
     def _warn_of_noise(self, params: list[NamedParam]) -> None:
@@ -459,6 +475,21 @@ class CoVON(PosteriorOptimizer):
             warnings.warn(
                 f"the first sample's noise is {(variance / weights) ** 0.5:.1f} times as large as "
                 f"the weights, so the network may not learn: {advice}",
+                stacklevel=6,
+            )
+
+    def _warn_of_rounding(self, drawn: dict[Tensor, SampleBuffer]) -> None:
+        """Warn if most weights of the first sample are the mean's, because they are bfloat16."""
+        pairs = [
+            (local(b.content), local(p)) for p, b in drawn.items() if p.dtype == torch.bfloat16
+        ]
+        equal = sum(int((sample == p).sum()) for sample, p in pairs)
+        entries = sum(p.numel() for _, p in pairs)
+        if 2 * equal > entries:
+            warnings.warn(
+                f"{equal / entries:.0%} of the weights are the same in the first sample as in the "
+                "mean, because its noise is below the resolution of bfloat16: raise noise (or "
+                "lower ess), or keep the weights in float32",
                 stacklevel=6,
             )
 
@@ -504,7 +535,7 @@ class CoVON(PosteriorOptimizer):
                 else:
                     settings["inverse_rms"] = self._inverse_rms(bucket, samples, grads, settings)
             step(
-                bucket.params,
+                bucket.means,
                 [samples[p] for p in bucket.params],
                 [grads[p] for p in bucket.params],
                 bucket.entries("momentum"),
@@ -516,6 +547,8 @@ class CoVON(PosteriorOptimizer):
             for p, state in zip(bucket.params, bucket.states, strict=True):
                 state["step"] += 1
                 self.state[p] = state
+                if "mean" in state:
+                    p.copy_(state["mean"])
 
     def _set_ess(self, params: list[NamedParam]) -> None:
         """In natural units: choose the effective sample size by the gradients of the first step."""
@@ -577,12 +610,14 @@ class CoVON(PosteriorOptimizer):
         buckets: dict[tuple[object, ...], Bucket] = {}
         for _, p, group, number in params:
             state = self._task_state(p, group) if train else self.state[p]
+            mean = p if state_dtype(p) == p.dtype else state.get("mean", self.mean_of(p))
             if "hess" not in state:  # between tasks the posterior is the next prior
-                state = {**state, "hess": torch.zeros_like(p, requires_grad=False)}
+                state = {**state, "hess": torch.zeros_like(mean, requires_grad=False)}
             prior = "prior_mean" in state, "prior_precision" in state
             kind = id(group), p.device, p.dtype, state.get("step"), *prior
-            bucket = buckets.setdefault(kind, Bucket(group, [], [], []))
+            bucket = buckets.setdefault(kind, Bucket(group, [], [], [], []))
             bucket.params.append(p)
+            bucket.means.append(mean)
             bucket.numbers.append(number)
             bucket.states.append(state)
         return list(buckets.values())
@@ -677,29 +712,30 @@ class CoVON(PosteriorOptimizer):
             self._buffers = {}  # their memory is needed now
             self.discard_samples()
             for _, p, group, _ in trained:
-                prior_mean = torch.empty_like(p, requires_grad=False)
-                prior_precision = torch.empty_like(p, requires_grad=False)
+                prior_mean = torch.empty_like(self.state[p]["hess"])
+                prior_precision = torch.empty_like(prior_mean)
                 parts = pieces(prior_mean, prior_precision)
                 news = self._merged(p, {**group, **instead}, replace)
                 for (m1, s1), (mean, precision) in zip(parts, news, strict=True):
                     m1.copy_(mean)
                     s1.copy_(precision)
-                p.copy_(means[p] if means and p in means else prior_mean)
-                prior_mean.copy_(p)
+                if means and p in means:
+                    prior_mean.copy_(means[p])
+                p.copy_(prior_mean)
                 self.state[p] = {"prior_mean": prior_mean, "prior_precision": prior_precision}
             self._finish_task()
 
     def _merged(self, p: Tensor, group: Group, replace: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Mean and precision after the task, some rows at a time."""
-        state, ess = self.state[p], ess_of(group)
+        state, mean, ess = self.state[p], self.mean_of(p), ess_of(group)
         if replace:
-            first = self._first_prior(p, group)["prior_precision"]
-            for m, hess, s0 in pieces(p.detach(), state["hess"], first):
+            first = self._first_prior(mean, group)["prior_precision"]
+            for m, hess, s0 in pieces(mean, state["hess"], first):
                 yield m, ess * hess.clamp(min=0) + s0
             return
         prior = state.get("prior_mean", 0.0), self._prior_precision(state, group)
         gamma, gamma_precision = group["gamma"], group["gamma_precision"]
-        for m, hess, m0, s0 in pieces(p.detach(), state["hess"], *prior):
+        for m, hess, m0, s0 in pieces(mean, state["hess"], *prior):
             yield merge_tensors(m0, s0, m, ess * hess + s0, gamma, gamma_precision)
 
     @torch.no_grad()

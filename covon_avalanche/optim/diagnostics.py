@@ -58,7 +58,7 @@ def diagnose(parameters: Sequence[Trained], hess_approx: HessApprox) -> Diagnost
         start = first_hess(group, state["scale"]) if "scale" in state else group["hess_init"]
         beta1, beta2 = group["betas"]
         initial, squared_weights = ema_weights(beta2, step)
-        tensors = p.detach(), p.grad, state["hess"], state["momentum"]
+        tensors = state.get("mean", p.detach()), p.grad, state["hess"], state["momentum"]
         prior = state.get("prior_mean", 0.0), prior_precision
         for mean, grad, hess, momentum, m0, s0 in pieces(*map(local, tensors + prior)):
             precision = ess * hess + s0

@@ -139,7 +139,7 @@ def suitable_ess(
     :param precisions: of the posterior the gradients were drawn from, 1/weight².
     """
     parts = [
-        (local(g).square() / local(s)).sum(dtype=torch.float64)
+        (local(g).to(s.dtype).square() / local(s)).sum(dtype=torch.float64)
         for g, s in zip(grads, precisions, strict=True)
     ]
     sums = sum_everywhere(parts, grads)

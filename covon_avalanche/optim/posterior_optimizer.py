@@ -33,6 +33,7 @@ from covon_avalanche.optim.samples import (
     align_state_,
     fill_normal_,
     next_noise_key,
+    state_dtype,
 )
 from covon_avalanche.optim.sharding import gathered, is_sharded, local, whole
 from covon_avalanche.optim.weight_versions import WeightVersions
@@ -86,6 +87,10 @@ class PosteriorOptimizer(Optimizer, ABC):
       (``noise_seed``, ``noise_draws``), so ``state_dict()``, copies and pickles restore it.
     """
 
+    allows_bfloat16: ClassVar[bool] = False
+    """Whether weights may be bfloat16. Their mean is kept in float32 then, as ``"mean"`` in the
+    state, and the weights are its rounded values, or those of a sample."""
+
     own_setting: ClassVar[str]
     """A setting that no other optimizer has: it tells whose a ``state_dict`` is."""
 
@@ -103,6 +108,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
         self._weights = WeightVersions()
         self._attachment = Attachment()
+        self._loaded = False  # a state, and no sample drawn since
         self._known_grads: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # stepped or cleared
         self._other_grads: dict[Tensor, tuple[weakref.ref[Tensor], Tensor]] = {}
         """Those that the sample in place found, and whether they have entries that are not zero."""
@@ -252,6 +258,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         # A sample that waits for its step keeps its buffer.
         waits = self._record.count > 0 and self.mc_samples == 1
         buffers = {} if waits else self._buffers
+        if self._loaded:
+            self._match_means(params)
         if train:
             self._check_unchanged()
             self._other_grads = {
@@ -264,9 +272,21 @@ class PosteriorOptimizer(Optimizer, ABC):
             drawn = self._draw(params, buffers, train, key)
             for p, buffer in drawn.items():
                 if temperature != 1:
-                    buffer.content.sub_(p).mul_(temperature**0.5).add_(p)
+                    mean = self.mean_of(p)
+                    noise = (buffer.content - mean).mul_(temperature**0.5)
+                    buffer.content.copy_(noise.add_(mean))
                 buffer.version = self._weights.version(p)
             self._swap_in(drawn)
+
+    def _match_means(self, params: list[NamedParam]) -> None:
+        """After a state was loaded: bfloat16 weights that are not its rounded mean were not saved
+        with it, and are the mean."""
+        self._loaded = False
+        for named in params:
+            if (mean := self.state.get(named.param, {}).get("mean")) is not None:
+                weights = named.param.detach()
+                same = mean.to(weights.dtype) == weights
+                self.state[named.param]["mean"] = torch.where(same, mean, weights.float())
 
     def _swap_in(self, drawn: dict[Tensor, SampleBuffer]) -> None:
         with defer_interrupt(), torch.no_grad():
@@ -358,8 +378,12 @@ class PosteriorOptimizer(Optimizer, ABC):
             precision = local(self._precision(p, group, train))
             if precision.numel():  # a process may have no row of a sharded parameter
                 lowest.append((name, precision.min()))
-            noise = fill_normal_(drawn[p].content, key, number)
-            local(noise).mul_(precision.rsqrt()).add_(local(p))
+            mean, content = self.mean_of(p), drawn[p].content
+            sample = content if mean.dtype == p.dtype else torch.empty_like(mean)
+            fill_normal_(sample, key, number)
+            local(sample).mul_(precision.rsqrt()).add_(local(mean))
+            if sample is not content:
+                content.copy_(sample)
         check_precisions(lowest)
         return drawn
 
@@ -368,7 +392,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         layout, too."""
         buffer = buffers.get(p)
         if buffer is None or not buffer.fits(p):
-            check_parameter(p, name)
+            check_parameter(p, name, bfloat16=self.allows_bfloat16)
             align_state_(self.state.get(p, {}), p, name)
             buffer = buffers[p] = SampleBuffer(p)
         return buffer
@@ -456,7 +480,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         if any(local(named.param.grad).any() for named in params):
             return False
         for _, p, group, _ in params:
-            self.state[p] = self._start_task(p, group)
+            self.state[p] = self._task_state(p, group)
         return True
 
     def _params_with_gradient(self, record: SampleAccumulator) -> list[NamedParam]:
@@ -489,7 +513,9 @@ class PosteriorOptimizer(Optimizer, ABC):
             assert p.grad is not None
             old = self._task_state(p, group)
             align_state_(old, p, name)
-            mean, new = self._propose(p, group, old, p.grad, record.statistic(p))
+            former = old.get("mean", p)
+            grad, statistic = p.grad.to(former.dtype), record.statistic(p, former)
+            mean, new = self._propose(former, group, old, grad, statistic)
             checks.append((name, "gradient", p.grad))
             checks.append((name, "new mean", mean))
             checks += [(name, f"new {k}", v) for k, v in new.items() if torch.is_tensor(v)]
@@ -497,7 +523,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         check_finite(checks, step=self._iteration())
         for p, mean, state in proposals:
             p.copy_(mean)
-            self.state[p] = state
+            self.state[p] = {**state, "mean": mean} if "mean" in state else state
 
     def _iteration(self) -> int:
         """The number of this step in its task, for errors."""
@@ -506,6 +532,8 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _task_state(self, p: Tensor, group: Group) -> State:
         """A parameter's state, begun anew before its first step in a task."""
         state = self.state.get(p, {})
+        if state_dtype(p) != p.dtype and "mean" not in state:
+            state = {**state, "mean": self.mean_of(p)}
         return state if "step" in state else {**self._start_task(p, group), **state}
 
     def _check_consolidation(self) -> None:
@@ -569,8 +597,18 @@ class PosteriorOptimizer(Optimizer, ABC):
         }
 
     def mean_of(self, p: Tensor) -> Tensor:
-        """The posterior's mean of a parameter, inside of a sample, too; not a copy."""
-        return self._in_place[p].content if p in self._in_place else p.detach()
+        """The posterior's mean of a parameter, inside of a sample, too; not a copy. The mean of
+        bfloat16 weights is float32."""
+        mean = self._in_place[p].content if p in self._in_place else p.detach()
+        if mean.dtype != torch.bfloat16:
+            return mean
+        state = self.state.get(p, {})
+        if "mean" in state:
+            kept: Tensor = state["mean"]
+            return kept
+        exact = mean.float()
+        prior_mean = state.get("prior_mean", exact)  # the mean between tasks, where it still is
+        return torch.where(prior_mean.to(mean.dtype) == mean, prior_mean, exact)
 
     def _set_prior(self, prior: DiagGaussian) -> None:
         if any("param_names" not in group for group in self.param_groups):
@@ -588,9 +626,10 @@ class PosteriorOptimizer(Optimizer, ABC):
             mean, precision = prior.mean[name], prior.precision[name]
             check_given(name, mean, p, "prior")
             check_gaussian(name, mean, precision)
+            options: Any = dict(dtype=state_dtype(p), requires_grad=False)
             self.state[p] = {
-                "prior_mean": torch.empty_like(p, requires_grad=False).copy_(mean),
-                "prior_precision": torch.empty_like(p, requires_grad=False).copy_(precision),
+                "prior_mean": torch.empty_like(p, **options).copy_(mean),
+                "prior_precision": torch.empty_like(p, **options).copy_(precision),
             }
 
     @torch.no_grad()
@@ -609,13 +648,15 @@ class PosteriorOptimizer(Optimizer, ABC):
             raise ValueError(
                 f"a parameter of shape {tuple(parameter.shape)} is not in the optimizer"
             )
+        mean = parameter.detach().to(state_dtype(parameter))
         fresh = {
+            "mean": mean,
             **self._start_task(parameter, groups[0]),
-            **self._first_prior(parameter, groups[0]),
+            **self._first_prior(mean, groups[0]),
         }
         self._buffers.pop(parameter, None)
         self._weights.forget(parameter)
-        zeros = torch.zeros_like(parameter)
+        zeros = torch.zeros_like(mean)
         self.state[parameter] = {
             key: embed(value, fresh.get(key, zeros))
             if torch.is_tensor(value) and value.dim() == parameter.dim()
@@ -644,9 +685,10 @@ class PosteriorOptimizer(Optimizer, ABC):
         for name, p, *_ in self._named_params():
             entries = [entry for owner, _, entry in found if owner == name]
             if entries:
+                mean = self.mean_of(p)
                 self.state[p] = {
-                    entry: 0 if entry == "step" else p.new_zeros(()) if entry in SCALARS
-                    else torch.zeros_like(p)
+                    entry: 0 if entry == "step" else mean.new_zeros(()) if entry in SCALARS
+                    else torch.zeros_like(mean)
                     for entry in entries
                 }  # fmt: skip
         if not self.state:
@@ -691,7 +733,9 @@ class PosteriorOptimizer(Optimizer, ABC):
             for name, p, owner, _ in self._named_params():
                 if owner is group:
                     if p.requires_grad:  # a frozen one has no noise
-                        check_parameter(p, name)
+                        check_parameter(p, name, bfloat16=self.allows_bfloat16)
+                        if p.dtype == torch.bfloat16 and group["mc_samples"] > 1:
+                            raise ValueError(f"{name!r} is {p.dtype}, which needs mc_samples=1")
                     if p in seen:  # a tied weight would be swapped and stepped twice
                         raise ValueError(f"{name!r} is in its group a second time")
                     seen.add(p)
@@ -737,6 +781,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         with defer_interrupt():
             try:
                 super().load_state_dict({**state_dict, "param_groups": groups})
+                self._keep_float32(state_dict["state"], groups)
+                self._loaded = True
                 for group in self.param_groups:
                     self.check_group(group)
                 for name, p, group, _ in self._named_params():
@@ -752,6 +798,17 @@ class PosteriorOptimizer(Optimizer, ABC):
             except BaseException:
                 vars(self).update(before)
                 raise
+
+    def _keep_float32(self, saved: dict[Any, State], groups: list[Group]) -> None:
+        """Undo that torch casts a loaded state to the dtype of bfloat16 weights."""
+        numbers = [number for group in groups for number in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for number, p in zip(numbers, params, strict=True):
+            if p.dtype == torch.bfloat16 and number in saved:
+                self.state[p] = {
+                    key: value.to(p.device) if torch.is_tensor(value) else value
+                    for key, value in saved[number].items()
+                }
 
     def rewind(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of each parameter, and keep the present settings and noise counter: for
@@ -773,7 +830,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._buffers, self._in_place, self._weights = {}, {}, WeightVersions()
-        self._known_grads, self._other_grads = {}, {}
+        self._known_grads, self._other_grads, self._loaded = {}, {}, False
         if not hasattr(self, "_names"):  # of a copy, not while a state is loaded
             self._names = WeakTensorKeyDictionary()
             self._attachment = Attachment()

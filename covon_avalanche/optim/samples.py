@@ -143,27 +143,33 @@ def pieces(tensor: Tensor, *others: Any) -> Iterator[tuple[Any, ...]]:
         )
 
 
+def state_dtype(p: Tensor) -> torch.dtype:
+    """What a parameter's mean and state are kept in: float32 for bfloat16, else its own dtype."""
+    return torch.float32 if p.dtype == torch.bfloat16 else p.dtype
+
+
 def match_layout(value: Tensor, p: Tensor, name: str, what: str) -> Tensor:
-    """The tensor itself, or a copy with the dtype, device and strides of a parameter.
+    """The tensor itself, or a copy with the state's dtype, device and strides of a parameter.
 
     :param name: of the parameter, for the error.
     :param what: the tensor is, for the error.
     :raises ValueError: if the shapes differ.
     """
+    dtype = state_dtype(p)
     if is_sharded(p) and not is_sharded(value) and value.shape == p.shape:
-        return sharded_like(value, p)
-    if _layout(value) == _layout(p):
+        return sharded_like(value.to(dtype), p)
+    if _layout(value) == (p.device, dtype, p.shape, p.stride()):
         return value
     if value.shape != p.shape:
         raise ValueError(
             f"{what} of {name!r} must have the parameter's shape {tuple(p.shape)}, "
             f"got {tuple(value.shape)}"
         )
-    same_kind = value.dtype == p.dtype and value.device == p.device
+    same_kind = value.dtype == dtype and value.device == p.device
     if same_kind and not is_dense(p):  # never worked on in order of memory
         return value
     with torch.inference_mode(False):  # as in SampleBuffer
-        return torch.empty_like(p, requires_grad=False).copy_(value)
+        return torch.empty_like(p, dtype=dtype, requires_grad=False).copy_(value)
 
 
 def align_state_(state: dict[str, Any], p: Tensor, name: str) -> None:
@@ -172,11 +178,13 @@ def align_state_(state: dict[str, Any], p: Tensor, name: str) -> None:
 
     :raises ValueError: naming parameter and entry, if one has another shape.
     """
+    if state_dtype(p) == p.dtype:
+        state.pop("mean", None)  # of weights that were bfloat16 before
     for key, value in state.items():
         if isinstance(value, Tensor) and value.dim() == p.dim():
             state[key] = match_layout(value, p, name, key)
         elif isinstance(value, Tensor) and value.dim() == 0:  # one number for all entries
-            state[key] = value.to(device=p.device, dtype=p.dtype)
+            state[key] = value.to(device=p.device, dtype=state_dtype(p))
 
 
 class SampleBuffer:
@@ -298,11 +306,15 @@ class SampleAccumulator:
         return any(p.grad is grad for p, grad in self._grad.items())
 
     @torch.no_grad()
-    def statistic(self, p: Tensor) -> Tensor:
-        """Its average over the samples, a new tensor, at the scale of what ``p.grad`` is now."""
+    def statistic(self, p: Tensor, mean: Tensor | None = None) -> Tensor:
+        """Its average over the samples, a new tensor, at the scale of what ``p.grad`` is now.
+
+        :param mean: by default the parameter itself; for bfloat16 its mean in float32.
+        """
         assert p.grad is not None
+        mean = p if mean is None else mean
         if self.mc_samples == 1:
-            return self._statistic_of(p, self.buffers[p].content, p.grad)
+            return self._statistic_of(mean, self.buffers[p].content, p.grad.to(mean.dtype))
         grad, average, statistic = (
             local(p.grad),
             local(self._average[p]),

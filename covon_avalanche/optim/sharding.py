@@ -45,8 +45,8 @@ def sharded_like(whole: Tensor, p: Any) -> Tensor:
     """The parts of a tensor that all processes have, distributed as a DTensor is."""
     from torch.distributed.tensor import distribute_tensor
 
-    options = dict(dtype=p.dtype, device=p.to_local().device)
-    return distribute_tensor(whole.to(**options), p.device_mesh, p.placements, src_data_rank=None)
+    whole = whole.to(p.to_local().device)
+    return distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None)
 
 
 def everywhere(flags: Tensor, parameters: Iterable[Any]) -> Tensor:

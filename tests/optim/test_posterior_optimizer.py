@@ -140,12 +140,14 @@ class TestSampling:
             optimizer.sampled_params(temperature=2.0).__enter__()
 
     def test_half_precision_weights_are_refused_in_favour_of_autocast(self, make):
-        for dtype in (torch.bfloat16, torch.float16):
+        for dtype in (torch.float16, torch.bfloat16):
+            if dtype == torch.bfloat16 and make is make_covon:
+                continue  # see test_bfloat16.py
             with pytest.raises(ValueError, match=r"noise of size 1e-4 vanishes.*torch\.autocast"):
                 make(nn.Linear(2, 2).to(dtype).parameters())
         model = nn.Linear(2, 2)
         optimizer = make(model.named_parameters())
-        model.bfloat16()
+        model.half()
         with pytest.raises(ValueError, match="'weight' is torch"):
             optimizer.sampled_params().__enter__()
 

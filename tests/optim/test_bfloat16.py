@@ -1,0 +1,209 @@
+"""CoVON on bfloat16 weights: the mean is float32, and they are its rounded values or a sample's."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from covon_avalanche import CoVON, DiagGaussian
+
+SETTINGS = {
+    "natural units": dict(lr=1e-3),
+    "pretrained": dict(lr=1e-3, prior_mean="init", noise=0.01),
+    "paper's units": dict(lr=0.05, ess=1e5, batch_size=8),
+}
+
+
+def model(dtype) -> nn.Module:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+    return made.bfloat16().to(dtype)  # the same values
+
+
+def make(net, **settings) -> CoVON:
+    settings.setdefault("generator", torch.Generator().manual_seed(1))
+    settings.setdefault("implementation", "foreach")
+    return CoVON(net.named_parameters(), **settings)
+
+
+def train(net, optimizer, steps, first=0) -> None:
+    """Steps with given gradients, so that the forward pass has no part in the result."""
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(step)
+        with optimizer.sampled_params():
+            optimizer.zero_grad()
+            for p in net.parameters():
+                grad = torch.randn(p.shape, generator=generator) * 0.1
+                p.grad = grad.bfloat16().to(p.dtype)
+        optimizer.step()
+
+
+def means(net, optimizer) -> list[torch.Tensor]:
+    return [optimizer.mean_of(p).clone() for p in net.parameters()]
+
+
+def same(xs, ys) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
+
+
+@pytest.mark.parametrize("implementation", ["foreach", "reference", "auto"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_mean_is_that_of_float32_weights_bit_for_bit(settings, implementation):
+    nets = model(torch.bfloat16), model(torch.float32)
+    other = "foreach" if implementation == "auto" else implementation
+    optimizers = [
+        make(net, implementation=i, **settings)
+        for net, i in zip(nets, (implementation, other), strict=True)
+    ]
+    for task in range(2):
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            train(net, optimizer, 4, first=10 * task)
+        assert same(means(nets[0], optimizers[0]), nets[1].parameters())
+        assert same(nets[0].parameters(), [p.bfloat16() for p in nets[1].parameters()])
+        for optimizer in optimizers:
+            optimizer.consolidate()
+        half, full = (optimizer.posterior() for optimizer in optimizers)
+        assert same(half.mean.values(), full.mean.values())
+        assert same(half.precision.values(), full.precision.values())
+        assert same(nets[0].parameters(), [p.bfloat16() for p in nets[1].parameters()])
+
+
+def test_steps_below_the_resolution_of_bfloat16_add_up():
+    net = nn.Linear(1, 1, bias=False).bfloat16()
+    net.weight.data.fill_(1.0)
+    optimizer = make(net, lr=1e-4)
+    for _ in range(100):
+        with optimizer.sampled_params():
+            optimizer.zero_grad()
+            net.weight.grad = torch.ones_like(net.weight)
+        optimizer.step()
+    assert optimizer.mean_of(net.weight).item() < 0.995
+    assert net.weight.item() < 1.0
+
+
+def test_a_sample_is_the_rounded_one_of_float32_weights():
+    samples = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        net = model(dtype)
+        with make(net, lr=1e-3).sampled_params():
+            samples[dtype] = [p.detach().clone() for p in net.parameters()]
+    rounded = [sample.bfloat16() for sample in samples[torch.float32]]
+    assert same(samples[torch.bfloat16], rounded)
+
+
+@pytest.mark.parametrize("noise", [1e-4, 0.02])
+def test_noise_below_the_resolution_is_named(noise):
+    net = nn.Linear(100, 100).bfloat16()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with make(net, lr=1e-3, noise=noise).sampled_params():
+            pass
+    lost = [w for w in caught if "below the resolution of bfloat16: raise noise" in str(w.message)]
+    assert len(lost) == (noise == 1e-4)
+
+
+def test_the_estimate_of_the_paper_takes_the_noise_that_the_weights_had():
+    net = model(torch.bfloat16)
+    optimizer = make(net, lr=1e-3, hess_approx="reparam", ess_per_example=1e3, betas=(0.9, 0.9))
+    train(net, optimizer, 1)
+    p = net[0].weight
+    before = {key: optimizer.state[p][key].clone() for key in ("mean", "hess", "prior_precision")}
+    with optimizer.sampled_params():
+        optimizer.zero_grad()
+        theta = p.detach().float().clone()
+        for q in net.parameters():
+            q.grad = torch.full_like(q, 0.5)
+    optimizer.step()
+    precision = 1e3 * before["hess"] + before["prior_precision"]
+    estimate = 0.5 * (theta - before["mean"]) * precision
+    change = 0.1 * (estimate - before["hess"])
+    expected = before["hess"] + change + 0.5 * change.square() / (precision / 1e3)
+    torch.testing.assert_close(optimizer.state[p]["hess"], expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("at", ["within a task", "between tasks"])
+def test_a_saved_state_goes_on_bit_for_bit(at, tmp_path):
+    net = model(torch.bfloat16)
+    optimizer = make(net, lr=1e-3)
+    train(net, optimizer, 3)
+    if at == "between tasks":
+        optimizer.consolidate()
+    torch.save((net.state_dict(), optimizer.state_dict()), tmp_path / "saved.pt")
+    for order in ("model first", "optimizer first"):
+        twin = model(torch.bfloat16)
+        again = make(twin, lr=1e-3)
+        weights, state = torch.load(tmp_path / "saved.pt", weights_only=True)
+        if order == "model first":
+            twin.load_state_dict(weights)
+        again.load_state_dict(state)
+        twin.load_state_dict(weights)
+        train(twin, again, 3, first=50)
+        if order == "model first":
+            train(net, optimizer, 3, first=50)
+        assert same(means(twin, again), means(net, optimizer))
+
+
+def test_weights_that_replace_those_of_a_loaded_state_are_the_mean():
+    net = model(torch.bfloat16)
+    optimizer = make(net, lr=1e-3)
+    train(net, optimizer, 3)
+    new = {name: torch.full_like(value, 0.25) for name, value in net.state_dict().items()}
+    net.load_state_dict(new)
+    with pytest.raises(RuntimeError, match="was replaced since the last step"):
+        optimizer.sampled_params().__enter__()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+    with optimizer.sampled_params():
+        pass
+    assert all((mean == 0.25).all() for mean in means(net, optimizer))
+
+
+def test_copies_casts_priors_and_predictions():
+    net = model(torch.bfloat16)
+    optimizer = make(net, lr=1e-3)
+    train(net, optimizer, 2)
+    twin, copied = copy.deepcopy((net, optimizer))
+    train(net, optimizer, 2, first=2)
+    train(twin, copied, 2, first=2)
+    assert same(means(net, optimizer), means(twin, copied))
+    optimizer.consolidate()
+    with optimizer.sampled_params(train=False, temperature=4.0):
+        assert not same(net.parameters(), twin.parameters())
+    prior = optimizer.posterior()
+    other = model(torch.bfloat16)
+    following = make(other, lr=1e-3, prior=DiagGaussian(prior.mean, prior.precision))
+    assert same(following.prior().mean.values(), prior.mean.values())
+    net.float()  # goes on in float32
+    train(net, optimizer, 2)
+    assert all("mean" not in optimizer.state[p] for p in net.parameters())
+    assert all(torch.isfinite(p).all() for p in net.parameters())
+    net.bfloat16()
+    train(net, optimizer, 2, first=2)
+    assert all(optimizer.state[p]["mean"].dtype == torch.float32 for p in net.parameters())
+
+
+def test_several_samples_need_float32():
+    with pytest.raises(ValueError, match=r"'0.weight' is torch.bfloat16, which needs mc_samples=1"):
+        make(model(torch.bfloat16), lr=1e-3, mc_samples=2)
+
+
+def test_a_network_learns_as_with_float32():
+    torch.manual_seed(0)
+    x = torch.randn(256, 6)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    losses = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 2)).to(dtype)
+        optimizer = make(net, lr=5e-3)
+        for _ in range(200):
+            with optimizer.sampled_params():
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(x.to(dtype)).float(), y).backward()
+            optimizer.step()
+        with torch.no_grad():
+            losses[dtype] = nn.functional.cross_entropy(net(x.to(dtype)).float(), y).item()
+    assert losses[torch.bfloat16] == pytest.approx(losses[torch.float32], abs=0.03)
+    assert losses[torch.bfloat16] < 0.4
