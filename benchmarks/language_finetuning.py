@@ -190,6 +190,8 @@ def measure(case: Case, corpora: Path) -> Case:
     """
     torch.manual_seed(case["seed"])
     model, tokens = load(case["network"], corpora)
+    if case["method"].endswith("bfloat16 weights"):
+        model.bfloat16()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     start = nn.utils.parameters_to_vector([p for _, p in named]).detach().clone()
     scratch = case["network"] == "gpt2-scratch"
@@ -237,7 +239,7 @@ def cases(part: str) -> list[Case]:
     found = []
     if part == "scratch":
         for seed in range(3):
-            for method in ("adamw", "covon"):
+            for method in ("adamw", "covon", "covon, bfloat16 weights"):
                 case = {"network": "gpt2-scratch", "method": method, "seed": seed, "gamma": None}
                 found.append({**case, **SCRATCH})
         return found
@@ -269,7 +271,7 @@ def table(part: str) -> str:
             rows.append(row)
             continue
         curves = [{point["after"]: point for point in curve} for curve in group["curve"]]
-        merged = ", merged" if key[3] == "covon" else ""
+        merged = "" if key[3] == "adamw" else ", merged"
         if part == "scratch":
             nats = pd.Series([c[f"en{merged}"]["en"] for c in curves])
             row["English"], row["perplexity"] = (

@@ -82,7 +82,8 @@ def squared_gradients(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
 def measure(model: nn.Module, method: str = "CoVON") -> Case:
     """Train two tasks for two steps each, and count what was added to the model."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    weights = sum(p.nbytes for _, p in trained)
+    weights = sum(4 * p.numel() for _, p in trained)  # bytes in float32
+    weights_dtype = str(trained[0][1].dtype).removeprefix("torch.")
     ids = torch.randint(100, (1, 8))
     anchor = QuadraticAnchor(trained, ess=1e3, strength=1.0)
     is_covon = method == "CoVON"
@@ -115,7 +116,7 @@ def measure(model: nn.Module, method: str = "CoVON") -> Case:
             sizes["posterior"] = live.growth(optimizer.posterior)
         sizes["end of task"] = live.growth(end_task)
     found: Case = {key: size / weights for key, size in sizes.items()}
-    return {"method": method, "trained": weights // 4, **found}
+    return {"method": method, "weights": weights_dtype, "trained": weights // 4, **found}
 
 
 def make_model(lora: bool = False) -> nn.Module:
@@ -132,11 +133,13 @@ def main() -> None:
     """Measure and report."""
     if not arguments(__doc__).report:
         rows = [measure(make_model(), method) for method in ("AdamW", "Ada-Reg", "EWC*", "CoVON")]
-        write_measurement(STORED, [*rows, measure(make_model(lora=True))])
+        rows += [measure(make_model().bfloat16()), measure(make_model(lora=True))]
+        write_measurement(STORED, rows)
     rows = json.loads(STORED.read_text(encoding="utf-8"))["rows"]
     table = pd.DataFrame(
         {
             "method": row["method"],
+            "weights": row["weights"],
             "parameters trained": f"{row['trained']:,}",
             "kept, MB": f"{row['kept'] * row['trained'] * 4e-6:,.1f}",
             "kept": f"{row['kept']:.2f}",
