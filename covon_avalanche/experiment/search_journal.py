@@ -70,7 +70,8 @@ def search_summary(journal: Path) -> pd.DataFrame:
         own = own[~(own["trial"] > own["planned"])]  # of a command with fewer trials
         done = own[own["state"].isin(["complete", "pruned"])]
         left = int(own["planned"].iloc[0]) - len(done)
-        best = done.dropna(subset="accuracy").nlargest(1, "accuracy")
+        ordered = done.dropna(subset="accuracy").sort_values("trial")  # of equals, the first
+        best = ordered.nlargest(1, "accuracy")
         found = best.drop(columns=[*TRIAL_COLUMNS]).dropna(axis=1).to_dict("records")
         known = searched.get(str(strategy))
         current = known is not None and known.accuracy in best["accuracy"].tolist()

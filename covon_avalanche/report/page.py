@@ -97,6 +97,7 @@ def _write(
 
             journal = path / "trials.journal"
             trials, name = read_trials(journal), f"search-{path.resolve().name}"
+            name += f"-{len(searched) + 1}" * (name in searched)
             summary = search_summary(journal).drop(columns="seconds")
             searched[name] = [summary, trials.map(tables.cell)]
             if (rates := figures.learning_rates(trials)) is not None:

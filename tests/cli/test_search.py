@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import sys
 from types import SimpleNamespace
@@ -149,10 +150,13 @@ def test_the_report_of_a_search_has_its_trials_and_what_was_best(tmp_path):
     folder, out = tmp_path / "mine", tmp_path / "report"
     file = saved(recipe_of("finetune", "ewc-star"), tmp_path)
     assert covon("search", file, "--trials", 2, "--out", folder).exit_code == 0
-    done = covon("report", folder, "--out", out)
+    another = shutil.copytree(folder, tmp_path / "another" / "mine")  # of the same name
+    done = covon("report", folder, another, "--out", out)
     assert done.exit_code == 0, done.output
     table = pd.read_csv(out / "search-mine.csv")
-    page = (out / "index.html").read_text()
+    pd.testing.assert_frame_equal(table, pd.read_csv(out / "search-mine-2.csv"))
+    page, second = (out / "index.html").read_text().split("<h2>Search mine-2</h2>")
+    assert all(name in second for name in table["strategy"])
     rows = re.findall(r'<tr><th scope="row"><span class="name">(.*)</span></th>(.*)</tr>', page)
     cells = [[name, *re.findall("<td>(.*?)</td>", rest)] for name, rest in rows]
     searched = load_recipe(str(folder / "best.toml")).searched

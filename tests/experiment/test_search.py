@@ -22,7 +22,7 @@ from covon_avalanche.experiment.search import (
     space_of,
     with_settings,
 )
-from covon_avalanche.experiment.search_journal import read_trials
+from covon_avalanche.experiment.search_journal import read_trials, search_summary
 from covon_avalanche.experiment.search_space import Searched, Space
 
 COUNTED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -469,6 +469,19 @@ def test_the_table_of_trials_shows_what_runs_and_what_is_planned(tmp_path, runs)
     assert claim is not None
     claim[0].release()  # its process has ended
     assert read_trials(tmp_path / "j")["state"].iloc[-1] == "interrupted"
+
+
+def test_of_equal_trials_the_summary_has_the_one_of_best_toml(tmp_path):
+    """Also if it was interrupted and began again after the other."""
+    search = Search(recipe_of("finetune"), "finetune", tmp_path / "j", 0)
+    killed, other = search.claim(2), search.claim(2)
+    killed[0].release()
+    for lock, trial, _ in (search.claim(2), other):
+        search.study.tell(trial, 0.5)
+        lock.release()
+    settings, _ = search.best(2)
+    (row,) = search_summary(tmp_path / "j").to_dict("records")
+    assert row["settings"] == f"lr {settings['lr']}"
 
 
 def test_trials_that_the_user_interrupts_are_no_attempts(tmp_path, runs, monkeypatch):
