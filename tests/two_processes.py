@@ -115,8 +115,28 @@ def check_resuming(folder, mesh=None, made=made):
                 train_step(optimizer, model, batch)
             found.append(optimizer.posterior())
         straight, by_checkpoint = found
+        if mesh is not None and mesh.get_rank() == 0:
+            straight.save(f"{folder}/straight-{steps}.safetensors")
         assert same(straight.mean, by_checkpoint.mean)
         assert same(straight.precision, by_checkpoint.precision)
+
+
+def continue_alone(folder, steps, made=made):
+    """The posterior of one process that continues the sharded checkpoint of two."""
+    x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
+    model, optimizer = made(None)
+    metadata = checkpoint.FileSystemReader(f"{folder}/after-{steps}").read_metadata()
+    optimizer.allocate_state(metadata.state_dict_metadata)
+    state = {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+    }
+    checkpoint.load(state, checkpoint_id=f"{folder}/after-{steps}")
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    for _ in range(3):
+        train_step(optimizer, model, (x, (x[:, 0] > 0).long()))
+    return optimizer.posterior()
 
 
 def check_uneven(kind, rank, mesh):

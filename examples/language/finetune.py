@@ -2,7 +2,7 @@
 
     pip install -e '.[language]'
     python examples/language/finetune.py --model Qwen/Qwen3-1.7B-Base [--lora 16]
-    accelerate launch examples/language/finetune.py --model ...    # several GPUs
+    torchrun --nproc-per-node 4 examples/language/finetune.py --model ... [--shard]
 
 CoVON has its preset for pretrained networks at AdamW's learning rate (``--lr``), or with
 ``--paper`` the paper's settings, where it prints them.
@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from covon_avalanche import CoVON
-from covon_avalanche.integrations.huggingface import PosteriorCallback
+from covon_avalanche.integrations.huggingface import PosteriorCallback, shard
 
 TASKS = {
     "math": ("openai/gsm8k:main", 3, 4, 8, 512, {"lr": 3e-3, "ess": 1e9, "hess_init": 0.1}),
@@ -57,6 +57,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-5, help="AdamW's learning rate")
     parser.add_argument("--paper", action="store_true", help="the paper's settings of CoVON")
     parser.add_argument("--lora", type=int, metavar="RANK", help="train LoRA adapters only")
+    parser.add_argument("--shard", action="store_true", help="distribute weights and posterior")
     parser.add_argument("--pad-token", help="for a tokenizer without one")
     parser.add_argument("--output", type=Path, default=Path("runs/finetune"))
     parser.add_argument("--max-steps", type=int, default=-1, help="per task; all epochs by default")
@@ -108,6 +109,8 @@ def make_optimizer(model: torch.nn.Module, given: argparse.Namespace) -> CoVON:
 def main() -> None:
     """Fine-tune on each task in turn, and evaluate on all."""
     given = arguments()
+    if given.score and given.shard:
+        raise SystemExit("--score evaluates on one process: load what --shard has saved instead")
     if given.score:
         try:
             from lm_eval import simple_evaluate
@@ -126,6 +129,8 @@ def main() -> None:
         from peft import LoraConfig, get_peft_model
 
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=given.lora))
+    if given.shard:
+        shard(model)
     data = {}
     for name, (*_, length, _) in TASKS.items():
         rows = examples(getattr(given, name), tokenizer, length)
@@ -135,24 +140,16 @@ def main() -> None:
         own = own_settings if given.paper else {"lr": given.lr}
         optimizer.param_groups[0] |= {**own, "initial_lr": own["lr"]}
         settings = TrainingArguments(
-            output_dir=str(given.output / name),
-            num_train_epochs=epochs,
-            max_steps=given.max_steps,
-            per_device_train_batch_size=batch_size,
-            per_device_eval_batch_size=4,
-            gradient_accumulation_steps=accumulate,
-            lr_scheduler_type="cosine",
-            warmup_steps=0.03,  # a share of all steps, since transformers 5
-            max_grad_norm=1.0,
-            bf16=torch.cuda.is_available(),
-            use_cpu=not torch.cuda.is_available(),
-            save_strategy="no",
-            report_to=[],
-            seed=given.seed,
-        )
-        collator, rows = DataCollatorForSeq2Seq(tokenizer), data[name]["train"]
+            output_dir=str(given.output / name), num_train_epochs=epochs,
+            max_steps=given.max_steps, per_device_train_batch_size=batch_size,
+            per_device_eval_batch_size=4, gradient_accumulation_steps=accumulate,
+            lr_scheduler_type="cosine", warmup_steps=0.03, max_grad_norm=1.0,  # 3 % of all steps
+            bf16=torch.cuda.is_available(), use_cpu=not torch.cuda.is_available(),
+            save_strategy="no", report_to=[], seed=given.seed,
+        )  # fmt: skip
         options = {"optimizers": (optimizer, None), "callbacks": [PosteriorCallback()]}
-        trainer = Trainer(model, settings, collator, rows, **options)
+        collator = DataCollatorForSeq2Seq(tokenizer)
+        trainer = Trainer(model, settings, collator, data[name]["train"], **options)
         trainer.train()
         losses = {key: trainer.evaluate(rows["test"])["eval_loss"] for key, rows in data.items()}
         if trainer.is_world_process_zero():

@@ -2,7 +2,7 @@
 
     pip install -e '.[language]'
     python examples/language/pretrain.py --corpus en=english.txt --corpus de=german.txt
-    accelerate launch examples/language/pretrain.py --corpus ...   # several GPUs
+    torchrun --nproc-per-node 4 examples/language/pretrain.py --corpus ... [--shard]
 
 A corpus is a text file with blank lines between documents, a ``.jsonl`` file with ``"text"`` in
 each line, or the name of a data set of the Hub with a column ``text``
@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from covon_avalanche import CoVON
-from covon_avalanche.integrations.huggingface import PosteriorCallback
+from covon_avalanche.integrations.huggingface import PosteriorCallback, shard
 
 LR = 6e-4
 ESS = (1e10, 1.44e13, 1e15)  # in tokens, per language; the last one for any later ones
@@ -59,6 +59,7 @@ def arguments() -> argparse.Namespace:
     defaults = {"warmup": 500, "context": 1024, "batch_size": 20, "accumulate": 24, "seed": 0}
     for name, value in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    parser.add_argument("--shard", action="store_true", help="distribute weights and posterior")
     parser.add_argument("--small", action="store_true", help="2 layers of width 64, for a test")
     return parser.parse_args()
 
@@ -118,6 +119,8 @@ def main() -> None:
     model = GPT2LMHeadModel(config)
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_(not parameter_name.endswith(".bias"))  # they stay zero
+    if given.shard:
+        shard(model)
     optimizer = make_optimizer(model, given)
     schedule, paper = None, given.optimizer == "covon-paper"  # None: one for each language
     if paper:
@@ -136,19 +139,14 @@ def main() -> None:
         elif task > 0:
             optimizer = make_optimizer(model, given)
         settings = TrainingArguments(
-            output_dir=str(given.output / name),
-            max_steps=given.steps,
+            output_dir=str(given.output / name), max_steps=given.steps,
             per_device_train_batch_size=given.batch_size,
             gradient_accumulation_steps=max(1, given.accumulate // processes),
-            lr_scheduler_type="cosine_with_min_lr",
-            lr_scheduler_kwargs={"min_lr": 6e-5},
-            warmup_steps=given.warmup,
-            max_grad_norm=1.0,
-            bf16=torch.cuda.is_available(),
-            use_cpu=not torch.cuda.is_available(),
-            report_to=[],
-            seed=given.seed,
-        )
+            lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr": 6e-5},
+            warmup_steps=given.warmup, max_grad_norm=1.0,
+            bf16=torch.cuda.is_available(), use_cpu=not torch.cuda.is_available(),
+            report_to=[], seed=given.seed, save_only_model=given.shard,
+        )  # fmt: skip
         trainer = Trainer(
             model,
             settings,
@@ -162,8 +160,10 @@ def main() -> None:
         found = ", ".join(f"{key} {math.exp(loss):.2f}" for key, loss in losses.items())
         if trainer.is_world_process_zero():
             print(f"after {name}: perplexity {found}")
-            if isinstance(optimizer, CoVON):
-                optimizer.posterior().save(given.output / f"{name}.safetensors")
+        if isinstance(optimizer, CoVON):
+            posterior = optimizer.posterior()  # all processes gather it
+            if trainer.is_world_process_zero():
+                posterior.save(given.output / f"{name}.safetensors")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from covon_avalanche.integrations.huggingface import (  # noqa: E402
     AdaRegCallback,
     EWCStarCallback,
     PosteriorCallback,
+    shard,
 )
 from covon_avalanche.optim.quadratic_anchor import (  # noqa: E402
     QuadraticAnchor,
@@ -400,7 +401,7 @@ def test_what_cannot_work_is_one_sentence(tmp_path):
             EWCStarCallback(**options)
     for name, value, sentence in (
         ("deepspeed", {}, "DeepSpeed steps copies of the weights, .* use DDP"),
-        ("fsdp", ["full_shard"], "FSDP in the Trainer is not supported"),
+        ("fsdp", ["full_shard"], r"call .*shard\(model\) before the optimizer is created"),
     ):
         for callback, optimizer in ((posterior, covon), (ada_reg, adamw(model))):
             run = trainer(model, optimizer, tmp_path, callback)
@@ -408,6 +409,14 @@ def test_what_cannot_work_is_one_sentence(tmp_path):
             with pytest.raises(ValueError, match=sentence):
                 callback.on_train_begin(run.args, run.state, run.control, model=model,
                                         optimizer=optimizer)  # fmt: skip
+
+
+def test_sharding_needs_a_trainer_that_trains_sharded_models():
+    class Old(nn.Module):
+        """Of a transformers that shards by Accelerate only."""
+
+    with pytest.raises(ValueError, match="wraps sharded models in DDP: upgrade it"):
+        shard(Old())
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch):

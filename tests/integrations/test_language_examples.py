@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from safetensors.torch import load_file
 from terminal import torchrun
 
 transformers = pytest.importorskip("transformers", reason="needs the extra language")
@@ -26,6 +27,9 @@ from covon_avalanche import DiagGaussian  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples/language"
 pytestmark = pytest.mark.filterwarnings("ignore")
+two_processes = pytest.mark.skipif(
+    not dist.is_available(), reason="this torch has no torch.distributed"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -210,22 +214,44 @@ def test_a_corpus_without_text_to_train_on_is_one_sentence(model, monkeypatch, t
         run("pretrain.py", monkeypatch, "--corpus", "en.txt", "--small", "--tokenizer", model)
 
 
-@pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
-def test_pretraining_by_two_processes_equals_that_by_one(model, monkeypatch, tmp_path):
-    write(tmp_path / "en.jsonl", [{"text": f"one and {i} is more. " * 20} for i in range(12)])
+@two_processes
+@pytest.mark.parametrize("sharded", [[], ["--shard"]])
+def test_pretraining_by_two_processes_equals_that_by_one(sharded, model, monkeypatch, tmp_path):
+    for name in ("en", "de"):
+        write(tmp_path / f"{name}.jsonl", [{"text": f"{name} and {i} is. " * 20} for i in range(9)])
     arguments = [
-        "--corpus", "en=en.jsonl", "--small", "--tokenizer", model, "--steps", 3, "--warmup", 1,
-        "--context", 32, "--valid", 3, "--batch-size", 2, "--accumulate", 2, "--output",
+        "--corpus", "en=en.jsonl", "--corpus", "de=de.jsonl", "--small", "--tokenizer", model,
+        "--steps", 3, "--warmup", 1, "--context", 32, "--valid", 3, "--batch-size", 2,
+        "--accumulate", 2, "--output",
     ]  # fmt: skip
     run("pretrain.py", monkeypatch, *arguments, "one")  # accumulates two micro-batches
-    printed = torchrun(EXAMPLES / "pretrain.py", *arguments, "two")
-    assert printed.count("after en: perplexity") == 1  # by the main process
-    one, two = (
-        DiagGaussian.load(tmp_path / name / "en.safetensors").mean for name in ("one", "two")
-    )
-    assert not any(name.endswith(".bias") for name in one)
-    for name, mean in one.items():
-        assert mean.allclose(two[name], rtol=1e-3, atol=1e-5), name
+    printed = torchrun(EXAMPLES / "pretrain.py", *arguments, "two", *sharded)
+    assert printed.count("after de: perplexity") == 1  # by the main process
+    one, two = (DiagGaussian.load(tmp_path / name / "de.safetensors") for name in ("one", "two"))
+    assert not any(name.endswith(".bias") for name in one.mean)
+    for name, mean in one.mean.items():
+        assert mean.allclose(two.mean[name], rtol=1e-3, atol=1e-5), name
+        assert one.precision[name].allclose(two.precision[name], rtol=1e-2), name
+
+
+@two_processes
+@pytest.mark.parametrize("lora", [[], ["--lora", 2]])
+def test_sharded_finetuning_equals_that_by_one_process(lora, model, monkeypatch, tmp_path):
+    """Batches of one process are made of those of two."""
+    arguments = ["--model", model, *reasoning_files(tmp_path), *lora, "--max-steps", 2]
+    arguments += ["--valid", 4, "--output"]
+    text = (EXAMPLES / "finetune.py").read_text("utf-8")
+    assert "train_batch_size=batch_size" in text
+    alone = text.replace("train_batch_size=batch_size", "train_batch_size=2 * batch_size")
+    (tmp_path / "alone.py").write_text(alone, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["alone.py", *map(str, [*arguments, "one"])])
+    runpy.run_path(str(tmp_path / "alone.py"), run_name="__main__")
+    torchrun(EXAMPLES / "finetune.py", *arguments, "two", "--shard")
+    file = "adapter_model.safetensors" if lora else "model.safetensors"
+    one, two = (load_file(tmp_path / name / "reasoning" / file) for name in ("one", "two"))
+    assert two.keys() - one.keys() <= {"lm_head.weight"}  # tied, and written twice
+    for name, value in one.items():
+        assert value.allclose(two[name], rtol=1e-3, atol=1e-5), name
 
 
 def test_the_scripts_are_short():

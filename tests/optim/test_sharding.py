@@ -12,6 +12,7 @@ from two_processes import (
     OPTIMIZERS,
     WRAPPERS,
     check_resuming,
+    continue_alone,
     made,
     made_natural,
     train,
@@ -19,12 +20,13 @@ from two_processes import (
 )
 
 from covon_avalanche.optim import CoVON, samples
+from covon_avalanche.posterior import DiagGaussian
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 def test_two_processes_equal_one(tmp_path):
     """The Hessian is the one of the whole batch, not that divided by the number of ranks. A
-    checkpoint of sharded parameters continues exactly."""
+    checkpoint of sharded parameters continues exactly, and in one process up to rounding."""
     in_two_processes(work, str(tmp_path))
     for kind in OPTIMIZERS:
         alone = train(kind)
@@ -32,6 +34,13 @@ def test_two_processes_equal_one(tmp_path):
             found = torch.load(tmp_path / f"{how}-{kind}-{rank}")
             for tensors, expected in zip(found, alone, strict=True):
                 torch.testing.assert_close(tensors, expected, rtol=1e-4, atol=1e-5)
+    for folder, make in (("papers", made), ("natural", made_natural)):
+        for steps in (3, 0):
+            straight = DiagGaussian.load(tmp_path / folder / f"straight-{steps}.safetensors")
+            alone = continue_alone(tmp_path / folder, steps, make)
+            for field in ("mean", "precision"):
+                found, expected = (dict(getattr(q, field)) for q in (alone, straight))
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
