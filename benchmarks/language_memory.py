@@ -31,6 +31,7 @@ from covon_avalanche.report.tables import aligned
 
 NAME = "benchmarks/language_memory.py"
 STORED = RESULTS / "language/memory.json"
+MODELS = {"GPT-2": 0.124e9, "Qwen3-1.7B": 1.72e9, "a model of 8 billion": 8e9}
 
 
 class LiveMemory(TorchDispatchMode):
@@ -152,6 +153,22 @@ def memory_per_card(tensors: float) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def per_card(rows: list[Case]) -> pd.DataFrame:
+    """GB per card for float32 weights, their gradients and what an optimizer keeps, sharded evenly;
+    and the smallest card of 24 or 80 GB that has as much."""
+    kept = {row["method"]: row["kept"] for row in reversed(rows) if row["weights"] == "float32"}
+    found = []
+    for model, parameters in MODELS.items():
+        for method in ("AdamW", "CoVON"):
+            row = {"model": model, "method": method}
+            for cards in (1, 4, 8):
+                size = 4e-9 * parameters * (2 + kept[method]) / cards
+                card = next((f" (card of {s} GB)" for s in (24, 80) if size < s), "")
+                row[f"{cards} card{'s'[: cards - 1]}"] = f"{size:.1f} GB{card}"
+            found.append(row)
+    return pd.DataFrame(found)
+
+
 def main() -> None:
     """Measure and report."""
     if not arguments(__doc__).report:
@@ -172,6 +189,7 @@ def main() -> None:
         for row in rows
     )
     replace_part(ROOT / "docs/language.md", NAME, aligned(table))
+    replace_part(ROOT / "docs/language.md", f"{NAME}, cards", aligned(per_card(rows)))
 
 
 if __name__ == "__main__":
