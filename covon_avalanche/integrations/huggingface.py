@@ -252,16 +252,16 @@ def shard(model: Any) -> None:
     """Distribute a model's float32 weights over all processes of ``torchrun`` by FSDP2, layer by
     layer, for the Trainer with :class:`PosteriorCallback`; alone, a process keeps all.
 
-    Call it before the optimizer is created. ``save_model`` writes the whole model.
+    Call it before the optimizer is created, and before adapters of PEFT are added, which all
+    processes keep. ``save_model`` writes the whole model.
 
-    :param model: of transformers, with or without adapters of PEFT, the same in all processes.
+    :param model: of transformers, the same in all processes.
     :raises ValueError: if the installed transformers cannot train models that are sharded already.
     """
     from accelerate import PartialState
     from torch.distributed.fsdp import fully_shard
 
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if not hasattr(type(base), "is_distributed_loading_by_transformers"):
+    if not hasattr(type(model), "is_distributed_loading_by_transformers"):
         raise ValueError(
             "this version of transformers wraps sharded models in DDP: upgrade it, or use "
             "fully_shard in a loop of your own"
@@ -271,12 +271,12 @@ def shard(model: Any) -> None:
     processes = PartialState(cpu=not torch.cuda.is_available())
     model.to(processes.device)
     if processes.num_processes > 1:
-        for module in base.modules():
-            if type(module).__name__ in (base._no_split_modules or ()):
+        for module in model.modules():
+            if type(module).__name__ in (model._no_split_modules or ()):
                 fully_shard(module)
         fully_shard(model, reshard_after_forward=True)  # else an evaluation's weights would stay
-        base._is_distributed_loading_by_transformers = True
-        base.config.distributed_config = DistributedConfig(fsdp_size=processes.num_processes)
+        model._is_distributed_loading_by_transformers = True
+        model.config.distributed_config = DistributedConfig(fsdp_size=processes.num_processes)
 
 
 def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:

@@ -125,12 +125,12 @@ def main() -> None:
     if tokenizer.eos_token is None:
         raise SystemExit(f"the tokenizer of {given.model} has no end token for answers")
     model = AutoModelForCausalLM.from_pretrained(given.model).float()  # bfloat16 by autocast
+    if given.shard:
+        shard(model)  # before adapters are added, which all processes keep
     if given.lora is not None:
         from peft import LoraConfig, get_peft_model
 
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=given.lora))
-    if given.shard:
-        shard(model)
     data = {}
     for name, (*_, length, _) in TASKS.items():
         rows = examples(getattr(given, name), tokenizer, length)

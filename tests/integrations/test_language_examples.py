@@ -49,7 +49,9 @@ def model(tmp_path):
     options = dict(eos_token="<|end|>", pad_token="<|end|>")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made._tokenizer, **options)
     tokenizer.save_pretrained(tmp_path / "model")
-    config = GPT2Config(vocab_size=len(tokenizer), n_positions=512, n_embd=16, n_layer=1, n_head=2)
+    size = dict(vocab_size=len(tokenizer), n_positions=512, n_embd=16, n_layer=1, n_head=2)
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = GPT2Config(**size, **dropout)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
@@ -164,6 +166,8 @@ def test_finetune_errors_are_one_sentence(model, monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match="has no end token for answers"):
         run("finetune.py", monkeypatch, "--model", model, *files, "--pad-token", "<|end|>")
     config.write_text(json.dumps(settings))
+    with pytest.raises(SystemExit, match="--score evaluates on one process"):
+        run("finetune.py", monkeypatch, "--model", model, *files, "--score", "x", "--shard")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(SystemExit, match=r"--score needs .*: pip install lm_eval"):
         run(
@@ -239,7 +243,7 @@ def test_pretraining_by_two_processes_equals_that_by_one(sharded, model, monkeyp
 def test_sharded_finetuning_equals_that_by_one_process(lora, model, monkeypatch, tmp_path):
     """Batches of one process are made of those of two."""
     arguments = ["--model", model, *reasoning_files(tmp_path), *lora, "--max-steps", 2]
-    arguments += ["--valid", 4, "--output"]
+    arguments += ["--lr", 1e-3, "--valid", 4, "--output"]
     text = (EXAMPLES / "finetune.py").read_text("utf-8")
     assert "train_batch_size=batch_size" in text
     alone = text.replace("train_batch_size=batch_size", "train_batch_size=2 * batch_size")
