@@ -42,3 +42,7 @@ def csv_text(table: pd.DataFrame) -> str:
         return f"'{cell}" if formula else cell
 
     return str(table.map(neutral).rename(columns=neutral).to_csv(index=False))
+
+
+ESCAPE = r"^'(?=[=+\-@\t\r])"
+"""A regular expression that finds the apostrophes of :func:`csv_text`."""

@@ -161,3 +161,15 @@ def test_runs_on_other_folders_of_the_same_name_stay_apart(here):
     shutil.unpack_archive(here / "report.zip", here / "got")
     assert covon("report", "got/results.jsonl", "-o", "again").exit_code == 0
     assert (here / "again/table.md").read_bytes() == (here / "report/table.md").read_bytes()
+
+
+def test_the_folder_of_data_may_end_like_a_digest(here):
+    own(here / "data/pictures@20260314", "plain")
+    stream = {"name": "DomainFolders", "folder": "pictures@20260314", "domains": ["day", "night"]}
+    model = {"backbone": "squeezenet", "weights": ""}
+    recipe = saved(short_recipe("ridge", stream=stream, model=model), here)
+    listed = covon("data", "list", recipe, "--dataset-root", "data")
+    assert "\nday,cat,test,pictures@20260314/day/cat/" in listed.stdout
+    other = covon("data", "list", recipe, "--dataset-root", "data", "--set",
+                  "stream.folder=pictures@0123abcd")  # fmt: skip
+    assert ",test,pictures/day/cat/" in other.stdout

@@ -86,9 +86,11 @@ def _labelled(path: Path, classes: Sequence[str]) -> list[tuple[Path, str, str]]
     from covon_avalanche.streams.manifest import read_manifest
 
     if path.suffix == ".csv":
-        _, table = read_manifest(path, ("file", "label"))
-        if "split" in table:
-            table = table[table["split"] == "test"]
+        _, table = read_manifest(path, ("file", "label"), ("train", "valid", "test"))
+        if "split" in table and not table.empty:
+            table = table[table["split"] != "train"]
+            if table.empty:
+                raise ValueError(f"{path} has only images of the split train, which are left out")
         files = [Path(file) for file in listed_files(path, path.parent, table["file"].tolist())]
         domains = table.get("domain", [""] * len(table))
         return [*zip(files, domains, table["label"], strict=True)]

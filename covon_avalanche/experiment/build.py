@@ -23,7 +23,7 @@ from covon_avalanche.experiment.data_settings import (
     Backbone,
     Model,
     PermutedStream,
-    without_digest,
+    located,
 )
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.network import build_network
@@ -81,7 +81,7 @@ def build_model(
 def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:
     """A path below the data folder; absolute paths stay as they are."""
     root = Path(default_dataset_location("") if dataset_root is None else dataset_root)
-    return root / without_digest(path)
+    return located(root, path)
 
 
 class CosinePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]

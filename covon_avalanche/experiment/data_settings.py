@@ -175,7 +175,7 @@ def missing_files(
     if isinstance(model, Backbone) and model.weights not in ("", "default"):
         needed["weights"] = model.weights
     root = data_root(dataset_root)
-    paths = {what: root / without_digest(path) for what, path in needed.items()}
+    paths = {what: located(root, path) for what, path in needed.items()}
     return next(((what, path) for what, path in paths.items() if not path.exists()), None)
 
 
@@ -197,9 +197,11 @@ def published(settings: Any) -> Any:
     return settings
 
 
-def without_digest(path: str) -> str:
-    """A recipe's path of data or weights without what :func:`published` has added to its name."""
-    return re.sub("@[0-9a-f]{8}$", "", path)
+def located(root: Path, path: str) -> Path:
+    """A recipe's path of data or weights, below a folder if it is relative; unless it exists,
+    without what :func:`published` has added to its name."""
+    whole = root / path
+    return whole if whole.exists() else root / re.sub("@[0-9a-f]{8}$", "", path)
 
 
 def missing_mnist(stream: Table, dataset_root: Path | None) -> Path | None:

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.experiment.data_settings import data_root, without_digest
+from covon_avalanche.experiment.data_settings import data_root, located
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.safe_text import Printable, printable
@@ -64,7 +64,7 @@ def same_settings(settings: dict[str, Any], dataset_root: Path | None) -> dict[s
     for table, key in (("stream", "folder"), ("model", "weights")):
         path = own.get(table, {}).get(key)
         if path not in (None, "", "default"):
-            whole = data_root(dataset_root) / without_digest(path)
+            whole = located(data_root(dataset_root), path)
             own[table] = {**own[table], key: str(whole.resolve())}
     return own
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.safe_text import ESCAPE
 from covon_avalanche.streams.image_files import name_of, part_of
 
 _TITLE = "# covon_avalanche manifest, version 2"
@@ -33,11 +34,12 @@ def write_manifest(file: Path, classes: Sequence[str], table: pd.DataFrame) -> N
 
 
 def read_manifest(
-    file: Path, columns: Sequence[str] = COLUMNS
+    file: Path, columns: Sequence[str] = COLUMNS, splits: Sequence[str] = ("train", "test")
 ) -> tuple[list[str] | None, pd.DataFrame]:
     """Read a manifest or any CSV table with the same columns, also with semicolons or tabs.
 
     :param columns: those that it must have.
+    :param splits: those that may be in the column ``split``.
     :return: the class names by id, if the table lists them, and its rows.
     :raises ValueError: naming the file and what is wrong with it.
     """
@@ -63,12 +65,13 @@ def read_manifest(
     known = [c for c in COLUMNS if c in table]
     if too_long or table[known].isna().any(axis=None):
         raise ValueError(f"{file} has rows with more or fewer than {len(table.columns)} values")
+    table[known] = table[known].replace(ESCAPE, "", regex=True)  # as ``covon data list`` writes
     names = table.columns.intersection(["domain", "label"])
     table[names] = table[names].map(name_of)
     if "split" in table:
         parts = table["split"].map(part_of)
-        if unknown := sorted({*table["split"][~parts.isin(["train", "test"])]}):
-            raise ValueError(f"{file}: split must be train or test, got {unknown}")
+        if unknown := sorted({*table["split"][~parts.isin(splits)]}):
+            raise ValueError(f"{file}: split must be {' or '.join(splits)}, got {unknown}")
         table["split"] = parts
     classes = next((line for line in comments if line.startswith(_CLASSES)), None)
     if classes is None:

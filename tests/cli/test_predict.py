@@ -144,6 +144,8 @@ def test_images_of_a_table_are_predicted_and_those_for_training_left_out(bundle,
         (tmp_path / "x.csv").write_text(f"{header}\n{''.join(rows)}a/0.png,day,dog,train\n")
         done = covon("predict", bundle, tmp_path / "x.csv")
         assert "accuracy: 100.0 % (3 of 3)\naccuracy on day: 100.0 % (3 of 3)\n" in done.stdout
+    (tmp_path / "x.csv").write_text(f"file,label,split\na/0.png,{predicted[0]},valid\n")
+    assert "accuracy: 100.0 % (1 of 1)\n" in covon("predict", bundle, tmp_path / "x.csv").stdout
     (tmp_path / "x.csv").write_text("file,label\na/0.png,fox\n")
     done = covon("predict", bundle, tmp_path / "x.csv")
     assert done.stdout.endswith("\n1 images have no label of the model's classes\n")
@@ -151,6 +153,7 @@ def test_images_of_a_table_are_predicted_and_those_for_training_left_out(bundle,
         ("file\na/0.png\n", "x.csv lacks the columns ['label']"),
         ("file,label\na/9.png,dog\n", "there is no file"),
         ("file,label\n", "there are no images in"),
+        ("file,label,split\na/0.png,dog,train\n", "has only images of the split train"),
     ):
         (tmp_path / "x.csv").write_text(text)
         done = covon("predict", bundle, tmp_path / "x.csv")

@@ -5,6 +5,7 @@ import re
 import pandas as pd
 import pytest
 
+from covon_avalanche.safe_text import csv_text
 from covon_avalanche.streams.manifest import read_manifest, write_manifest
 
 COLUMNS = "file,domain,label,split\n"
@@ -28,6 +29,13 @@ def test_tables_without_classes(tmp_path, comments):
     classes, table = read_manifest(tmp_path / "a.csv")
     assert classes is None
     assert table["file"].tolist() == ["#1/a.png"]
+
+
+def test_names_like_formulas_are_read_as_they_were(tmp_path):
+    rows = [("-1/a.png", "=day", "+1", "train"), ("'b.png", "'day", "-1", "test")]
+    wanted = pd.DataFrame(rows, columns=COLUMNS.strip().split(","))
+    (tmp_path / "a.csv").write_text(csv_text(wanted))
+    pd.testing.assert_frame_equal(read_manifest(tmp_path / "a.csv")[1], wanted, check_dtype=False)
 
 
 @pytest.mark.parametrize(
