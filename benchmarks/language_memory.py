@@ -130,29 +130,6 @@ def make_model(lora: bool = False) -> nn.Module:
     return get_peft_model(model, LoraConfig(**settings)) if lora else model
 
 
-PARAMETERS = {"GPT-2, 124 M": 124_439_808, "Qwen3-1.7B": 1_720_574_976, "8 B": 8_000_000_000}
-
-
-def memory_per_card(tensors: float) -> pd.DataFrame:
-    """Estimated GB of float32 weights, gradients and optimizer on each card under FSDP2, and
-    whether it leaves room for activations, which are not counted.
-
-    :param tensors: what the optimizer keeps, in units of the weights.
-    """
-    rows = []
-    for model, parameters in PARAMETERS.items():
-        sizes = {cards: 4 * parameters * (2 + tensors) / cards / 1e9 for cards in (1, 4, 8)}
-        fits = {
-            n: [f"{cards} GB" for cards in (24, 80) if size < cards] for n, size in sizes.items()
-        }
-        cells = {
-            f"{n} card{'s' * (n > 1)}": f"{size:,.1f} GB ({', '.join(fits[n]) or 'too large'})"
-            for n, size in sizes.items()
-        }
-        rows.append({"model": model, **cells})
-    return pd.DataFrame(rows)
-
-
 def per_card(rows: list[Case]) -> pd.DataFrame:
     """GB per card for float32 weights, their gradients and what an optimizer keeps, sharded evenly;
     and the smallest card of 24 or 80 GB that has as much."""
