@@ -136,6 +136,8 @@ def _run(folder: RunFolder, options: RunOptions) -> Outcome:
         from covon_avalanche.experiment.run import run_in_folder
 
         ignore_imports_in_gc()
+        if (outcome := _finished(folder)) is not None:  # elsewhere, while this process imported
+            return outcome
         return Outcome(folder.spec, run_in_folder(folder, options))
     except (BrokenProcessPool, RunningElsewhere):  # the first of the run's own processes
         raise
