@@ -92,7 +92,8 @@ class PosteriorOptimizer(Optimizer, ABC):
     state, and the weights are its rounded values, or those of a sample."""
 
     own_setting: ClassVar[str]
-    """A setting that no other optimizer has: it tells whose a ``state_dict`` is."""
+    """A setting that no other optimizer has, which identifies the optimizer that wrote a
+    ``state_dict``."""
 
     def __init__(
         self,
