@@ -108,7 +108,7 @@ def overview() -> None:
             for row, names in ROWS.items()
         }
     table = pd.DataFrame(columns).rename_axis("method").reset_index()
-    replace_part(ROOT / "README.md", "benchmarks/overview.py", aligned(table))
+    replace_part(ROOT / "README.md", "benchmarks/pages.py, overview", aligned(table))
 
 
 # Permuted digits and permuted MNIST ----------------------------------------------------------
