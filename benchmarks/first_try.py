@@ -13,6 +13,7 @@ the recipes whose searched regularisers are shown beside. Results go to
 from __future__ import annotations
 
 import os
+import re
 from itertools import product
 from typing import Any
 
@@ -49,11 +50,17 @@ BESIDE = (
     "covon",
 )
 """Searched methods, whose results are stored."""
-_OPTIMIZERS = {"covon": "CoVON", "finetune": "AdamW"}
+_TITLES = {
+    "covon": "CoVON",
+    "finetune": "AdamW",
+    "covon-regmean": "CoVON + RegMean",
+    "covon-slca": "CoVON + retrained classifier",
+}
 
 
 def recipe_of(stream: str, order: str) -> Recipe:
-    """Fine-tuning and CoVON's preset at each learning rate."""
+    """Fine-tuning and CoVON's preset at each learning rate; with pretrained weights, the preset
+    also with RegMean and with a retrained classifier, at joint training's learning rate."""
     own = f"{stream}-{order}".replace("-", "_")
     is_shipped = stream == "permuted-mnist-hard"
     recipe = load_recipe(stream if is_shipped else str(ROOT / f"benchmarks/{own}.toml"))
@@ -64,9 +71,20 @@ def recipe_of(stream: str, order: str) -> Recipe:
     for lr in (data["strategies"]["joint"]["lr"], finetune["lr"]):
         strategies[f"covon-{lr:.1e}"] = {"kind": "covon", "preset": preset, "lr": lr}
         strategies[f"finetune-{lr:.1e}"] = {**finetune, "lr": lr}
+    if not is_shipped:
+        lr = data["strategies"]["joint"]["lr"]
+        covon = {"kind": "covon", "preset": preset, "lr": lr}
+        strategies[f"covon-regmean-{lr:.1e}"] = {**covon, "merge": "regmean"}
+        strategies[f"covon-slca-{lr:.1e}"] = {**covon, "align_classifier": True}
     name = stream if is_shipped else f"first-try-{stream}-{order}"
     new = {"name": name, "strategies": strategies, "search": {}, "searched": []}
     return validate({**data, **new}, name)
+
+
+def title(name: str) -> str:
+    """Such as ``CoVON + RegMean, lr 2.1e-04`` for ``covon-regmean-2.1e-04``."""
+    kind, lr = re.split(r"-(?=\d)", name, maxsplit=1)
+    return f"{_TITLES[kind]}, lr {lr}"
 
 
 def table(stream: str) -> str:
@@ -84,8 +102,7 @@ def table(stream: str) -> str:
             runs.append(found if own else found[found["strategy"].isin(BESIDE)])
             for name, group in found.groupby("strategy"):
                 if own or name in BESIDE:
-                    kind, _, lr = str(name).partition("-")
-                    row = f"{_OPTIMIZERS[kind]}, lr {lr}" if own else f"{name}, searched"
+                    row = title(str(name)) if own else f"{name}, searched"
                     scores = 100 * group["average_accuracy"]
                     bwt = 100 * group["bwt"].mean()
                     columns.setdefault(row, {})[order] = f"{mean_and_std(scores, 1)} ({bwt:.1f})"
@@ -114,9 +131,11 @@ def main() -> None:
     given = arguments(__doc__, *STREAMS)
     os.environ.setdefault("TIMM_FUSED_ATTN", "0")
     for stream in () if given.report else given.parts or STREAMS:
-        for seeds, number in product(range(1, SEEDS + 1), range(4)):
+        for seeds, number in product(range(1, SEEDS + 1), range(6)):
             for order in STREAMS[stream]:
                 recipe = recipe_of(stream, order)
+                if number >= len(recipe.strategies):
+                    continue
                 name = list(recipe.strategies)[number]
                 if number == 3 and order not in UNTUNED:
                     continue  # fine-tuning as searched has its results in the stream's own
