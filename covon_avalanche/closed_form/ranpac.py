@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -113,10 +113,6 @@ class RidgeClassifier(ClosedFormHead):
         """The ridge of the last domain, a scalar."""
         self._domain: tuple[Tensor, Tensor]  # G and Q of what is not held out
         self._held_out: list[list[tuple[Tensor, Tensor]]]  # by fold
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
-        state.setdefault(f"{prefix}ridge", self.ridge)  # saved before it was kept
-        super()._load_from_state_dict(state, prefix, *others)
 
     def begin_domain(self) -> None:
         self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)

@@ -219,11 +219,8 @@ def test_what_it_needs_later_is_in_its_state():
     examples are kept."""
     domains = [domain(0), domain(4), domain(1, examples=4)]
     head = learned(domains[:2], projection=12, seed=4)
-    state = copy.deepcopy(head.state_dict())
     other = RidgeClassifier(8, 3, projection=12, seed=5)
-    other.load_state_dict({name: value for name, value in state.items() if name != "ridge"})
-    assert torch.equal(other.gram, head.gram)  # from a state without the ridge, as saved before
-    other.load_state_dict(state)
+    other.load_state_dict(copy.deepcopy(head.state_dict()))
     for h in (head, other):
         h.begin_domain()
         h.update(*domains[2])
