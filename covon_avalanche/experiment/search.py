@@ -1,6 +1,6 @@
 """Hyperparameters chosen on validation images, by the same protocol for every strategy.
 
-1. The learning rate: ``lr_values`` of them on a logarithmic grid over its range, in which the
+1. The learning rate: five of them on a logarithmic grid over its range, in which the
    recipe's own takes the place of the nearest. While the best is at an end, the grid is extended
    by one, at most four times.
 2. The remaining trials draw all searched settings, the learning rate within a step of the grid
@@ -77,7 +77,6 @@ class Search:
     :param recipe: with validation images, see ``stream.validation_size``.
     :param journal: a file that several processes and machines may share.
     :param seed: seed of permutations, weights and draws: one that no report uses.
-    :param lr_values: number of learning rates in the grid.
     :raises RecipeError: if the recipe has no validation images or an invalid search space.
     """
 
@@ -85,7 +84,6 @@ class Search:
     strategy: str
     journal: Path
     seed: int
-    lr_values: int = _LR_VALUES
 
     def __post_init__(self) -> None:
         if not self.recipe.stream.validation_size:
@@ -122,13 +120,14 @@ class Search:
             return [own, *self._draws(space, trials - 1)]
         rates = self._grid()[:trials]
         draws = trials - len(rates)
-        step = _ratio(space["lr"]) ** (1 / (self.lr_values - 1))
+        low, high = space["lr"].ends
+        step = (high / low) ** (1 / (_LR_VALUES - 1))
         for extensions in range(_EXTENSIONS + 1):
             if any(index not in scores for index in range(len(rates))):
                 return [*({"lr": rate} for rate in rates), *[None] * draws]
             best = max(rates, key=lambda rate: scores[rates.index(rate)])
             at_end = best in (min(rates), max(rates)) and scores[rates.index(best)] > 0
-            if not at_end or len(rates) < self.lr_values or extensions == _EXTENSIONS:
+            if not at_end or len(rates) < _LR_VALUES or extensions == _EXTENSIONS:
                 break
             rates.append(rounded(best * step if best == max(rates) else best / step))
         near = Space(low=rounded(best / step), high=rounded(best * step))
@@ -137,7 +136,7 @@ class Search:
     def _grid(self) -> list[float]:
         """Learning rates, the recipe's own first."""
         lr, own = self.space["lr"], float(flat_settings(self.settings)["lr"])
-        rates = [lr.at(i / (self.lr_values - 1)) for i in range(self.lr_values)]
+        rates = [lr.at(i / (_LR_VALUES - 1)) for i in range(_LR_VALUES)]
         if not lr.includes(own):
             return rates
         rates.remove(min(rates, key=lambda rate: abs(math.log(rate / own))))
@@ -188,7 +187,7 @@ class Search:
         """It hashes everything that affects a trial, so that different searches do not mix."""
         space = {k: v.model_dump() for k, v in self.space.items()}
         run = run_hash(self.recipe, self.strategy, self.seed)
-        identity = json.dumps([run, space, self.lr_values], sort_keys=True)
+        identity = json.dumps([run, space, _LR_VALUES], sort_keys=True)
         return f"{self.strategy}/{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
     def announce(self, trials: int) -> None:
@@ -210,9 +209,8 @@ class Search:
         """
         self._claims.mkdir(parents=True, exist_ok=True)
         with FileLock(self._claims / "all.lock"):
-            for running in self._trials(TrialState.RUNNING):
-                if not self._is_claimed(running.user_attrs.get("index", -1)):
-                    self.study.tell(running.number, state=TrialState.FAIL, skip_if_finished=True)
+            for dead in self._unclaimed():
+                self.study.tell(dead.number, state=TrialState.FAIL, skip_if_finished=True)
             busy = {k for k in range(trials + _EXTENSIONS) if self._is_claimed(k)}
             scores = self.scores()  # after looking at the locks, which are released later
             plan = self.plan(scores, trials)
@@ -234,10 +232,14 @@ class Search:
             return
         self._claims.mkdir(parents=True, exist_ok=True)
         with FileLock(self._claims / "all.lock"):
-            for running in self._trials(TrialState.RUNNING):
-                if not self._is_claimed(running.user_attrs.get("index", -1)):
-                    optuna.Trial(self.study, running._trial_id).set_user_attr("interrupted", True)
-                    self.study.tell(running.number, state=TrialState.FAIL, skip_if_finished=True)
+            for dead in self._unclaimed():
+                optuna.Trial(self.study, dead._trial_id).set_user_attr("interrupted", True)
+                self.study.tell(dead.number, state=TrialState.FAIL, skip_if_finished=True)
+
+    def _unclaimed(self) -> list[FrozenTrial]:
+        """Running trials of processes that have ended."""
+        running = self._trials(TrialState.RUNNING)
+        return [t for t in running if not self._is_claimed(t.user_attrs.get("index", -1))]
 
     def _is_claimed(self, index: int) -> bool:
         return is_locked(self._claims / f"{index}.lock")
@@ -368,11 +370,6 @@ def run_searches(
         else:
             left = [search for search in left if not search.is_finished(trials)]
             time.sleep(_WAIT if left else 0)
-
-
-def _ratio(space: Space) -> float:
-    low, high = space.ends
-    return float(high / low)
 
 
 def _due_to_settings(error: Exception) -> bool:
