@@ -154,6 +154,8 @@ def make_optimizer(case: Case, model: nn.Module) -> Any:
         return in_the_papers_units(model, preset, case, **settings)
     if case["method"] == "gradsq":
         settings["hess_approx"] = "gradsq"
+    elif case["method"] == "covon-clip-1":
+        settings["clip_radius"] = 1.0
     elif case["method"] == "reparam":
         settings |= {"hess_approx": "reparam", "data_precision": 0.001}
     return CoVON(model.named_parameters(), **{**preset, "lr": case["lr"], **settings})
@@ -262,7 +264,8 @@ def cases(part: str) -> list[Case]:
                     lr = settings["lr"] * change.get("factor", 1)
                     case = {**common, **change, "lr": lr}
                     case.pop("factor", None)
-                    methods = ("adamw", "covon", "adamw-renewed")[: 3 if network == "mlp" else 2]
+                    other = "covon-clip-1" if network in WEIGHTS else "adamw-renewed"
+                    methods = ("adamw", "covon", other)[: 2 if network == "resnet" else 3]
                     found += [{**case, "method": method} for method in methods]
             elif part == "estimates":
                 methods = ("gradsq", "reparam", "algorithm-1")
@@ -304,6 +307,8 @@ def sweep_table(found: pd.DataFrame) -> str:
             own = groups[method]
             row[f"{title} A_T %"] = mean_and_std(own["A_T"], 1)
             row[f"{title} learned %"] = f"{own['learned'].mean():.1f}"
+        clipped = groups.get("covon-clip-1")
+        row["with `clip_radius` 1"] = "" if clipped is None else mean_and_std(clipped["A_T"], 1)
         moved = {method: own["moved"].mean() for method, own in groups.items()}
         row["moved"] = f"{moved['covon'] / moved['adamw']:.2f}"
         rows.append(row)

@@ -67,12 +67,14 @@ def make_optimizer(name: str, params: list[nn.Parameter]) -> Any:
         return torch.optim.AdamW(params, **{how[0]: True})
     if package == "CoVON":
         own: Any = {"implementation": how[0], "hess_approx": how[1]}
-        return CoVON(params, ess=1e6, batch_size=256, **own)
+        return CoVON(params, lr=1e-3, batch_size=256, **own)
     from ivon import IVON
 
     return IVON(params, lr=0.01, ess=1e6)
 
 
+VITS = {"ViT-S/16, 112 px, batch 8": (112, 12), "ViT of 11 M, 96 px, batch 8": (96, 6)}
+"""Pixels, and blocks of width 384."""
 COVON = [f"CoVON {i}, {h}" for i in ("compiled", "foreach") for h in ("gradsq", "reparam")]
 OPTIMIZERS = ["AdamW fused", "AdamW foreach", *COVON]
 
@@ -130,8 +132,11 @@ def train(model: str) -> Cases:
         else:
             import timm
 
-            network = timm.create_model("vit_small_patch16_224", img_size=112, num_classes=10)
-            x = torch.randn(8, 3, 112, 112)
+            size, depth = VITS[model]
+            network = timm.create_model(
+                "vit_small_patch16_224", img_size=size, depth=depth, num_classes=10
+            )
+            x = torch.randn(8, 3, size, size)
         y = torch.randint(10, (len(x),))
         optimizer = make_optimizer(name, list(network.parameters()))
 
@@ -158,7 +163,7 @@ def run(recipe: str) -> Cases:
 
 PARTS: dict[str, tuple[Callable[[str], Cases], list[str], int]] = {
     "step": (step, list(SHAPES), 15),
-    "train": (train, ["MLP, batch 256", "ViT-S/16, 112 px, batch 8"], 9),
+    "train": (train, ["MLP, batch 256", *VITS], 9),
     "run": (run, ["permuted-digits"], 3),
 }
 """Function, models or other arguments, and the number of rounds."""
