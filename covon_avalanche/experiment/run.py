@@ -27,7 +27,7 @@ from covon_avalanche.experiment import machine
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.bundle import BundleInfo, write_bundle
 from covon_avalanche.experiment.data_parallel import run_in_processes
-from covon_avalanche.experiment.data_settings import Backbone, FolderStream
+from covon_avalanche.experiment.data_settings import Backbone, FolderStream, published
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
 from covon_avalanche.experiment.precision import SLOW, is_slow, used_precision
@@ -76,7 +76,7 @@ def train_in_folder(folder: RunFolder, options: RunOptions) -> Result:
     asked = options if main else RunOptions()
     with (
         folder.logged(logging.INFO if main else logging.ERROR),
-        training_loggers(folder.path, asked, title, folder.settings) as loggers,
+        training_loggers(folder.path, asked, title, published(folder.settings)) as loggers,
     ):
         run = _Run(folder.recipe, strategy, seed, options, folder=folder, loggers=loggers)
         result = run.finish()
