@@ -180,7 +180,7 @@ def missing_files(
 
 
 _ABSOLUTE = re.compile(
-    r"""(?<![^\s"'`=,;(\[{<])(?:file:/|/|\\\\|[A-Z]:[/\\])\S|(?<=:)/(?=[^/\s])""", re.I
+    r"""(?<![^\s"'`=,;(\[{])(?:file:/|/|\\\\|[A-Z]:[/\\])\S|(?<=:)/(?=[^/\s])""", re.I
 )
 """The beginning of an absolute path; URLs and relative paths have none."""
 

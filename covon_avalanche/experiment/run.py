@@ -358,6 +358,7 @@ class _Run:
             flops_per_image=self.log.flops_per_image,
             parameters=sum(p.numel() for p in self.model.parameters()),
             memory_ratio=memory.ratio,
+            memory_by_domain=memory.ratios,
             peak_memory=machine.peak_memory(device),
             diagnostics=self.diagnostics,
             versions=machine.versions(),
