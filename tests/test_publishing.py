@@ -20,6 +20,7 @@ from terminal import covon
 
 from covon_avalanche import load_bundle
 from covon_avalanche.backbones import create_backbone
+from covon_avalanche.experiment.data_settings import published
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder, run_folders
@@ -110,14 +111,17 @@ def test_nothing_that_is_published_tells_users_hosts_paths_or_passwords(here):
     stream = {"name": "DomainFolders", "folder": str(data / "pictures"), "image_size": 32,
               "domains": ["day", "night"], "groups": r"^\d+"}  # fmt: skip
     model = {"backbone": "squeezenet", "weights": str(data / "start.pth")}
-    recipe = short_recipe("finetune", stream=stream, model=model, train_mb_size=8, epochs=1)
+    title = f"Photos in {data}, listed by file://{data}/a list, of https://example.org/a/b"
+    changes = {"title": title, "train_mb_size": 8, "epochs": 1}
+    recipe = short_recipe("finetune", stream=stream, model=model, **changes)
     recipe = load_recipe(str(saved(recipe, here)))
     (folder,) = run_folders(recipe, here / "runs")[:1]
     result = run_in_folder(folder, RunOptions(bundle=True, tensorboard=True))
     assert str(data) in folder.result_file.read_text()  # which stays on the machine
 
     assert covon("report", "runs", "-o", "report", "--zip").exit_code == 0
-    published = [here / "report.zip", *(here / "report").rglob("*.*")]
+    assert covon("report", "runs", "-o", "named", "--title", f"Mine, {data}").exit_code == 0
+    published = [here / "report.zip", *(here / "report").rglob("*.*"), here / "named/index.html"]
     published += [*(folder.path / "bundle").iterdir(), *(folder.path / "tensorboard").iterdir()]
     assert len(published) > 12
     for file in published:
@@ -143,6 +147,27 @@ def test_nothing_that_is_published_tells_users_hosts_paths_or_passwords(here):
     both = covon("report", "got/results.jsonl", "new", "-o", "both")
     assert both.exit_code == 2  # one seed of the same settings twice
     assert "must have one result per seed and settings, got two" in both.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "shared"),
+    [
+        ("/home/eve/x", "x@"),
+        ("/home/eve/x/", "x@"),
+        ("C:/Users/eve/x", "x@"),
+        (r"\\server\eve\x", "x@"),
+        ("file:///home/eve/x.png", "x.png@"),
+        ("photos in /home/eve/own photos/x, small", "photos in x, small@"),
+        (r"photos ('c:\Users\eve\x')", "photos ('x')@"),
+        ("git@host:/eve/x, folder=/home/eve/y", "git@host:y@"),
+        *((kept, kept) for kept in ("https://example.org/a/b", "A/B, w/ c, </d> / e", "..", "/")),
+        *((kept, kept) for kept in ("~/x", r"^\d+", r"\d+_", "s3://a/b", "a: b", "x@0123abcd")),
+    ],
+)
+def test_absolute_paths_are_found_wherever_they_begin(text, shared):
+    (found,) = published({"a": [text]})["a"]
+    digest = "" if shared == text else "[0-9a-f]{8}"
+    assert re.fullmatch(re.escape(shared) + digest, found)
 
 
 def test_runs_on_other_folders_of_the_same_name_stay_apart(here):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,10 +42,14 @@ def check_and_estimate(
         return
     mnist, lines, total = missing_mnist(recipe.stream, options.dataset_root), [], 0.0
     if mnist is None:
-        from covon_avalanche.experiment.run import checked_benchmark, estimated_seconds
+        start = time.perf_counter()
+        from covon_avalanche.experiment import run as runs
 
+        imported = time.perf_counter()
         with _problems():
-            benchmark = checked_benchmark(recipe, recipe.seeds[0], options)
+            benchmark = runs.checked_benchmark(recipe, recipe.seeds[0], options)
+        reading = time.perf_counter() - imported  # by every run, and imports by every process
+        total = (imported - start) * processes
         if {*strategies} - {run.strategy for run in stored}:
             typer.echo("Timing batches of strategies without stored results ...")
         for name in dict.fromkeys(strategies):
@@ -55,13 +60,14 @@ def check_and_estimate(
                 if isinstance(recipe.strategies[name], ClosedForm):
                     what = "a pass over the images"
                 with _problems(f"{name}: "):
-                    seconds = estimated_seconds(recipe, name, benchmark, options)
+                    seconds = runs.estimated_seconds(recipe, name, benchmark, options)
                 times = [] if seconds is None else [seconds]
             mean = fmean(times or [0.0])
-            total += number * mean
+            evaluations = runs.evaluation_seconds(recipe, name, benchmark, mean)
+            total += number * (reading + mean + evaluations)
             estimate = f"{_time(mean)} of {what}, from {source}" if times else "unknown time"
             lines.append(f"{name}: {number} x {estimate}")
-        lines.append(f"In total about {_time(total / processes)} and evaluations")
+        lines.append(f"In total about {_time(total / processes)}, with start-up and evaluations")
     typer.echo("The data are there." if mnist is None else f"MNIST will be downloaded to {mnist}.")
     if isinstance(recipe.model, Backbone) and recipe.model.weights == "default":
         name = recipe.model.backbone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,7 @@ from covon_avalanche.experiment.recipe import (
 )
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import StoredRun, find_files
+from covon_avalanche.experiment.run_folder import StoredRun, distinct_settings, find_files
 
 
 def recipes() -> None:
@@ -68,10 +69,14 @@ def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")])
     found = [file.parent for file in find_files(folder, "run.json")]
     if not found:
         fail(f"there are no runs in {folder}")
-    states = [_state(StoredRun(path)) for path in found]
+    runs = [StoredRun(path) for path in found]  # sorted, so that those of a strategy follow
+    states = [_state(run) for run in runs]
+    groups = groupby(runs, lambda run: run.path.parent)
+    settings = [text for _, own in groups for text in distinct_settings([*own])]
     names = [(path.parent.name, path.name) for path in found]
-    rows = [(*name, *state) for name, state in zip(names, states, strict=True)]
-    _print_table(("strategy", "run", "state", ""), rows)
+    rows = [(*name, *state, own) for name, state, own in zip(names, states, settings, strict=True)]
+    columns = ("strategy", "run", "state", "", *["settings"] * any(settings))
+    _print_table(columns, [row[: len(columns)] for row in rows])
     counts = Counter(state for state, _ in states)
     typer.echo(", ".join(f"{number} {state}" for state, number in counts.items()))
 

@@ -19,17 +19,22 @@ _Item: TypeAlias = Tensor | AvalancheDataset[Any]
 class MemoryFootprint(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Measures what a strategy stores between two optimizer steps.
 
-    ``ratio`` is this memory divided by that of the parameters: parameters, optimizer state
-    (samples included), tensors of the plugins (anchors, importances, old models) and stored
-    examples. It is the largest value after any experience's second step. An example
+    ``ratios`` are this memory divided by that of the parameters, after the second step of each
+    experience, and ``ratio`` is the largest: parameters, optimizer state (samples included),
+    tensors of the plugins (anchors, importances, old models) and stored examples. An example
     counts as the network receives it, with its labels, even if the memory only refers to the data
     set. Gradients and the running statistics of batch norm, which every method has, do not count.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.ratio = 0.0
+        self.ratios: list[float] = []
         self._measured = False
+
+    @property
+    def ratio(self) -> float:
+        """The largest of the ratios."""
+        return max(self.ratios, default=0.0)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """A new experience begins."""
@@ -57,7 +62,7 @@ class MemoryFootprint(SupervisedPlugin, supports_distributed=True):  # type: ign
         sizes = _sizes([*parameters, *buffers, *_stored([*owners, memory], depth=10)])
         gradients = _sizes(p.grad for p in parameters if p.grad is not None)
         total = sum(size for address, size in sizes.items() if address not in gradients)
-        self.ratio = max(self.ratio, total / sum(_sizes(parameters).values()))
+        self.ratios.append(total / sum(_sizes(parameters).values()))
 
 
 def _sizes(stored: Iterable[_Item]) -> dict[int, int]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
@@ -179,21 +179,29 @@ def missing_files(
     return next(((what, path) for what, path in paths.items() if not path.exists()), None)
 
 
+_ABSOLUTE = re.compile(
+    r"""(?<![^\s"'`=,;(\[{])(?:file:/|/|\\\\|[A-Z]:[/\\])\S|(?<=:)/(?=[^/\s])""", re.I
+)
+"""The beginning of an absolute path; URLs and relative paths have none."""
+
+
 def published(settings: Any) -> Any:
     """Settings with ``NAME@DIGEST`` in place of absolute paths, which tell names of users. The
     digest tells different paths of the same name apart; runs find ``NAME`` below the data folder.
+    In a longer text, such as a title, all from its first path up to its last slash is left out.
 
-    :param settings: plain data, nested; names of classes and domains, and titles, stay.
+    :param settings: plain data, nested; names of classes and domains stay.
     """
     match settings:
         case dict():
-            kept = ("class_names", "classes", "domains", "title")
+            kept = ("class_names", "classes", "domains")
             return {k: v if k in kept else published(v) for k, v in settings.items()}
         case list():
             return [published(value) for value in settings]
-        case str() if any(p(settings).is_absolute() for p in (PurePosixPath, PureWindowsPath)):
+        case str() if found := _ABSOLUTE.search(settings):
             digest = hashlib.sha256(settings.encode(errors="surrogateescape")).hexdigest()
-            return f"{PureWindowsPath(settings).name}@{digest[:8]}"
+            before, path = settings[: found.start()], settings[found.start() :]
+            return f"{before}{PureWindowsPath(path).name}@{digest[:8]}"
     return settings
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from covon_avalanche.experiment.result import Result, ResultError
@@ -94,8 +94,8 @@ def run_grid(
                     time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         for folder in pending.values():
-            if not folder.is_running():  # elsewhere
-                folder.remove_partial_files()
+            with suppress(RunningElsewhere, OSError), folder.opened():
+                pass  # it has no partial files now, unless another process is running it
         raise
 
 

@@ -95,6 +95,8 @@ class Result(BaseModel):
     parameters: int
     memory_ratio: float
     """Tensors kept between steps, in units of the weights, see ``MemoryFootprint``."""
+    memory_by_domain: list[float] = []
+    """The same per domain."""
     peak_memory: int | None = None
     """Bytes of the process, or of the accelerator where there is one."""
     resumed: int = 0

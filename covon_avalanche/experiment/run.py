@@ -27,11 +27,12 @@ from covon_avalanche.experiment import machine
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.bundle import BundleInfo, write_bundle
 from covon_avalanche.experiment.data_parallel import run_in_processes
-from covon_avalanche.experiment.data_settings import Backbone, FolderStream
+from covon_avalanche.experiment.data_settings import Backbone, FolderStream, published
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
 from covon_avalanche.experiment.precision import SLOW, is_slow, used_precision
 from covon_avalanche.experiment.recipe import Recipe, choose
+from covon_avalanche.experiment.registry.bayesian import CoVON, Variational
 from covon_avalanche.experiment.registry.closed_form import ClosedForm
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, ReliabilityBin, Result
 from covon_avalanche.experiment.resumable import Checkpointer
@@ -76,7 +77,7 @@ def train_in_folder(folder: RunFolder, options: RunOptions) -> Result:
     asked = options if main else RunOptions()
     with (
         folder.logged(logging.INFO if main else logging.ERROR),
-        training_loggers(folder.path, asked, title, folder.settings) as loggers,
+        training_loggers(folder.path, asked, title, published(folder.settings)) as loggers,
     ):
         run = _Run(folder.recipe, strategy, seed, options, folder=folder, loggers=loggers)
         result = run.finish()
@@ -186,6 +187,24 @@ def _trained_images(recipe: Recipe, strategy: str, benchmark: CLScenario) -> int
         epochs = (schedule[i].epochs if i < len(schedule) else None) or epochs
         images += epochs * size * math.ceil(len(experience.dataset) / size)
     return images
+
+
+def evaluation_seconds(
+    recipe: Recipe, strategy: str, benchmark: CLScenario, training: float
+) -> float:
+    """Time of a run's evaluations on all domains after each, from that of its training: of an image
+    it is a third of a training step, which has a backward pass too, or as long in closed form.
+
+    :param benchmark: see :func:`checked_benchmark`.
+    :param training: seconds.
+    """
+    own = recipe.strategies[strategy]
+    times = 1 if own.kind == "joint" else recipe.stream.n_experiences
+    if isinstance(own, CoVON | Variational):
+        times += recipe.posterior_samples
+    images = times * sum(len(e.dataset) for e in benchmark.test_stream)
+    passes = 1 if isinstance(own, ClosedForm) else 3
+    return training * images / (passes * _trained_images(recipe, strategy, benchmark))
 
 
 @dataclass
@@ -358,6 +377,7 @@ class _Run:
             flops_per_image=self.log.flops_per_image,
             parameters=sum(p.numel() for p in self.model.parameters()),
             memory_ratio=memory.ratio,
+            memory_by_domain=memory.ratios,
             peak_memory=machine.peak_memory(device),
             diagnostics=self.diagnostics,
             versions=machine.versions(),

@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +22,15 @@ from pydantic import BaseModel, ValidationError
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.data_settings import data_root, located
 from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.registry import KINDS
+from covon_avalanche.experiment.registry.closed_form import ClosedForm
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.safe_text import Printable, printable
 
 _log = logging.getLogger(__name__)
 _DESCRIPTIONS = ("name", "title", "searched")
 _WITHOUT_EFFECT = ("workers", "eval_mb_size")  # hashed, because they always were
+_OF_GRADIENTS = ("epochs", "train_mb_size", "final_lr_factor")  # without effect in closed form
 _LOCK_TIMEOUT = 0.5  # seconds; ``is_locked`` holds the lock for a moment
 
 
@@ -57,10 +61,18 @@ def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in _DESCRIPTIONS}
 
 
+def _without_effect(settings: dict[str, Any]) -> tuple[str, ...]:
+    """Keys of settings that change no number of a run."""
+    own = settings["strategy"]
+    closed_form = issubclass(KINDS[own["kind"]], ClosedForm) and "adapter" not in own
+    return _WITHOUT_EFFECT + _OF_GRADIENTS * closed_form
+
+
 def same_settings(settings: dict[str, Any], dataset_root: Path | None) -> dict[str, Any]:
-    """The settings that make a run another one: without names, the number of workers and the batch
-    size of evaluations, and with the paths of data and weights resolved."""
-    own = {k: v for k, v in result_settings(settings).items() if k not in _WITHOUT_EFFECT}
+    """The settings that make a run another one: without names and what has no effect, such as the
+    number of workers, and with the paths of data and weights resolved."""
+    without = _without_effect(settings)
+    own = {k: v for k, v in result_settings(settings).items() if k not in without}
     for table, key in (("stream", "folder"), ("model", "weights")):
         path = own.get(table, {}).get(key)
         if path not in (None, "", "default"):
@@ -200,6 +212,14 @@ class StoredRun:
         """Whether a process is working on it."""
         return is_locked(self.path / ".lock")
 
+    def own_settings(self, dataset_root: Path | None = None) -> dict[str, Any] | None:
+        """:func:`same_settings` by dotted key; ``None`` without a readable ``run.json``."""
+        try:
+            stored = upgrade_settings(_stored(self.path / "run.json")["settings"])
+            return _flat(same_settings(stored, dataset_root))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
 
 class RunSpec(NamedTuple):
     """One run of a recipe."""
@@ -238,10 +258,7 @@ class RunFolder(StoredRun):
     def differences(self, other: Path) -> dict[str, tuple[Any, Any]] | None:
         """The settings that differ in another run's folder: its value and this run's by dotted
         key, or ``"unset"``. ``None`` if the folder has no readable ``run.json``."""
-        try:
-            stored = upgrade_settings(_stored(other / "run.json")["settings"])
-            theirs = _flat(same_settings(stored, self._root))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        if (theirs := StoredRun(other).own_settings(self._root)) is None:
             return None
         ours = _flat(same_settings(self.settings, self._root))
         keys = [key for key in ours | theirs if theirs.get(key) != ours.get(key)]
@@ -327,7 +344,7 @@ class RunFolder(StoredRun):
                 *(self.result_file, result.strategy, result.seed, result.run_hash, aside.name),
             )
             return None
-        keys = *_DESCRIPTIONS, *_WITHOUT_EFFECT, "stream", "model"
+        keys = *_DESCRIPTIONS, *_without_effect(self.settings), "stream", "model"
         now = {key: self.settings[key] for key in keys}
         if result.recipe != self.recipe.name or not now.items() <= result.settings.items():
             changes = {"recipe": self.recipe.name, "settings": result.settings | now}
@@ -415,6 +432,18 @@ def run_folders(recipe: Recipe, runs: Path, dataset_root: Path | None = None) ->
     """
     both = [(name, seed) for seed in recipe.seeds for name in recipe.strategies]
     return [RunFolder(runs, recipe, *spec, dataset_root) for spec in both]
+
+
+def distinct_settings(runs: Sequence[StoredRun]) -> list[str]:
+    """The settings of each run in which runs of one strategy differ, such as ``epochs 5``; nothing
+    of a run whose ``run.json`` is damaged."""
+    found = [run.own_settings() or {} for run in runs]
+    values = {key: {repr(own.get(key)) for own in found if own} for key in chain(*found)}
+    keys = [key for key, different in values.items() if len(different) > 1]
+    return [
+        ", ".join(f"{k.removeprefix('strategy.')} {own.get(k, 'unset')}" for k in keys if own)
+        for own in found
+    ]
 
 
 def other_settings(folders: Sequence[RunFolder]) -> list[str]:

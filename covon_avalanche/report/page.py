@@ -96,9 +96,10 @@ def _write(
             from covon_avalanche.experiment.search_journal import read_trials, search_summary
 
             journal = path / "trials.journal"
-            trials, name = read_trials(journal), f"search-{path.resolve().name}"
+            trials = read_trials(journal).map(published)
+            name = f"search-{path.resolve().name}"
             name += f"-{len(searched) + 1}" * (name in searched)
-            summary = search_summary(journal).drop(columns="seconds")
+            summary = search_summary(journal).drop(columns="seconds").map(published)
             searched[name] = [summary, trials.map(tables.cell)]
             if (rates := figures.learning_rates(trials)) is not None:
                 add(name, name, rates)
@@ -112,7 +113,7 @@ def _write(
     blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     files[folder / "index.html"] = environment.get_template("page.html.j2").render(
-        title=title or "; ".join(dict.fromkeys([*(c.title for c in found), *searched])),
+        title=published(title) or "; ".join(dict.fromkeys([*(c.title for c in found), *searched])),
         comparisons=found,
         searched=searched,
         images=images,

@@ -26,6 +26,7 @@ _MATRIX = ("incremental_accuracy", "forgetting", "max_forgetting", "plasticity",
 MEASURES = (  # columns of measured numbers
     *("average_accuracy", "weighted_accuracy", "bwt", *_MATRIX),
     *(*_CALIBRATION, *_SAMPLED, "train_seconds", "flops_per_image"),
+    *("time_growth", "memory_growth"),
 )
 
 
@@ -58,6 +59,8 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     ``sampled_*``            average_accuracy, nll, brier and ece with posterior samples
     ``train_seconds``        wall-clock training time of all domains, seconds
     ``flops_per_image``      operations of training per image, mean over domains
+    ``time_growth``          training time of the last domain relative to the second
+    ``memory_growth``        the same of the memory kept between steps
     ``settings.*``           the settings by dotted name: ``settings.strategy.lr``; absolute
                              paths as ``NAME@DIGEST``
     ======================== ==========================================================
@@ -114,9 +117,17 @@ def _row(result: Result) -> dict[str, Any]:
         **{name: measured.get(name, math.nan) for name in (*_CALIBRATION, *_SAMPLED)},
         "train_seconds": sum(result.train_seconds),
         "flops_per_image": fmean(result.flops_per_image) if result.flops_per_image else math.nan,
+        "time_growth": _growth(result.train_seconds),
+        "memory_growth": _growth(result.memory_by_domain),
         "settings": settings,
         **{f"settings.{key}": value for key, value in flatten(shown).items()},
     }
+
+
+def _growth(by_domain: Sequence[float]) -> float:
+    """The last relative to the second, because the first has no anchors and compiles; NaN for fewer
+    than three domains."""
+    return by_domain[-1] / by_domain[1] if len(by_domain) > 2 and by_domain[1] else math.nan
 
 
 def _still_falling(epochs: Sequence[Epoch]) -> bool:

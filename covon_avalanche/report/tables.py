@@ -69,6 +69,13 @@ METRICS = (
         "million floating-point operations of training per image, independent of the machine",
     ),
     Metric("memory", "memory_ratio", 1, "all tensors kept between steps, in units of the weights"),
+    Metric(
+        "time growth",
+        "time_growth_mean",
+        1,
+        "training time of the last domain relative to the second",
+    ),
+    Metric("memory growth", "memory_growth_mean", 1, "the same of all tensors kept between steps"),
     Metric("peak MiB", "peak_memory", 0, "largest memory of a run"),
     Metric("seeds", "seeds", 0, "number of runs"),
 )

@@ -149,15 +149,16 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
     (file,) = (tmp_path / "out").rglob("result.json")
     Result.load(file).model_copy(update={"train_seconds": [40.0, 60.0]}).save(file)
     monkeypatch.setattr(experiment_run, "estimated_seconds", lambda *_: 10.0)
+    monkeypatch.setattr(experiment_run, "evaluation_seconds", lambda *_: 20.0)
     lines = covon(*command).stdout.splitlines()
     assert lines[0].endswith("4 runs, 1 finished, 3 to run, 1 in parallel")
-    assert lines[1:] == [
+    assert lines[1:-1] == [
         "Timing batches of strategies without stored results ...",
         "The data are there.",
         "covon: 2 x 0:00:10 of training, from timed batches of one process",
         "finetune: 1 x 0:01:40 of training, from stored results",
-        "In total about 0:02:00 and evaluations",
     ]
+    assert re.fullmatch(r"In total about 0:03:0\d, with start-up and evaluations", lines[-1])
 
 
 @pytest.mark.parametrize(

@@ -113,3 +113,19 @@ def test_the_shell_completes_recipes(tmp_path, monkeypatch):
         environment = {"_COVON_COMPLETE": "complete_bash", **words}
         done = covon(env=environment, prog_name="covon")
         assert done.stdout.split() == ["pacs", "pacs-vit", "pacs-mine.toml"]
+
+
+def test_the_status_shows_what_tells_the_runs_of_a_strategy_apart(tmp_path):
+    recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=FEW, epochs=5)
+    faster = small_recipe({"finetune": STRATEGIES["finetune"] | {"lr": 0.5}}, stream=FEW, epochs=8)
+    folders = [RunFolder(tmp_path, own, "finetune", 0) for own in (recipe, faster)]
+    folders.append(RunFolder(tmp_path, small_recipe({"vcl": STRATEGIES["vcl"]}), "vcl", 0))
+    for folder in folders:
+        folder.path.mkdir(parents=True)
+        folder.write_start({})
+    lines = [line for line in show(tmp_path, "status").splitlines() if "seed-" in line]
+    by_run = {line.split()[3]: line.split("\u2502")[-2].strip() for line in lines}
+    expected = ["epochs 5, lr 0.01", "epochs 8, lr 0.5", ""]
+    assert by_run == dict(zip((f.path.name for f in folders), expected, strict=True))
+    (folders[1].path / "run.json").write_text("{")
+    assert "epochs" not in show(tmp_path, "status")

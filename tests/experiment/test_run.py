@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from small_recipes import CLOSED_FORM, FEW, STRATEGIES, short_recipe
+from small_recipes import CLOSED_FORM, FEW, STRATEGIES, short_recipe, small_recipe
 from toys import columns
 
 from covon_avalanche.experiment import run
@@ -159,6 +159,21 @@ def test_the_estimated_time_is_that_of_the_steps_of_all_epochs(monkeypatch):
     assert timed == [((2, 3), 1 / 2), ((64, 6), 1 / 64)]
     assert threads == [1, 3]
     assert len(benchmark.train_stream[0].dataset) == 200
+
+
+def test_evaluations_are_a_third_of_training_images_or_all_in_closed_form():
+    recipe = small_recipe({k: STRATEGIES[k] for k in ("finetune", "covon", "joint", "ncm")})
+    recipe = recipe.model_copy(update={"epochs": 4, "posterior_samples": 3})
+    benchmark = run.checked_benchmark(recipe, 0)
+    trained, tested = 2 * 23 * 64, 2 * 360  # in batches of 64: of 1437 and 360 images a domain
+
+    def images(name, seconds):
+        return run.evaluation_seconds(recipe, name, benchmark, seconds)
+
+    assert images("finetune", 4.0 * trained * 3) == pytest.approx(2 * tested)
+    assert images("covon", 4.0 * trained * 3) == pytest.approx((2 + 3) * tested)
+    assert images("joint", 4.0 * trained * 3) == pytest.approx(tested)
+    assert images("ncm", 2.0 * 1437) == pytest.approx(2 * tested)
 
 
 @pytest.mark.parametrize("name", [*STRATEGIES])

@@ -8,7 +8,7 @@ import warnings
 import pytest
 from interrupted_runs import run_until_killed
 from made_up_results import made_up
-from small_recipes import OFTEN, STRATEGIES, small_recipe
+from small_recipes import FEW, OFTEN, STRATEGIES, small_recipe
 
 from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
@@ -163,6 +163,32 @@ def test_settings_without_effect_and_other_spellings_of_paths_are_no_other_run(i
     assert RunFolder(runs, spelled, "finetune", 1, tmp_path).path != first.path
     changed = images.model_copy(update={"epochs": 8})
     assert RunFolder(runs, changed, "finetune", 0, tmp_path).path != first.path
+
+
+def test_a_classifier_in_closed_form_is_not_repeated_for_epochs_and_batches(tmp_path):
+    strategies = {
+        "ridge": STRATEGIES["ridge"],
+        "finetune": STRATEGIES["finetune"],
+        "adapted": {"kind": "ranpac", "adapter": 4},
+    }
+    first = small_recipe(strategies, stream=FEW, train_mb_size=64, epochs=1)
+    changes = {"train_mb_size": 50, "epochs": 3, "final_lr_factor": 0.5}
+    other = first.model_copy(update=changes)
+    ridge, result = RunFolder(tmp_path, first, "ridge", 0), run_strategy(first, "ridge", 0)
+    assert run_until_killed(0, ridge, OFTEN)
+    again = RunFolder(tmp_path, other, "ridge", 0)
+    assert again.path == ridge.path
+    resumed = run_in_folder(again)
+    assert resumed.accuracy == result.accuracy
+    assert RunFolder(tmp_path, first, "ridge", 0).result().settings == ridge.settings
+    assert again.result().settings == again.settings
+    assert other_settings([again]) == []
+    for name in ("finetune", "adapted"):
+        RunFolder(tmp_path, first, name, 0).path.mkdir(parents=True)
+        RunFolder(tmp_path, first, name, 0).write_start({})
+        now, before = (RunFolder(tmp_path, recipe, name, 0) for recipe in (other, first))
+        assert now.path != before.path
+        assert now.differences(before.path).keys() == changes.keys()
 
 
 def test_an_interrupted_run_is_resumed_with_another_number_of_workers(recipe, tmp_path):

@@ -9,7 +9,7 @@ from made_up_results import compared, made_up, made_up_comparison
 
 from covon_avalanche.experiment.result import Epoch, ResultError
 from covon_avalanche.report import comparisons, results_frame, strategy_summary
-from covon_avalanche.report.tables import summary_table
+from covon_avalanche.report.tables import MISSING, summary_table
 
 INF = math.inf
 
@@ -30,6 +30,23 @@ def test_means_and_deviations_by_hand():
     assert (covon["nll_mean"], covon["train_seconds_mean"]) == (0.5, 4.0)
     assert (covon["memory_ratio"], covon["seeds"]) == (5.0, 3)
     assert math.isnan(covon["peak_memory"])
+
+
+def test_time_and_memory_grow_from_the_second_domain_to_the_last():
+    eye = [[float(i == j) for i in range(4)] for j in range(4)]
+    times, kept = [9.0, 2.0, 3.0, 5.0], [1.0, 2.0, 2.0, 3.0]
+    runs = [made_up("a", s, eye, memory_by_domain=kept) for s in (0, 1)]
+    runs[0].train_seconds = times
+    runs[1].train_seconds = [9.0, 2.0, 3.0, 3.0]
+    runs.append(made_up("older", 0, eye))
+    summary = strategy_summary(results_frame(runs))
+    assert summary["time_growth_mean"].to_dict() == {"a": 2.0, "older": 1.0}
+    assert summary.loc["a", "memory_growth_mean"] == 1.5
+    table = summary_table(compared(*runs), ["time growth", "memory growth"])
+    assert table.loc[0].tolist()[1:] == ["2.0", "1.5"]
+    assert table.loc[1].tolist()[1:] == ["1.0", MISSING]
+    short = results_frame([made_up("b", 0, [[0.9, 0.1], [0.8, 0.8]], memory_by_domain=[1.0, 2.0])])
+    assert short[["time_growth", "memory_growth"]].isna().all(axis=None)
 
 
 def test_the_highest_comes_first_and_offline_training_is_never_the_best():
