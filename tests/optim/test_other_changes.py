@@ -395,6 +395,30 @@ def test_clipped_entries_of_an_average_over_samples_clip_its_statistic(squared):
     torch.testing.assert_close(record.statistic(p), expected)
 
 
+@pytest.mark.parametrize("implementation", ["auto", "foreach", "reference"])
+@pytest.mark.parametrize("size", [1e9, 1e12, 1e16, 1e18, 1e20])
+@pytest.mark.parametrize(
+    "options",
+    [dict(batch_size=8), dict(ess=1e4, batch_size=8), dict(ess=1e4, hess_approx="reparam")],
+)
+def test_steps_after_a_huge_gradient_are_finite(implementation, size, options):
+    """Or the step with it is an error."""
+    net = Net()
+    options = {**options, "generator": torch.Generator().manual_seed(0)}
+    optimizer = CoVON(net.named_parameters(), implementation=implementation, **options)
+    train_step(optimizer, net, BATCH)
+    record_sample(optimizer, nll(net, BATCH))
+    net.a.weight.grad.mul_(size)
+    try:
+        optimizer.step()
+    except FloatingPointError:
+        optimizer.zero_grad()
+    for _ in range(3):
+        train_step(optimizer, net, BATCH)
+    for value in contents(optimizer).values():
+        assert not torch.is_tensor(value) or torch.isfinite(value).all()
+
+
 @pytest.mark.parametrize("size", [1e11, 1e15])
 def test_huge_and_tiny_gradients_in_one_net_are_stepped_by_at_most_the_clip_radius(size):
     net = Net()
