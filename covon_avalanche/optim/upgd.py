@@ -82,7 +82,8 @@ class UPGD(Optimizer):
         group = {**self.defaults, **param_group}
         for name in ("lr", "weight_decay", "sigma"):
             check_positive(name, group[name], zero=True)
-        if not (isinstance(beta := group["beta_utility"], Real) and 0 <= beta < 1):
+        beta = group["beta_utility"]
+        if not (isinstance(beta, Real) and 0 <= float(beta) < 1):
             raise ValueError(f"beta_utility must be in [0, 1), got {beta!r}")
         if group["betas"] is not None:
             check_betas(group["betas"])
