@@ -23,14 +23,14 @@ def check_positive(name: str, value: float, *, zero: bool = False) -> None:
 
 def check_fraction(name: str, value: float, *, zero: bool = False) -> None:
     """Raise a ``ValueError`` unless the value is in (0, 1] (or [0, 1])."""
-    if not (0 < value <= 1 or (zero and value == 0)):
-        raise ValueError(f"{name} must be in {'[' if zero else '('}0, 1], got {value}")
+    if not (isinstance(value, Real) and (0 < value <= 1 or (zero and value == 0))):
+        raise ValueError(f"{name} must be in {'[' if zero else '('}0, 1], got {value!r}")
 
 
 def check_whole(name: str, value: Any, least: int = 1) -> None:
     """Raise a ``ValueError`` unless the value is an integer that is large enough."""
     if not isinstance(value, Integral) or int(value) < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value}")
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
 
 
 def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:

@@ -26,7 +26,7 @@ def check_betas(betas: Any, *, second_may_be_none: bool = False) -> None:
     none = pair and second_may_be_none and betas[1] is None
     if not (pair and allowed(betas[0]) and (none or allowed(betas[1]))):
         rest = ", or None as the second" if second_may_be_none else ""
-        raise ValueError(f"betas must be two numbers in [0, 1){rest}, got {betas}")
+        raise ValueError(f"betas must be two numbers in [0, 1){rest}, got {betas!r}")
 
 
 def check_parameter(p: Tensor, name: str, *, bfloat16: bool = False) -> None:

@@ -654,6 +654,8 @@ class CoVON(PosteriorOptimizer):
             step_square=state.get("step_square"),
             **self._settings(group, i),
         )
+        # NaN, which no step takes, where float32 cannot hold the precision
+        hess = torch.where(torch.isfinite(ess_of(group) * hess), hess, torch.nan)
         natural = {} if step_square is None else {"step_square": step_square}
         return mean, {"step": i, "momentum": momentum, "hess": hess, **natural}
 

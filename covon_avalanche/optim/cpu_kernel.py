@@ -337,12 +337,12 @@ def _draw(table, numbers, ess, prior0, key, flags, first, stride):
                     flags[k] = True
 
 
-@njit(inline="always")
+@njit(fastmath=_FAST_MATH, **{**OPTIONS, "cache": False})  # in this order nothing overflows
 def _new_hess(squared, g, theta_minus_m, h, delta, ess, one_minus_beta2, batch_size, retraction):
     reparam = g * theta_minus_m * ess * (h + delta)  # line 6
     hess_hat = batch_size * g * g if squared else reparam
     change = one_minus_beta2 * (hess_hat - h)
-    return h + change + retraction * change * change / (h + delta)  # line 8
+    return h + change + retraction * change * (change / (h + delta))  # line 8
 
 
 @njit(fastmath=_FAST_MATH | {"reassoc"}, **{**OPTIONS, "cache": False})  # a sum in vectors

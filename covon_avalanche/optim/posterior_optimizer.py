@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
@@ -110,11 +112,12 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._weights = WeightVersions()
         self._attachment = Attachment()
         self._loaded = False  # a state, and no sample drawn since
+        self._placeholders = False  # whether the state only waits for one that is loaded
         self._known_grads: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # stepped or cleared
         self._other_grads: dict[Tensor, tuple[weakref.ref[Tensor], Tensor]] = {}
         """Those that the sample in place found, and whether they have entries that are not zero."""
         noise = {"noise_seed": None, "noise_draws": 0}
-        super().__init__(params, {**defaults, **noise, "consolidated": False})
+        super().__init__(params, {**defaults, **noise, "saved_entries": None})
         self._record = self._new_record()
         if prior is not None:
             self._set_prior(prior)
@@ -249,6 +252,11 @@ class PosteriorOptimizer(Optimizer, ABC):
         """Draw a sample and swap it with the mean."""
         if train and self._record.count == 0:
             self._record = self._new_record()  # settings may have changed since
+        if self._placeholders:  # nothing was loaded: the task begins at the present weights
+            self._placeholders = False
+            self.state.clear()
+        if not self._buffers:  # weights may have been tied since the optimizer was made
+            check_memory((name, p) for name, p, *_ in self._named_params())
         params = [
             n
             for n in self._named_params()
@@ -482,6 +490,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             return False
         for _, p, group, _ in params:
             self.state[p] = self._task_state(p, group)
+        self._placeholders = True
         return True
 
     def _params_with_gradient(self, record: SampleAccumulator) -> list[NamedParam]:
@@ -545,9 +554,6 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _finish_task(self) -> None:
         """After consolidation."""
-        merged = any("prior_precision" in state for state in self.state.values())
-        for group in self.param_groups:
-            group["consolidated"] = merged
         self._buffers, self._weights = {}, WeightVersions()
         self.discard_samples()
 
@@ -612,6 +618,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         return torch.where(prior_mean.to(mean.dtype) == mean, prior_mean, exact)
 
     def _set_prior(self, prior: DiagGaussian) -> None:
+        if not isinstance(prior, DiagGaussian):
+            raise ValueError(f"prior must be a DiagGaussian, got {type(prior).__name__}")
         if any("param_names" not in group for group in self.param_groups):
             raise ValueError(
                 "a prior is given by parameter name: construct the optimizer with "
@@ -692,6 +700,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                     else torch.zeros_like(mean)
                     for entry in entries
                 }  # fmt: skip
+        self._placeholders = bool(self.state)
         if not self.state:
             names = [name for name, *_ in self._named_params()]
             raise ValueError(
@@ -762,6 +771,13 @@ class PosteriorOptimizer(Optimizer, ABC):
                 f"{self.mc_samples}"
             )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Groups and state, the noise included."""
+        packed = super().state_dict()
+        for group in packed["param_groups"]:  # a string, because lists are loaded one by one
+            group["saved_entries"] = json.dumps(self._entries(), sort_keys=True)
+        return packed
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore groups and state, the noise included.
 
@@ -784,21 +800,31 @@ class PosteriorOptimizer(Optimizer, ABC):
                 super().load_state_dict({**state_dict, "param_groups": groups})
                 self._keep_float32(state_dict["state"], groups)
                 self._loaded = True
+                expected = json.loads(self.param_groups[0]["saved_entries"] or "{}")
+                for state in self.state.values() if expected else ():
+                    # torch.distributed.checkpoint leaves what this optimizer had before
+                    for entry in state.keys() - expected.keys():
+                        del state[entry]
                 for group in self.param_groups:
                     self.check_group(group)
                 for name, p, group, _ in self._named_params():
                     check_state(name, p, self.state.get(p, {}), self._state_needs(group))
                     align_state_(self.state.get(p, {}), p, name)
-                merged = any("prior_precision" in state for state in self.state.values())
-                if self.state and not merged and any(g["consolidated"] for g in self.param_groups):
-                    raise ValueError(
-                        "the state lacks prior_precision, the merged prior, although a task was "
-                        "consolidated: with torch.distributed.checkpoint, call allocate_state() "
-                        "before get_optimizer_state_dict() and load()"
-                    )
+                found = self._entries()
+                for entry, count in expected.items():
+                    if found[entry] != count:
+                        raise ValueError(
+                            f"{entry} was saved for {count} parameters, but the loaded state has "
+                            f"it for {found[entry]}: with torch.distributed.checkpoint, call "
+                            "allocate_state() before get_optimizer_state_dict() and load()"
+                        )
             except BaseException:
                 vars(self).update(before)
                 raise
+
+    def _entries(self) -> Counter[str]:
+        """For how many parameters there is each entry of the state."""
+        return Counter(entry for state in self.state.values() for entry in state)
 
     def _keep_float32(self, saved: dict[Any, State], groups: list[Group]) -> None:
         """Undo that torch casts a loaded state to the dtype of bfloat16 weights."""
@@ -818,7 +844,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         :param state_dict: saved with those weights.
         :raises ValueError: as :meth:`load_state_dict`.
         """
-        self.load_state_dict({**state_dict, "param_groups": self.state_dict()["param_groups"]})
+        entries = state_dict["param_groups"][0].get("saved_entries")
+        groups = [{**g, "saved_entries": entries} for g in self.state_dict()["param_groups"]]
+        self.load_state_dict({**state_dict, "param_groups": groups})
 
     def __getstate__(self) -> dict[str, Any]:
         if self._in_place:
@@ -831,10 +859,11 @@ class PosteriorOptimizer(Optimizer, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._buffers, self._in_place, self._weights = {}, {}, WeightVersions()
-        self._known_grads, self._other_grads, self._loaded = {}, {}, False
+        self._known_grads, self._other_grads = {}, {}
+        self._loaded = self._placeholders = False
         if not hasattr(self, "_names"):  # of a copy, not while a state is loaded
             self._names = WeakTensorKeyDictionary()
             self._attachment = Attachment()
         for group in self.param_groups:
-            group.setdefault("consolidated", False)
+            group.setdefault("saved_entries", None)
         self._record = self._new_record()

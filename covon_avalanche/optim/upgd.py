@@ -8,6 +8,7 @@ repository (github.com/mohmdelsayed/upgd) recommends; written from the formulas.
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -81,8 +82,9 @@ class UPGD(Optimizer):
         group = {**self.defaults, **param_group}
         for name in ("lr", "weight_decay", "sigma"):
             check_positive(name, group[name], zero=True)
-        if not 0 <= group["beta_utility"] < 1:
-            raise ValueError(f"beta_utility must be in [0, 1), got {group['beta_utility']}")
+        beta = group["beta_utility"]
+        if not (isinstance(beta, Real) and 0 <= float(beta) < 1):
+            raise ValueError(f"beta_utility must be in [0, 1), got {beta!r}")
         if group["betas"] is not None:
             check_betas(group["betas"])
         check_positive("eps", group["eps"])

@@ -44,10 +44,13 @@ class WeightVersions:
     @torch.no_grad()
     def changed(self) -> set[Tensor]:
         """Those that others have changed since the last step. Values that were put back, as after
-        an evaluation with averaged weights, count as unchanged."""
-        found = {p for p, version in self._versions.items() if self.version(p) != version}
+        an evaluation with averaged weights, count as unchanged: changed twice or more, and a few
+        entries compared."""
+        times = {p: self.version(p) - version for p, version in self._versions.items()}
+        found = {p for p, changes in times.items() if changes}
         compared = found & self._sums.keys()
-        if compared and all(torch.equal(_first_sum(p), self._sums[p]) for p in compared):
+        twice = all(times[p] > 1 for p in found)
+        if compared and twice and all(torch.equal(_first_sum(p), self._sums[p]) for p in compared):
             return set()
         return found
 

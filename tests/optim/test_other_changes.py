@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
@@ -126,6 +127,16 @@ class TestReplacedWeights:
             optimizer.consolidate() if then == "consolidate" else train_step(optimizer, net, BATCH)
         optimizer.load_state_dict(optimizer.state_dict())  # as the error says
         train_task(optimizer, net, BATCH)
+
+    def test_clipping_that_spares_the_first_and_last_entries_is_a_change(self, make_each):
+        net = Net()
+        optimizer = make_each(net.named_parameters())
+        train_step(optimizer, net, BATCH)
+        with torch.no_grad():
+            net.a.weight.clamp_(-10, 10)
+            net.b.bias.clamp_(-10, 10)
+            net.b.weight.clamp_(-0.01, 0.01)
+        assert optimizer.changed_weights() == ["a.weight", "b.weight", "b.bias"]
 
     def test_continue_with_the_state_that_was_saved_with_them(self, make_each):
         net = Net()
@@ -279,12 +290,15 @@ def test_copies_are_made_outside_of_a_sample(make, linear, batch, how):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("make", [made, made_natural])
-def test_a_merged_prior_is_not_lost_by_a_sharded_checkpoint(tmp_path, make):
+@pytest.mark.parametrize("prior", ["merged", "given"])
+def test_a_prior_is_not_lost_by_a_sharded_checkpoint(tmp_path, make, prior):
     """Without ``allocate_state`` it works in natural units; in the paper's it is an error."""
-    x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
-    batch = x, (x[:, 0] > 0).long()
     model, optimizer = make(None)
-    train_task(optimizer, model, batch)
+    batch = batch_of_five()
+    if prior == "merged":
+        train_task(optimizer, model, batch)
+    else:
+        optimizer._set_prior(optimizer.prior())
     train_step(optimizer, model, batch)
     state = get_optimizer_state_dict(model, optimizer)
     checkpoint.save({"optimizer": state}, checkpoint_id=tmp_path)
@@ -293,11 +307,52 @@ def test_a_merged_prior_is_not_lost_by_a_sharded_checkpoint(tmp_path, make):
     state = get_optimizer_state_dict(other, fresh)
     checkpoint.load({"optimizer": state}, checkpoint_id=tmp_path)
     if make is made:
-        with pytest.raises(ValueError, match=r"lacks prior_precision.*allocate_state\(\)"):
+        with pytest.raises(ValueError, match=r"prior_mean was saved for 4 .*allocate_state\(\)"):
             set_optimizer_state_dict(other, fresh, state)
         return
     set_optimizer_state_dict(other, fresh, state)
     assert same(contents(fresh), contents(optimizer))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("make", [made, made_natural])
+@pytest.mark.parametrize("trained", [0, 3])
+def test_nothing_of_the_loading_optimizer_remains_in_a_full_state(make, trained):
+    """torch adds the entries that the saved state lacks, here those of a task, from its own."""
+    options = StateDictOptions(full_state_dict=True)
+    model, optimizer = make(None)
+    batch = batch_of_five()
+    train_task(optimizer, model, batch)
+    state = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=options))
+    other, loaded = make(None)
+    for _ in range(trained):
+        train_step(loaded, other, batch)
+    other.load_state_dict(model.state_dict())
+    set_optimizer_state_dict(other, loaded, state, options=options)
+    for m, o in ((model, optimizer), (other, loaded)):
+        train_step(o, m, batch)
+    assert same(contents(loaded), contents(optimizer))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_state_made_for_a_checkpoint_that_is_not_there_has_no_effect():
+    """Weights may be loaded after it, and the prior's width and centre are theirs."""
+    found = []
+    for asked in (True, False):
+        torch.manual_seed(0)
+        model, optimizer = made_natural(None)
+        if asked:
+            get_optimizer_state_dict(model, optimizer)
+        with torch.no_grad():
+            model[0].weight.mul_(3)
+        train_task(optimizer, model, batch_of_five())
+        found.append(contents(optimizer))
+    assert same(*found)
+
+
+def batch_of_five():
+    x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
+    return x, (x[:, 0] > 0).long()
 
 
 def test_noise_of_torch_does_not_depend_on_other_threads(monkeypatch):
@@ -338,6 +393,30 @@ def test_clipped_entries_of_an_average_over_samples_clip_its_statistic(squared):
     factor = torch.tensor([1.0, 0.5, norms])
     expected = average * (factor.square() if squared else factor)
     torch.testing.assert_close(record.statistic(p), expected)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "foreach", "reference"])
+@pytest.mark.parametrize("size", [1e9, 1e12, 1e16, 1e18, 1e20])
+@pytest.mark.parametrize(
+    "options",
+    [dict(batch_size=8), dict(ess=1e4, batch_size=8), dict(ess=1e4, hess_approx="reparam")],
+)
+def test_steps_after_a_huge_gradient_are_finite(implementation, size, options):
+    """Or the step with it is an error."""
+    net = Net()
+    options = {**options, "generator": torch.Generator().manual_seed(0)}
+    optimizer = CoVON(net.named_parameters(), implementation=implementation, **options)
+    train_step(optimizer, net, BATCH)
+    record_sample(optimizer, nll(net, BATCH))
+    net.a.weight.grad.mul_(size)
+    try:
+        optimizer.step()
+    except FloatingPointError:
+        optimizer.zero_grad()
+    for _ in range(3):
+        train_step(optimizer, net, BATCH)
+    for value in contents(optimizer).values():
+        assert not torch.is_tensor(value) or torch.isfinite(value).all()
 
 
 @pytest.mark.parametrize("size", [1e11, 1e15])

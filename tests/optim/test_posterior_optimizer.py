@@ -592,6 +592,11 @@ def test_overlapping_parameters_are_refused_and_views_beside_each_other_are_not(
     assert len(list(make(columns)._named_params())) == 3
     with pytest.raises(ValueError, match="share memory"):
         make([parts[0], torch.nn.Parameter(flat[5:])])
+    c, d = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    optimizer = make([*c.parameters(), *d.parameters()])
+    d.weight.data = c.weight.data
+    with pytest.raises(ValueError, match="share memory"), optimizer.sampled_params():
+        pass
 
 
 def test_names_stay_when_parameters_are_taken_out_of_a_group(make):

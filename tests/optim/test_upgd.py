@@ -128,11 +128,11 @@ def test_the_seed_comes_from_the_generator_or_torchs_global_one():
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("lr", -1.0), ("weight_decay", -0.1), ("sigma", math.inf), ("beta_utility", 1.0)]
-    + [("betas", (0.9, 1.0)), ("eps", 0.0)],
+    [("lr", -1.0), ("weight_decay", -0.1), ("sigma", math.inf), ("beta_utility", 1.0), ("lr", "1")]
+    + [("betas", (0.9, 1.0)), ("eps", 0.0), ("beta_utility", "0.9")],
 )
 def test_bad_settings_are_named(option, value):
-    settings, error = {option: value}, rf"{option} must be .*, got {re.escape(str(value))}"
+    settings, error = {option: value}, rf"{option} must be .*, got {re.escape(repr(value))}"
     with pytest.raises(ValueError, match=error):
         make(network().parameters(), **settings)
     optimizer = make(network().parameters())
