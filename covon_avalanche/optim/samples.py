@@ -117,6 +117,22 @@ def compiled_fill() -> Callable[[int, int, int, int, int], None] | None:
     return None if numba.config.DISABLE_JIT else fill_normal  # type: ignore[attr-defined]
 
 
+def round_to_bfloat16(values: Tensor, key: int, number: int) -> Tensor:
+    """Round up or down at random, with expectation equal to the value, so that changes below the
+    resolution add up over many roundings.
+
+    :param key: of the noise, see :func:`noise_key`.
+    :param number: of the parameter within the optimizer.
+    """
+    values = values.float()
+    rounded = fill_normal_(torch.empty_like(values), key, number)
+    bits = local(rounded).view(torch.int32)
+    bits &= 0xFFFF  # the low bits of the noise are uniform
+    bits += local(values).view(torch.int32)
+    bits &= -0x10000  # bfloat16 is the upper half of float32
+    return rounded.bfloat16()
+
+
 # Memory ----------------------------------------------------------------------------------
 
 _PIECE = 2**18  # entries that are worked on at once
@@ -152,10 +168,11 @@ def match_layout(value: Tensor, p: Tensor, name: str, what: str) -> Tensor:
     """The tensor itself, or a copy with the state's dtype, device and strides of a parameter.
 
     :param name: of the parameter, for the error.
-    :param what: the tensor is, for the error.
+    :param what: the tensor is, for the error. A prior may stay bfloat16.
     :raises ValueError: if the shapes differ.
     """
-    dtype = state_dtype(p)
+    kept = value.dtype == torch.bfloat16 and what.startswith("prior_")
+    dtype = value.dtype if kept else state_dtype(p)
     if is_sharded(p) and not is_sharded(value) and value.shape == p.shape:
         return sharded_like(value.to(dtype), p)
     if _layout(value) == (p.device, dtype, p.shape, p.stride()):
