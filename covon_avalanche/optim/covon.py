@@ -50,10 +50,10 @@ from covon_avalanche.optim.samples import (
     align_state_,
     bump_versions,
     compiled_fill,
+    copy_rounded_,
     match_layout,
     noise_key,
     pieces,
-    round_to_bfloat16,
     state_dtype,
 )
 from covon_avalanche.optim.sharding import local, mean_everywhere
@@ -724,21 +724,17 @@ class CoVON(PosteriorOptimizer):
             first = self.param_groups[0]
             last_key = noise_key(first["noise_seed"] or 0, first["noise_draws"])
             for _, p, group, number in trained:
-                prior_mean = torch.empty_like(self.state[p]["hess"])
+                prior_mean = torch.empty_like(self.state[p]["hess"], dtype=prior_dtype(p, group))
                 prior_precision = torch.empty_like(prior_mean)
-                parts = pieces(prior_mean, prior_precision)
+                parts = pieces(prior_mean, prior_precision, p, (means or {}).get(p))
                 news = self._merged(p, {**group, **instead}, replace)
-                for (m1, s1), (mean, precision) in zip(parts, news, strict=True):
-                    m1.copy_(mean)
-                    s1.copy_(precision)
-                if means and p in means:
-                    prior_mean.copy_(means[p])
-                state = {"prior_mean": prior_mean, "prior_precision": prior_precision}
-                if group["bfloat16_prior"]:
-                    for i, (entry, value) in enumerate(state.items()):
-                        state[entry] = round_to_bfloat16(value, noise_key(last_key, i), number)
-                p.copy_(state["prior_mean"] if p.dtype == torch.bfloat16 else prior_mean)
-                self.state[p] = state
+                for i, (part, (mean, precision)) in enumerate(zip(parts, news, strict=True)):
+                    m1, s1, weights, given_mean = part
+                    mean = mean if given_mean is None else given_mean
+                    copy_rounded_(m1, mean, noise_key(last_key, 2 * i), number)
+                    copy_rounded_(s1, precision, noise_key(last_key, 2 * i + 1), number)
+                    weights.copy_(m1 if p.dtype == torch.bfloat16 else mean)
+                self.state[p] = {"prior_mean": prior_mean, "prior_precision": prior_precision}
             self._finish_task()
 
     def _merged(self, p: Tensor, group: Group, replace: bool) -> Iterator[tuple[Tensor, Tensor]]:

@@ -117,20 +117,20 @@ def compiled_fill() -> Callable[[int, int, int, int, int], None] | None:
     return None if numba.config.DISABLE_JIT else fill_normal  # type: ignore[attr-defined]
 
 
-def round_to_bfloat16(values: Tensor, key: int, number: int) -> Tensor:
-    """Round up or down at random, with expectation equal to the value, so that changes below the
-    resolution add up over many roundings.
+def copy_rounded_(out: Tensor, values: Tensor, key: int, number: int) -> None:
+    """Copy values; into bfloat16 rounded up or down at random, with expectation equal to the value,
+    so that changes below the resolution add up over many roundings.
 
     :param key: of the noise, see :func:`noise_key`.
     :param number: of the parameter within the optimizer.
     """
-    values = values.float()
-    rounded = fill_normal_(torch.empty_like(values), key, number)
-    bits = local(rounded).view(torch.int32)
-    bits &= 0xFFFF  # the low bits of the noise are uniform
-    bits += local(values).view(torch.int32)
-    bits &= -0x10000  # bfloat16 is the upper half of float32
-    return rounded.bfloat16()
+    if out.dtype == torch.bfloat16:
+        exact, values = values.float(), torch.empty_like(values, dtype=torch.float32)
+        bits = local(fill_normal_(values, key, number)).view(torch.int32)
+        bits &= 0xFFFF  # the low bits of the noise are uniform
+        bits += local(exact).view(torch.int32)
+        bits &= -0x10000  # bfloat16 is the upper half of float32
+    out.copy_(values)
 
 
 # Memory ----------------------------------------------------------------------------------
