@@ -31,6 +31,7 @@ OPTIMIZERS = {
     "finetuning, reference": lambda p, g: CoVON.finetuning(
         p, lr=0.01, generator=g, implementation="reference"
     ),
+    "bfloat16 prior": lambda p, g: CoVON(p, lr=0.01, bfloat16_prior=True, generator=g),
     "vcl": lambda p, g: BayesByBackprop(p, ess=100, std_init=0.1, generator=g),
 }
 
@@ -82,6 +83,11 @@ def made_natural(mesh):
     return made(mesh, ess=None, hess_init=None, batch_size=None)
 
 
+def made_bfloat16(mesh):
+    """The same with a prior in bfloat16."""
+    return made(mesh, ess=None, hess_init=None, batch_size=None, bfloat16_prior=True)
+
+
 def check_resuming(folder, mesh=None, made=made):
     """A second task, straight on and by a checkpoint into fresh objects, is the same bit by bit."""
     x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
@@ -111,6 +117,8 @@ def check_resuming(folder, mesh=None, made=made):
                 set_model_state_dict(model, saved, options=options)
                 set_optimizer_state_dict(model, optimizer, state, options=options)
                 assert optimizer.param_groups[0]["lr"] == 0.01
+            half = {state["prior_mean"].dtype for state in optimizer.state.values()}
+            assert half == {torch.bfloat16 if made is made_bfloat16 else torch.float32}
             for _ in range(3):
                 train_step(optimizer, model, batch)
             found.append(optimizer.posterior())
@@ -167,6 +175,7 @@ def work(rank: int, folder: str) -> None:
         check_uneven(kind, rank, mesh)
     check_resuming(f"{folder}/papers", mesh)
     check_resuming(f"{folder}/natural", mesh, made_natural)
+    check_resuming(f"{folder}/bfloat16", mesh, made_bfloat16)
     model, optimizer = made(mesh, betas=(0.9, 1 - 1e-9))
     train_step(optimizer, model, (torch.ones(24, 5), torch.arange(24) % 3))
     assert optimizer.diagnostics()["all"].hess_at_start == 1.0  # it cannot have moved

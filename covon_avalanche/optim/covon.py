@@ -42,6 +42,7 @@ from covon_avalanche.optim.posterior_optimizer import (
     PosteriorOptimizer,
     State,
     first_precision,
+    prior_dtype,
 )
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
@@ -49,7 +50,9 @@ from covon_avalanche.optim.samples import (
     align_state_,
     bump_versions,
     compiled_fill,
+    copy_rounded_,
     match_layout,
+    noise_key,
     pieces,
     state_dtype,
 )
@@ -204,6 +207,10 @@ class CoVON(PosteriorOptimizer):
     :param prior: Gaussian to use as the first prior, by parameter name, such as the posterior of
         an earlier run; parameters it lacks get the default prior. The weights are not changed: to
         continue from the prior, load its mean into the model. Move the model to its device first.
+    :param bfloat16_prior: keep the prior's mean and precision in bfloat16, so that four tensors of
+        the size of the weights are kept, not five. They are merged in float32 and then rounded up
+        or down at random, by at most 0.8 % and without bias; float32 weights are the merged mean
+        itself. Applies from the next consolidation on, if changed in a group.
     :param hess_approx: the estimate of the Hessian's diagonal: ``"gradsq"``, the squared gradient
         times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. See
         ``optim/hessian.py`` for derivations and noise. The same in all groups.
@@ -274,6 +281,7 @@ class CoVON(PosteriorOptimizer):
         mc_samples: int = 1,
         prior_mean: Literal["zero", "init"] = "zero",
         prior: DiagGaussian | None = None,
+        bfloat16_prior: bool = False,
         hess_approx: HessApprox = "gradsq",
         generator: torch.Generator | None = None,
         implementation: Implementation = "auto",
@@ -307,6 +315,7 @@ class CoVON(PosteriorOptimizer):
             debias=debias,
             mc_samples=mc_samples,
             prior_mean=prior_mean,
+            bfloat16_prior=bfloat16_prior,
             hess_approx=hess_approx,
             batch_size=batch_size,
         )
@@ -338,6 +347,7 @@ class CoVON(PosteriorOptimizer):
         if group["clip_radius"] != math.inf:
             check_positive("clip_radius", group["clip_radius"])
         check_choice("prior_mean", group["prior_mean"], ("zero", "init"))
+        check_choice("bfloat16_prior", group["bfloat16_prior"], (False, True))
         check_choice("hess_approx", group["hess_approx"], get_args(HessApprox))
         if group["hess_approx"] != self.hess_approx:
             raise ValueError(
@@ -383,7 +393,7 @@ class CoVON(PosteriorOptimizer):
         else:
             start["hess"].fill_(group["hess_init"])
             if group["prior_mean"] == "init":
-                start["prior_mean"] = mean.clone()
+                start["prior_mean"] = mean.to(prior_dtype(p, group), copy=True)
         return start
 
     def _first_prior(self, p: Tensor, group: Group) -> State:
@@ -418,7 +428,7 @@ class CoVON(PosteriorOptimizer):
 
     def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor:
         if not train and "hess" not in self.state[p]:  # the posterior is the next task's prior
-            return self.state[p]["prior_precision"].clone()
+            return self.state[p]["prior_precision"].to(state_dtype(p), copy=True)
         state = self._task_state(p, group)
         precision: Tensor = ess_of(group) * state["hess"]
         return precision.add_(self._prior_precision(state, group))
@@ -643,14 +653,14 @@ class CoVON(PosteriorOptimizer):
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         i = state["step"] + 1
+        prior = state.get("prior_mean", 0.0), self._prior_precision(state, group)
         mean, momentum, hess, step_square = fast_step(
             p,
             statistic,
             grad,
             state["momentum"],
             state["hess"],
-            state.get("prior_mean", 0.0),
-            self._prior_precision(state, group),
+            *(x.to(p.dtype) if isinstance(x, Tensor) else x for x in prior),
             step_square=state.get("step_square"),
             **self._settings(group, i),
         )
@@ -713,17 +723,19 @@ class CoVON(PosteriorOptimizer):
                     check_given(name, means[p], p, "mean")
             self._buffers = {}  # their memory is needed now
             self.discard_samples()
-            for _, p, group, _ in trained:
-                prior_mean = torch.empty_like(self.state[p]["hess"])
+            first = self.param_groups[0]
+            last_key = noise_key(first["noise_seed"] or 0, first["noise_draws"])
+            for _, p, group, number in trained:
+                prior_mean = torch.empty_like(self.state[p]["hess"], dtype=prior_dtype(p, group))
                 prior_precision = torch.empty_like(prior_mean)
-                parts = pieces(prior_mean, prior_precision)
+                parts = pieces(prior_mean, prior_precision, p, (means or {}).get(p))
                 news = self._merged(p, {**group, **instead}, replace)
-                for (m1, s1), (mean, precision) in zip(parts, news, strict=True):
-                    m1.copy_(mean)
-                    s1.copy_(precision)
-                if means and p in means:
-                    prior_mean.copy_(means[p])
-                p.copy_(prior_mean)
+                for i, (part, (mean, precision)) in enumerate(zip(parts, news, strict=True)):
+                    m1, s1, weights, given_mean = part
+                    mean = mean if given_mean is None else given_mean
+                    copy_rounded_(m1, mean, noise_key(last_key, 2 * i), number)
+                    copy_rounded_(s1, precision, noise_key(last_key, 2 * i + 1), number)
+                    weights.copy_(m1 if p.dtype == torch.bfloat16 else mean)
                 self.state[p] = {"prior_mean": prior_mean, "prior_precision": prior_precision}
             self._finish_task()
 
@@ -787,4 +799,5 @@ class CoVON(PosteriorOptimizer):
         super().__setstate__(state)
         for group in self.param_groups:
             natural_units.complete(group)
+            group.setdefault("bfloat16_prior", False)
         self._deferred = multi_tensor.DeferredCheck()

@@ -6,8 +6,8 @@ from another file.
 The formulas of a step are those of ``covon.fast_step``, in one pass over memory. Parameters are
 the columns of a table of addresses; the work is cut into tiles, which threads share for large
 models with the same result. The inner loops go over ``GROUP`` entries and have no branches: where a
-prior is one number, they get an array filled with it. All tensors are float32, on the CPU, and
-dense, with the strides of their parameter.
+prior is one number, or bfloat16, they get a float32 array filled with it. All other tensors are
+float32, and all are on the CPU and dense, with the strides of their parameter.
 
 Standard normals come in groups of ``GROUP``. A group's 64-bit state is a SplitMix64 hash of (key,
 parameter, group); it seeds a 32-bit sequence with its own start and increment, as in
@@ -138,11 +138,14 @@ def _numbers(scalars: list[Tensor]) -> np.ndarray:
 
 
 def _addresses(*columns: list[Tensor] | float) -> np.ndarray:
-    """A column for each parameter: its size, and the addresses of its tensors, 0 for a number."""
+    """A column for each parameter: its size, and the addresses of its tensors, negative for
+    bfloat16, 0 for a number."""
     first = columns[0]
     assert isinstance(first, list)
     addresses = [
-        [t.data_ptr() for t in column] if isinstance(column, list) else [0] * len(first)
+        [t.data_ptr() * (-1 if t.dtype == torch.bfloat16 else 1) for t in column]
+        if isinstance(column, list)
+        else [0] * len(first)
         for column in columns
     ]
     return np.array([[t.numel() for t in first], *addresses], i64)
@@ -289,6 +292,19 @@ def fill_normal(address, size, key, number, first):
 # Kernels -----------------------------------------------------------------------------------
 
 
+@njit(inline="always")
+def _prior_group(address, size, start, stop, group):
+    """Entries ``start`` to ``stop`` of a prior, in ``group`` if it is bfloat16; if it is one
+    number, ``group`` is filled with it."""
+    if address > 0:
+        return _array_at(address, size)[start:stop]
+    if address < 0:  # bfloat16 is the upper half of float32
+        halves, words = _array_at(-address, (size + 1) // 2).view(np.uint16), group.view(np.uint32)
+        for j in range(stop - start):
+            words[j] = _shl(u32(halves[u64(start + j)]), u32(16))
+    return group[: stop - start]
+
+
 @njit(**OPTIONS)
 def _all_below(table, limit, flags, first, stride):
     for k in range(first, table.shape[1], stride):
@@ -313,12 +329,12 @@ def _draw_group(mean, sample, hess, prior, noise, ess):
 
 @njit(**OPTIONS)
 def _draw(table, numbers, ess, prior0, key, flags, first, stride):
-    noise, same_prior = np.empty(GROUP, f32), np.full(GROUP, prior0)
+    noise, precision = np.empty(GROUP, f32), np.full(GROUP, prior0)
     tile = 0
     for k in range(table.shape[1]):
         size = table[0, k]
         mean, sample = _array_at(table[1, k], size), _array_at(table[2, k], size)
-        hess, prior = _array_at(table[3, k], size), _array_at(table[4, k], size)
+        hess = _array_at(table[3, k], size)
         for begin in range(0, size, _TILE):
             tile += 1
             if tile % stride != first:
@@ -330,7 +346,7 @@ def _draw(table, numbers, ess, prior0, key, flags, first, stride):
                     mean[start:stop],
                     sample[start:stop],
                     hess[start:stop],
-                    prior[start:stop] if table[4, k] else same_prior[: stop - start],
+                    _prior_group(table[4, k], size, start, stop, precision),
                     noise,
                     ess,
                 ):
@@ -366,13 +382,12 @@ def _step_squares_of_group(
 def _step_squares(
     table, sums, squared, ess, one_minus_beta2, batch_size, retraction, prior0, first, stride
 ):
-    same_prior = np.full(GROUP, prior0)
+    precision = np.full(GROUP, prior0)
     tile = 0
     for k in range(table.shape[1]):
         size = table[0, k]
         mean, sample = _array_at(table[1, k], size), _array_at(table[2, k], size)
         grad, hess = _array_at(table[3, k], size), _array_at(table[4, k], size)
-        prior = _array_at(table[5, k], size)
         for begin in range(0, size, _TILE):
             tile += 1
             if (tile - 1) % stride != first:
@@ -384,7 +399,7 @@ def _step_squares(
                     sample[start:stop],
                     grad[start:stop],
                     hess[start:stop],
-                    prior[start:stop] if table[5, k] else same_prior[: stop - start],
+                    _prior_group(table[5, k], size, start, stop, precision),
                 )
                 settings = ess, one_minus_beta2, batch_size, retraction
                 if squared:
@@ -422,14 +437,13 @@ def _step(
     table, factors, natural, squared, ess, lr, one_minus_beta1, one_minus_beta2, debiasing,
     clip_radius, batch_size, retraction, prior0, first, stride,
 ):  # fmt: skip
-    zeros, same_prior = np.zeros(GROUP, f32), np.full(GROUP, prior0)
+    centre, precision = np.zeros(GROUP, f32), np.full(GROUP, prior0)
     tile = 0
     for k in range(table.shape[1]):
         size = table[0, k]
         mean, sample = _array_at(table[1, k], size), _array_at(table[2, k], size)
         grad, momentum = _array_at(table[3, k], size), _array_at(table[4, k], size)
         hess = _array_at(table[5, k], size)
-        prior_mean, prior = _array_at(table[6, k], size), _array_at(table[7, k], size)
         for begin in range(0, size, _TILE):
             tile += 1
             if tile % stride != first:
@@ -442,8 +456,8 @@ def _step(
                     grad[start:stop],
                     momentum[start:stop],
                     hess[start:stop],
-                    prior_mean[start:stop] if table[6, k] else zeros[: stop - start],
-                    prior[start:stop] if table[7, k] else same_prior[: stop - start],
+                    _prior_group(table[6, k], size, start, stop, centre),
+                    _prior_group(table[7, k], size, start, stop, precision),
                 )
                 settings = (
                     ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size,

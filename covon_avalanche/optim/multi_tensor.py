@@ -254,14 +254,16 @@ def _addcmul_(xs: Tensors, ys: Tensors, zs: Tensors, scale: Scalar) -> None:
 
 
 def _parts(means: list[Tensor], *columns: Prior) -> Iterator[list[Any]]:
-    """The same parameters of all columns, up to a number of entries; of DTensors the parts of
-    this process."""
+    """The same parameters of all columns, up to a number of entries, in the dtype of the means; of
+    DTensors the parts of this process."""
     largest = _LARGEST_PART_CPU if means[0].device.type == "cpu" else _LARGEST_PART
-    begin = entries = 0
+    begin, entries, dtype = 0, 0, means[0].dtype
     for end, mean in enumerate([*means, None]):
         if end > begin and (mean is None or entries + mean.numel() > largest):
             yield [
-                [local(t) for t in column[begin:end]] if isinstance(column, list) else column
+                [local(t).to(dtype) for t in column[begin:end]]
+                if isinstance(column, list)
+                else column
                 for column in (means, *columns)
             ]
             begin, entries = end, 0

@@ -59,6 +59,11 @@ def first_precision(group: Group) -> float:
     return ess_of(group) * float(group["weight_decay"])
 
 
+def prior_dtype(p: Tensor, group: Group) -> torch.dtype:
+    """What mean and precision of a parameter's prior are kept in."""
+    return torch.bfloat16 if group.get("bfloat16_prior") else state_dtype(p)
+
+
 class PosteriorOptimizer(Optimizer, ABC):
     """Base of :class:`CoVON` and :class:`BayesByBackprop`.
 
@@ -590,18 +595,18 @@ class PosteriorOptimizer(Optimizer, ABC):
         means, precisions = {}, {}
         for name, p, group, _ in self._named_params(named_parameters):
             state = {**self._first_prior(self.mean_of(p), group), **self.state.get(p, {})}
-            means[name] = gathered(state["prior_mean"])
-            precisions[name] = gathered(state["prior_precision"])
+            means[name] = gathered(state["prior_mean"]).to(state_dtype(p))
+            precisions[name] = gathered(state["prior_precision"]).to(state_dtype(p))
         return DiagGaussian(means, precisions)
 
     def _first_prior(self, p: Tensor, group: Group) -> State:
         """State entries, as tensors, of a parameter that no task has trained yet."""
-        init = group.get("prior_mean") == "init"
-        precision = first_precision(group)
-        return {
-            "prior_mean": p.detach().clone() if init else torch.zeros_like(p, requires_grad=False),
-            "prior_precision": torch.full_like(p, precision, requires_grad=False),
-        }
+        options: Any = dict(dtype=prior_dtype(p, group), requires_grad=False)
+        mean = torch.zeros_like(p, **options)
+        if group.get("prior_mean") == "init":
+            mean.copy_(p.detach())
+        precision = torch.full_like(p, first_precision(group), **options)
+        return {"prior_mean": mean, "prior_precision": precision}
 
     def mean_of(self, p: Tensor) -> Tensor:
         """The posterior's mean of a parameter, inside of a sample, too; not a copy. The mean of
@@ -629,13 +634,13 @@ class PosteriorOptimizer(Optimizer, ABC):
         unknown = set(prior.mean) - {named.name for named in self._named_params()}
         if unknown:
             raise ValueError(f"the prior has parameters that are unknown here: {sorted(unknown)}")
-        for name, p, *_ in self._named_params():
+        for name, p, group, _ in self._named_params():
             if name not in prior.mean:
                 continue
             mean, precision = prior.mean[name], prior.precision[name]
             check_given(name, mean, p, "prior")
             check_gaussian(name, mean, precision)
-            options: Any = dict(dtype=state_dtype(p), requires_grad=False)
+            options: Any = dict(dtype=prior_dtype(p, group), requires_grad=False)
             self.state[p] = {
                 "prior_mean": torch.empty_like(p, **options).copy_(mean),
                 "prior_precision": torch.empty_like(p, **options).copy_(precision),
@@ -691,13 +696,14 @@ class PosteriorOptimizer(Optimizer, ABC):
         if self.state:
             raise ValueError("allocate_state() is for a fresh optimizer, this one has a state")
         found = [key.partition("state.")[2].rpartition(".") for key in keys]
-        for name, p, *_ in self._named_params():
+        for name, p, group, _ in self._named_params():
             entries = [entry for owner, _, entry in found if owner == name]
             if entries:
                 mean = self.mean_of(p)
+                of_prior = prior_dtype(p, group)
                 self.state[p] = {
                     entry: 0 if entry == "step" else mean.new_zeros(()) if entry in SCALARS
-                    else torch.zeros_like(mean)
+                    else torch.zeros_like(mean, dtype=of_prior if "prior" in entry else None)
                     for entry in entries
                 }  # fmt: skip
         self._placeholders = bool(self.state)
@@ -798,7 +804,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         with defer_interrupt():
             try:
                 super().load_state_dict({**state_dict, "param_groups": groups})
-                self._keep_float32(state_dict["state"], groups)
+                self._keep_dtypes(state_dict["state"], groups)
                 self._loaded = True
                 expected = json.loads(self.param_groups[0]["saved_entries"] or "{}")
                 for state in self.state.values() if expected else ():
@@ -826,12 +832,12 @@ class PosteriorOptimizer(Optimizer, ABC):
         """For how many parameters there is each entry of the state."""
         return Counter(entry for state in self.state.values() for entry in state)
 
-    def _keep_float32(self, saved: dict[Any, State], groups: list[Group]) -> None:
-        """Undo that torch casts a loaded state to the dtype of bfloat16 weights."""
+    def _keep_dtypes(self, saved: dict[Any, State], groups: list[Group]) -> None:
+        """Undo that torch casts a loaded state to the dtype of the weights."""
         numbers = [number for group in groups for number in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
         for number, p in zip(numbers, params, strict=True):
-            if p.dtype == torch.bfloat16 and number in saved:
+            if number in saved:
                 self.state[p] = {
                     key: value.to(p.device) if torch.is_tensor(value) else value
                     for key, value in saved[number].items()

@@ -117,6 +117,22 @@ def compiled_fill() -> Callable[[int, int, int, int, int], None] | None:
     return None if numba.config.DISABLE_JIT else fill_normal  # type: ignore[attr-defined]
 
 
+def copy_rounded_(out: Tensor, values: Tensor, key: int, number: int) -> None:
+    """Copy values; into bfloat16 rounded up or down at random, with expectation equal to the value,
+    so that changes below the resolution add up over many roundings.
+
+    :param key: of the noise, see :func:`noise_key`.
+    :param number: of the parameter within the optimizer.
+    """
+    if out.dtype == torch.bfloat16:
+        exact, values = values.float(), torch.empty_like(values, dtype=torch.float32)
+        bits = local(fill_normal_(values, key, number)).view(torch.int32)
+        bits &= 0xFFFF  # the low bits of the noise are uniform
+        bits += local(exact).view(torch.int32)
+        bits &= -0x10000  # bfloat16 is the upper half of float32
+    out.copy_(values)
+
+
 # Memory ----------------------------------------------------------------------------------
 
 _PIECE = 2**18  # entries that are worked on at once
@@ -152,10 +168,11 @@ def match_layout(value: Tensor, p: Tensor, name: str, what: str) -> Tensor:
     """The tensor itself, or a copy with the state's dtype, device and strides of a parameter.
 
     :param name: of the parameter, for the error.
-    :param what: the tensor is, for the error.
+    :param what: the tensor is, for the error. A prior may stay bfloat16.
     :raises ValueError: if the shapes differ.
     """
-    dtype = state_dtype(p)
+    kept = value.dtype == torch.bfloat16 and what.startswith("prior_")
+    dtype = value.dtype if kept else state_dtype(p)
     if is_sharded(p) and not is_sharded(value) and value.shape == p.shape:
         return sharded_like(value.to(dtype), p)
     if _layout(value) == (p.device, dtype, p.shape, p.stride()):

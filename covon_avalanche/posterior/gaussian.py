@@ -141,7 +141,7 @@ def merge_tensors(
     weight = gamma * precision / (prior_precision + gamma * data_precision)
     if not isinstance(prior_mean, Tensor):
         prior_mean = torch.full_like(mean, prior_mean)
-    merged_mean = torch.lerp(prior_mean, mean, weight)
+    merged_mean = torch.lerp(prior_mean.to(mean.dtype), mean, weight)
     return merged_mean, prior_precision + gamma_precision * data_precision
 
 

@@ -4,6 +4,7 @@ import json
 
 import language_training as training
 import pytest
+import torch
 from language_memory import measure
 from safetensors.torch import load_file
 
@@ -44,6 +45,13 @@ def test_covon_keeps_five_tensors_of_the_trained_weights():
     assert found["posterior"] < 2.1 + largest  # the result, and a parameter more for a moment
     lora = peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["c_attn"])
     assert 4.9 < measure(peft.get_peft_model(whole, lora))["kept"] < 5.1
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [(torch.float32, 4.0), (torch.bfloat16, 4.5)])
+def test_covon_keeps_one_tensor_less_with_a_bfloat16_prior(dtype, kept):
+    model = training.make_model(1000, n_positions=32, n_embd=128, n_layer=2, n_head=2).to(dtype)
+    found = measure(model, "CoVON, bfloat16 prior")
+    assert kept - 0.01 < found["kept"] < kept + 0.001  # and a few numbers per tensor
 
 
 @pytest.mark.parametrize("method", ["AdamW", "Ada-Reg", "EWC*"])

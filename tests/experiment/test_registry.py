@@ -228,6 +228,8 @@ def test_optimizers_have_the_settings():
     assert expected.items() <= options.items()
     assert group(covon(gamma_precision=2.0))[1]["gamma_precision"] == 2.0
     assert group(covon())[1]["betas"] == (0.9, None)
+    assert not group(covon())[1]["bfloat16_prior"]
+    assert group(covon(bfloat16_prior=True))[1]["bfloat16_prior"] is True
     assert group(settings("vcl"))[0] is BayesByBackprop
     assert group(settings("finetune", weight_decay=0.5))[1]["weight_decay"] == 0.5
     for name in ("ada-reg", "ewc-star"):  # there it is the first prior's

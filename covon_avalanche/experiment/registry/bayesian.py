@@ -80,6 +80,8 @@ class CoVON(Mergeable):
     clip_radius: PositiveFloat
     prior_mean: Literal["zero", "init"] = "zero"
     """``init`` centres the first prior at the starting weights, as fine-tuning needs."""
+    bfloat16_prior: bool | None = None
+    """``true`` keeps the prior in bfloat16: four tensors of the size of the weights, not five."""
     hess_approx: Literal["gradsq", "reparam"] = "gradsq"
     merge: CoVONMerge = Eq8()  # type: ignore[assignment]
     """The slow step: Eq. 8, another rule for the mean (the precision is Eq. 8's), no slow state
@@ -164,6 +166,7 @@ class CoVON(Mergeable):
 
         own = self.only("lr", "gamma", "gamma_precision", "clip_radius", "prior_mean")
         own |= self.only("hess_approx", "mc_samples", "weight_decay")
+        own["bfloat16_prior"] = bool(self.bfloat16_prior)
         if self.relative:
             own |= self.only("noise", "prior_width", "data_precision", "ess_per_example")
         else:
