@@ -52,6 +52,7 @@ BESIDE = (
 """Searched methods, whose results are stored."""
 _TITLES = {
     "covon": "CoVON",
+    "covon-clip-2": "CoVON, `clip_radius` 2",
     "finetune": "AdamW",
     "covon-regmean": "CoVON + RegMean",
     "covon-slca": "CoVON + retrained classifier",
@@ -59,8 +60,9 @@ _TITLES = {
 
 
 def recipe_of(stream: str, order: str) -> Recipe:
-    """Fine-tuning and CoVON's preset at each learning rate; with pretrained weights, the preset
-    also with RegMean and with a retrained classifier, at joint training's learning rate."""
+    """Fine-tuning and CoVON's preset at each learning rate; with pretrained weights, the preset at
+    joint training's also with RegMean, with a retrained classifier, and with a ``clip_radius`` of
+    2, its default before."""
     own = f"{stream}-{order}".replace("-", "_")
     is_shipped = stream == "permuted-mnist-hard"
     recipe = load_recipe(stream if is_shipped else str(ROOT / f"benchmarks/{own}.toml"))
@@ -76,6 +78,8 @@ def recipe_of(stream: str, order: str) -> Recipe:
         covon = {"kind": "covon", "preset": preset, "lr": lr}
         strategies[f"covon-regmean-{lr:.1e}"] = {**covon, "merge": "regmean"}
         strategies[f"covon-slca-{lr:.1e}"] = {**covon, "align_classifier": True}
+        for rate in (lr, finetune["lr"]):
+            strategies[f"covon-clip-2-{rate:.1e}"] = {**covon, "lr": rate, "clip_radius": 2.0}
     name = stream if is_shipped else f"first-try-{stream}-{order}"
     new = {"name": name, "strategies": strategies, "search": {}, "searched": []}
     return validate({**data, **new}, name)
@@ -83,7 +87,7 @@ def recipe_of(stream: str, order: str) -> Recipe:
 
 def title(name: str) -> str:
     """Such as ``CoVON + RegMean, lr 2.1e-04`` for ``covon-regmean-2.1e-04``."""
-    kind, lr = re.split(r"-(?=\d)", name, maxsplit=1)
+    kind, lr = re.split(r"-(?=\d\.)", name, maxsplit=1)
     return f"{_TITLES[kind]}, lr {lr}"
 
 
@@ -131,7 +135,7 @@ def main() -> None:
     given = arguments(__doc__, *STREAMS)
     os.environ.setdefault("TIMM_FUSED_ATTN", "0")
     for stream in () if given.report else given.parts or STREAMS:
-        for seeds, number in product(range(1, SEEDS + 1), range(6)):
+        for seeds, number in product(range(1, SEEDS + 1), range(8)):
             for order in STREAMS[stream]:
                 recipe = recipe_of(stream, order)
                 if number >= len(recipe.strategies):

@@ -200,6 +200,8 @@ def measure(case: Case, corpora: Path) -> Case:
         optimizer: Any = torch.optim.AdamW([p for _, p in named], lr=case["lr"], **own)
     else:
         knob = {} if case["gamma"] is None else {"gamma": case["gamma"]}
+        if not scratch:
+            knob["clip_radius"] = 2.0  # the preset's when the stored results were made, today 1
         generator = torch.Generator().manual_seed(case["seed"])
         preset = CoVON if scratch else CoVON.finetuning
         optimizer = preset(named, lr=case["lr"], generator=generator, **knob)

@@ -22,13 +22,15 @@ large, which it needs and which protects earlier tasks."""
 
 FINETUNING: dict[str, Any] = dict(
     noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.5,
-    gamma_precision=None,
+    gamma_precision=None, clip_radius=1.0,
 )  # fmt: skip
-"""For pretrained networks: small noise, and a prior centred at the pretrained weights."""
+"""For pretrained networks: small noise, a prior centred at the pretrained weights, and a largest
+change of ``lr`` in a step, because large ones of few weights destroy what was learned before
+(``benchmarks/presets.py``, three times the usual learning rate)."""
 
 CLIP_RADIUS = 2.0
-"""Limits few entries, so that weights move about as far as with AdamW (``benchmarks/presets.py``).
-With 1, the first steps of a task would be shorter than AdamW's."""
+"""Of the other presets. It limits few entries, so that weights move about as far as with AdamW from
+the first steps on."""
 
 ALGORITHM_1: dict[str, Any] = dict(hess_approx="reparam", betas=(0.9, 0.9999), gamma_precision=None)
 """The paper's choices where the defaults differ: ``CoVON(params, ess=N, **ALGORITHM_1)``.

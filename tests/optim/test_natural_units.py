@@ -173,7 +173,7 @@ def test_two_tasks_match_numpy(implementation, approx):
     p = nn.Parameter(torch.tensor(rng.normal(size=60)))
     optimizer = make(
         [("w", p)], noise=0.1, prior_width=0.5, hess_approx=approx, betas=(0.9, 0.99),
-        implementation=implementation,
+        clip_radius=2.0, implementation=implementation,
     )  # fmt: skip
     m = p.detach().numpy().copy()
     r = np.sqrt(np.mean(m**2))
