@@ -75,11 +75,8 @@ lr = 1e-3
 
 [strategies.covon]
 kind = "covon"
-lr = 0.05
-ess = 1437
-hess_init = 0.03
-gamma = 0.9
-clip_radius = 0.1
+preset = "small"
+lr = 3e-3
 
 [search.mine]
 lr = {{ low = 1e-4, high = 1e-2 }}
