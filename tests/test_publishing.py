@@ -161,6 +161,8 @@ def test_nothing_that_is_published_tells_users_hosts_paths_or_passwords(here):
         (r"photos ('c:\Users\eve\x')", "photos ('x')@"),
         ("git@host:/eve/x, folder=/home/eve/y", "git@host:y@"),
         *((kept, kept) for kept in ("https://example.org/a/b", "A/B, w/ c, </d> / e", "..", "/")),
+        ("<b>/home/eve/x", "<b>x@"),
+        *((kept, kept) for kept in ("5 images /class, 3 /domain", "err [/s], N=/2", "[/b]")),
         *((kept, kept) for kept in ("~/x", r"^\d+", r"\d+_", "s3://a/b", "a: b", "x@0123abcd")),
     ],
 )

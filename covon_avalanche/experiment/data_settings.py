@@ -180,9 +180,10 @@ def missing_files(
 
 
 _ABSOLUTE = re.compile(
-    r"""(?<![^\s"'`=,;(\[{])(?:file:/|/|\\\\|[A-Z]:[/\\])\S|(?<=:)/(?=[^/\s])""", re.I
+    r"""^/\S|(?:(?<![\w.~/*:?])|(?<=:)(?!//))(?:file:/|/[^/\s]+/|\\\\|[A-Z]:[/\\])\S""", re.I
 )
-"""The beginning of an absolute path; URLs and relative paths have none."""
+"""The beginning of an absolute path; URLs, relative paths and units such as ``5 /class`` have
+none."""
 
 
 def published(settings: Any) -> Any:

@@ -210,7 +210,8 @@ class CoVON(PosteriorOptimizer):
     :param bfloat16_prior: keep the prior's mean and precision in bfloat16, so that four tensors of
         the size of the weights are kept, not five. They are merged in float32 and then rounded up
         or down at random, by at most 0.8 % and without bias; float32 weights are the merged mean
-        itself. Applies from the next consolidation on, if changed in a group.
+        itself. Applies from the next consolidation on, if changed in a group; a loaded state brings
+        its own.
     :param hess_approx: the estimate of the Hessian's diagonal: ``"gradsq"``, the squared gradient
         times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. See
         ``optim/hessian.py`` for derivations and noise. The same in all groups.

@@ -780,8 +780,9 @@ class PosteriorOptimizer(Optimizer, ABC):
     def state_dict(self) -> dict[str, Any]:
         """Groups and state, the noise included."""
         packed = super().state_dict()
+        entries = json.dumps(self._entries(), sort_keys=True)
         for group in packed["param_groups"]:  # a string, because lists are loaded one by one
-            group["saved_entries"] = json.dumps(self._entries(), sort_keys=True)
+            group["saved_entries"] = entries
         return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -860,13 +861,14 @@ class PosteriorOptimizer(Optimizer, ABC):
                 "copy and pickle model and optimizer outside of sampled_params(): inside, the "
                 "parameters are a sample instead of the mean"
             )
-        return {**super().__getstate__(), "_generator": self._generator}
+        own = {"_generator": self._generator, "_placeholders": self._placeholders}
+        return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._buffers, self._in_place, self._weights = {}, {}, WeightVersions()
         self._known_grads, self._other_grads = {}, {}
-        self._loaded = self._placeholders = False
+        self._loaded, self._placeholders = False, state.get("_placeholders", False)
         if not hasattr(self, "_names"):  # of a copy, not while a state is loaded
             self._names = WeakTensorKeyDictionary()
             self._attachment = Attachment()
