@@ -586,12 +586,12 @@ class CoVON(PosteriorOptimizer):
         samples: Mapping[Tensor, Tensor],
         grads: Mapping[Tensor, Tensor],
         settings: Mapping[str, Any],
-    ) -> list[Tensor]:
+    ) -> Tensor:
         """For the CPU kernel: update the running averages of squared raw steps, and return one over
         the root mean square of each parameter."""
         from covon_avalanche.optim import cpu_kernel
 
-        sums = cpu_kernel.step_squares(
+        squares = cpu_kernel.step_squares(
             bucket.params,
             [samples[p] for p in bucket.params],
             [grads[p] for p in bucket.params],
@@ -599,10 +599,10 @@ class CoVON(PosteriorOptimizer):
             bucket.entries("prior_precision"),
             **{key: settings[key] for key in _OF_HESS},
         )
-        for p, state, total in zip(bucket.params, bucket.states, sums, strict=True):
-            state["step_square"].lerp_((total / p.numel()).float(), 1 - AVERAGING)
-        running = torch.stack([state["step_square"] for state in bucket.states])
-        return list(inverse_rms(running, 1 - AVERAGING**bucket.i).unbind())
+        averages = bucket.entries("step_square")
+        running = torch.stack(averages).lerp_(squares, 1 - AVERAGING)
+        torch._foreach_copy_(averages, list(running.unbind()))
+        return inverse_rms(running, 1 - AVERAGING**bucket.i)
 
     def _cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> Any:
         """The module ``cpu_kernel`` if it can make a draw or a step for all parameters."""

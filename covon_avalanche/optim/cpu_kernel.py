@@ -89,12 +89,12 @@ def step(
     hess_approx: str,
     batch_size: float,
     retraction: float = 0.5,
-    inverse_rms: list[Tensor] | None = None,
+    inverse_rms: Tensor | None = None,
 ) -> None:
     """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9). See ``fast_step``.
 
     :param samples: theta.
-    :param inverse_rms: in natural units a scalar for each parameter.
+    :param inverse_rms: in natural units a number for each parameter.
     :param prior_means: tensors, or 0.
     """
     prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
@@ -103,8 +103,8 @@ def step(
     clip_radius = min(clip_radius, 3e38)
     settings = ess, lr, 1 - beta1, 1 - beta2, debiasing, clip_radius, batch_size, retraction, prior0
     table = _addresses(means, samples, grads, momenta, hessians, prior_means, prior_precisions)
-    factors = np.ones(len(means), f32) if inverse_rms is None else _numbers(inverse_rms)
     natural = inverse_rms is not None
+    factors = np.ones(len(means), f32) if inverse_rms is None else inverse_rms.numpy()
     _run(_step, table, factors, natural, hess_approx == "gradsq", *map(f32, settings))
 
 
@@ -120,8 +120,8 @@ def step_squares(
     hess_approx: str,
     batch_size: float,
     retraction: float,
-) -> list[Tensor]:
-    """For each parameter the sum of squared raw steps ``grad / sqrt(hess + delta)``, with the
+) -> Tensor:
+    """For each parameter the mean of squared raw steps ``grad / sqrt(hess + delta)``, with the
     ``hess`` that the step will write."""
     prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
     table = _addresses(means, samples, grads, hessians, prior_precisions)
@@ -129,12 +129,8 @@ def step_squares(
     sums = np.zeros(int(tiles_of.sum()))  # of tiles, added in order, whatever the threads
     settings = ess, 1 - beta2, batch_size, retraction, prior0
     _run(_step_squares, table, sums, hess_approx == "gradsq", *map(f32, settings))
-    parts = np.split(sums, np.cumsum(tiles_of)[:-1])
-    return list(torch.from_numpy(np.array([part.sum() for part in parts])).unbind())
-
-
-def _numbers(scalars: list[Tensor]) -> np.ndarray:
-    return torch.stack(scalars).numpy().astype(f32)
+    totals = np.add.reduceat(sums, np.cumsum(tiles_of) - tiles_of)
+    return torch.from_numpy((totals / table[0]).astype(f32))
 
 
 def _addresses(*columns: list[Tensor] | float) -> np.ndarray:
