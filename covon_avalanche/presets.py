@@ -29,8 +29,8 @@ change of ``lr`` in a step, because large ones of few weights destroy what was l
 (``benchmarks/presets.py``, three times the usual learning rate)."""
 
 CLIP_RADIUS = 2.0
-"""Of the other presets. It limits few entries, so that weights move about as far as with AdamW from
-the first steps on."""
+"""The largest change of a weight in a step, in units of ``lr``, with the other presets. It limits
+few entries, so that weights move about as far as with AdamW from the first steps on."""
 
 ALGORITHM_1: dict[str, Any] = dict(hess_approx="reparam", betas=(0.9, 0.9999), gamma_precision=None)
 """The paper's choices where the defaults differ: ``CoVON(params, ess=N, **ALGORITHM_1)``.

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from toy_optimizers import train
 
 from covon_avalanche import CoVON, DiagGaussian
 
@@ -26,18 +27,6 @@ def make(net, **settings) -> CoVON:
     settings.setdefault("generator", torch.Generator().manual_seed(1))
     settings.setdefault("implementation", "foreach")
     return CoVON(net.named_parameters(), **settings)
-
-
-def train(net, optimizer, steps, first=0) -> None:
-    """Steps with given gradients, so that the forward pass has no part in the result."""
-    for step in range(first, first + steps):
-        generator = torch.Generator().manual_seed(step)
-        with optimizer.sampled_params():
-            optimizer.zero_grad()
-            for p in net.parameters():
-                grad = torch.randn(p.shape, generator=generator) * 0.1
-                p.grad = grad.bfloat16().to(p.dtype)
-        optimizer.step()
 
 
 def means(net, optimizer) -> list[torch.Tensor]:

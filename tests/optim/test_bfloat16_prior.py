@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from toy_optimizers import contents, in_a_task, step_on
+from toy_optimizers import contents, in_a_task, step_on, train
 
 from covon_avalanche import CoVON, DiagGaussian
 from covon_avalanche.optim import covon, samples
@@ -28,17 +28,6 @@ def model(dtype=torch.float32) -> nn.Module:
 def make(net, seed=1, **settings) -> CoVON:
     settings = {"bfloat16_prior": True, "generator": torch.Generator().manual_seed(seed)} | settings
     return CoVON(net.named_parameters(), **settings)
-
-
-def train(net, optimizer, steps, first=0) -> None:
-    """Steps with given gradients, the same for every model."""
-    for step in range(first, first + steps):
-        generator = torch.Generator().manual_seed(step)
-        with optimizer.sampled_params():
-            optimizer.zero_grad()
-            for p in net.parameters():
-                p.grad = (0.1 * torch.randn(p.shape, generator=generator)).to(p.dtype)
-        optimizer.step()
 
 
 def same(xs, ys) -> bool:
