@@ -55,14 +55,15 @@ _TITLES = {
     "covon-clip-2": "CoVON, `clip_radius` 2",
     "finetune": "AdamW",
     "covon-regmean": "CoVON + RegMean",
+    "finetune-regmean": "AdamW + RegMean",
     "covon-slca": "CoVON + retrained classifier",
 }
 
 
 def recipe_of(stream: str, order: str) -> Recipe:
     """Fine-tuning and CoVON's preset at each learning rate; with pretrained weights, the preset at
-    joint training's also with RegMean, with a retrained classifier, and with a ``clip_radius`` of
-    2, its default before."""
+    joint training's also with RegMean, as fine-tuning, with a retrained classifier, and with a
+    ``clip_radius`` of 2, its default before."""
     own = f"{stream}-{order}".replace("-", "_")
     is_shipped = stream == "permuted-mnist-hard"
     recipe = load_recipe(stream if is_shipped else str(ROOT / f"benchmarks/{own}.toml"))
@@ -77,6 +78,7 @@ def recipe_of(stream: str, order: str) -> Recipe:
         lr = data["strategies"]["joint"]["lr"]
         covon = {"kind": "covon", "preset": preset, "lr": lr}
         strategies[f"covon-regmean-{lr:.1e}"] = {**covon, "merge": "regmean"}
+        strategies[f"finetune-regmean-{lr:.1e}"] = {**finetune, "lr": lr, "merge": "regmean"}
         strategies[f"covon-slca-{lr:.1e}"] = {**covon, "align_classifier": True}
         for rate in (lr, finetune["lr"]):
             strategies[f"covon-clip-2-{rate:.1e}"] = {**covon, "lr": rate, "clip_radius": 2.0}
@@ -135,7 +137,7 @@ def main() -> None:
     given = arguments(__doc__, *STREAMS)
     os.environ.setdefault("TIMM_FUSED_ATTN", "0")
     for stream in () if given.report else given.parts or STREAMS:
-        for seeds, number in product(range(1, SEEDS + 1), range(8)):
+        for seeds, number in product(range(1, SEEDS + 1), range(9)):
             for order in STREAMS[stream]:
                 recipe = recipe_of(stream, order)
                 if number >= len(recipe.strategies):
