@@ -84,13 +84,13 @@ def run_recipe(
 
     def store(outcome: Outcome) -> None:
         if outcome.result is None:
-            print(f"{outcome.spec}: {outcome.error}", flush=True)
+            print(f"{outcome.folder.title}: {outcome.error}", flush=True)
             return
         # The epochs stay in the run's folder: they are nine tenths of a result.
-        stored[outcome.spec] = outcome.result.model_copy(update={"epochs": []})
+        stored[outcome.folder.spec] = outcome.result.model_copy(update={"epochs": []})
         keys = sorted(stored, key=lambda key: (order.index(key[0]), key[1]))
         write_atomically(file, "".join(stored[key].to_json() + "\n" for key in keys))
-        print(f"{outcome.spec}: {100 * outcome.result.average_accuracy:.2f} %", flush=True)
+        print(f"{outcome.folder.title}: {100 * outcome.result.average_accuracy:.2f} %", flush=True)
 
     run_grid(
         [

@@ -64,4 +64,3 @@ class InThisProcess(Executor):
 def in_this_process(monkeypatch):
     """Run grids and searches in the process of the test, where the boundary is not tested."""
     monkeypatch.setattr("covon_avalanche.experiment.grid.WorkerPool", InThisProcess)
-    monkeypatch.setattr("covon_avalanche.cli.search.WorkerPool", InThisProcess)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 
 from covon_avalanche.experiment.grid import Outcome
-from covon_avalanche.experiment.run_folder import RunFolder, RunSpec
+from covon_avalanche.experiment.run_folder import RunFolder
 
 
 class GridProgress:
@@ -18,7 +20,7 @@ class GridProgress:
     Its methods fit :func:`run_grid`.
     """
 
-    def __init__(self, console: Console, folders: Sequence[RunFolder]) -> None:
+    def __init__(self, console: Console, total: int) -> None:
         self.outcomes: list[Outcome] = []
         """Outcomes in the order in which the runs ended."""
         self.bars = Progress(
@@ -32,26 +34,25 @@ class GridProgress:
             disable=not console.is_terminal,
             speed_estimate_period=3600,
         )
-        self._folders = {folder.spec: folder for folder in folders}
-        self._all = self.bars.add_task("all runs", total=len(folders), text="")
-        self._tasks: dict[RunSpec, TaskID] = {}
-        self._domains: dict[RunSpec, int] = {}
+        self._all = self.bars.add_task("all runs", total=total, text="")
+        self._tasks: dict[RunFolder, TaskID] = {}
+        self._domains: dict[RunFolder, int] = {}
 
-    def poll(self, here: list[RunSpec], elsewhere: list[RunSpec]) -> None:
+    def poll(self, here: list[RunFolder], elsewhere: list[RunFolder]) -> None:
         """Read the progress of these runs, and of those that other processes are running."""
-        for spec in here + elsewhere:
-            if spec not in self._tasks:
-                self._tasks[spec] = self.bars.add_task(_name(spec), total=1, text="starting")
-                if spec in elsewhere:
-                    self._print(f"{_name(spec)}: another process is running it")
-            if (status := self._folders[spec].status()) is None:
+        for run in here + elsewhere:
+            if run not in self._tasks:
+                self._tasks[run] = self.bars.add_task(run.title, total=1, text="starting")
+                if run in elsewhere:
+                    self._print(f"{run.title}: another process is running it")
+            if (status := run.status()) is None:
                 continue
             text = str(status) or "starting"
-            self.bars.update(self._tasks[spec], completed=status.share, text=text)
-            if self._domains.setdefault(spec, 0) < status.domains < status.of_domains:
+            self.bars.update(self._tasks[run], completed=status.share, text=text)
+            if self._domains.setdefault(run, 0) < status.domains < status.of_domains:
                 domain = f"domain {status.domains}/{status.of_domains}"
-                self._print(f"{_name(spec)}: {domain}, A_t {100 * (status.accuracy or 0):.2f} %")
-                self._domains[spec] = status.domains
+                self._print(f"{run.title}: {domain}, A_t {100 * (status.accuracy or 0):.2f} %")
+                self._domains[run] = status.domains
         shares = (task.completed for task in self.bars.tasks if task.id in self._tasks.values())
         self.bars.update(self._all, completed=len(self.outcomes) + sum(shares))
 
@@ -59,13 +60,15 @@ class GridProgress:
         """Record that a run has ended."""
         self.outcomes.append(outcome)
         self.bars.update(self._all, completed=len(self.outcomes))
-        if outcome.spec in self._tasks:
-            self.bars.remove_task(self._tasks.pop(outcome.spec))
+        if outcome.folder in self._tasks:
+            self.bars.remove_task(self._tasks.pop(outcome.folder))
         result = outcome.result
         if result is not None:
             accuracy, seconds = 100 * result.average_accuracy, sum(result.train_seconds)
-            line = f"{_name(outcome.spec)}: A_T {accuracy:.2f} %, {seconds:.1f} s"
+            line = f"{outcome.folder.title}: A_T {accuracy:.2f} %, {seconds:.1f} s"
             self._print(line + " (cached)" * outcome.cached)
+        elif outcome.folder.given_up and not outcome.cached:
+            self._print(f"{outcome.folder.title}: {outcome.error}")
 
     def _print(self, line: str) -> None:
         """Print a line, unless there are bars."""
@@ -73,5 +76,12 @@ class GridProgress:
             self.bars.console.print(line, soft_wrap=True, markup=False)
 
 
-def _name(spec: RunSpec) -> str:
-    return f"{spec.strategy}, seed {spec.seed}"
+def print_failures(failures: Iterable[Outcome]) -> None:
+    """One sentence per error, which several runs may share."""
+    by_error: dict[str, list[RunFolder]] = defaultdict(list)
+    for failure in failures:
+        by_error[str(failure.error)].append(failure.folder)
+    for error, (first, *others) in by_error.items():
+        more = f" (and {len(others)} other runs)" if others else ""
+        see = f"; see {first.log_file}" if first.log_file.exists() else ""
+        typer.echo(f"covon: {first.title}{more}: {error}{see}", err=True)

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from covon_avalanche.cli.options import need
-
 
 def report(
     runs: Annotated[
@@ -23,12 +21,11 @@ def report(
     ] = False,
 ) -> None:
     """Generate an HTML report with tables (Markdown, LaTeX, CSV) and figures."""
+    from covon_avalanche.experiment.search import is_search
     from covon_avalanche.report.page import write_archive, write_report
     from covon_avalanche.report.results import read_results, results_frame
 
-    searches = [path for path in runs if (path / "trials.journal").is_file()]
-    if searches:
-        need("optuna", "the report of a search", "'covon_avalanche[search]'")
+    searches = [path for path in runs if is_search(path)]
     others = [path for path in runs if path not in searches]
     found = read_results(others) if others else []
     if archive:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -27,8 +26,8 @@ from covon_avalanche.cli.options import (
     missing_sentence,
     need,
 )
-from covon_avalanche.cli.progress import GridProgress
-from covon_avalanche.experiment.grid import Outcome, run_grid
+from covon_avalanche.cli.progress import GridProgress, print_failures
+from covon_avalanche.experiment.grid import run_grid
 from covon_avalanche.experiment.precision import SLOW, is_slow
 from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
 from covon_avalanche.experiment.result import Result, ResultError
@@ -208,7 +207,7 @@ def _run_and_summarise(
         markup=False,
         soft_wrap=True,
     )
-    progress = GridProgress(console, folders)
+    progress = GridProgress(console, len(folders))
     interrupted = False
     try:
         with progress.bars:
@@ -223,9 +222,9 @@ def _run_and_summarise(
         interrupted = True
         console.print("Interrupted; the same command resumes from here.")
     failures = [outcome for outcome in progress.outcomes if outcome.error is not None]
-    _print_failures(failures, folders)
+    print_failures(failures)
     if any(outcome.result is not None for outcome in progress.outcomes):
-        new = {outcome.spec for outcome in progress.outcomes if not outcome.cached}
+        new = {outcome.folder.spec for outcome in progress.outcomes if not outcome.cached}
         _summarise(finished_runs(whole, runs, options.dataset_root, store=True), runs, new, console)
         console.print(f"Total time: {time.perf_counter() - start:.0f} s")
     if interrupted:
@@ -265,19 +264,6 @@ def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: 
         f"{folder}/accuracy.png, table.md and {len(results)} result.json files\n"
         f"`covon report {folder}` generates an HTML report"
     )
-
-
-def _print_failures(failures: list[Outcome], folders: list[RunFolder]) -> None:
-    """One sentence per error, which several runs may share."""
-    by_spec = {folder.spec: folder for folder in folders}
-    by_error: dict[str, list[Outcome]] = defaultdict(list)
-    for failure in failures:
-        by_error[str(failure.error)].append(failure)
-    for error, (first, *others) in by_error.items():
-        more = f" (and {len(others)} other runs)" if others else ""
-        (strategy, seed), run = first.spec, by_spec[first.spec]
-        see = f"; see {run.log_file}" if run.log_file.exists() else ""
-        typer.echo(f"covon: {strategy}, seed {seed}{more}: {error}{see}", err=True)
 
 
 def _submit(

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from covon_avalanche.cli.options import RecipeName, fail, need
+from covon_avalanche.cli.options import RecipeName, fail
 from covon_avalanche.experiment.recipe import (
     load_recipe,
     read_recipe,
@@ -23,6 +23,7 @@ from covon_avalanche.experiment.recipe import (
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import StoredRun, distinct_settings, find_files
+from covon_avalanche.experiment.search import SUMMARY_COLUMNS, is_search, searches_in
 
 
 def recipes() -> None:
@@ -63,8 +64,8 @@ def show(recipe: RecipeName) -> None:
 
 def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")]) -> None:
     """Print the state of all runs, or of all trials of a search, in a folder."""
-    if (journal := folder / "trials.journal").is_file():
-        print_searches(journal)
+    if is_search(folder):
+        print_searches(folder)
         return
     found = [file.parent for file in find_files(folder, "run.json")]
     if not found:
@@ -81,14 +82,14 @@ def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")])
     typer.echo(", ".join(f"{number} {state}" for state, number in counts.items()))
 
 
-def print_searches(journal: Path) -> None:
+def print_searches(folder: Path) -> None:
     """Print trials, best A_T and its settings of each strategy, and the time that is left."""
-    need("optuna", "the state of a search", "'covon_avalanche[search]'")
-    from covon_avalanche.experiment.search_journal import SUMMARY_COLUMNS, search_summary
-
-    summary = search_summary(journal)
-    _print_table(SUMMARY_COLUMNS, summary[[*SUMMARY_COLUMNS]].itertuples(index=False))
-    seconds, running = summary["seconds"].sum(), summary["running"].astype(int).sum()
+    found = [search.summary() for search in searches_in(folder)]
+    _print_table(SUMMARY_COLUMNS, [[row[key] for key in SUMMARY_COLUMNS] for row in found])
+    seconds, running = (
+        sum(row["seconds"] for row in found),
+        sum(int(row["running"]) for row in found),
+    )
     if running and seconds:
         typer.echo(f"about {seconds / running / 60:.0f} min left")
 
@@ -111,5 +112,5 @@ def _state(run: StoredRun) -> tuple[str, str]:
             return "damaged", str(error)
     status = run.status()
     if status is not None and status.error is not None:
-        return "failed", status.error
+        return status.given_up or "failed", status.error
     return "running" if run.is_running() else "interrupted", str(status or "")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import (
     RunFolder,
     RunningElsewhere,
-    RunSpec,
     is_bad_input,
     run_error,
 )
@@ -28,7 +27,7 @@ _POLL_SECONDS = 0.2
 class Outcome:
     """How a run ended: with a result or an error."""
 
-    spec: RunSpec
+    folder: RunFolder
     result: Result | None = None
     cached: bool = False
     """Whether the run had been finished before."""
@@ -42,8 +41,8 @@ def run_grid(
     options: RunOptions = RunOptions(),
     *,
     processes: int = 1,
-    on_end: Callable[[Outcome], None] = lambda outcome: None,
-    poll: Callable[[list[RunSpec], list[RunSpec]], None] = lambda here, elsewhere: None,
+    on_end: Callable[[Outcome], Iterable[RunFolder] | None] = lambda outcome: None,
+    poll: Callable[[list[RunFolder], list[RunFolder]], None] = lambda here, elsewhere: None,
 ) -> None:
     """Run all that is not finished; every finished run has written its result file.
 
@@ -53,14 +52,18 @@ def run_grid(
     others; running the grid again resumes it.
 
     :param processes: number of parallel runs.
-    :param on_end: called in this process when a run has ended.
+    :param on_end: called in this process when a run has ended; returns runs to add, if any.
     :param poll: called in this process several times a second with the runs in progress, and those
         in progress elsewhere that it waits for.
     """
     waiting: list[RunFolder] = []
+
+    def end(outcome: Outcome) -> None:
+        waiting.extend(on_end(outcome) or ())
+
     for folder in folders:
         if (outcome := _finished(folder)) is not None:
-            on_end(outcome)
+            end(outcome)
         else:
             waiting.append(folder)
     pending: dict[Future[Outcome], RunFolder] = {}
@@ -72,24 +75,25 @@ def run_grid(
                     if len(pending) == processes:
                         break
                     if folder.is_running():
-                        elsewhere.append(folder.spec)
+                        elsewhere.append(folder)
                         continue
                     waiting.remove(folder)
                     if (outcome := _finished(folder)) is not None:
-                        on_end(outcome)
+                        end(outcome)
                     else:
                         pending[pool.submit(_run, folder, options)] = folder
                 if interrupts:
                     raise KeyboardInterrupt
                 done = wait(pending, _POLL_SECONDS, FIRST_COMPLETED).done
-                poll([folder.spec for folder in pending.values()], elsewhere)
+                poll(list(pending.values()), elsewhere)
                 for future in done:
                     folder, error = pending.pop(future), future.exception()
                     if isinstance(error, RunningElsewhere):
                         waiting.append(folder)
                     else:
                         killed = isinstance(error, BrokenProcessPool)
-                        on_end(_killed(folder) if killed else future.result())
+                        outcome = _killed(folder) if killed else future.result()
+                        end(replace(outcome, folder=folder))  # not the worker's copy
                 if waiting and not pending:
                     time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
@@ -100,12 +104,14 @@ def run_grid(
 
 
 def _finished(folder: RunFolder) -> Outcome | None:
-    """The outcome of a run that was finished before, or whose result is damaged."""
+    """The outcome of a run that was finished or given up before, or whose result is damaged."""
     try:
         result = folder.result(store=True)
     except ResultError as error:
-        return Outcome(folder.spec, error=str(error), bad_input=True)
-    return None if result is None else Outcome(folder.spec, result, cached=True)
+        return Outcome(folder, error=str(error), bad_input=True)
+    if result is not None:
+        return Outcome(folder, result, cached=True)
+    return Outcome(folder, error=folder.given_up, cached=True) if folder.given_up else None
 
 
 def _killed(folder: RunFolder) -> Outcome:
@@ -114,8 +120,8 @@ def _killed(folder: RunFolder) -> Outcome:
         "its process was killed, perhaps for lack of memory; the same command resumes it, with "
         "--jobs 1 one run at a time"
     )
-    folder.write_failure(error)
-    return Outcome(folder.spec, error=error)
+    folder.write_failure(error, folder.gives_up(BrokenProcessPool(error)))
+    return Outcome(folder, error=error)
 
 
 @contextmanager
@@ -138,8 +144,8 @@ def _run(folder: RunFolder, options: RunOptions) -> Outcome:
         ignore_imports_in_gc()
         if (outcome := _finished(folder)) is not None:  # elsewhere, while this process imported
             return outcome
-        return Outcome(folder.spec, run_in_folder(folder, options))
+        return Outcome(folder, run_in_folder(folder, options))
     except (BrokenProcessPool, RunningElsewhere):  # the first of the run's own processes
         raise
     except (Exception, SystemExit) as error:
-        return Outcome(folder.spec, error=run_error(error), bad_input=is_bad_input(error))
+        return Outcome(folder, error=run_error(error), bad_input=is_bad_input(error))

@@ -79,7 +79,8 @@ def train_in_folder(folder: RunFolder, options: RunOptions) -> Result:
         folder.logged(logging.INFO if main else logging.ERROR),
         training_loggers(folder.path, asked, title, published(folder.settings)) as loggers,
     ):
-        run = _Run(folder.recipe, strategy, seed, options, folder=folder, loggers=loggers)
+        to_watch = folder.evaluated_on, folder.on_domain
+        run = _Run(folder.recipe, strategy, seed, options, *to_watch, folder, loggers)
         result = run.finish()
         if asked.bundle:
             run.write_bundle(folder.path / "bundle", result)

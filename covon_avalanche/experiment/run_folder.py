@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
@@ -24,7 +24,7 @@ from covon_avalanche.experiment.data_settings import data_root, located
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.registry.closed_form import ClosedForm
-from covon_avalanche.experiment.result import Epoch, Result, ResultError
+from covon_avalanche.experiment.result import Epoch, EvaluatedOn, Result, ResultError
 from covon_avalanche.safe_text import Printable, printable
 
 _log = logging.getLogger(__name__)
@@ -104,6 +104,8 @@ class Status(BaseModel):
     """Mean accuracy on the domains learned so far."""
     error: Printable | None = None
     """Why the run failed."""
+    given_up: Literal["pruned", "failed"] | None = None
+    """See :attr:`StoredRun.given_up`."""
 
     @property
     def _epochs(self) -> tuple[int, int]:
@@ -208,6 +210,12 @@ class StoredRun:
         except (OSError, ValueError):
             return None
 
+    @property
+    def given_up(self) -> Literal["pruned", "failed"] | None:
+        """How it ended, if it was given up before its end, as trials of a search may be."""
+        status = self.status()
+        return None if status is None else status.given_up
+
     def is_running(self) -> bool:
         """Whether a process is working on it."""
         return is_locked(self.path / ".lock")
@@ -238,6 +246,8 @@ class RunFolder(StoredRun):
     finished; ``result.json``, when it is.
     """
 
+    evaluated_on: EvaluatedOn = "test"
+
     def __init__(
         self, runs: Path, recipe: Recipe, strategy: str, seed: int, dataset_root: Path | None = None
     ) -> None:
@@ -254,6 +264,19 @@ class RunFolder(StoredRun):
             super().__init__([*finished, *begun, own][0])
         self.hash = self.path.name.rpartition("-")[2]
         self.checkpoint_folder = self.path / "checkpoints"
+
+    @property
+    def title(self) -> str:
+        """Its name in messages."""
+        return f"{self.spec.strategy}, seed {self.spec.seed}"
+
+    def on_domain(self, domains: int, accuracy: float) -> None:
+        """Called after each domain with the mean accuracy on those learned so far; what it raises
+        ends the run."""
+
+    def gives_up(self, error: BaseException) -> Literal["pruned", "failed"] | None:
+        """How the run ends with an error, if it is not to be repeated."""
+        return None
 
     def differences(self, other: Path) -> dict[str, tuple[Any, Any]] | None:
         """The settings that differ in another run's folder: its value and this run's by dotted
@@ -283,7 +306,7 @@ class RunFolder(StoredRun):
             self.remove_partial_files()
             yield
         except (Exception, SystemExit) as error:
-            self.write_failure(run_error(error))
+            self.write_failure(run_error(error), self.gives_up(error))
             raise
         finally:
             lock.release()
@@ -334,8 +357,8 @@ class RunFolder(StoredRun):
             result = Result.load(self.result_file)
         except ResultError as error:
             raise ResultError(f"{error}; remove it to run it again") from error
-        found = result.run_hash or self.hash, result.strategy, result.seed
-        if found != (self.hash, *self.spec):
+        found = result.run_hash or self.hash, result.strategy, result.seed, result.stream
+        if found != (self.hash, *self.spec, self.evaluated_on):
             if not store:
                 return None
             aside = self.result_file.replace(self.path / "result-of-another-run.json")
@@ -353,20 +376,25 @@ class RunFolder(StoredRun):
                 result.save(self.result_file)
         return result
 
+    @property
+    def starts(self) -> int:
+        """How often it was started."""
+        file = self.path / "run.json"
+        try:
+            return int(_stored(file).get("starts", 0))
+        except (ValueError, TypeError, OverflowError):
+            _log.warning("%s is damaged: this start of the run counts as the first", file)
+            return 0
+
     def write_start(self, about: dict[str, Any]) -> int:
         """Write ``run.json``.
 
         :return: how often the run was started, this time included.
         """
         self.status_file.unlink(missing_ok=True)
-        file = self.path / "run.json"
-        starts = 1
-        try:
-            starts += int(_stored(file).get("starts", 0))
-        except (ValueError, TypeError, OverflowError):
-            _log.warning("%s is damaged: this start of the run counts as the first", file)
+        starts = 1 + self.starts
         about = {"settings": self.settings, **about, "starts": starts}
-        write_atomically(file, json.dumps(about, indent=1) + "\n")
+        write_atomically(self.path / "run.json", json.dumps(about, indent=1) + "\n")
         return starts
 
     def write_epochs(self, epochs: list[dict[str, Any]]) -> None:
@@ -376,10 +404,13 @@ class RunFolder(StoredRun):
     def write_status(self, status: Status) -> None:
         write_atomically(self.status_file, status.model_dump_json() + "\n")
 
-    def write_failure(self, error: str) -> None:
+    def write_failure(
+        self, error: str, given_up: Literal["pruned", "failed"] | None = None
+    ) -> None:
         """Store in ``status.json`` why the run failed."""
+        failure = {"error": error, "given_up": given_up}
         with suppress(OSError):
-            self.write_status((self.status() or Status()).model_copy(update={"error": error}))
+            self.write_status((self.status() or Status()).model_copy(update=failure))
 
     def write_result(self, result: Result) -> None:
         """Write ``result.json``, and remove what only an unfinished run needs."""

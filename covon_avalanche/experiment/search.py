@@ -7,9 +7,9 @@
    around the best. Draws fill the ranges evenly (a scrambled Halton sequence) and differ between
    strategies.
 
-The settings of a trial depend on nothing but the recipe, the seed and the trials of the grid, so
-kills, resuming and the number of processes do not change them. Optuna stores the trials and prunes
-draws, by those that are finished.
+A trial is a run, ``FOLDER/STRATEGY/seed-SEED-HASH``, locked and resumed like others. Its settings
+depend on nothing but the recipe, the seed and the trials of the grid, so kills, resuming and the
+number of processes do not change them. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -17,28 +17,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, Literal
 
-import optuna
-from filelock import FileLock
-from optuna.pruners import MedianPruner
-from optuna.trial import FrozenTrial, TrialState
+from pydantic import BaseModel, ValidationError
 
+from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.experiment.grid import Outcome, run_grid
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, set_value, validate
 from covon_avalanche.experiment.registry import StrategySettings
-from covon_avalanche.experiment.run_folder import (
-    is_locked,
-    is_out_of_memory,
-    run_error,
-    run_hash,
-)
+from covon_avalanche.experiment.result import Result, ResultError
+from covon_avalanche.experiment.run_folder import RunFolder, is_out_of_memory
 from covon_avalanche.experiment.run_options import RunOptions
-from covon_avalanche.experiment.search_journal import open_journal
 from covon_avalanche.experiment.search_space import (
     Searched,
     Space,
@@ -51,8 +47,13 @@ from covon_avalanche.experiment.search_space import (
 
 _LR_VALUES = 5
 _EXTENSIONS = 4  # of the grid, at most
-_ATTEMPTS = 3  # after which a trial that ends its process counts as failed
-_WAIT = 0.5  # seconds, for trials of other processes
+_STARTS = 3  # after which a trial whose process is killed counts as failed
+_OTHERS = 4  # finished trials, at least, with whose median a draw is compared
+if TYPE_CHECKING:
+    import pandas as pd
+
+TRIAL_COLUMNS = ("strategy", "trial", "state", "accuracy", "seconds")
+SUMMARY_COLUMNS = ("strategy", "trials", "running", "best A_T %", "settings", "at an end")
 Settings = dict[str, Any]
 
 
@@ -70,20 +71,91 @@ def with_settings(recipe: Recipe, strategy: str, settings: Mapping[str, Any]) ->
     return changed.model_copy(update={"search": recipe.search})
 
 
+class Pruned(Exception):
+    """A trial is worse than others were after as many domains."""
+
+
+class Trial(RunFolder):
+    """A run on validation images with settings of a search."""
+
+    evaluated_on = "valid"
+    number = 0
+    """Its place in the plan, from 1."""
+    searched: Settings
+    others: Sequence[Path] = ()
+    """Folders of trials with whose median it is compared."""
+    _score: float | None = None
+
+    @property
+    def title(self) -> str:
+        drawn = ", ".join(f"{key} {value}" for key, value in self.searched.items())
+        return f"{self.spec.strategy}, trial {self.number} ({drawn})"
+
+    def score(self) -> float | None:
+        """A_T on validation images; 0 if it was pruned or has failed, ``None`` before its end."""
+        if self._score is None:
+            if (result := self.result()) is not None:
+                self._score = result.average_accuracy
+            elif self.given_up:
+                self._score = 0.0
+        return self._score
+
+    def state(self) -> str:
+        """``complete``, ``pruned``, ``failed``, ``running``, ``interrupted`` or ``planned``."""
+        if self.result_file.exists():
+            return "complete"
+        if (status := self.status()) is not None and status.error:
+            return status.given_up or "failed"
+        if not self.path.exists():
+            return "planned"
+        return "running" if self.is_running() else "interrupted"
+
+    def on_domain(self, domains: int, accuracy: float) -> None:
+        """Compare the mean accuracy on the domains so far with the median of the others.
+
+        :raises Pruned: if it is below.
+        """
+        if domains < max(1, self.recipe.stream.n_experiences // 3):
+            return
+        found = []
+        for path in self.others:
+            with suppress(ResultError):  # not finished, or damaged
+                found.append(Result.load(path / "result.json").matrix.curve()[domains - 1] or 0.0)
+        if len(found) >= _OTHERS and accuracy < median(found):
+            raise Pruned(
+                f"{100 * accuracy:.2f} % after domain {domains}, below the median of "
+                f"{len(found)} other trials, {100 * median(found):.2f} %"
+            )
+
+    def gives_up(self, error: BaseException) -> Literal["pruned", "failed"] | None:
+        """If it is pruned, diverges, needs more memory than there is, or was killed, perhaps for
+        lack of memory, after its third start."""
+        if isinstance(error, Pruned):
+            return "pruned"
+        if isinstance(error, BrokenProcessPool):
+            return "failed" if self.starts >= _STARTS else None
+        diverged = isinstance(error, FloatingPointError) or type(error).__name__ == "LinAlgError"
+        return "failed" if diverged or is_out_of_memory(error) else None
+
+
 @dataclass(frozen=True)
 class Search:
     """The search for a strategy's settings.
 
     :param recipe: with validation images, see ``stream.validation_size``.
-    :param journal: a file that several processes and machines may share.
+    :param folder: of the searches for all strategies; several machines may share it.
     :param seed: seed of permutations, weights and draws: one that no report uses.
+    :param number: of trials, without those that extend the grid.
     :raises RecipeError: if the recipe has no validation images or an invalid search space.
     """
 
     recipe: Recipe
     strategy: str
-    journal: Path
+    folder: Path
     seed: int
+    number: int
+    dataset_root: Path | None = None
+    _trials: dict[str, Trial | None] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.recipe.stream.validation_size:
@@ -106,27 +178,24 @@ class Search:
         """The ranges by setting."""
         return space_of(self.recipe, self.strategy)
 
-    # The plan -----------------------------------------------------------------------------------
-
-    def plan(self, scores: Mapping[int, float], trials: int) -> list[Settings | None]:
-        """The settings of all trials by index; ``None`` where they depend on trials to come.
-
-        :param scores: A_T of finished trials by index.
-        :param trials: their number without those that extend the grid.
-        """
-        flat, space = flat_settings(self.settings), self.space
+    def plan(self) -> list[Settings | None]:
+        """The settings of all trials; ``None`` where they depend on trials to come."""
+        space = self.space
         if "lr" not in space:
+            flat = flat_settings(self.settings)
             own = {key: flat[key] for key in space if space[key].includes(flat[key])}
-            return [own, *self._draws(space, trials - 1)]
-        rates = self._grid()[:trials]
-        draws = trials - len(rates)
+            return [own, *self._draws(space, self.number - 1)]
+        rates = self._grid()[: self.number]
+        draws = self.number - len(rates)
         low, high = space["lr"].ends
         step = (high / low) ** (1 / (_LR_VALUES - 1))
         for extensions in range(_EXTENSIONS + 1):
-            if any(index not in scores for index in range(len(rates))):
+            scores = {rate: self.score({"lr": rate}) for rate in rates}
+            known = {rate: score for rate, score in scores.items() if score is not None}
+            if len(known) < len(rates):
                 return [*({"lr": rate} for rate in rates), *[None] * draws]
-            best = max(rates, key=lambda rate: scores[rates.index(rate)])
-            at_end = best in (min(rates), max(rates)) and scores[rates.index(best)] > 0
+            best = max(known, key=known.__getitem__)
+            at_end = best in (min(rates), max(rates)) and known[best] > 0
             if not at_end or len(rates) < _LR_VALUES or extensions == _EXTENSIONS:
                 break
             rates.append(rounded(best * step if best == max(rates) else best / step))
@@ -159,222 +228,157 @@ class Search:
             value = float(round(value))
         return accepted(self.settings, key, value)
 
-    # Trials -------------------------------------------------------------------------------------
+    def trial(self, settings: Settings) -> Trial | None:
+        """The run with these settings; ``None`` if they do not fit one another."""
+        key = json.dumps(settings, sort_keys=True)
+        if key not in self._trials:
+            self._trials[key] = None
+            with suppress(RecipeError):
+                recipe = with_settings(self.recipe, self.strategy, settings)
+                trial = Trial(self.folder, recipe, self.strategy, self.seed, self.dataset_root)
+                trial.searched, self._trials[key] = settings, trial
+        return self._trials[key]
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the study: another process opens the journal itself."""
-        return {key: value for key, value in self.__dict__.items() if key != "study"}
+    def score(self, settings: Settings) -> float | None:
+        """See :meth:`Trial.score`; 0 of settings that do not fit one another."""
+        trial = self.trial(settings)
+        return 0.0 if trial is None else trial.score()
 
-    @cached_property
-    def study(self) -> optuna.Study:
-        """The Optuna study in the journal; it is created if there is none."""
-        domains = self.recipe.stream.n_experiences
-        study = optuna.create_study(
-            study_name=self._name,
-            storage=open_journal(self.journal),
-            direction="maximize",
-            load_if_exists=True,
-            pruner=MedianPruner(
-                n_startup_trials=0, n_warmup_steps=max(1, domains // 3), n_min_trials=4
-            ),
-        )
-        if "strategy" not in study.user_attrs:
-            study.set_user_attr("strategy", self.strategy)
-        return study
+    def missing(self) -> list[Trial]:
+        """Trials that have not ended and whose settings are known."""
+        found = []
+        for number, settings in enumerate(self.plan(), 1):
+            if settings is not None and (trial := self.trial(settings)) is not None:
+                trial.number = number
+                found.append(trial)
+        for trial in found:
+            is_draw = trial.searched.keys() != {"lr"} and self.settings.kind != "joint"
+            trial.others = [t.path for t in found if t is not trial] if is_draw else ()
+        return [trial for trial in found if trial.score() is None]
 
-    @property
-    def _name(self) -> str:
-        """It hashes everything that affects a trial, so that different searches do not mix."""
-        space = {k: v.model_dump() for k, v in self.space.items()}
-        run = run_hash(self.recipe, self.strategy, self.seed)
-        identity = json.dumps([run, space, _LR_VALUES], sort_keys=True)
-        return f"{self.strategy}/{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
-
-    def announce(self, trials: int) -> None:
-        """Say in the journal how many trials there will be."""
-        study, plan = self.study, self.plan(self.scores(), trials)
-        if study.user_attrs.get("planned") != len(plan):
-            study.set_user_attr("planned", len(plan))
-
-    @property
-    def _claims(self) -> Path:
-        return self.journal.parent / ".claims" / self._name
-
-    def claim(self, trials: int) -> tuple[FileLock, optuna.Trial, Settings] | None:
-        """A missing trial with its lock and settings, or ``None`` if all whose settings are known
-        are finished or claimed.
-
-        A trial of a killed process has no lock: it fails, and its index is free again. One that
-        has ended its process three times, perhaps for lack of memory, counts as finished.
-        """
-        self._claims.mkdir(parents=True, exist_ok=True)
-        with FileLock(self._claims / "all.lock"):
-            for dead in self._unclaimed():
-                self.study.tell(dead.number, state=TrialState.FAIL, skip_if_finished=True)
-            busy = {k for k in range(trials + _EXTENSIONS) if self._is_claimed(k)}
-            scores = self.scores()  # after looking at the locks, which are released later
-            plan = self.plan(scores, trials)
-            self.announce(trials)
-            for index, settings in enumerate(plan):
-                if settings is not None and index not in busy and index not in scores:
-                    lock = FileLock(self._claims / f"{index}.lock")
-                    lock.acquire()
-                    trial = self.study.ask()
-                    trial.set_user_attr("settings", settings)
-                    trial.set_user_attr("index", index)
-                    return lock, trial, settings
-        return None
-
-    def forgive(self) -> None:
-        """Give up running trials of processes that have ended, because the user has ended them:
-        these do not count as attempts."""
-        if not self.exists():
-            return
-        self._claims.mkdir(parents=True, exist_ok=True)
-        with FileLock(self._claims / "all.lock"):
-            for dead in self._unclaimed():
-                optuna.Trial(self.study, dead._trial_id).set_user_attr("interrupted", True)
-                self.study.tell(dead.number, state=TrialState.FAIL, skip_if_finished=True)
-
-    def _unclaimed(self) -> list[FrozenTrial]:
-        """Running trials of processes that have ended."""
-        running = self._trials(TrialState.RUNNING)
-        return [t for t in running if not self._is_claimed(t.user_attrs.get("index", -1))]
-
-    def _is_claimed(self, index: int) -> bool:
-        return is_locked(self._claims / f"{index}.lock")
-
-    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False, states=states)
-
-    def scores(self) -> dict[int, float]:
-        """A_T of finished trials by index; 0 of those that were pruned or failed."""
-        failed = [
-            trial.user_attrs.get("index", -1)
-            for trial in self._trials(TrialState.FAIL)
-            if not trial.user_attrs.get("interrupted")
-        ]
-        scores = {index: 0.0 for index in failed if failed.count(index) >= _ATTEMPTS}
-        scores |= {t.user_attrs["index"]: 0.0 for t in self._trials(TrialState.PRUNED)}
-        return scores | {k: float(t.value or 0.0) for k, t in self._completed().items()}
-
-    def _completed(self) -> dict[int, FrozenTrial]:
-        return {trial.user_attrs["index"]: trial for trial in self._trials(TrialState.COMPLETE)}
-
-    def run_trial(self, trial: optuna.Trial, settings: Settings, options: RunOptions) -> str:
-        """Run a claimed trial; return what has come out in words.
-
-        A draw is pruned if its mean accuracy on the domains so far is below the median of the
-        others; the grid of learning rates is not, because the draws depend on all of it.
-        """
-        try:
-            value = self._objective(trial, settings, options)
-        except optuna.TrialPruned:
-            self.study.tell(trial, state=TrialState.PRUNED)
-            return "pruned"
-        self.study.tell(trial, value)
-        done = f"A_T {100 * value:.2f} % on validation images, {settings}"
-        return str(trial.user_attrs.get("error", done))
-
-    def _objective(self, trial: optuna.Trial, settings: Settings, options: RunOptions) -> float:
-        from covon_avalanche.experiment.run import run_strategy
-
-        def on_domain(domains: int, accuracy: float) -> None:
-            # The number of domains is added because the pruner compares the best value so far,
-            # whereas accuracy falls from domain to domain.
-            trial.report(domains + accuracy, domains)
-            is_draw = settings.keys() != {"lr"}
-            if is_draw and self.settings.kind != "joint" and trial.should_prune():
-                raise optuna.TrialPruned
-
-        try:
-            recipe = with_settings(self.recipe, self.strategy, settings)
-        except RecipeError as error:  # settings that do not fit one another
-            trial.set_user_attr("error", f"failed: {error}")
-            return 0.0
-        try:
-            result = run_strategy(
-                recipe, self.strategy, self.seed, options, stream="valid", on_domain=on_domain
-            )
-        except (FloatingPointError, MemoryError, RuntimeError) as error:
-            if not _due_to_settings(error):
-                raise
-            trial.set_user_attr("error", f"failed: {run_error(error)}")
-            return 0.0
-        return result.average_accuracy
-
-    # What was found ------------------------------------------------------------------------------
-
-    def exists(self) -> bool:
-        """Whether there is a trial."""
-        return bool(self.journal.exists()) and self._name in optuna.get_all_study_names(
-            open_journal(self.journal)
-        )
-
-    def is_finished(self, trials: int) -> bool:
-        """Whether all trials are finished."""
-        scores = self.scores()
-        return all(index in scores for index in range(len(self.plan(scores, trials))))
-
-    def best(self, trials: int) -> tuple[Settings, Searched]:
+    def best(self) -> tuple[Settings, Searched]:
         """The best trial's settings, and how they were found.
 
-        :param trials: what was asked for; others do not count.
         :raises RecipeError: if no trial was completed, or all diverged.
         """
-        if not (self.exists() and self._completed()):
-            raise RecipeError(f"no trial of {self.strategy} was completed, see {self.journal}")
-        scores = self.scores()
-        plan = self.plan(scores, trials)
-        completed = {k: s for k, s in enumerate(plan) if s is not None and k in scores}
-        index = max(completed, key=lambda k: scores[k])
-        if not scores[index]:
-            raise RecipeError(f"all trials of {self.strategy} diverged, see {self.journal}")
-        settings = completed[index]
+        ended = [(s, score) for s in self.plan() if s is not None for score in [self.score(s)]]
+        completed = [(s, score) for s, score in ended if score is not None]
+        if not completed:
+            raise RecipeError(f"no trial of {self.strategy} was completed, see {self.folder}")
+        settings, accuracy = max(completed, key=lambda pair: pair[1])
+        if not accuracy:
+            raise RecipeError(f"all trials of {self.strategy} diverged, see {self.folder}")
         whole = {**flat_settings(self.settings), **settings}
         ranges = {key: space.text for key, space in self.space.items()}
         at_end = [key for key, space in self.space.items() if space.has_at_end(whole[key])]
         if "lr" in ranges:
-            rates = sorted(s["lr"] for s in completed.values() if len(s) == 1)
+            rates = sorted(s["lr"] for s, _ in completed if len(s) == 1)
             ranges["lr"] = f"{rates[0]:g} to {rates[-1]:g}"
             at_end = [key for key in at_end if key != "lr"]
             if not rates[0] < settings["lr"] < rates[-1]:
                 at_end.insert(0, "lr")
-        found = Searched(
-            trials=len(completed), accuracy=scores[index], ranges=ranges, at_end=at_end
+        return settings, Searched(
+            trials=len(completed), accuracy=accuracy, ranges=ranges, at_end=at_end
         )
-        return settings, found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The trials whose settings are known: :data:`TRIAL_COLUMNS` and the settings.
+        ``accuracy`` is A_T on validation images, ``seconds`` the training time."""
+        rows = []
+        for number, settings in enumerate(self.plan(), 1):
+            if settings is not None:
+                trial = self.trial(settings)
+                state = "failed" if trial is None else trial.state()
+                result = trial.result() if trial is not None and state == "complete" else None
+                accuracy = math.nan if result is None else result.average_accuracy
+                seconds = math.nan if result is None else sum(result.train_seconds)
+                about = self.strategy, number, state, accuracy, seconds
+                rows.append(dict(zip(TRIAL_COLUMNS, about, strict=True)) | settings)
+        return rows
+
+    def summary(self) -> dict[str, Any]:
+        """Its state as text, :data:`SUMMARY_COLUMNS`, and ``seconds`` of training to come."""
+        plan, rows = self.plan(), self.rows()
+        done = sum(settings is not None and self.score(settings) is not None for settings in plan)
+        known = [row["seconds"] for row in rows if row["state"] == "complete"]
+        left = len(plan) - done
+        settings: Settings = {}
+        found = Searched()
+        with suppress(RecipeError):
+            settings, found = self.best()
+        about = (
+            self.strategy,
+            f"{done}/{len(plan)}",
+            str(sum(row["state"] == "running" for row in rows)),
+            "" if found.accuracy is None else f"{100 * found.accuracy:.2f}",
+            ", ".join(f"{key} {value}" for key, value in settings.items()),
+            "" if left else ", ".join(found.at_end),  # the grid may still be extended
+        )
+        seconds = left * fmean(known) if known else 0.0
+        return dict(zip(SUMMARY_COLUMNS, about, strict=True)) | {"seconds": seconds}
+
+    def store(self) -> None:
+        """Write what was asked for to ``FOLDER/STRATEGY/search.json``, for :func:`searches_in`."""
+        asked = _Asked(recipe=self.recipe, seed=self.seed, number=self.number)
+        file = self.folder / self.strategy / "search.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, asked.model_dump_json(exclude_none=True) + "\n")
+
+
+class _Asked(BaseModel):
+    recipe: Recipe
+    seed: int
+    number: int
+
+
+def is_search(folder: Path) -> bool:
+    """Whether a folder has searches."""
+    return any(folder.glob("*/search.json"))
+
+
+def searches_in(folder: Path) -> list[Search]:
+    """The latest search for each strategy in a folder, in the recipe's order.
+
+    :raises RecipeError: naming a damaged file.
+    """
+    found = []
+    for file in sorted(folder.glob("*/search.json")):
+        try:
+            asked = _Asked.model_validate_json(file.read_bytes())
+            search = Search(asked.recipe, file.parent.name, folder, asked.seed, asked.number)
+        except (ValidationError, RecipeError, KeyError) as error:
+            raise RecipeError(f"{file} is damaged: run `covon search` again") from error
+        found.append(search)
+    return sorted(found, key=lambda search: [*search.recipe.strategies].index(search.strategy))
+
+
+def trials_in(folder: Path) -> pd.DataFrame:
+    """The trials of :func:`searches_in`, see :meth:`Search.rows`."""
+    import pandas as pd
+
+    return pd.DataFrame([row for search in searches_in(folder) for row in search.rows()])
 
 
 def run_searches(
-    searches: Iterable[Search],
-    trials: int,
+    searches: Sequence[Search],
     options: RunOptions = RunOptions(),
-    notify: Callable[[str], None] = lambda line: None,
+    *,
+    processes: int = 1,
+    on_end: Callable[[Outcome], None] = lambda outcome: None,
+    poll: Callable[[list[RunFolder], list[RunFolder]], None] = lambda here, elsewhere: None,
 ) -> None:
-    """Run the missing trials of searches that other processes may share, and wait for theirs.
+    """Run the missing trials, as :func:`~covon_avalanche.experiment.grid.run_grid` runs runs; those
+    that depend on others when these have ended."""
+    begun: set[Path] = set()
 
-    :param trials: per search, without those that extend its grid of learning rates.
-    """
-    left = list(searches)
-    while left:
-        for search in left:
-            if (claim := search.claim(trials)) is not None:
-                lock, trial, settings = claim
-                try:
-                    text = search.run_trial(trial, settings, options)
-                finally:
-                    lock.release()
-                notify(f"{search.strategy}, trial {trial.user_attrs['index'] + 1}: {text}")
-                break
-        else:
-            left = [search for search in left if not search.is_finished(trials)]
-            time.sleep(_WAIT if left else 0)
+    def missing() -> Iterable[RunFolder]:
+        rows = zip_longest(*(search.missing() for search in searches))
+        new = {t.path: t for row in rows for t in row if t is not None and t.path not in begun}
+        begun.update(new)
+        return new.values()
 
+    def end(outcome: Outcome) -> Iterable[RunFolder]:
+        on_end(outcome)
+        return missing()
 
-def _due_to_settings(error: Exception) -> bool:
-    """Whether training has diverged, or needs more memory than there is."""
-    import torch
-
-    diverged = isinstance(error, FloatingPointError | torch.linalg.LinAlgError)
-    return diverged or is_out_of_memory(error)
+    run_grid([*missing()], options, processes=processes, on_end=end, poll=poll)

@@ -67,7 +67,7 @@ def figures_of(comparison: Comparison, *names: str) -> dict[str, Figure]:
 def learning_rates(trials: pd.DataFrame) -> Figure | None:
     """A_T on validation images against the learning rate, a point per completed trial.
 
-    :param trials: see :func:`~covon_avalanche.experiment.search_journal.read_trials`.
+    :param trials: see :func:`~covon_avalanche.experiment.search.trials_in`.
     """
     known = trials.reindex(columns=["strategy", "lr", "accuracy"]).dropna()
     if known.empty:

@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.experiment.data_settings import published
 from covon_avalanche.experiment.result import Result
+from covon_avalanche.experiment.search import SUMMARY_COLUMNS, searches_in, trials_in
 from covon_avalanche.report import figures, tables
 from covon_avalanche.report.results import results_frame
 from covon_avalanche.report.summary import MIN_SEEDS, TEST, Comparison, comparisons
@@ -33,7 +34,7 @@ def write_report(
 
     :param runs: of :func:`~covon_avalanche.load_results`, of one recipe or several.
     :param title: of the page; by default those of the recipes.
-    :param searches: folders of ``covon search``, whose trials the page shows; needs Optuna.
+    :param searches: folders of ``covon search``, whose trials the page shows.
     :returns: the path of the page.
     :raises ValueError: if there are neither runs nor searches.
     :raises ResultError: if two results are of the same run.
@@ -93,13 +94,11 @@ def _write(
             for name, figure in figures.figures_of(comparison).items():
                 add((comparison.name, name), prefix + name, figure)
         for path in searches:
-            from covon_avalanche.experiment.search_journal import read_trials, search_summary
-
-            journal = path / "trials.journal"
-            trials = read_trials(journal).map(published)
+            trials = trials_in(path).map(published)
             name = f"search-{path.resolve().name}"
             name += f"-{len(searched) + 1}" * (name in searched)
-            summary = search_summary(journal).drop(columns="seconds").map(published)
+            summary = pd.DataFrame([search.summary() for search in searches_in(path)])
+            summary = summary[[*SUMMARY_COLUMNS]].map(published)
             searched[name] = [summary, trials.map(tables.cell)]
             if (rates := figures.learning_rates(trials)) is not None:
                 add(name, name, rates)

@@ -38,8 +38,8 @@ def test_results_with_other_settings_are_measured_again(changes, missing, tmp_pa
 def test_a_result_is_stored_without_its_epochs_in_the_recipes_order(tmp_path, monkeypatch):
     def run_grid(folders, *_, on_end, **__):
         for folder in reversed(folders):
-            on_end(comparison.Outcome(folder.spec, made_up(*folder.spec, [[0.5]])))
-        on_end(comparison.Outcome(folders[0].spec, error="diverged"))
+            on_end(comparison.Outcome(folder, made_up(*folder.spec, [[0.5]])))
+        on_end(comparison.Outcome(folders[0], error="diverged"))
 
     monkeypatch.setattr(comparison, "run_grid", run_grid)
     recipe = choose(load_recipe("permuted-digits"), "finetune,covon")

@@ -10,19 +10,20 @@ from small_recipes import STRATEGIES, small_recipe
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment.grid import Outcome
 from covon_avalanche.experiment.result import Epoch
-from covon_avalanche.experiment.run_folder import RunFolder, RunSpec, Status
+from covon_avalanche.experiment.run_folder import RunFolder, Status
 
-SPECS = [RunSpec("covon", 0), RunSpec("finetune", 0)]
+NAMES = ("covon", "finetune")
 RESULT = made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]])
 
 
 @pytest.fixture
 def grid(tmp_path):
-    """Makes the display with a clock, and a function that writes a run's state like a worker."""
-    recipe = small_recipe({spec.strategy: STRATEGIES[spec.strategy] for spec in SPECS}, epochs=4)
+    """Makes the display with a clock; writes a run's state like a worker; the folders of two
+    runs."""
+    recipe = small_recipe({name: STRATEGIES[name] for name in NAMES}, epochs=4)
+    folders = [RunFolder(tmp_path, recipe, name, 0) for name in NAMES]
 
-    def write(spec, experience, number):
-        folder = RunFolder(tmp_path, recipe, *spec)
+    def write(folder, experience, number):
         folder.path.mkdir(parents=True, exist_ok=True)
         about = {"loss": 0.25, "accuracy": 0.5, "images": 3000, "seconds": 2.0}
         epoch = Epoch(experience=experience, epoch=number, **about)
@@ -33,9 +34,9 @@ def grid(tmp_path):
         console = Console(
             file=io.StringIO(), force_terminal=terminal, width=150, get_time=lambda: now[-1]
         )
-        return GridProgress(console, [RunFolder(tmp_path, recipe, *spec) for spec in SPECS])
+        return GridProgress(console, len(folders))
 
-    return make, write
+    return make, write, folders
 
 
 def seen(progress):
@@ -46,10 +47,10 @@ def seen(progress):
 
 
 def test_every_run_in_progress_has_a_line_with_its_state(grid):
-    make, write = grid
+    make, write, folders = grid
     progress = make(terminal=True)
-    write(SPECS[0], 1, 1)
-    progress.poll(SPECS, [])  # the second has no state yet
+    write(folders[0], 1, 1)
+    progress.poll(folders, [])  # the second has no state yet
     overall, covon, finetune = seen(progress)
     assert "all runs" in overall
     assert "38 %" in overall  # 0.75 of two runs
@@ -57,34 +58,34 @@ def test_every_run_in_progress_has_a_line_with_its_state(grid):
     assert "starting" in finetune
     for part in ("covon, seed 0", "75 %", "domain 2/2", "epoch 2/4", "0.250", "50.0 %", "1,500"):
         assert part in covon
-    progress.end(Outcome(SPECS[0], RESULT))
+    progress.end(Outcome(folders[0], RESULT))
     overall, _ = seen(progress)
     assert "50 %" in overall
-    progress.end(Outcome(SPECS[1], error="it broke"))
-    assert [outcome.spec for outcome in progress.outcomes] == SPECS
+    progress.end(Outcome(folders[1], error="it broke"))
+    assert [outcome.folder for outcome in progress.outcomes] == folders
     assert "A_T" not in progress.bars.console.file.getvalue()
 
 
 def test_the_time_left_follows_from_the_speed_of_this_session(grid):
-    make, write = grid
+    make, write, folders = grid
     now = [100.0]
     progress = make(terminal=True, now=now)
     for number in range(3):  # resumed after 5 of 8 epochs; an epoch in ten seconds
-        write(SPECS[0], 1, number)
-        progress.poll(SPECS[:1], [])
+        write(folders[0], 1, number)
+        progress.poll(folders[:1], [])
         now.append(now[-1] + 10)
     assert "0:00:10" in seen(progress)[1]
 
 
 def test_without_a_terminal_there_is_a_line_per_domain_and_finished_run(grid):
-    make, write = grid
+    make, write, folders = grid
     progress = make(terminal=False)
     with progress.bars:
         for number in range(3):
-            write(SPECS[0], 1, number)
-            progress.poll(SPECS[:1], [])
-        progress.end(Outcome(SPECS[0], RESULT))
-        progress.end(Outcome(SPECS[1], error="it broke"))
+            write(folders[0], 1, number)
+            progress.poll(folders[:1], [])
+        progress.end(Outcome(folders[0], RESULT))
+        progress.end(Outcome(folders[1], error="it broke"))
     assert progress.bars.console.file.getvalue().splitlines() == [
         "covon, seed 0: domain 1/2, A_t 62.50 %",
         "covon, seed 0: A_T 80.00 %, 4.0 s",

@@ -20,7 +20,7 @@ from terminal import (
     wait_until,
 )
 
-from covon_avalanche.cli import run, search
+from covon_avalanche.cli import run
 from covon_avalanche.experiment import cluster, grid
 from covon_avalanche.experiment import run as experiment_run
 from covon_avalanche.experiment.recipe import load_recipe
@@ -363,7 +363,7 @@ def test_how_many_runs_are_parallel(device, given, expected, tmp_path, monkeypat
 
     monkeypatch.setattr(joblib, "cpu_count", lambda: 6)
     monkeypatch.setattr(run, "run_grid", fake)
-    monkeypatch.setattr(search, "WorkerPool", no_pool)
+    monkeypatch.setattr(grid, "WorkerPool", no_pool)
     given = ["--set", f'device="{device}"', "--out", str(tmp_path), *given]
     covon("run", *given)
     covon("search", "permuted-digits", "--validation-size", 0.2, *given)

@@ -4,20 +4,19 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
-from types import SimpleNamespace
 
 import pandas as pd
 import psutil
 import pytest
-from optuna.trial import TrialState
 from small_recipes import STRATEGIES, saved, small_recipe
 from terminal import covon, in_a_terminal, wait_until
 
-from covon_avalanche.cli import search
-from covon_avalanche.experiment import run as experiment_run
+from covon_avalanche.experiment import grid
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
-from covon_avalanche.experiment.search import Search, run_searches
+from covon_avalanche.experiment.run_folder import StoredRun
+from covon_avalanche.experiment.search import Search, searches_in
 
 STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
 
@@ -29,7 +28,7 @@ def recipe_of(*names) -> Recipe:
 
 @pytest.mark.usefixtures("in_this_process")
 def test_the_command_writes_a_recipe_of_the_best(tmp_path):
-    recipe, journal = recipe_of("finetune", "ewc-star"), tmp_path / "trials.journal"
+    recipe = recipe_of("finetune", "ewc-star")
     stream = recipe.stream.model_copy(update={"validation_size": 200})
     held_out = recipe.model_copy(update={"stream": stream})
     arguments = ["search", saved(recipe, tmp_path), "--trials", 2, "--out", tmp_path]
@@ -40,7 +39,7 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
     assert list(best.strategies) == ["finetune", "ewc-star"]
     assert list(best.searched) == ["finetune"]
     assert best.strategies["ewc-star"] == recipe.strategies["ewc-star"]
-    assert "ewc-star" not in journal.read_text()
+    assert not (tmp_path / "ewc-star").exists()
     done = covon(*arguments, "--strategies", "ewc-star")
     assert done.exit_code == 0, done.output
     best = load_recipe(str(tmp_path / "best.toml"))  # what was searched before stays
@@ -49,7 +48,7 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
     assert list(best.strategies) == ["finetune", "ewc-star"]
     assert best.stream == recipe.stream
     for name in ("finetune", "ewc-star"):
-        settings, how = Search(held_out, name, journal, 77).best(2)
+        settings, how = Search(held_out, name, tmp_path, 77, 2).best()
         assert best.searched[name] == how
         (row,) = [line for line in done.stdout.splitlines() if f"│ {name} " in line]
         assert " 2/2 " in row
@@ -67,7 +66,7 @@ def test_a_strategy_with_nothing_to_search_keeps_its_settings(tmp_path):
     done = covon(*arguments)
     assert done.exit_code == 0, done.output
     assert load_recipe(str(tmp_path / "best.toml")).searched["ncm"].trials == 0
-    assert "ncm" not in (tmp_path / "trials.journal").read_text()
+    assert not (tmp_path / "ncm").exists()
     for more in [], ["--strategies", "finetune"]:
         assert covon(*arguments, *more).exit_code == 0
         best = load_recipe(str(tmp_path / "best.toml"))
@@ -80,7 +79,7 @@ def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(search, "WorkerPool", no_pool)
+    monkeypatch.setattr(grid, "WorkerPool", no_pool)
     for seed, lines in (("0", 1), ("1000", 0)):
         done = covon("search", "permuted-digits", "--seed", seed)
         assert "permuted-digits holds out no images: --validation-size 0.2\n" in done.stdout
@@ -88,13 +87,15 @@ def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
         assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
 
 
-def test_ctrl_c_ends_a_search_and_the_same_command_repeats_its_trial(tmp_path, monkeypatch):
+def test_ctrl_c_ends_a_search_and_the_same_command_resumes_its_trial(tmp_path):
     recipe = recipe_of("finetune", "ewc-star").model_copy(update={"epochs": 1000})
-    file, journal = saved(recipe, tmp_path), tmp_path / "trials.journal"
-    command = [sys.executable, "-m", "covon_avalanche", "search", str(file), "--jobs", "1"]
-    command += ["--out", str(tmp_path), "--seed", "77"]
+    command = [sys.executable, "-m", "covon_avalanche", "search", str(saved(recipe, tmp_path))]
+    command += ["--jobs", "1", "--out", str(tmp_path / "s"), "--seed", "77", "--trials", "1"]
+    search = Search(recipe, "finetune", tmp_path / "s", 77, 1)
+    trial = search.trial(search.plan()[0])
+    log = trial.path / "metrics.jsonl"
     with in_a_terminal(command) as process:
-        assert wait_until(lambda: journal.exists() and '"settings"' in journal.read_text())
+        assert wait_until(lambda: any(trial.checkpoint_folder.glob("*.pt")) and log.exists())
         children = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=60)
@@ -102,15 +103,27 @@ def test_ctrl_c_ends_a_search_and_the_same_command_repeats_its_trial(tmp_path, m
     assert "Interrupted; the same command resumes from here." in output
     assert "Traceback" not in errors
     assert not psutil.wait_procs(children, timeout=20)[1]
-    searches = [Search(recipe, name, journal, 77) for name in recipe.strategies]
-    assert [len(search.study.get_trials()) for search in searches] == [1, 0]
-    result = SimpleNamespace(average_accuracy=0.5)
-    monkeypatch.setattr(experiment_run, "run_strategy", lambda *_, **__: result)
-    run_searches(searches[:1], 1)
-    trials = searches[0].study.get_trials()
-    assert [trial.state for trial in trials] == [TrialState.FAIL, TrialState.COMPLETE]
-    settings = [trial.user_attrs["settings"] for trial in trials]
-    assert settings == [{"lr": STRATEGIES["finetune"]["lr"]}] * 2
+    assert trial.state() == "interrupted"
+    first, *_ = log.read_text().splitlines()  # with its seconds
+    with in_a_terminal(command) as process:
+        assert wait_until(lambda: trial.state() == "running" and trial.status() is not None)
+        assert log.read_text().startswith(first)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    assert trial.starts == 2
+
+
+def test_several_commands_share_the_trials(tmp_path):
+    file = saved(recipe_of("finetune"), tmp_path)
+    command = [sys.executable, "-m", "covon_avalanche", "search", str(file), "--jobs", "1"]
+    command += ["--trials", "6", "--out", str(tmp_path / "s")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[0].decode() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    (search,) = searches_in(tmp_path / "s")
+    trials = [search.trial(settings) for settings in search.plan()]
+    assert [(trial.starts, trial.state()) for trial in trials] == [(1, "complete")] * len(trials)
+    assert all(f" {len(trials)}/{len(trials)} " in output for output in outputs)
 
 
 def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch):
@@ -118,12 +131,13 @@ def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch)
     (tmp_path / "dying.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     own = {"kind": "custom", "lr": 0.01, "implementation": "dying:Naive"}
     file = saved(small_recipe({"own": own}, stream=STREAM), tmp_path)
-    done = covon("search", file, "--out", tmp_path, "--jobs", 1)
+    done = covon("search", file, "--out", tmp_path / "s", "--jobs", 1, "--trials", 1)
     assert done.exit_code == 1, done.output
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("covon: ")]
-    assert "a process was killed" in line
+    assert "its process was killed" in line
     assert "Traceback" not in done.output
-    assert (tmp_path / "trials.journal").is_file()
+    (run,) = (tmp_path / "s").rglob("run.json")
+    assert StoredRun(run.parent).given_up is None
 
 
 @pytest.mark.usefixtures("in_this_process")

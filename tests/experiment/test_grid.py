@@ -57,8 +57,8 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
     covon = RunFolder(runs, recipe, "covon", 1)
     outcomes, polled = {}, []
     watching = {
-        "on_end": lambda outcome: outcomes.update({outcome.spec: outcome}),
-        "poll": lambda here, _: polled.extend(here),
+        "on_end": lambda outcome: outcomes.update({outcome.folder.spec: outcome}),
+        "poll": lambda here, _: polled.extend(folder.spec for folder in here),
     }
 
     # A killed process is reported, and the run that waits goes on.
