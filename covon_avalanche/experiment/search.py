@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.grid import Outcome, run_grid
@@ -326,6 +326,7 @@ class Search:
 
 
 class _Asked(BaseModel):
+    model_config = ConfigDict(defer_build=True)
     recipe: Recipe
     seed: int
     number: int

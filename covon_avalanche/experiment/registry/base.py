@@ -34,7 +34,9 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 class Table(BaseModel):
     """A table of a recipe. Unknown keys are errors, and so are ``true`` or ``"3"`` for a number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, strict=True, defer_build=True
+    )
 
 
 @dataclass(frozen=True)
