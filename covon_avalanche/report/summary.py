@@ -16,6 +16,7 @@ from covon_avalanche.experiment.run_folder import result_settings
 from covon_avalanche.report.results import MEASURES, flatten
 from covon_avalanche.safe_text import printable
 
+_ADVICE = "(docs/how-to/choose-settings.md)"
 MIN_SEEDS = 3  # in common, which a paired test needs
 TEST = (
     "two-sided paired t test of A_T over the seeds that a strategy has in common with the best "
@@ -63,14 +64,14 @@ def remarks(runs: pd.DataFrame) -> list[str]:
     if at_end:
         found.append(
             f"Best value at an end of what the search tried: {', '.join(at_end)}. A wider range "
-            "may be better."
+            f"may be better {_ADVICE}."
         )
     falling = runs.groupby("label", sort=False)["still_falling"].any()
     if falling.any():
         names = ", ".join(falling.index[falling])
         found.append(
             f"Training loss still falling at the end of a domain: {names}. More epochs or a "
-            "larger learning rate may be better."
+            f"larger learning rate may be better {_ADVICE}."
         )
     accuracy = runs.groupby("label", sort=False)["average_accuracy"].mean()
     plain = accuracy[first["kind"] == "finetune"]
@@ -78,7 +79,7 @@ def remarks(runs: pd.DataFrame) -> list[str]:
     if len(below):
         found.append(
             f"Below fine-tuning: {', '.join(below)}. Search their settings, or for CoVON take a "
-            "preset (docs/how-to/choose-settings.md)."
+            f"preset {_ADVICE}."
         )
     return found
 
