@@ -13,6 +13,7 @@ from small_recipes import CLOSED_FORM, STRATEGIES, small_recipe
 
 from covon_avalanche.experiment import run
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, validate
+from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.search import (
     Search,
@@ -197,7 +198,7 @@ def test_a_failed_trial_counts_as_nothing_learned(tmp_path, monkeypatch, error, 
     assert ended[0].error.startswith(says)
     (row,) = search.rows()
     assert row["state"] == "failed"
-    with pytest.raises(RecipeError, match="all trials of finetune diverged"):
+    with pytest.raises(RecipeError, match="all trials of finetune have failed"):
         search.best()
 
 
@@ -306,6 +307,37 @@ def test_a_space_that_does_not_fit_the_strategy_is_refused(name, key, values, me
     own = recipe_of(name).model_dump() | {"search": {name: {key: values}}}
     with pytest.raises(RecipeError, match=rf"search: {name}\.{message}"):
         validate(own, "recipe")
+
+
+def test_draws_that_repeat_are_one_trial(tmp_path, runs):
+    space = {"finetune": {"optimizer": {"choices": ["adamw", "sgd"]}}}
+    search = search_of(tmp_path, 9, search=space)
+    run_searches([search])
+    assert [row["optimizer"] for row in search.rows()] == ["adamw", "sgd"]
+    assert len(runs.settings) == search.best()[1].trials == 2
+    assert search.summary()["trials"] == "2/2"
+
+
+def test_an_own_value_of_another_type_is_outside_of_a_range(tmp_path):
+    own = STRATEGIES["custom"] | {"arguments": {"strength": "auto"}}
+    space = {"own": {"arguments.strength": {"low": 0.1, "high": 1.0}}}
+    search = Search(small_recipe({"own": own}, search=space, stream=STREAM), "own", tmp_path, 0, 3)
+    first, *draws = search.plan()
+    assert first == {}
+    assert all(0.1 <= settings["arguments.strength"] <= 1.0 for settings in draws)
+
+
+def test_a_result_of_another_run_completes_no_trial(tmp_path, runs):
+    search = search_of(tmp_path, 1)
+    run_searches([search])
+    (path,) = tmp_path.rglob("result.json")
+    result = Result.load(path)
+    result.model_copy(update={"stream": "test"}).save(path)
+    fresh = search_of(tmp_path, 1)
+    assert [row["state"] for row in fresh.rows()] == ["interrupted"]
+    assert fresh.summary()["trials"] == "0/1"
+    run_searches([fresh])
+    assert [row["state"] for row in fresh.rows()] == ["complete"]
 
 
 # The protocol ---------------------------------------------------------------------------------
