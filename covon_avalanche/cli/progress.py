@@ -83,6 +83,6 @@ def print_failures(failures: Iterable[Outcome]) -> None:
     for failure in failures:
         by_error[str(failure.error)].append(failure.folder)
     for error, (first, *others) in by_error.items():
-        more = f" (and {len(others)} other runs)" if others else ""
+        more = f" (and {len(others)} other run{'s' * (len(others) > 1)})" if others else ""
         see = f"; see {first.log_file}" if first.log_file.exists() else ""
         typer.echo(f"covon: {first.title}{more}: {error}{see}", err=True)

@@ -11,7 +11,7 @@ import pytest
 from made_up_results import made_up
 from small_recipes import CLOSED_FORM, STRATEGIES, small_recipe
 
-from covon_avalanche.experiment import run
+from covon_avalanche.experiment import grid, run
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, validate
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import RunFolder
@@ -137,6 +137,18 @@ def test_a_trial_whose_process_is_killed_counts_as_failed_after_three_starts(tmp
         assert search.score({"lr": 0.01}) == (0.0 if start == 3 else None)
     assert search.missing() == []
     assert trial.gives_up(ValueError("the data are gone")) is None
+
+
+def test_the_state_of_a_killed_trial_that_another_process_runs_now_is_not_written(tmp_path):
+    search = search_of(tmp_path, 1)
+    trial = search.trial(search.plan()[0])
+    with trial.opened():  # by the other process
+        for _ in range(3):
+            trial.write_start({})
+        assert "its process was killed" in grid._killed(trial).error
+        assert trial.status() is None
+    grid._killed(trial)
+    assert trial.given_up == "failed"
 
 
 def test_a_draw_below_the_median_of_the_others_is_pruned(tmp_path, runs):
