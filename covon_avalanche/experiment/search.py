@@ -271,8 +271,9 @@ class Search:
         if not accuracy:
             raise RecipeError(f"all trials of {self.strategy} have failed, see {self.folder}")
         whole = {**flat_settings(self.settings), **settings}
-        ranges = {key: space.text for key, space in self.space.items()}
-        at_end = [key for key, space in self.space.items() if space.has_at_end(whole[key])]
+        tried = {key: self.space[key] for key in self.space if any(key in s for s, _ in completed)}
+        ranges = {key: space.text for key, space in tried.items()}
+        at_end = [key for key, space in tried.items() if space.has_at_end(whole[key])]
         if "lr" in ranges:
             rates = sorted(s["lr"] for s, _ in completed if len(s) == 1)
             ranges["lr"] = f"{rates[0]:g} to {rates[-1]:g}"

@@ -321,6 +321,13 @@ def test_a_space_that_does_not_fit_the_strategy_is_refused(name, key, values, me
         validate(own, "recipe")
 
 
+def test_ranges_are_those_of_settings_that_were_tried(tmp_path, runs):
+    for number, keys in ((3, {"lr"}), (6, {"lr", "strength"})):
+        search = search_of(tmp_path, number, "ewc-star")
+        run_searches([search])
+        assert search.best()[1].ranges.keys() == keys
+
+
 def test_draws_that_repeat_are_one_trial(tmp_path, runs):
     space = {"finetune": {"optimizer": {"choices": ["adamw", "sgd"]}}}
     search = search_of(tmp_path, 9, search=space)
