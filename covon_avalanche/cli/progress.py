@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 
 from covon_avalanche.experiment.grid import Outcome
@@ -42,7 +43,7 @@ class GridProgress:
         """Read the progress of these runs, and of those that other processes are running."""
         for run in here + elsewhere:
             if run not in self._tasks:
-                self._tasks[run] = self.bars.add_task(run.title, total=1, text="starting")
+                self._tasks[run] = self.bars.add_task(escape(run.title), total=1, text="starting")
                 if run in elsewhere:
                     self._print(f"{run.title}: another process is running it")
             if (status := run.status()) is None:
@@ -82,6 +83,6 @@ def print_failures(failures: Iterable[Outcome]) -> None:
     for failure in failures:
         by_error[str(failure.error)].append(failure.folder)
     for error, (first, *others) in by_error.items():
-        more = f" (and {len(others)} other runs)" if others else ""
+        more = f" (and {len(others)} other run{'s' * (len(others) > 1)})" if others else ""
         see = f"; see {first.log_file}" if first.log_file.exists() else ""
         typer.echo(f"covon: {first.title}{more}: {error}{see}", err=True)

@@ -39,6 +39,7 @@ from covon_avalanche.experiment.run_folder import (
     run_folders,
 )
 from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.search import is_search
 from covon_avalanche.experiment.worker_pool import default_processes
 
 
@@ -126,6 +127,8 @@ def run(
     if bundle and (without := [k for k, s in chosen.strategies.items() if s.kind == "icarl"]):
         fail(f"--bundle cannot save {without[0]}: iCaRL predicts with its stored examples")
     runs = out or Path("runs") / chosen.name
+    if is_search(runs):
+        fail(f"{runs} has trials of `covon search`: choose another --out")
     if launcher is Launcher.slurm:
         runs = runs.resolve()
     folders = run_folders(chosen, runs, dataset_root)

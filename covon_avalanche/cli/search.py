@@ -29,6 +29,7 @@ from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.search import (
     Search,
     run_searches,
+    searches_in,
     space_of,
     trials_in,
     with_settings,
@@ -90,12 +91,14 @@ def search(
     if (missing := missing_sentence(chosen, dataset_root)) is not None:
         fail(missing)
     folder = out or Path("searches") / chosen.name
-    searches = {
-        name: Search(held_out, name, folder, seed, trials, dataset_root)
-        for name in held_out.strategies
-        if space_of(held_out, name)
-    }
-    wanted = [searches[name] for name in chosen.strategies if name in searches]
+    if (folder / "table.md").exists():
+        fail(f"{folder} has results of `covon run`: choose another --out")
+    names = [name for name in held_out.strategies if space_of(held_out, name)]
+    wanted = [
+        Search(held_out, name, folder, seed, trials, dataset_root)
+        for name in chosen.strategies
+        if name in names
+    ]
     if not wanted:
         fail(f"{', '.join(chosen.strategies)}: nothing to search; give ranges in [search.STRATEGY]")
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +106,12 @@ def search(
         search.store()
     workers = jobs or default_processes(chosen.device)
     status = _run_trials(wanted, RunOptions(dataset_root=dataset_root), workers)
-    best = _best(given, searches, wanted, status)
+    searches = [
+        Search(held_out, search.strategy, folder, search.seed, search.number, dataset_root)
+        for search in searches_in(folder)
+        if search.strategy in names
+    ]
+    best = _best(given, searches, [search.strategy for search in wanted], status)
     write_atomically(folder / "best.toml", recipe_text(best))
     write_atomically(folder / "trials.csv", csv_text(trials_in(folder)))
     print_searches(folder)
@@ -118,7 +126,8 @@ def search(
 
 def _run_trials(searches: list[Search], options: RunOptions, workers: int) -> int:
     """Run missing trials; the exit status."""
-    progress = GridProgress(Console(), sum(search.number for search in searches))
+    left = sum(s is None or search.score(s) is None for search in searches for s in search.plan())
+    progress = GridProgress(Console(), left)
     try:
         with progress.bars:
             run_searches(
@@ -132,24 +141,24 @@ def _run_trials(searches: list[Search], options: RunOptions, workers: int) -> in
     return max((BAD_INPUT if failure.bad_input else 1 for failure in failures), default=0)
 
 
-def _best(recipe: Recipe, searches: dict[str, Search], wanted: list[Search], status: int) -> Recipe:
+def _best(recipe: Recipe, searches: list[Search], wanted: list[str], status: int) -> Recipe:
     """The recipe with the best settings of all strategies searched so far.
 
+    :param wanted: the strategies that this command has searched.
     :param status: not 0 if trials have failed, and the reasons were printed.
     """
-    failed, found = "", False
-    searched = {name: Searched(trials=0) for name in recipe.strategies.keys() - searches.keys()}
-    for name, search in searches.items():
+    unsearched = (name for name in recipe.strategies if not space_of(recipe, name))
+    searched = {name: Searched(trials=0) for name in unsearched}
+    for search in searches:
+        name = search.strategy
         try:
             settings, searched[name] = search.best()
         except RecipeError as error:
-            if search in wanted and not status:
-                failed = f"{error}; {name} keeps the recipe's settings"
-                typer.echo(f"covon: {failed}", err=True)
+            if not status:
+                typer.echo(f"covon: {error}; {name} keeps the recipe's settings", err=True)
             continue
-        found = found or search in wanted
         recipe = with_settings(recipe, name, settings)
-    if not found:
+    if searched.keys().isdisjoint(wanted):
         raise typer.Exit(status or 1)
-    name = f"{recipe.name.removesuffix(_SUFFIX)}{_SUFFIX}"  # its runs get a folder of their own
+    name = f"{recipe.name.removesuffix(_SUFFIX)[:90]}{_SUFFIX}"  # its runs get their own folder
     return recipe.model_copy(update={"name": name, "searched": searched})

@@ -115,12 +115,13 @@ def _finished(folder: RunFolder) -> Outcome | None:
 
 
 def _killed(folder: RunFolder) -> Outcome:
-    """The outcome of a run whose process was killed."""
+    """The outcome of a run whose process was killed; another one may be running it by now."""
     error = (
         "its process was killed, perhaps for lack of memory; the same command resumes it, with "
         "--jobs 1 one run at a time"
     )
-    folder.write_failure(error, folder.gives_up(BrokenProcessPool(error)))
+    with suppress(RunningElsewhere, OSError), folder.opened():
+        folder.write_failure(error, folder.gives_up(BrokenProcessPool(error)))
     return Outcome(folder, error=error)
 
 

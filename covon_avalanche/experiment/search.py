@@ -102,7 +102,7 @@ class Trial(RunFolder):
 
     def state(self) -> str:
         """``complete``, ``pruned``, ``failed``, ``running``, ``interrupted`` or ``planned``."""
-        if self.result_file.exists():
+        if self.result() is not None:
             return "complete"
         if (status := self.status()) is not None and status.error:
             return status.given_up or "failed"
@@ -179,12 +179,13 @@ class Search:
         return space_of(self.recipe, self.strategy)
 
     def plan(self) -> list[Settings | None]:
-        """The settings of all trials; ``None`` where they depend on trials to come."""
+        """The settings of all trials, ``None`` where they depend on trials to come. Draws that
+        repeat, as they may among few choices, are left out."""
         space = self.space
         if "lr" not in space:
             flat = flat_settings(self.settings)
             own = {key: flat[key] for key in space if space[key].includes(flat[key])}
-            return [own, *self._draws(space, self.number - 1)]
+            return _distinct([own, *self._draws(space, self.number - 1)])
         rates = self._grid()[: self.number]
         draws = self.number - len(rates)
         low, high = space["lr"].ends
@@ -200,7 +201,8 @@ class Search:
                 break
             rates.append(rounded(best * step if best == max(rates) else best / step))
         near = Space(low=rounded(best / step), high=rounded(best * step))
-        return [*({"lr": rate} for rate in rates), *self._draws({**space, "lr": near}, draws)]
+        grid = [{"lr": rate} for rate in rates]
+        return _distinct([*grid, *self._draws({**space, "lr": near}, draws)])
 
     def _grid(self) -> list[float]:
         """Learning rates, the recipe's own first."""
@@ -211,7 +213,7 @@ class Search:
         rates.remove(min(rates, key=lambda rate: abs(math.log(rate / own))))
         return [own, *rates]
 
-    def _draws(self, space: Mapping[str, Space], number: int) -> list[Settings | None]:
+    def _draws(self, space: Mapping[str, Space], number: int) -> list[Settings]:
         from scipy.stats.qmc import Halton
 
         digest = hashlib.sha256(f"{self.strategy} {self.seed}".encode()).digest()
@@ -259,7 +261,7 @@ class Search:
     def best(self) -> tuple[Settings, Searched]:
         """The best trial's settings, and how they were found.
 
-        :raises RecipeError: if no trial was completed, or all diverged.
+        :raises RecipeError: if no trial has ended, or all that have ended have failed.
         """
         ended = [(s, score) for s in self.plan() if s is not None for score in [self.score(s)]]
         completed = [(s, score) for s, score in ended if score is not None]
@@ -267,10 +269,11 @@ class Search:
             raise RecipeError(f"no trial of {self.strategy} was completed, see {self.folder}")
         settings, accuracy = max(completed, key=lambda pair: pair[1])
         if not accuracy:
-            raise RecipeError(f"all trials of {self.strategy} diverged, see {self.folder}")
+            raise RecipeError(f"all trials of {self.strategy} have failed, see {self.folder}")
         whole = {**flat_settings(self.settings), **settings}
-        ranges = {key: space.text for key, space in self.space.items()}
-        at_end = [key for key, space in self.space.items() if space.has_at_end(whole[key])]
+        tried = {key: self.space[key] for key in self.space if any(key in s for s, _ in completed)}
+        ranges = {key: space.text for key, space in tried.items()}
+        at_end = [key for key, space in tried.items() if space.has_at_end(whole[key])]
         if "lr" in ranges:
             rates = sorted(s["lr"] for s, _ in completed if len(s) == 1)
             ranges["lr"] = f"{rates[0]:g} to {rates[-1]:g}"
@@ -325,6 +328,10 @@ class Search:
         write_atomically(file, asked.model_dump_json(exclude_none=True) + "\n")
 
 
+def _distinct(plan: Sequence[Settings]) -> list[Settings | None]:
+    return [*{json.dumps(settings, sort_keys=True): settings for settings in plan}.values()]
+
+
 class _Asked(BaseModel):
     model_config = ConfigDict(defer_build=True)
     recipe: Recipe
@@ -348,7 +355,9 @@ def searches_in(folder: Path) -> list[Search]:
             asked = _Asked.model_validate_json(file.read_bytes())
             search = Search(asked.recipe, file.parent.name, folder, asked.seed, asked.number)
         except (ValidationError, RecipeError, KeyError) as error:
-            raise RecipeError(f"{file} is damaged: run `covon search` again") from error
+            raise RecipeError(
+                f"{file} is damaged: run `covon search` for {file.parent.name} again"
+            ) from error
         found.append(search)
     return sorted(found, key=lambda search: [*search.recipe.strategies].index(search.strategy))
 

@@ -45,7 +45,7 @@ class Space(Table):
         if self.choices is not None:
             return value in self.choices
         low, high = self.ends
-        return value is not None and bool(low <= value <= high)
+        return isinstance(value, int | float) and bool(low <= value <= high)
 
     def at(self, share: float) -> Any:
         """The choice or, with four significant digits, the value at a share in [0, 1] of the

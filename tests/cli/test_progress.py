@@ -46,6 +46,14 @@ def seen(progress):
     return capture.get().splitlines()
 
 
+def test_titles_are_no_markup(grid, monkeypatch):
+    make, _, folders = grid
+    monkeypatch.setattr(RunFolder, "title", "own, trial 2 (arguments.mode [/b])")
+    progress = make(terminal=True)
+    progress.poll(folders[:1], [])
+    assert "own, trial 2 (arguments.mode [/b])" in seen(progress)[1]
+
+
 def test_every_run_in_progress_has_a_line_with_its_state(grid):
     make, write, folders = grid
     progress = make(terminal=True)

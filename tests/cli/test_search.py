@@ -13,6 +13,8 @@ import pytest
 from small_recipes import STRATEGIES, saved, small_recipe
 from terminal import covon, in_a_terminal, wait_until
 
+from covon_avalanche.cli import search
+from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment import grid
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.run_folder import StoredRun
@@ -197,7 +199,7 @@ def test_a_strategy_that_diverges_leaves_the_others_their_results(tmp_path):
     file.write_text(file.read_text() + "\n[search.ewc-star]\nlr = { low = 1e30, high = 1e33 }\n")
     done = covon("search", file, "--trials", 2, "--out", tmp_path / "s")
     assert done.exit_code == 0, done.output
-    assert "all trials of ewc-star diverged" in done.stderr
+    assert "all trials of ewc-star have failed" in done.stderr
     best = load_recipe(str(tmp_path / "s/best.toml"))
     assert list(best.searched) == ["finetune"]
     assert best.strategies["ewc-star"] == bad.strategies["ewc-star"]
@@ -205,6 +207,66 @@ def test_a_strategy_that_diverges_leaves_the_others_their_results(tmp_path):
         "search", file, "--trials", 2, "--out", tmp_path / "t", "--strategies", "ewc-star"
     )
     assert alone.exit_code == 1
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_the_recipe_of_the_best_counts_the_trials_that_each_strategy_was_searched_with(tmp_path):
+    file, folder = saved(recipe_of("finetune", "ewc-star"), tmp_path), tmp_path / "s"
+    command = ["search", file, "--out", folder]
+    for more in ("finetune", "--trials", 3, "--seed", 5), ("ewc-star", "--trials", 1):
+        done = covon(*command, "--strategies", *more)
+        assert done.exit_code == 0, done.output
+    best = load_recipe(str(folder / "best.toml"))
+    assert {name: how.trials for name, how in best.searched.items()} == {
+        "finetune": 3,
+        "ewc-star": 1,
+    }
+    for found in searches_in(folder):
+        settings, how = found.best()
+        assert best.searched[found.strategy] == how
+        assert settings.items() <= best.strategies[found.strategy].model_dump().items()
+    done = covon(*command, "--strategies", "ewc-star", "--trials", 1, "--epochs", 2)
+    assert done.exit_code == 0, done.output
+    says = "no trial of finetune was completed, see .*; finetune keeps the recipe's settings"
+    assert re.search(says, done.stderr)  # the table shows those of one epoch
+    assert list(load_recipe(str(folder / "best.toml")).searched) == ["ewc-star"]
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_runs_and_searches_do_not_share_a_folder(tmp_path):
+    """A report of the folder would leave out the runs, and a run and a trial of the same settings
+    and seed would share their files."""
+    file = saved(recipe_of("finetune"), tmp_path)
+    searching = ["search", file, "--trials", 1, "--out"]
+    run = ["run", file, "--seeds", 0, "--out"]
+    assert covon(*searching, tmp_path / "s").exit_code == covon(*run, tmp_path / "r").exit_code == 0
+    for command, folder, says in (
+        (run, tmp_path / "s", "has trials of `covon search`: choose another --out"),
+        (searching, tmp_path / "r", "has results of `covon run`: choose another --out"),
+    ):
+        done = covon(*command, folder)
+        assert done.exit_code == 2
+        assert f"{folder} {says}" in done.stderr
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_the_bar_of_all_trials_leaves_out_those_that_have_ended(tmp_path, monkeypatch):
+    totals = []
+    monkeypatch.setattr(
+        search, "GridProgress", lambda console, n: totals.append(n) or GridProgress(console, n)
+    )
+    command = ["search", saved(recipe_of("finetune"), tmp_path), "--out", tmp_path / "s"]
+    for trials in (1, 3):
+        assert covon(*command, "--trials", trials).exit_code == 0
+    assert totals == [1, 2]
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_the_recipe_of_the_best_can_be_read_however_long_its_name(tmp_path):
+    recipe = recipe_of("finetune").model_copy(update={"name": 100 * "a"})
+    done = covon("search", saved(recipe, tmp_path), "--trials", 1, "--out", tmp_path / "s")
+    assert done.exit_code == 0, done.output
+    assert load_recipe(str(tmp_path / "s/best.toml")).name == 90 * "a" + "-searched"
 
 
 def test_strategies_with_nothing_to_search_alone_are_an_error(tmp_path):

@@ -11,8 +11,9 @@ import pytest
 from made_up_results import made_up
 from small_recipes import CLOSED_FORM, STRATEGIES, small_recipe
 
-from covon_avalanche.experiment import run
+from covon_avalanche.experiment import grid, run
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, validate
+from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.search import (
     Search,
@@ -138,6 +139,18 @@ def test_a_trial_whose_process_is_killed_counts_as_failed_after_three_starts(tmp
     assert trial.gives_up(ValueError("the data are gone")) is None
 
 
+def test_the_state_of_a_killed_trial_that_another_process_runs_now_is_not_written(tmp_path):
+    search = search_of(tmp_path, 1)
+    trial = search.trial(search.plan()[0])
+    with trial.opened():  # by the other process
+        for _ in range(3):
+            trial.write_start({})
+        assert "its process was killed" in grid._killed(trial).error
+        assert trial.status() is None
+    grid._killed(trial)
+    assert trial.given_up == "failed"
+
+
 def test_a_draw_below_the_median_of_the_others_is_pruned(tmp_path, runs):
     curves = [(0.9, 0.8, 0.7)] * 4 + [(0.95, 0.7, 0.7), (0.1, 0.8, 0.7), (0.1, 0.9, 0.9)]
     runs.curve = lambda n, _: curves[n - 1]
@@ -197,7 +210,7 @@ def test_a_failed_trial_counts_as_nothing_learned(tmp_path, monkeypatch, error, 
     assert ended[0].error.startswith(says)
     (row,) = search.rows()
     assert row["state"] == "failed"
-    with pytest.raises(RecipeError, match="all trials of finetune diverged"):
+    with pytest.raises(RecipeError, match="all trials of finetune have failed"):
         search.best()
 
 
@@ -306,6 +319,44 @@ def test_a_space_that_does_not_fit_the_strategy_is_refused(name, key, values, me
     own = recipe_of(name).model_dump() | {"search": {name: {key: values}}}
     with pytest.raises(RecipeError, match=rf"search: {name}\.{message}"):
         validate(own, "recipe")
+
+
+def test_ranges_are_those_of_settings_that_were_tried(tmp_path, runs):
+    for number, keys in ((3, {"lr"}), (6, {"lr", "strength"})):
+        search = search_of(tmp_path, number, "ewc-star")
+        run_searches([search])
+        assert search.best()[1].ranges.keys() == keys
+
+
+def test_draws_that_repeat_are_one_trial(tmp_path, runs):
+    space = {"finetune": {"optimizer": {"choices": ["adamw", "sgd"]}}}
+    search = search_of(tmp_path, 9, search=space)
+    run_searches([search])
+    assert [row["optimizer"] for row in search.rows()] == ["adamw", "sgd"]
+    assert len(runs.settings) == search.best()[1].trials == 2
+    assert search.summary()["trials"] == "2/2"
+
+
+def test_an_own_value_of_another_type_is_outside_of_a_range(tmp_path):
+    own = STRATEGIES["custom"] | {"arguments": {"strength": "auto"}}
+    space = {"own": {"arguments.strength": {"low": 0.1, "high": 1.0}}}
+    search = Search(small_recipe({"own": own}, search=space, stream=STREAM), "own", tmp_path, 0, 3)
+    first, *draws = search.plan()
+    assert first == {}
+    assert all(0.1 <= settings["arguments.strength"] <= 1.0 for settings in draws)
+
+
+def test_a_result_of_another_run_completes_no_trial(tmp_path, runs):
+    search = search_of(tmp_path, 1)
+    run_searches([search])
+    (path,) = tmp_path.rglob("result.json")
+    result = Result.load(path)
+    result.model_copy(update={"stream": "test"}).save(path)
+    fresh = search_of(tmp_path, 1)
+    assert [row["state"] for row in fresh.rows()] == ["interrupted"]
+    assert fresh.summary()["trials"] == "0/1"
+    run_searches([fresh])
+    assert [row["state"] for row in fresh.rows()] == ["complete"]
 
 
 # The protocol ---------------------------------------------------------------------------------
