@@ -10,8 +10,9 @@ those of ``language`` are a finished study.
 from __future__ import annotations
 
 import argparse
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from comparison import (
     read_cases,
     replace_part,
 )
+from scipy.stats import t as student_t
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.recipe import load_recipe
@@ -47,10 +49,14 @@ CURVES, SEEDS = "Average accuracy over the domains learned", "mean over seeds"
 def store(runs: Path, file: Path) -> None:
     """Add the finished runs below a folder to a ``.jsonl`` file, in place of those with the same
     strategy and seed, and without their epochs."""
-    results = [*(read_results([file]) if file.exists() else []), *read_results([runs])]
-    found = {(result.strategy, result.seed): result for result in results}
-    lines = [r.model_copy(update={"epochs": []}).to_json() + "\n" for r in found.values()]
-    write_atomically(file, "".join(lines))
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    found = {
+        (case["strategy"], case["seed"]): line for line in lines for case in [json.loads(line)]
+    }
+    for result in read_results([runs]):
+        short = result.model_copy(update={"epochs": []})
+        found[result.strategy, result.seed] = short.to_json()
+    write_atomically(file, "".join(f"{line}\n" for line in found.values()))
 
 
 def write_part(page: str, part: str, *texts: str) -> None:
@@ -82,6 +88,7 @@ ROWS = {
     "frozen features: RanPAC": ("ranpac",),
     "frozen features: ridge": ("ridge",),
     "**CoVON + RegMean**": ("covon-inputs",),
+    "AdamW + RegMean": ("finetune-regmean",),
     "**CoVON**": ("covon-gradsq", "covon"),
     "CoVON-NoM": ("covon-nom",),
     "EMA of the means": ("ema",),
@@ -181,6 +188,21 @@ def across_orders(folder: str, orders: Sequence[str]) -> str:
     return aligned(table.loc[ranked].replace({"nan": MISSING}).fillna(MISSING).reset_index())
 
 
+def paired_differences(pairs: Mapping[str, str], orders: Sequence[str]) -> str:
+    """A table of the difference in A_T between two strategies by order of the domains: mean over
+    common seeds with its 95 % confidence interval (Student's t)."""
+    table = pd.DataFrame()
+    for order in orders:
+        runs = load_results(RESULTS / f"pacs/{order}.jsonl")
+        scores = 100 * runs.pivot(index="seed", columns="strategy", values="average_accuracy")
+        for first, second in pairs.items():
+            found = (scores[first] - scores[second]).dropna()
+            half = found.sem() * student_t.ppf(0.975, len(found) - 1)
+            row = f"{first} - {second}"
+            table.loc[row, order] = f"{found.mean():+.1f} ± {half:.1f} ({len(found)} seeds)"
+    return aligned(table.rename_axis("difference").reset_index())
+
+
 def searches_table(folder: str) -> str:
     """How the settings of a recipe were searched: trials, best A_T on validation images, what was
     tried, and settings whose best value is at an end of it."""
@@ -222,6 +244,8 @@ def pacs() -> None:
             ]
         write_part("pacs.md", f"pacs, {order}", *parts)
     write_part("pacs.md", "pacs, all orders", across_orders("pacs", orders))
+    pairs = {"covon-inputs": "finetune-regmean", "finetune-regmean": "finetune"}
+    write_part("pacs.md", "pacs, pairs", paired_differences(pairs, orders[:2]))
     write_part("pacs.md", "pacs, search", searches_table("pacs"))
 
 
