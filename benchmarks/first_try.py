@@ -50,10 +50,13 @@ BESIDE = (
     "covon",
 )
 """Searched methods, whose results are stored."""
+KNOB = {"pacs": 0.05116}
+"""``gamma`` by a search in the first order (``pacs.toml``, ``covon-preset``; 6 trials)."""
 _TITLES = {
     "covon": "CoVON",
     "covon-clip-2": "CoVON, `clip_radius` 2",
     "finetune": "AdamW",
+    "covon-knob": "CoVON, `gamma` searched",
     "covon-regmean": "CoVON + RegMean",
     "finetune-regmean": "AdamW + RegMean",
     "covon-slca": "CoVON + retrained classifier",
@@ -78,6 +81,8 @@ def recipe_of(stream: str, order: str) -> Recipe:
         lr = data["strategies"]["joint"]["lr"]
         covon = {"kind": "covon", "preset": preset, "lr": lr}
         strategies[f"covon-regmean-{lr:.1e}"] = {**covon, "merge": "regmean"}
+        if stream in KNOB:
+            strategies[f"covon-knob-{lr:.1e}"] = {**covon, "gamma": KNOB[stream]}
         strategies[f"finetune-regmean-{lr:.1e}"] = {**finetune, "lr": lr, "merge": "regmean"}
         strategies[f"covon-slca-{lr:.1e}"] = {**covon, "align_classifier": True}
         for rate in (lr, finetune["lr"]):
@@ -137,7 +142,7 @@ def main() -> None:
     given = arguments(__doc__, *STREAMS)
     os.environ.setdefault("TIMM_FUSED_ATTN", "0")
     for stream in () if given.report else given.parts or STREAMS:
-        for seeds, number in product(range(1, SEEDS + 1), range(9)):
+        for seeds, number in product(range(1, SEEDS + 1), range(10)):
             for order in STREAMS[stream]:
                 recipe = recipe_of(stream, order)
                 if number >= len(recipe.strategies):

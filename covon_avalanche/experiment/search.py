@@ -111,11 +111,13 @@ class Trial(RunFolder):
         return "running" if self.is_running() else "interrupted"
 
     def on_domain(self, domains: int, accuracy: float) -> None:
-        """Compare the mean accuracy on the domains so far with the median of the others.
+        """Compare the mean accuracy on the domains so far with the median of the others, after a
+        third of the domains at the earliest and not after the last.
 
         :raises Pruned: if it is below.
         """
-        if domains < max(1, self.recipe.stream.n_experiences // 3):
+        whole = self.recipe.stream.n_experiences
+        if not max(1, whole // 3) <= domains < whole:
             return
         found = []
         for path in self.others:

@@ -16,6 +16,7 @@ from covon_avalanche.experiment.recipe import Recipe, RecipeError, validate
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.search import (
+    Pruned,
     Search,
     run_searches,
     searches_in,
@@ -165,6 +166,9 @@ def test_a_draw_below_the_median_of_the_others_is_pruned(tmp_path, runs):
     assert [row["state"] for row in search.rows()].count("pruned") == 1
     assert search.best()[1].trials == 7
     assert search.missing() == []
+    ended[4].folder.on_domain(6, 0.0)  # after the last nothing is left to be saved
+    with pytest.raises(Pruned):
+        ended[4].folder.on_domain(2, 0.0)
     for rates in (runs.ended, runs.settings):
         rates.clear()
     runs.curve = lambda n, _: (1 - n / 10, 0.8, 0.7)  # the grid of learning rates is not pruned
