@@ -14,6 +14,14 @@ from pathlib import Path
 _STALE = 3600.0  # seconds; another process may be writing younger ones
 
 
+def remove_stale(folder: Path, pattern: str) -> None:
+    """Remove what killed processes have left: files that have not changed for an hour."""
+    for old in folder.glob(pattern):
+        with suppress(OSError):  # another process has removed it
+            if time.time() - old.stat().st_mtime > _STALE:
+                old.unlink()
+
+
 @contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
     """Yield a temporary file to write, which replaces ``path`` at the end.
@@ -23,10 +31,7 @@ def atomic_replace(path: Path) -> Iterator[Path]:
     What a killed process has left beside ``path`` is removed if it has not changed for an hour.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part"):
-        with suppress(OSError):  # another process has removed it
-            if time.time() - old.stat().st_mtime > _STALE:
-                old.unlink()
+    remove_stale(path.parent, f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part")
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     # O_EXCL refuses an existing file or link. tempfile's files are readable by the owner alone.
     os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))

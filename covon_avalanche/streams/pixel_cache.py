@@ -21,7 +21,7 @@ from filelock import FileLock
 from joblib import cpu_count
 from torch import Tensor
 
-from covon_avalanche.atomic_write import atomic_replace
+from covon_avalanche.atomic_write import atomic_replace, remove_stale
 from covon_avalanche.streams.image_files import ImageFiles
 from covon_avalanche.streams.transforms import resize_shorter
 
@@ -85,6 +85,7 @@ def cached(images: ImageFiles, folder: str | os.PathLike[str], size: int, name: 
                 if not path.exists():  # another process may have built it
                     for part in path.parent.glob(f".{path.name}.*.part"):
                         part.unlink(missing_ok=True)  # of a process that was killed
+                    remove_stale(path.parent, ".*.pixels.*.part")  # of other caches
                     _build(path, images, size)
         pixels = PixelCache(path, images.files)
         return ImageFiles(images.files, images.labels, pixels, images.groups)

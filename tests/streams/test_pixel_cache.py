@@ -72,8 +72,14 @@ def test_what_a_killed_process_has_written_is_removed(pictures, tmp_path):
     opened(pictures, tmp_path / "cache")
     (file,) = (tmp_path / "cache").glob("*.pixels")
     file.rename(tmp_path / f"cache/.{file.name}.0a1b.part")
+    old, new = (tmp_path / f"cache/.{name}.pixels.0a1b.part" for name in ("old", "new"))
+    for other in (old, new):  # of other caches; the new one may still be written
+        other.touch()
+    os.utime(old, (0, 0))
     opened(pictures, tmp_path / "cache")
-    assert [path.suffix for path in sorted((tmp_path / "cache").iterdir())] == [".lock", ".pixels"]
+    left = [path for path in sorted((tmp_path / "cache").iterdir()) if path != new]
+    assert [path.suffix for path in left] == [".lock", ".pixels"]
+    assert new.exists()
 
 
 def test_a_benchmark_is_the_same_with_and_without(tmp_path):
