@@ -142,13 +142,16 @@ def _run_trials(searches: list[Search], options: RunOptions, workers: int) -> in
 
 
 def _best(recipe: Recipe, searches: list[Search], wanted: list[str], status: int) -> Recipe:
-    """The recipe with the best settings of all strategies searched so far.
+    """The recipe with the best settings of all strategies searched so far; the others keep what the
+    recipe says about their search.
 
     :param wanted: the strategies that this command has searched.
     :param status: not 0 if trials have failed, and the reasons were printed.
     """
     unsearched = (name for name in recipe.strategies if not space_of(recipe, name))
-    searched = {name: Searched(trials=0) for name in unsearched}
+    before = {k: found for k, found in recipe.searched.items() if k in recipe.strategies}
+    searched = before | {name: Searched(trials=0) for name in unsearched}
+    found = False
     for search in searches:
         name = search.strategy
         try:
@@ -157,8 +160,9 @@ def _best(recipe: Recipe, searches: list[Search], wanted: list[str], status: int
             if not status:
                 typer.echo(f"covon: {error}; {name} keeps the recipe's settings", err=True)
             continue
+        found = found or name in wanted
         recipe = with_settings(recipe, name, settings)
-    if searched.keys().isdisjoint(wanted):
+    if not found:
         raise typer.Exit(status or 1)
     name = f"{recipe.name.removesuffix(_SUFFIX)[:90]}{_SUFFIX}"  # its runs get their own folder
     return recipe.model_copy(update={"name": name, "searched": searched})

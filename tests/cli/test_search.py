@@ -19,13 +19,14 @@ from covon_avalanche.experiment import grid
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.run_folder import StoredRun
 from covon_avalanche.experiment.search import Search, searches_in
+from covon_avalanche.experiment.search_space import Searched
 
 STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
 
 
 def recipe_of(*names) -> Recipe:
     strategies = {name: STRATEGIES[name] for name in names}
-    return small_recipe(strategies, epochs=1, stream=STREAM)
+    return small_recipe(strategies, epochs=1, stream=STREAM, searched={})
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -74,6 +75,16 @@ def test_a_strategy_with_nothing_to_search_keeps_its_settings(tmp_path):
         best = load_recipe(str(tmp_path / "best.toml"))
         assert list(best.strategies) == ["ncm", "finetune"]
         assert best.strategies["ncm"] == recipe_of("ncm").strategies["ncm"]
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_strategies_that_were_searched_before_stay_so(tmp_path):
+    names, how = ("finetune", "ewc-star"), {"trials": 5, "accuracy": 0.5}
+    recipe = recipe_of(*names).model_copy(update={"searched": {n: Searched(**how) for n in names}})
+    arguments = ["--trials", 1, "--out", tmp_path / "s", "--strategies", "finetune"]
+    assert covon("search", saved(recipe, tmp_path), *arguments).exit_code == 0
+    best = load_recipe(str(tmp_path / "s/best.toml"))
+    assert {name: best.searched[name].trials for name in names} == {"finetune": 1, "ewc-star": 5}
 
 
 def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
