@@ -92,18 +92,24 @@ class Trial(RunFolder):
         return f"{self.spec.strategy}, trial {self.number} ({drawn})"
 
     def score(self) -> float | None:
-        """A_T on validation images; 0 if it was pruned or has failed, ``None`` before its end."""
+        """A_T on validation images; 0 if it was pruned or has failed, ``None`` before its end or if
+        its result is damaged."""
         if self._score is None:
-            if (result := self.result()) is not None:
-                self._score = result.average_accuracy
-            elif self.given_up:
-                self._score = 0.0
+            with suppress(ResultError):
+                if (result := self.result()) is not None:
+                    self._score = result.average_accuracy
+                elif self.given_up:
+                    self._score = 0.0
         return self._score
 
     def state(self) -> str:
-        """``complete``, ``pruned``, ``failed``, ``running``, ``interrupted`` or ``planned``."""
-        if self.result() is not None:
-            return "complete"
+        """``complete``, ``damaged``, ``pruned``, ``failed``, ``running``, ``interrupted`` or
+        ``planned``."""
+        try:
+            if self.result() is not None:
+                return "complete"
+        except ResultError:
+            return "damaged"
         if (status := self.status()) is not None and status.error:
             return status.given_up or "failed"
         if not self.path.exists():

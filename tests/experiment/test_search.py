@@ -486,6 +486,21 @@ def test_of_equal_trials_the_summary_has_the_one_of_best_toml(tmp_path, runs):
     assert search.summary()["settings"] == f"lr {search.plan()[0]['lr']}"
 
 
+def test_a_damaged_result_is_shown_and_named_and_the_other_trials_go_on(tmp_path, runs):
+    search, ended = search_of(tmp_path, 3), []
+    first, *_ = search.missing()
+    first.path.mkdir(parents=True)
+    first.result_file.write_text("{")
+    run_searches([search], on_end=ended.append)
+    assert [row["state"] for row in search.rows()] == ["damaged", "complete", "complete"]
+    (failed,) = [outcome for outcome in ended if outcome.error]
+    assert failed.bad_input
+    assert failed.error.endswith("remove it to run it again")
+    first.result_file.unlink()
+    run_searches([search])
+    assert search.best()[1].trials == 3
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"recipe": {}}'])
 def test_a_damaged_file_of_a_search_is_named(tmp_path, content):
     search = search_of(tmp_path, 2)
