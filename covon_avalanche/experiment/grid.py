@@ -94,7 +94,7 @@ def run_grid(
                         killed = isinstance(error, BrokenProcessPool)
                         outcome = _killed(folder) if killed else future.result()
                         end(replace(outcome, folder=folder))  # not the worker's copy
-                if waiting and not pending:
+                if waiting and not pending and not done:
                     time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         for folder in pending.values():
