@@ -21,7 +21,6 @@ from covon_avalanche.experiment.recipe import (
     shipped_recipes,
 )
 from covon_avalanche.experiment.registry import KINDS
-from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import StoredRun, distinct_settings, find_files
 from covon_avalanche.experiment.search import SUMMARY_COLUMNS, is_search, searches_in
 
@@ -71,7 +70,7 @@ def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")])
     if not found:
         fail(f"there are no runs in {folder}")
     runs = [StoredRun(path) for path in found]  # sorted, so that those of a strategy follow
-    states = [_state(run) for run in runs]
+    states = [run.state() for run in runs]
     groups = groupby(runs, lambda run: run.path.parent)
     settings = [text for _, own in groups for text in distinct_settings([*own])]
     names = [(path.parent.name, path.name) for path in found]
@@ -86,10 +85,8 @@ def print_searches(folder: Path) -> None:
     """Print trials, best A_T and its settings of each strategy, and the time that is left."""
     found = [search.summary() for search in searches_in(folder)]
     _print_table(SUMMARY_COLUMNS, [[row[key] for key in SUMMARY_COLUMNS] for row in found])
-    seconds, running = (
-        sum(row["seconds"] for row in found),
-        sum(int(row["running"]) for row in found),
-    )
+    seconds = sum(row["seconds"] for row in found)
+    running = sum(int(row["running"]) for row in found)
     if running and seconds:
         typer.echo(f"about {seconds / running / 60:.0f} min left")
 
@@ -102,15 +99,3 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     if not console.is_terminal:
         console.width = 10_000  # one line per row, for grep
     console.print(table)
-
-
-def _state(run: StoredRun) -> tuple[str, str]:
-    if run.result_file.exists():
-        try:
-            return "finished", f"A_T {100 * Result.load(run.result_file).average_accuracy:.2f} %"
-        except ResultError as error:
-            return "damaged", str(error)
-    status = run.status()
-    if status is not None and status.error is not None:
-        return status.given_up or "failed", status.error
-    return "running" if run.is_running() else "interrupted", str(status or "")

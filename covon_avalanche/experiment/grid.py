@@ -111,7 +111,9 @@ def _finished(folder: RunFolder) -> Outcome | None:
         return Outcome(folder, error=str(error), bad_input=True)
     if result is not None:
         return Outcome(folder, result, cached=True)
-    return Outcome(folder, error=folder.given_up, cached=True) if folder.given_up else None
+    if (status := folder.status()) is not None and status.given_up:
+        return Outcome(folder, error=status.error, cached=True)
+    return None
 
 
 def _killed(folder: RunFolder) -> Outcome:

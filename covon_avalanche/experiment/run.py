@@ -7,7 +7,7 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,7 +43,6 @@ from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 
-OnDomain = Callable[[int, float], None]
 _log = logging.getLogger(__name__)
 _TIMED = 6  # batches of an estimate
 _FEW = 2  # images of its first batches, which decide how many may follow
@@ -79,8 +78,9 @@ def train_in_folder(folder: RunFolder, options: RunOptions) -> Result:
         folder.logged(logging.INFO if main else logging.ERROR),
         training_loggers(folder.path, asked, title, published(folder.settings)) as loggers,
     ):
-        to_watch = folder.evaluated_on, folder.on_domain
-        run = _Run(folder.recipe, strategy, seed, options, *to_watch, folder, loggers)
+        run = _Run(
+            folder.recipe, strategy, seed, options, folder.evaluated_on, folder, loggers=loggers
+        )
         result = run.finish()
         if asked.bundle:
             run.write_bundle(folder.path / "bundle", result)
@@ -94,18 +94,16 @@ def run_strategy(
     options: RunOptions = RunOptions(),
     *,
     stream: EvaluatedOn = "test",
-    on_domain: OnDomain = lambda domains, accuracy: None,
 ) -> Result:
     """Train through the stream, evaluating on all domains after each. Writes no files.
 
     :param seed: seed of permutations, initial weights, data order and noise. The same seed gives
         the same result on the same machine with the same number of threads.
     :param stream: what to evaluate on; ``valid`` needs the recipe's ``stream.validation_size``.
-    :param on_domain: called with the number of domains learned and the mean accuracy on them.
     :raises ValueError: if data and recipe do not fit, or the device does not exist.
     :raises FloatingPointError: if the training diverges.
     """
-    return _Run(recipe, strategy, seed, options, stream, on_domain).finish()
+    return _Run(recipe, strategy, seed, options, stream).finish()
 
 
 def checked_benchmark(
@@ -215,7 +213,6 @@ class _Run:
     seed: int
     options: RunOptions
     stream: EvaluatedOn = "test"
-    on_domain: OnDomain = lambda domains, accuracy: None
     folder: RunFolder | None = None
     loggers: tuple[Sequence[BaseLogger], Sequence[Any]] = ((), ())
     checked: CLScenario | None = None
@@ -314,7 +311,8 @@ class _Run:
             self._note_diagnostics()
             self.strategy.eval(self.benchmark.streams[self.stream], **workers)
             curve = self.metrics.matrix.curve()
-            self.on_domain(len(curve), curve[-1] or 0.0)
+            if self.folder is not None:
+                self.folder.on_domain(len(curve), curve[-1] or 0.0)
             self._write_progress()
             if checkpointer is not None:
                 checkpointer.end_experience()

@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 _DESCRIPTIONS = ("name", "title", "searched")
 _WITHOUT_EFFECT = ("workers", "eval_mb_size")  # hashed, because they always were
 _OF_GRADIENTS = ("epochs", "train_mb_size", "final_lr_factor")  # without effect in closed form
+GivenUp = Literal["pruned", "failed"]
 _LOCK_TIMEOUT = 0.5  # seconds; ``is_locked`` holds the lock for a moment
 
 
@@ -104,7 +105,7 @@ class Status(BaseModel):
     """Mean accuracy on the domains learned so far."""
     error: Printable | None = None
     """Why the run failed."""
-    given_up: Literal["pruned", "failed"] | None = None
+    given_up: GivenUp | None = None
     """See :attr:`StoredRun.given_up`."""
 
     @property
@@ -203,6 +204,27 @@ class StoredRun:
         self.log_file = path / "log.txt"
         self.status_file = path / "status.json"
 
+    def result(self) -> Result | None:
+        """The result of a finished run.
+
+        :raises ResultError: if the file cannot be read or is not a result.
+        """
+        return Result.load(self.result_file) if self.result_file.exists() else None
+
+    def state(self) -> tuple[str, str]:
+        """``finished``, ``damaged``, ``pruned``, ``failed``, ``running``, ``interrupted`` or
+        ``planned``; and its accuracy, error or progress."""
+        try:
+            if (result := self.result()) is not None:
+                return "finished", f"A_T {100 * result.average_accuracy:.2f} %"
+        except ResultError as error:
+            return "damaged", str(error)
+        status = self.status()
+        if status is not None and status.error is not None:
+            return status.given_up or "failed", status.error
+        unfinished = "interrupted" if self.path.exists() else "planned"
+        return "running" if self.is_running() else unfinished, str(status or "")
+
     def status(self) -> Status | None:
         """Progress of an unfinished run; ``None`` before its first epoch and after its end."""
         try:
@@ -211,7 +233,7 @@ class StoredRun:
             return None
 
     @property
-    def given_up(self) -> Literal["pruned", "failed"] | None:
+    def given_up(self) -> GivenUp | None:
         """How it ended, if it was given up before its end, as trials of a search may be."""
         status = self.status()
         return None if status is None else status.given_up
@@ -274,7 +296,7 @@ class RunFolder(StoredRun):
         """Called after each domain with the mean accuracy on those learned so far; what it raises
         ends the run."""
 
-    def gives_up(self, error: BaseException) -> Literal["pruned", "failed"] | None:
+    def gives_up(self, error: BaseException) -> GivenUp | None:
         """How the run ends with an error, if it is not to be repeated."""
         return None
 
@@ -404,9 +426,7 @@ class RunFolder(StoredRun):
     def write_status(self, status: Status) -> None:
         write_atomically(self.status_file, status.model_dump_json() + "\n")
 
-    def write_failure(
-        self, error: str, given_up: Literal["pruned", "failed"] | None = None
-    ) -> None:
+    def write_failure(self, error: str, given_up: GivenUp | None = None) -> None:
         """Store in ``status.json`` why the run failed."""
         failure = {"error": error, "given_up": given_up}
         with suppress(OSError):

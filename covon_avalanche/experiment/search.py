@@ -18,13 +18,12 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Literal
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -32,8 +31,7 @@ from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.grid import Outcome, run_grid
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, set_value, validate
 from covon_avalanche.experiment.registry import StrategySettings
-from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import RunFolder, is_out_of_memory
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.search_space import (
     Searched,
@@ -44,14 +42,13 @@ from covon_avalanche.experiment.search_space import (
     flat_settings,
     rounded,
 )
+from covon_avalanche.experiment.trial import Trial
 
-_LR_VALUES = 5
-_EXTENSIONS = 4  # of the grid, at most
-_STARTS = 3  # after which a trial whose process is killed counts as failed
-_OTHERS = 4  # finished trials, at least, with whose median a draw is compared
 if TYPE_CHECKING:
     import pandas as pd
 
+_LR_VALUES = 5
+_EXTENSIONS = 4  # of the grid, at most
 TRIAL_COLUMNS = ("strategy", "trial", "state", "accuracy", "seconds")
 SUMMARY_COLUMNS = ("strategy", "trials", "running", "best A_T %", "settings", "at an end")
 Settings = dict[str, Any]
@@ -69,81 +66,6 @@ def with_settings(recipe: Recipe, strategy: str, settings: Mapping[str, Any]) ->
         set_value(data["strategies"][strategy], key, value)
     changed = validate(data, f"recipe {recipe.name}")
     return changed.model_copy(update={"search": recipe.search})
-
-
-class Pruned(Exception):
-    """A trial is worse than others were after as many domains."""
-
-
-class Trial(RunFolder):
-    """A run on validation images with settings of a search."""
-
-    evaluated_on = "valid"
-    number = 0
-    """Its place in the plan, from 1."""
-    searched: Settings
-    others: Sequence[Path] = ()
-    """Folders of trials with whose median it is compared."""
-    _score: float | None = None
-
-    @property
-    def title(self) -> str:
-        drawn = ", ".join(f"{key} {value}" for key, value in self.searched.items())
-        return f"{self.spec.strategy}, trial {self.number} ({drawn})"
-
-    def score(self) -> float | None:
-        """A_T on validation images; 0 if it was pruned or has failed, ``None`` before its end or if
-        its result is damaged."""
-        if self._score is None:
-            with suppress(ResultError):
-                if (result := self.result()) is not None:
-                    self._score = result.average_accuracy
-                elif self.given_up:
-                    self._score = 0.0
-        return self._score
-
-    def state(self) -> str:
-        """``complete``, ``damaged``, ``pruned``, ``failed``, ``running``, ``interrupted`` or
-        ``planned``."""
-        try:
-            if self.result() is not None:
-                return "complete"
-        except ResultError:
-            return "damaged"
-        if (status := self.status()) is not None and status.error:
-            return status.given_up or "failed"
-        if not self.path.exists():
-            return "planned"
-        return "running" if self.is_running() else "interrupted"
-
-    def on_domain(self, domains: int, accuracy: float) -> None:
-        """Compare the mean accuracy on the domains so far with the median of the others, after a
-        third of the domains at the earliest and not after the last.
-
-        :raises Pruned: if it is below.
-        """
-        whole = self.recipe.stream.n_experiences
-        if not max(1, whole // 3) <= domains < whole:
-            return
-        found = []
-        for path in self.others:
-            with suppress(ResultError):  # not finished, or damaged
-                found.append(Result.load(path / "result.json").matrix.curve()[domains - 1] or 0.0)
-        if len(found) >= _OTHERS and accuracy < median(found):
-            raise Pruned(
-                f"{100 * accuracy:.2f} % after domain {domains}, below the median of "
-                f"{len(found)} other trials, {100 * median(found):.2f} %"
-            )
-
-    def gives_up(self, error: BaseException) -> Literal["pruned", "failed"] | None:
-        """If it is pruned, diverges, needs more memory than there is, or was killed, perhaps for
-        lack of memory, after its third start."""
-        if isinstance(error, Pruned):
-            return "pruned"
-        if isinstance(error, BrokenProcessPool):
-            return "failed" if self.starts >= _STARTS else None
-        diverged = isinstance(error, FloatingPointError) or type(error).__name__ == "LinAlgError"
-        return "failed" if diverged or is_out_of_memory(error) else None
 
 
 @dataclass(frozen=True)
@@ -271,8 +193,11 @@ class Search:
 
         :raises RecipeError: if no trial has ended, or all that have ended have failed.
         """
-        ended = [(s, score) for s in self.plan() if s is not None for score in [self.score(s)]]
-        completed = [(s, score) for s, score in ended if score is not None]
+        completed = [
+            (settings, score)
+            for settings in self.plan()
+            if settings is not None and (score := self.score(settings)) is not None
+        ]
         if not completed:
             raise RecipeError(f"no trial of {self.strategy} was completed, see {self.folder}")
         settings, accuracy = max(completed, key=lambda pair: pair[1])
@@ -299,8 +224,8 @@ class Search:
         for number, settings in enumerate(self.plan(), 1):
             if settings is not None:
                 trial = self.trial(settings)
-                state = "failed" if trial is None else trial.state()
-                result = trial.result() if trial is not None and state == "complete" else None
+                state = "failed" if trial is None else trial.state()[0]
+                result = trial.result() if trial is not None and state == "finished" else None
                 accuracy = math.nan if result is None else result.average_accuracy
                 seconds = math.nan if result is None else sum(result.train_seconds)
                 about = self.strategy, number, state, accuracy, seconds
@@ -311,7 +236,7 @@ class Search:
         """Its state as text, :data:`SUMMARY_COLUMNS`, and ``seconds`` of training to come."""
         plan, rows = self.plan(), self.rows()
         done = sum(settings is not None and self.score(settings) is not None for settings in plan)
-        known = [row["seconds"] for row in rows if row["state"] == "complete"]
+        known = [row["seconds"] for row in rows if row["state"] == "finished"]
         left = len(plan) - done
         settings: Settings = {}
         found = Searched()

@@ -115,7 +115,7 @@ def test_ctrl_c_ends_a_search_and_leaves_its_trial_to_be_resumed(tmp_path):
     assert "Interrupted; the same command resumes from here." in output
     assert "Traceback" not in errors
     assert not psutil.wait_procs(children, timeout=20)[1]
-    assert trial.state() == "interrupted"
+    assert trial.state()[0] == "interrupted"
 
 
 def test_several_commands_share_the_trials(tmp_path):
@@ -127,7 +127,7 @@ def test_several_commands_share_the_trials(tmp_path):
     assert [process.returncode for process in processes] == [0, 0]
     (search,) = searches_in(tmp_path / "s")
     trials = [search.trial(settings) for settings in search.plan()]
-    assert [(trial.starts, trial.state()) for trial in trials] == [(1, "complete")] * len(trials)
+    assert [(trial.starts, trial.state()[0]) for trial in trials] == [(1, "finished")] * len(trials)
     assert all(f" {len(trials)}/{len(trials)} " in output for output in outputs)
 
 

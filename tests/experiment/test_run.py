@@ -25,15 +25,42 @@ def test_there_is_a_small_recipe_of_every_kind():
     assert {settings["kind"] for settings in STRATEGIES.values()} == KINDS.keys() - on_images
 
 
+@pytest.mark.parametrize("name", ["finetune", "joint", "ncm"])
+def test_a_folder_is_told_the_accuracy_after_each_domain_and_may_end_the_run(name, tmp_path):
+    class Watched(RunFolder):
+        evaluated_on = "valid"
+
+        def on_domain(self, domains, accuracy):
+            seen.append((domains, accuracy))
+            if may_end:
+                raise StopAsyncIteration
+
+        def gives_up(self, error):
+            return "pruned" if isinstance(error, StopAsyncIteration) else None
+
+    seen, may_end = [], False
+    stream = {"name": "PermutedDigits", "n_experiences": 2, "validation_size": 300}
+    recipe = short_recipe(name, stream=stream, epochs=1, train_mb_size=32)
+    result = run_in_folder(Watched(tmp_path / "whole", recipe, name, 0))
+    assert result.counts == [300, 300]
+    curve = [(t, mean) for t, mean in enumerate(result.matrix.curve(), 1) if mean is not None]
+    assert seen == curve
+    assert [domains for domains, _ in seen] == ([2] if name == "joint" else [1, 2])
+    may_end, ended = True, Watched(tmp_path / "ended", recipe, name, 0)
+    with pytest.raises(StopAsyncIteration):
+        run_in_folder(ended)
+    assert (ended.given_up, ended.state()[0]) == ("pruned", "pruned")
+    assert len(seen) == len(curve) + 1
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_learns_and_its_result_is_complete(name):
-    domains = []
     stream = {"name": "PermutedDigits", "n_experiences": 2}
     recipe = short_recipe(name, stream=stream, epochs=1, train_mb_size=32)
-    result = run_strategy(recipe, name, 0, on_domain=lambda n, accuracy: domains.append(n))
+    result = run_strategy(recipe, name, 0)
     joint = name == "joint"
     assert max(result.accuracy[-1]) > 0.25  # chance is 0.1
-    assert domains == ([2] if joint else [1, 2])
+    assert [row is not None for row in result.accuracy] == [not joint, True]
     trained = [] if name in CLOSED_FORM else [1437 * (1 + joint)]
     assert [epoch.images for epoch in result.epochs[:1]] == trained
     assert len(result.accuracy) == 2

@@ -16,7 +16,6 @@ from covon_avalanche.experiment.recipe import Recipe, RecipeError, validate
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.search import (
-    Pruned,
     Search,
     run_searches,
     searches_in,
@@ -25,6 +24,7 @@ from covon_avalanche.experiment.search import (
     with_settings,
 )
 from covon_avalanche.experiment.search_space import Searched, Space
+from covon_avalanche.experiment.trial import Pruned
 
 STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
 
@@ -360,7 +360,7 @@ def test_a_result_of_another_run_completes_no_trial(tmp_path, runs):
     assert [row["state"] for row in fresh.rows()] == ["interrupted"]
     assert fresh.summary()["trials"] == "0/1"
     run_searches([fresh])
-    assert [row["state"] for row in fresh.rows()] == ["complete"]
+    assert [row["state"] for row in fresh.rows()] == ["finished"]
 
 
 # The protocol ---------------------------------------------------------------------------------
@@ -471,7 +471,7 @@ def test_the_table_of_trials_shows_what_runs_and_what_is_planned(tmp_path, runs)
     assert [*table["strategy"]] == ["ewc-star"] * done + ["finetune"] * 5
     assert table["lr"].tolist()[:done] == [settings.lr for settings in runs.settings]
     assert table["accuracy"].max() == searches[0].best()[1].accuracy
-    assert [*table["state"]] == ["complete"] * done + ["running"] + ["planned"] * 4
+    assert [*table["state"]] == ["finished"] * done + ["running"] + ["planned"] * 4
     assert (first["trials"], first["running"]) == (f"{done}/{done}", "0")
     assert first["settings"] == ", ".join(f"{k} {v}" for k, v in searches[0].best()[0].items())
     assert (second["trials"], second["running"], second["best A_T %"]) == ("0/6", "1", "")
@@ -492,7 +492,7 @@ def test_a_damaged_result_is_shown_and_named_and_the_other_trials_go_on(tmp_path
     first.path.mkdir(parents=True)
     first.result_file.write_text("{")
     run_searches([search], on_end=ended.append)
-    assert [row["state"] for row in search.rows()] == ["damaged", "complete", "complete"]
+    assert [row["state"] for row in search.rows()] == ["damaged", "finished", "finished"]
     (failed,) = [outcome for outcome in ended if outcome.error]
     assert failed.bad_input
     assert failed.error.endswith("remove it to run it again")
