@@ -50,9 +50,10 @@ def store(runs: Path, file: Path) -> None:
     """Add the finished runs below a folder to a ``.jsonl`` file, in place of those with the same
     strategy and seed, and without their epochs."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    found = {
-        (case["strategy"], case["seed"]): line for line in lines for case in [json.loads(line)]
-    }
+    found = {}
+    for line in lines:
+        case = json.loads(line)
+        found[case["strategy"], case["seed"]] = line
     for result in read_results([runs]):
         short = result.model_copy(update={"epochs": []})
         found[result.strategy, result.seed] = short.to_json()
