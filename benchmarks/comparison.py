@@ -22,13 +22,9 @@ from covon_avalanche.experiment.grid import Outcome, run_grid
 from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
-from covon_avalanche.experiment.run_folder import (
-    RunFolder,
-    same_settings,
-    settings_of,
-    upgrade_settings,
-)
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.run_settings import same_settings, settings_of, upgrade_settings
 from covon_avalanche.experiment.worker_pool import WorkerPool, default_processes
 from covon_avalanche.report import Comparison, comparisons, load_results
 from covon_avalanche.report.figures import rendered, style

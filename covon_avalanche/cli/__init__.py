@@ -22,7 +22,7 @@ from covon_avalanche.cli.examples import epilog, one_line_paragraphs
 from covon_avalanche.cli.options import INTERRUPTED, fail
 from covon_avalanche.experiment.recipe import RecipeError
 from covon_avalanche.experiment.result import ResultError
-from covon_avalanche.experiment.run_folder import error_sentence
+from covon_avalanche.experiment.run_errors import error_sentence
 
 
 class _Commands(TyperGroup):

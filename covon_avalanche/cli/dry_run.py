@@ -15,7 +15,8 @@ from covon_avalanche.cli.options import fail, missing_sentence
 from covon_avalanche.experiment.data_settings import Backbone, missing_mnist
 from covon_avalanche.experiment.registry.closed_form import ClosedForm
 from covon_avalanche.experiment.result import Result
-from covon_avalanche.experiment.run_folder import RunFolder, error_sentence
+from covon_avalanche.experiment.run_errors import error_sentence
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
 

@@ -11,12 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import (
-    RunFolder,
-    RunningElsewhere,
-    is_bad_input,
-    run_error,
-)
+from covon_avalanche.experiment.run_errors import is_bad_input, run_error
+from covon_avalanche.experiment.run_folder import RunFolder, RunningElsewhere
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.worker_pool import WorkerPool, ignore_imports_in_gc
 

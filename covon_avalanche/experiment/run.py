@@ -36,8 +36,9 @@ from covon_avalanche.experiment.registry.bayesian import CoVON, Variational
 from covon_avalanche.experiment.registry.closed_form import ClosedForm
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, ReliabilityBin, Result
 from covon_avalanche.experiment.resumable import Checkpointer
-from covon_avalanche.experiment.run_folder import RunFolder, Status, run_hash, settings_of
+from covon_avalanche.experiment.run_folder import RunFolder, Status
 from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.run_settings import run_hash, settings_of
 from covon_avalanche.experiment.state import StateError, benchmark_data
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins import CoVONPlugin

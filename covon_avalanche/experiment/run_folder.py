@@ -5,7 +5,6 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -17,76 +16,25 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.experiment.data_settings import data_root, located
 from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.registry import KINDS
-from covon_avalanche.experiment.registry.closed_form import ClosedForm
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, Result, ResultError
-from covon_avalanche.safe_text import Printable, printable
+from covon_avalanche.experiment.run_errors import run_error
+from covon_avalanche.experiment.run_settings import (
+    DESCRIPTIONS,
+    run_hash,
+    same_settings,
+    settings_of,
+    upgrade_settings,
+    without_effect,
+)
+from covon_avalanche.safe_text import Printable
 
 _log = logging.getLogger(__name__)
-_DESCRIPTIONS = ("name", "title", "searched")
-_WITHOUT_EFFECT = ("workers", "eval_mb_size")  # hashed, because they always were
-_OF_GRADIENTS = ("epochs", "train_mb_size", "final_lr_factor")  # without effect in closed form
 GivenUp = Literal["pruned", "failed"]
 _LOCK_TIMEOUT = 0.5  # seconds; ``is_locked`` holds the lock for a moment
-
-
-def settings_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
-    """The part of a recipe that one of its strategies uses, without unset values."""
-    unused = {"strategies", "seeds", "search"}
-    whole = recipe.model_dump(mode="json", exclude=unused, exclude_none=True)
-    own = recipe.strategies[strategy].model_dump(mode="json", exclude_none=True)
-    return {**whole, "strategy": own}
-
-
-def upgrade_settings(stored: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a stored result in the current schema, with the defaults of newer settings.
-    Settings that are no longer valid are returned unchanged."""
-    one = {"seeds": [0], "strategies": {"strategy": stored["strategy"]}}
-    whole = {key: value for key, value in stored.items() if key != "strategy"}
-    try:
-        settings = settings_of(Recipe.model_validate({**whole, **one}), "strategy")
-    except ValidationError:
-        return stored
-    if "source" not in stored["strategy"]:  # today's file need not be the one that ran
-        settings["strategy"].pop("source", None)
-    return settings
-
-
-def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings without the recipe's name, title and list of searched strategies."""
-    return {key: value for key, value in settings.items() if key not in _DESCRIPTIONS}
-
-
-def _without_effect(settings: dict[str, Any]) -> tuple[str, ...]:
-    """Keys of settings that change no number of a run."""
-    own = settings["strategy"]
-    closed_form = issubclass(KINDS[own["kind"]], ClosedForm) and "adapter" not in own
-    return _WITHOUT_EFFECT + _OF_GRADIENTS * closed_form
-
-
-def same_settings(settings: dict[str, Any], dataset_root: Path | None) -> dict[str, Any]:
-    """The settings that make a run another one: without names and what has no effect, such as the
-    number of workers, and with the paths of data and weights resolved."""
-    without = _without_effect(settings)
-    own = {k: v for k, v in result_settings(settings).items() if k not in without}
-    for table, key in (("stream", "folder"), ("model", "weights")):
-        path = own.get(table, {}).get(key)
-        if path not in (None, "", "default"):
-            whole = located(data_root(dataset_root), path)
-            own[table] = {**own[table], key: str(whole.resolve())}
-    return own
-
-
-def run_hash(recipe: Recipe, strategy: str, seed: int) -> str:
-    """Ten hexadecimal digits of what affects a result: the settings and the seed, but no names,
-    other strategies or versions."""
-    text = json.dumps([result_settings(settings_of(recipe, strategy)), seed], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 class Status(BaseModel):
@@ -136,29 +84,6 @@ class Status(BaseModel):
             f"accuracy {100 * self.epoch.accuracy:.1f} %, "
             f"{self.epoch.images / max(1e-9, self.epoch.seconds):,.0f} images/s"
         )
-
-
-def is_bad_input(error: BaseException) -> bool:
-    """Whether the user's input caused an error: data, settings, folders."""
-    return isinstance(error, ValueError | OSError)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, in Python, numpy or torch, on any device."""
-    texts = "out of memory", "can't allocate memory"  # the second on the CPU
-    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
-
-
-def error_sentence(error: BaseException) -> str:
-    """The message of an error, with its class unless the user's input caused it."""
-    name = "" if is_bad_input(error) else f"{type(error).__name__}: "
-    return name + (printable(str(error)) or "no reason given")
-
-
-def run_error(error: BaseException) -> str:
-    """The message of an error that ends a run, with advice where memory is short."""
-    advice = "; try a smaller train_mb_size or eval_mb_size, or --jobs 1"
-    return error_sentence(error) + (advice if is_out_of_memory(error) else "")
 
 
 def is_locked(file: Path) -> bool:
@@ -389,7 +314,7 @@ class RunFolder(StoredRun):
                 *(self.result_file, result.strategy, result.seed, result.run_hash, aside.name),
             )
             return None
-        keys = *_DESCRIPTIONS, *_without_effect(self.settings), "stream", "model"
+        keys = *DESCRIPTIONS, *without_effect(self.settings), "stream", "model"
         now = {key: self.settings[key] for key in keys}
         if result.recipe != self.recipe.name or not now.items() <= result.settings.items():
             changes = {"recipe": self.recipe.name, "settings": result.settings | now}

@@ -10,7 +10,8 @@ from statistics import median
 from typing import Any
 
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import GivenUp, RunFolder, is_out_of_memory
+from covon_avalanche.experiment.run_errors import is_out_of_memory
+from covon_avalanche.experiment.run_folder import GivenUp, RunFolder
 
 _STARTS = 3  # after which a trial whose process is killed counts as failed
 _OTHERS = 4  # finished trials, at least, with whose median a draw is compared

@@ -16,7 +16,8 @@ from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.experiment.data_settings import published
 from covon_avalanche.experiment.registry import stored_strategy
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
-from covon_avalanche.experiment.run_folder import find_files, result_settings, upgrade_settings
+from covon_avalanche.experiment.run_folder import find_files
+from covon_avalanche.experiment.run_settings import result_settings, upgrade_settings
 from covon_avalanche.safe_text import printable
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from covon_avalanche.experiment.result import ResultError
-from covon_avalanche.experiment.run_folder import result_settings
+from covon_avalanche.experiment.run_settings import result_settings
 from covon_avalanche.report.results import MEASURES, flatten
 from covon_avalanche.safe_text import printable
 

@@ -9,7 +9,7 @@ import pytest
 from made_up_results import made_up, stored
 
 from covon_avalanche.experiment.recipe import choose, load_recipe
-from covon_avalanche.experiment.run_folder import settings_of
+from covon_avalanche.experiment.run_settings import settings_of
 
 
 @pytest.mark.parametrize(

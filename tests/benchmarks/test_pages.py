@@ -7,7 +7,7 @@ import pytest
 from made_up_results import made_up, stored
 
 from covon_avalanche.experiment.recipe import load_recipe
-from covon_avalanche.experiment.run_folder import same_settings, settings_of, upgrade_settings
+from covon_avalanche.experiment.run_settings import same_settings, settings_of, upgrade_settings
 from covon_avalanche.report import load_results
 from covon_avalanche.report.results import read_results
 

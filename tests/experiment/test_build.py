@@ -15,8 +15,9 @@ from covon_avalanche.experiment.build import build_benchmark, build_model, build
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, validate
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
-from covon_avalanche.experiment.run_folder import RunFolder, settings_of
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.run_settings import settings_of
 from covon_avalanche.streams.transforms import IMAGENET
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* should have")  # counts of images

@@ -19,8 +19,8 @@ from covon_avalanche.experiment.run_folder import (
     find_files,
     finished_runs,
     other_settings,
-    run_hash,
 )
+from covon_avalanche.experiment.run_settings import run_hash
 
 
 def test_the_status_can_be_read_in_a_read_only_folder(recipe, tmp_path, monkeypatch):

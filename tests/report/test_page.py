@@ -14,7 +14,7 @@ import pytest
 from made_up_results import compared, made_up, made_up_comparison
 
 from covon_avalanche.experiment.recipe import load_recipe
-from covon_avalanche.experiment.run_folder import run_hash, settings_of
+from covon_avalanche.experiment.run_settings import run_hash, settings_of
 from covon_avalanche.report import load_results, results_frame, write_archive, write_report
 from covon_avalanche.report.page import recipe
 from covon_avalanche.report.tables import MISSING, class_table, settings_table

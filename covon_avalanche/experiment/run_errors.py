@@ -1,0 +1,28 @@
+"""Errors that end a run, as one sentence. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from covon_avalanche.safe_text import printable
+
+
+def is_bad_input(error: BaseException) -> bool:
+    """Whether the user's input caused an error: data, settings, folders."""
+    return isinstance(error, ValueError | OSError)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, in Python, numpy or torch, on any device."""
+    texts = "out of memory", "can't allocate memory"  # the second on the CPU
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+
+
+def error_sentence(error: BaseException) -> str:
+    """The message of an error, with its class unless the user's input caused it."""
+    name = "" if is_bad_input(error) else f"{type(error).__name__}: "
+    return name + (printable(str(error)) or "no reason given")
+
+
+def run_error(error: BaseException) -> str:
+    """The message of an error that ends a run, with advice where memory is short."""
+    advice = "; try a smaller train_mb_size or eval_mb_size, or --jobs 1"
+    return error_sentence(error) + (advice if is_out_of_memory(error) else "")
