@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 Group = dict[str, Any]
@@ -34,6 +36,25 @@ def match_groups(saved: list[Group], own: list[Group]) -> list[Group]:
         keys = dict(zip(names[i], saved[i]["params"], strict=True))
         found.append({**bare[i], "params": [keys[name] for name in group]})
     return found
+
+
+def squares_in_order(groups: list[Group]) -> list[float]:
+    """What identifies the saved parameters, in the order of matched groups; else empty."""
+    squares = json.loads(groups[0].get("saved_squares") or "[]") or []
+    numbers = [number for group in groups for number in group["params"]]
+    return [squares[n] for n in numbers] if sorted(numbers) == list(range(len(squares))) else []
+
+
+def in_other_order(saved: list[float], own: list[float]) -> bool:
+    """Whether numbers that identify parameters are the saved ones, up to rounding, in another
+    order."""
+
+    def same(xs: list[float], ys: list[float]) -> bool:
+        return all(math.isclose(x, y, rel_tol=1e-9) for x, y in zip(xs, ys, strict=True))
+
+    if len(saved) != len(own) or same(saved, own):
+        return False
+    return same(sorted(saved), sorted(own))
 
 
 def _unwrapped_names(groups: list[Group]) -> list[list[str]]:

@@ -28,7 +28,7 @@ from covon_avalanche.optim.checks import (
 )
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.natural_units import SCALARS, ess_of
-from covon_avalanche.optim.param_groups import match_groups
+from covon_avalanche.optim.param_groups import in_other_order, match_groups, squares_in_order
 from covon_avalanche.optim.samples import (
     SampleAccumulator,
     SampleBuffer,
@@ -117,12 +117,15 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._weights = WeightVersions()
         self._attachment = Attachment()
         self._loaded = False  # a state, and no sample drawn since
+        self._loaded_squares: list[float] = []  # of the weights that it was saved with
         self._placeholders = False  # whether the state only waits for one that is loaded
         self._known_grads: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # stepped or cleared
         self._other_grads: dict[Tensor, tuple[weakref.ref[Tensor], Tensor]] = {}
         """Those that the sample in place found, and whether they have entries that are not zero."""
         noise = {"noise_seed": None, "noise_draws": 0}
-        super().__init__(params, {**defaults, **noise, "saved_entries": None})
+        super().__init__(
+            params, {**defaults, **noise, "saved_entries": None, "saved_squares": None}
+        )
         self._record = self._new_record()
         if prior is not None:
             self._set_prior(prior)
@@ -273,6 +276,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         waits = self._record.count > 0 and self.mc_samples == 1
         buffers = {} if waits else self._buffers
         if self._loaded:
+            self._check_order()
             self._match_means(params)
         if train:
             self._check_unchanged()
@@ -291,6 +295,17 @@ class PosteriorOptimizer(Optimizer, ABC):
                     buffer.content.copy_(noise.add_(mean))
                 buffer.version = self._weights.version(p)
             self._swap_in(drawn)
+
+    def _check_order(self) -> None:
+        """After a state was loaded, raise an error if the weights are those it was saved with, but
+        in another order, as can happen where it is matched by position."""
+        own = self._squares()
+        if own and in_other_order(self._loaded_squares, own):
+            raise ValueError(
+                "the loaded state was saved with these weights in another order: construct the "
+                "optimizer with model.named_parameters(), before saving, too, so that it is "
+                "matched by name"
+            )
 
     def _match_means(self, params: list[NamedParam]) -> None:
         """After a state was loaded: bfloat16 weights that are not its rounded mean were not saved
@@ -781,9 +796,18 @@ class PosteriorOptimizer(Optimizer, ABC):
         """Groups and state, the noise included."""
         packed = super().state_dict()
         entries = json.dumps(self._entries(), sort_keys=True)
-        for group in packed["param_groups"]:  # a string, because lists are loaded one by one
+        squares = self._squares()
+        for group in packed["param_groups"]:  # strings, because lists are loaded one by one
             group["saved_entries"] = entries
+            group["saved_squares"] = json.dumps(squares)
         return packed
+
+    def _squares(self) -> list[float] | None:
+        """The sum of each parameter's squared weights; unknown if some are sharded."""
+        weights = [self.mean_of(p) for _, p, *_ in self._named_params()]
+        if any(map(is_sharded, weights)):
+            return None
+        return [w.square().sum(dtype=torch.float64).item() for w in weights]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore groups and state, the noise included.
@@ -807,6 +831,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 super().load_state_dict({**state_dict, "param_groups": groups})
                 self._keep_dtypes(state_dict["state"], groups)
                 self._loaded = True
+                self._loaded_squares = squares_in_order(groups)
                 expected = json.loads(self.param_groups[0]["saved_entries"] or "{}")
                 for state in self.state.values() if expected else ():
                     # torch.distributed.checkpoint leaves what this optimizer had before
@@ -851,8 +876,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         :param state_dict: saved with those weights.
         :raises ValueError: as :meth:`load_state_dict`.
         """
-        entries = state_dict["param_groups"][0].get("saved_entries")
-        groups = [{**g, "saved_entries": entries} for g in self.state_dict()["param_groups"]]
+        first = state_dict["param_groups"][0]
+        saved = {key: first.get(key) for key in ("saved_entries", "saved_squares")}
+        groups = [{**group, **saved} for group in self.state_dict()["param_groups"]]
         self.load_state_dict({**state_dict, "param_groups": groups})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -869,9 +895,11 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._buffers, self._in_place, self._weights = {}, {}, WeightVersions()
         self._known_grads, self._other_grads = {}, {}
         self._loaded, self._placeholders = False, state.get("_placeholders", False)
+        self._loaded_squares = []
         if not hasattr(self, "_names"):  # of a copy, not while a state is loaded
             self._names = WeakTensorKeyDictionary()
             self._attachment = Attachment()
         for group in self.param_groups:
             group.setdefault("saved_entries", None)
+            group.setdefault("saved_squares", None)
         self._record = self._new_record()

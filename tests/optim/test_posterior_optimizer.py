@@ -608,6 +608,43 @@ def test_names_stay_when_parameters_are_taken_out_of_a_group(make):
     assert names == ["0.weight", "1.weight", "1.bias"]
 
 
+class TestAStateWithoutNames:
+    """Two layers of equal shape, which another net defines in the other order."""
+
+    @pytest.fixture
+    def saved(self, make):
+        a, b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        optimizer = make([*a.parameters(), *b.parameters()])
+        record_sample(optimizer, lambda: b(a(torch.ones(2, 3))).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        return a, b, optimizer.state_dict()
+
+    def test_is_loaded_by_position(self, make, saved):
+        a, b, state = saved
+        optimizer = make([*a.parameters(), *b.parameters()])
+        optimizer.load_state_dict(state)
+        with optimizer.sampled_params():
+            pass
+
+    def test_is_refused_where_the_weights_have_another_order(self, make, saved):
+        a, b, state = saved
+        optimizer = make([*b.parameters(), *a.parameters()])
+        optimizer.load_state_dict(state)
+        with pytest.raises(ValueError, match="another order"), optimizer.sampled_params():
+            pass
+
+    def test_weights_may_be_loaded_after_it(self, make, saved):
+        a, b, state = saved
+        c, d = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        optimizer = make([*d.parameters(), *c.parameters()])
+        optimizer.load_state_dict(state)
+        c.load_state_dict(a.state_dict())
+        d.load_state_dict(b.state_dict())
+        with pytest.raises(ValueError, match="another order"), optimizer.sampled_params():
+            pass
+
+
 def test_bad_values_of_another_type_are_one_sentence(make):
     model = torch.nn.Linear(3, 2)
     with pytest.raises(ValueError, match="ess must be > 0 and finite in float32, got '64'"):
