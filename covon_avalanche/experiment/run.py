@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -144,9 +144,9 @@ def estimated_seconds(
     recipe: Recipe, strategy: str, benchmark: CLScenario, options: RunOptions = RunOptions()
 ) -> float | None:
     """Training time of a run on one thread, from a few batches of a few images; ``None`` for a
-    strategy that trains without batches. Evaluation, merging and what grows from domain to domain
-    are left out. Of a classifier in closed form it is the time of a pass through the network. No
-    weights are downloaded: they are random instead.
+    strategy that trains without batches. Evaluation and what grows from domain to domain are left
+    out. Of a classifier in closed form it is the time of a pass through the network. No weights are
+    downloaded: they are random instead.
 
     :param benchmark: see :func:`checked_benchmark`.
     :raises ValueError: as :func:`run_strategy`.
@@ -157,24 +157,40 @@ def estimated_seconds(
         recipe = recipe.model_copy(update={"model": model})
     one_epoch = choose(recipe, strategy, epochs=1)
 
-    def per_image(size: int, batches: int) -> float | None:
+    def timed(size: int, batches: int) -> _Timed | None:
         run = _Run(one_epoch, strategy, recipe.seeds[0], options, checked=benchmark)
         run._build()
-        return run.seconds_per_image(size, batches)
+        return run.time_batches(size, batches)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         few = min(_FEW, recipe.train_mb_size)
-        seconds = per_image(few, batches=3)
-        if not seconds:
+        first = timed(few, batches=3)
+        if first is None:
             return None
-        size = min(recipe.train_mb_size, int(_BUDGET / (_TIMED * seconds)))
+        last = first
+        size = min(recipe.train_mb_size, int(_BUDGET / (_TIMED * first.per_image)))
         if size > few and not isinstance(recipe.strategies[strategy], ClosedForm):
-            seconds = per_image(size, _TIMED) or seconds
+            last = timed(size, _TIMED) or first
     finally:
         torch.set_num_threads(threads)
-    return seconds * _trained_images(recipe, strategy, benchmark)
+    # After each domain: a merge, and passes over the images for Fisher information and the like.
+    more = last.images - first.images
+    passes = max(0.0, (last.after - first.after) / more if more else last.after / last.images)
+    merge = max(0.0, last.after - passes * last.images)
+    domains = 1 if recipe.strategies[strategy].kind == "joint" else len(benchmark.train_stream)
+    images = sum(len(experience.dataset) for experience in benchmark.train_stream)
+    steps = last.per_image * _trained_images(recipe, strategy, benchmark)
+    return steps + domains * merge + images * passes
+
+
+class _Timed(NamedTuple):
+    per_image: float
+    """Seconds of a training step per image."""
+    images: int
+    after: float
+    """Seconds from the last step to the end of the training."""
 
 
 def _trained_images(recipe: Recipe, strategy: str, benchmark: CLScenario) -> int:
@@ -262,7 +278,7 @@ class _Run:
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
         self.diagnostics: list[dict[str, float]] = []
 
-    def seconds_per_image(self, size: int, batches: int) -> float | None:
+    def time_batches(self, size: int, batches: int) -> _Timed | None:
         """Train on a few random images of the first domain, and take the median over the batches;
         the first, which may compile, does not count. On a CPU it is the process's own time, which
         other programs do not change. ``None`` if there are no batches."""
@@ -275,21 +291,24 @@ class _Run:
                     torch.cuda.synchronize()
                 ends.append(clock())
 
+        images = size * batches
         if isinstance(self.model, ClosedFormModel):
             x = torch.stack([self.example] * size).to(self.recipe.device)
             for _ in range(1 + batches):
                 self.model.features(x)
                 note_end()
+            after = 0.0
         else:
             self.log.on_progress = note_end
             domain = self.benchmark.train_stream[0]
             order = np.random.default_rng(0).permutation(len(domain.dataset))
             part = copy(domain)
-            part._dataset = domain.dataset.subset(order[: size * batches].tolist())
+            part._dataset = domain.dataset.subset(order[:images].tolist())
             self.strategy.train_mb_size = size
             self.strategy.train([part] if self.settings.kind == "joint" else part)
+            after = clock() - ends[-1] if ends else 0.0
         seconds = np.diff(ends)
-        return float(np.median(seconds)) / size if len(seconds) else None
+        return _Timed(float(np.median(seconds)) / size, images, after) if len(seconds) else None
 
     def _train(self) -> None:
         """Train on the remaining experiences, and evaluate after each."""
