@@ -44,30 +44,32 @@ def check_and_estimate(
     mnist, lines, total = missing_mnist(recipe.stream, options.dataset_root), [], 0.0
     if mnist is None:
         start = time.perf_counter()
-        from covon_avalanche.experiment import run as runs
+        from covon_avalanche.experiment.estimate import estimated_seconds, evaluation_seconds
+        from covon_avalanche.experiment.run import checked_benchmark
 
         imported = time.perf_counter()
         with _problems():
-            benchmark = runs.checked_benchmark(recipe, recipe.seeds[0], options)
+            benchmark = checked_benchmark(recipe, recipe.seeds[0], options)
         reading = time.perf_counter() - imported  # by every run, and imports by every process
         total = (imported - start) * processes
         if {*strategies} - {run.strategy for run in stored}:
             typer.echo("Timing batches of strategies without stored results ...")
         for name in dict.fromkeys(strategies):
             number, what, source = strategies.count(name), "training", "stored results"
-            times = [sum(run.train_seconds) for run in stored if run.strategy == name]
+            times = [(sum(r.train_seconds), 0.0) for r in stored if r.strategy == name]
             if not times:
                 source = "timed batches of one process"
                 if isinstance(recipe.strategies[name], ClosedForm):
                     what = "a pass over the images"
                 with _problems(f"{name}: "):
-                    seconds = runs.estimated_seconds(recipe, name, benchmark, options)
-                times = [] if seconds is None else [seconds]
-            mean = fmean(times or [0.0])
-            evaluations = runs.evaluation_seconds(recipe, name, benchmark, mean)
+                    estimate = estimated_seconds(recipe, name, benchmark, options)
+                times = [] if estimate is None else [estimate]
+            steps, after = (fmean(parts) for parts in zip(*(times or [(0.0, 0.0)]), strict=True))
+            mean = steps + after
+            evaluations = evaluation_seconds(recipe, name, benchmark, steps)
             total += number * (reading + mean + evaluations)
-            estimate = f"{_time(mean)} of {what}, from {source}" if times else "unknown time"
-            lines.append(f"{name}: {number} x {estimate}")
+            found = f"{_time(mean)} of {what}, from {source}" if times else "unknown time"
+            lines.append(f"{name}: {number} x {found}")
         lines.append(f"In total about {_time(total / processes)}, with start-up and evaluations")
     typer.echo("The data are there." if mnist is None else f"MNIST will be downloaded to {mnist}.")
     if isinstance(recipe.model, Backbone) and recipe.model.weights == "default":

@@ -8,10 +8,9 @@ import random
 import time
 import warnings
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from avalanche.benchmarks import CLScenario
 from avalanche.distributed import DistributedHelper
 from avalanche.logging import BaseLogger
 
-from covon_avalanche.closed_form import ClosedFormModel
 from covon_avalanche.evaluation.calibration import TEMPERATURES, mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import MemoryFootprint
@@ -27,13 +25,11 @@ from covon_avalanche.experiment import machine
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.bundle import BundleInfo, write_bundle
 from covon_avalanche.experiment.data_parallel import run_in_processes
-from covon_avalanche.experiment.data_settings import Backbone, FolderStream, published
+from covon_avalanche.experiment.data_settings import FolderStream, published
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
 from covon_avalanche.experiment.precision import SLOW, is_slow, used_precision
-from covon_avalanche.experiment.recipe import Recipe, choose
-from covon_avalanche.experiment.registry.bayesian import CoVON, Variational
-from covon_avalanche.experiment.registry.closed_form import ClosedForm
+from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, ReliabilityBin, Result
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run_folder import RunFolder, Status
@@ -45,9 +41,6 @@ from covon_avalanche.plugins import CoVONPlugin
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 
 _log = logging.getLogger(__name__)
-_TIMED = 6  # batches of an estimate
-_FEW = 2  # images of its first batches, which decide how many may follow
-_BUDGET = 4.0  # seconds for these
 _WRITE_EVERY = 1.0  # seconds
 
 
@@ -79,7 +72,7 @@ def train_in_folder(folder: RunFolder, options: RunOptions) -> Result:
         folder.logged(logging.INFO if main else logging.ERROR),
         training_loggers(folder.path, asked, title, published(folder.settings)) as loggers,
     ):
-        run = _Run(
+        run = Run(
             folder.recipe, strategy, seed, options, folder.evaluated_on, folder, loggers=loggers
         )
         result = run.finish()
@@ -104,7 +97,7 @@ def run_strategy(
     :raises ValueError: if data and recipe do not fit, or the device does not exist.
     :raises FloatingPointError: if the training diverges.
     """
-    return _Run(recipe, strategy, seed, options, stream).finish()
+    return Run(recipe, strategy, seed, options, stream).finish()
 
 
 def checked_benchmark(
@@ -140,91 +133,10 @@ def checked_benchmark(
     return benchmark
 
 
-def estimated_seconds(
-    recipe: Recipe, strategy: str, benchmark: CLScenario, options: RunOptions = RunOptions()
-) -> float | None:
-    """Training time of a run on one thread, from a few batches of a few images; ``None`` for a
-    strategy that trains without batches. Evaluation and what grows from domain to domain are left
-    out. Of a classifier in closed form it is the time of a pass through the network. No weights are
-    downloaded: they are random instead.
-
-    :param benchmark: see :func:`checked_benchmark`.
-    :raises ValueError: as :func:`run_strategy`.
-    :raises FloatingPointError: if the first batches diverge.
-    """
-    if isinstance(recipe.model, Backbone) and recipe.model.weights == "default":
-        model = recipe.model.model_copy(update={"weights": ""})
-        recipe = recipe.model_copy(update={"model": model})
-    one_epoch = choose(recipe, strategy, epochs=1)
-
-    def timed(size: int, batches: int) -> _Timed | None:
-        run = _Run(one_epoch, strategy, recipe.seeds[0], options, checked=benchmark)
-        run._build()
-        return run.time_batches(size, batches)
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        few = min(_FEW, recipe.train_mb_size)
-        first = timed(few, batches=3)
-        if first is None:
-            return None
-        last = first
-        size = min(recipe.train_mb_size, int(_BUDGET / (_TIMED * first.per_image)))
-        if size > few and not isinstance(recipe.strategies[strategy], ClosedForm):
-            last = timed(size, _TIMED) or first
-    finally:
-        torch.set_num_threads(threads)
-    # After each domain: a merge, and passes over the images for Fisher information and the like.
-    more = last.images - first.images
-    passes = max(0.0, (last.after - first.after) / more if more else last.after / last.images)
-    merge = max(0.0, last.after - passes * last.images)
-    domains = 1 if recipe.strategies[strategy].kind == "joint" else len(benchmark.train_stream)
-    images = sum(len(experience.dataset) for experience in benchmark.train_stream)
-    steps = last.per_image * _trained_images(recipe, strategy, benchmark)
-    return steps + domains * merge + images * passes
-
-
-class _Timed(NamedTuple):
-    per_image: float
-    """Seconds of a training step per image."""
-    images: int
-    after: float
-    """Seconds from the last step to the end of the training."""
-
-
-def _trained_images(recipe: Recipe, strategy: str, benchmark: CLScenario) -> int:
-    """Images of all epochs of all domains; a smaller last batch counts as a whole one."""
-    own, images, size = recipe.strategies[strategy], 0, recipe.train_mb_size
-    if isinstance(own, ClosedForm):
-        return (1 + bool(own.flip)) * sum(len(e.dataset) for e in benchmark.train_stream)
-    epochs, schedule = own.epochs or recipe.epochs, getattr(own, "schedule", None) or ()
-    for i, experience in enumerate(benchmark.train_stream):
-        epochs = (schedule[i].epochs if i < len(schedule) else None) or epochs
-        images += epochs * size * math.ceil(len(experience.dataset) / size)
-    return images
-
-
-def evaluation_seconds(
-    recipe: Recipe, strategy: str, benchmark: CLScenario, training: float
-) -> float:
-    """Time of a run's evaluations on all domains after each, from that of its training: of an image
-    it is a third of a training step, which has a backward pass too, or as long in closed form.
-
-    :param benchmark: see :func:`checked_benchmark`.
-    :param training: seconds.
-    """
-    own = recipe.strategies[strategy]
-    times = 1 if own.kind == "joint" else recipe.stream.n_experiences
-    if isinstance(own, CoVON | Variational):
-        times += recipe.posterior_samples
-    images = times * sum(len(e.dataset) for e in benchmark.test_stream)
-    passes = 1 if isinstance(own, ClosedForm) else 3
-    return training * images / (passes * _trained_images(recipe, strategy, benchmark))
-
-
 @dataclass
-class _Run:
+class Run:
+    """A run in progress; its parts are there after :meth:`build`."""
+
     recipe: Recipe
     name: str
     seed: int
@@ -242,7 +154,7 @@ class _Run:
             warnings.warn(SLOW, stacklevel=3)
         while True:
             machine.free_memory()
-            self._build()
+            self.build()
             try:
                 self._train()
             except StateError as error:
@@ -251,7 +163,7 @@ class _Run:
             else:
                 return self._result()
 
-    def _build(self) -> None:
+    def build(self) -> None:
         """All objects, from the recipe and the seed."""
         recipe, root = self.recipe, self.options.dataset_root
         self.settings = recipe.strategies[self.name]
@@ -277,38 +189,6 @@ class _Run:
         evaluator = Evaluator(self.metrics, *logged_metrics, loggers=list(loggers))
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
         self.diagnostics: list[dict[str, float]] = []
-
-    def time_batches(self, size: int, batches: int) -> _Timed | None:
-        """Train on a few random images of the first domain, and take the median over the batches;
-        the first, which may compile, does not count. On a CPU it is the process's own time, which
-        other programs do not change. ``None`` if there are no batches."""
-        ends: list[float] = []
-        clock = time.process_time if self.recipe.device == "cpu" else time.perf_counter
-
-        def note_end(batch: int = 1) -> None:
-            if batch:
-                if torch.cuda.is_initialized():
-                    torch.cuda.synchronize()
-                ends.append(clock())
-
-        images = size * batches
-        if isinstance(self.model, ClosedFormModel):
-            x = torch.stack([self.example] * size).to(self.recipe.device)
-            for _ in range(1 + batches):
-                self.model.features(x)
-                note_end()
-            after = 0.0
-        else:
-            self.log.on_progress = note_end
-            domain = self.benchmark.train_stream[0]
-            order = np.random.default_rng(0).permutation(len(domain.dataset))
-            part = copy(domain)
-            part._dataset = domain.dataset.subset(order[:images].tolist())
-            self.strategy.train_mb_size = size
-            self.strategy.train([part] if self.settings.kind == "joint" else part)
-            after = clock() - ends[-1] if ends else 0.0
-        seconds = np.diff(ends)
-        return _Timed(float(np.median(seconds)) / size, images, after) if len(seconds) else None
 
     def _train(self) -> None:
         """Train on the remaining experiences, and evaluate after each."""

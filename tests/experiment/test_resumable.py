@@ -159,7 +159,7 @@ def test_epochs_are_written_as_they_come_and_once(name, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "_WRITE_EVERY", 0.0)
     recipe = recipe_of(name)
     file = RunFolder(tmp_path, recipe, name, 0).path / "metrics.jsonl"
-    write = running._Run._write_progress
+    write = running.Run._write_progress
 
     def written():
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -169,7 +169,7 @@ def test_epochs_are_written_as_they_come_and_once(name, tmp_path, monkeypatch):
         write(self, batch)
         assert batch or [epoch.model_dump() for epoch in written()] == self.log.epochs
 
-    monkeypatch.setattr(running._Run, "_write_progress", looked_at)
+    monkeypatch.setattr(running.Run, "_write_progress", looked_at)
     result = run_with_stops(recipe, name, tmp_path, [1, 3], EPOCHS_ONLY)
     numbers = [(e.experience, e.epoch) for e in written()]
     assert numbers == sorted(set(numbers))

@@ -1,0 +1,145 @@
+"""How long a run takes, from a few batches of a few images."""
+
+from __future__ import annotations
+
+import math
+import time
+from copy import copy
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from avalanche.benchmarks import CLScenario
+
+from covon_avalanche.closed_form import ClosedFormModel
+from covon_avalanche.experiment.data_settings import Backbone
+from covon_avalanche.experiment.recipe import Recipe, choose
+from covon_avalanche.experiment.registry.bayesian import CoVON, Variational
+from covon_avalanche.experiment.registry.closed_form import ClosedForm
+from covon_avalanche.experiment.run import Run
+from covon_avalanche.experiment.run_options import RunOptions
+
+_TIMED = 6  # batches of an estimate
+_FEW = 2  # images of its first batches, which decide how many may follow
+_BUDGET = 4.0  # seconds for these
+
+
+class Estimate(NamedTuple):
+    """Seconds of a run's training."""
+
+    steps: float
+    after: float
+    """After each domain: a merge, and passes over the images for Fisher information and alike."""
+
+
+def estimated_seconds(
+    recipe: Recipe, strategy: str, benchmark: CLScenario, options: RunOptions = RunOptions()
+) -> Estimate | None:
+    """Training time of a run on one thread, from a few batches of a few images; ``None`` for a
+    strategy that trains without batches. Of a classifier in closed form it is the time of a pass
+    through the network. What grows from domain to domain is left out. No weights are downloaded:
+    they are random instead.
+
+    :param benchmark: see :func:`checked_benchmark`.
+    :raises ValueError: as :func:`run_strategy`.
+    :raises FloatingPointError: if the first batches diverge.
+    """
+    if isinstance(recipe.model, Backbone) and recipe.model.weights == "default":
+        model = recipe.model.model_copy(update={"weights": ""})
+        recipe = recipe.model_copy(update={"model": model})
+    one_epoch = choose(recipe, strategy, epochs=1)
+
+    def timed(size: int, batches: int) -> _Timed | None:
+        run = Run(one_epoch, strategy, recipe.seeds[0], options, checked=benchmark)
+        run.build()
+        return _time_batches(run, size, batches)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        few = min(_FEW, recipe.train_mb_size)
+        first = timed(few, batches=3)
+        if first is None:
+            return None
+        last = first
+        size = min(recipe.train_mb_size, int(_BUDGET / (_TIMED * first.per_image)))
+        if size > few and not isinstance(recipe.strategies[strategy], ClosedForm):
+            last = timed(size, _TIMED) or first
+    finally:
+        torch.set_num_threads(threads)
+    more = last.images - first.images
+    passes = max(0.0, (last.after - first.after) / more if more else last.after / last.images)
+    merge = max(0.0, last.after - passes * last.images)
+    domains = 1 if recipe.strategies[strategy].kind == "joint" else len(benchmark.train_stream)
+    images = sum(len(experience.dataset) for experience in benchmark.train_stream)
+    steps = last.per_image * _trained_images(recipe, strategy, benchmark)
+    return Estimate(steps, domains * merge + images * passes)
+
+
+def evaluation_seconds(recipe: Recipe, strategy: str, benchmark: CLScenario, steps: float) -> float:
+    """Time of a run's evaluations on all domains after each, from that of its training steps: of an
+    image it is a third of a step, which has a backward pass too, or as long in closed form.
+
+    :param benchmark: see :func:`checked_benchmark`.
+    :param steps: seconds.
+    """
+    own = recipe.strategies[strategy]
+    times = 1 if own.kind == "joint" else recipe.stream.n_experiences
+    if isinstance(own, CoVON | Variational):
+        times += recipe.posterior_samples
+    images = times * sum(len(e.dataset) for e in benchmark.test_stream)
+    passes = 1 if isinstance(own, ClosedForm) else 3
+    return steps * images / (passes * _trained_images(recipe, strategy, benchmark))
+
+
+class _Timed(NamedTuple):
+    per_image: float
+    """Seconds of a training step per image."""
+    images: int
+    after: float
+    """Seconds from the last step to the end of the training."""
+
+
+def _time_batches(run: Run, size: int, batches: int) -> _Timed | None:
+    """Train on a few random images of the first domain, and take the median over the batches;
+    the first, which may compile, does not count. On a CPU it is the process's own time, which
+    other programs do not change. ``None`` if there are no batches."""
+    ends: list[float] = []
+    clock = time.process_time if run.recipe.device == "cpu" else time.perf_counter
+
+    def note_end(batch: int = 1) -> None:
+        if batch:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            ends.append(clock())
+
+    images = size * batches
+    if isinstance(run.model, ClosedFormModel):
+        x = torch.stack([run.example] * size).to(run.recipe.device)
+        for _ in range(1 + batches):
+            run.model.features(x)
+            note_end()
+        after = 0.0
+    else:
+        run.log.on_progress = note_end
+        domain = run.benchmark.train_stream[0]
+        order = np.random.default_rng(0).permutation(len(domain.dataset))
+        part = copy(domain)
+        part._dataset = domain.dataset.subset(order[:images].tolist())
+        run.strategy.train_mb_size = size
+        run.strategy.train([part] if run.settings.kind == "joint" else part)
+        after = clock() - ends[-1] if ends else 0.0
+    seconds = np.diff(ends)
+    return _Timed(float(np.median(seconds)) / size, images, after) if len(seconds) else None
+
+
+def _trained_images(recipe: Recipe, strategy: str, benchmark: CLScenario) -> int:
+    """Images of all epochs of all domains; a smaller last batch counts as a whole one."""
+    own, images, size = recipe.strategies[strategy], 0, recipe.train_mb_size
+    if isinstance(own, ClosedForm):
+        return (1 + bool(own.flip)) * sum(len(e.dataset) for e in benchmark.train_stream)
+    epochs, schedule = own.epochs or recipe.epochs, getattr(own, "schedule", None) or ()
+    for i, experience in enumerate(benchmark.train_stream):
+        epochs = (schedule[i].epochs if i < len(schedule) else None) or epochs
+        images += epochs * size * math.ceil(len(experience.dataset) / size)
+    return images
