@@ -56,7 +56,13 @@ from covon_avalanche.optim.samples import (
     pieces,
     state_dtype,
 )
-from covon_avalanche.optim.sharding import local, mean_everywhere
+from covon_avalanche.optim.sharding import (
+    first_entry,
+    is_sharded,
+    local,
+    mean_everywhere,
+    true_everywhere,
+)
 from covon_avalanche.posterior.gaussian import (
     DiagGaussian,
     check_gamma,
@@ -716,42 +722,63 @@ class CoVON(PosteriorOptimizer):
         if steps >= _MANY_STEPS:
             warn_unless_learned(steps, self.diagnostics()["all"])
         with defer_interrupt(), torch.no_grad():
+            problems = []
             for name, p, group, _ in trained:  # check all before anything is written
                 align_state_(self.state[p], p, name)
-                for merged in self._merged(p, {**group, **instead}, replace):
-                    check_gaussian(name, *merged)
-                if means and p in means:
-                    check_given(name, means[p], p, "mean")
+                try:
+                    for merged in self._merged(p, {**group, **instead}, replace):
+                        check_gaussian(name, *merged)
+                    if means and p in means:
+                        check_given(name, means[p], p, "mean")
+                except ValueError as error:
+                    problems.append(error)
+            if not true_everywhere(not problems, [named.param for named in trained]):
+                raise (problems or [ValueError("see the error of another process")])[0]
             self._buffers = {}  # their memory is needed now
             self.discard_samples()
             first = self.param_groups[0]
             last_key = noise_key(first["noise_seed"] or 0, first["noise_draws"])
-            for _, p, group, number in trained:
-                prior_mean = torch.empty_like(self.state[p]["hess"], dtype=prior_dtype(p, group))
-                prior_precision = torch.empty_like(prior_mean)
-                parts = pieces(prior_mean, prior_precision, p, (means or {}).get(p))
-                news = self._merged(p, {**group, **instead}, replace)
-                for i, (part, (mean, precision)) in enumerate(zip(parts, news, strict=True)):
-                    m1, s1, weights, given_mean = part
-                    mean = mean if given_mean is None else given_mean
-                    copy_rounded_(m1, mean, noise_key(last_key, 2 * i), number)
-                    copy_rounded_(s1, precision, noise_key(last_key, 2 * i + 1), number)
-                    weights.copy_(m1 if p.dtype == torch.bfloat16 else mean)
-                self.state[p] = {"prior_mean": prior_mean, "prior_precision": prior_precision}
+            for named in trained:
+                news = self._merged(named.param, {**named.group, **instead}, replace)
+                self._write_merged(named, news, (means or {}).get(named.param), last_key)
             self._finish_task()
 
     def _merged(self, p: Tensor, group: Group, replace: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Mean and precision after the task, some rows at a time."""
+        """Mean and precision after the task, some rows of this process's part at a time."""
         state, mean, ess = self.state[p], self.mean_of(p), ess_of(group)
         if replace:
             first = self._first_prior(mean, group)["prior_precision"]
-            for m, hess, s0 in pieces(mean, state["hess"], first):
+            for m, hess, s0 in pieces(*map(local, (mean, state["hess"], first))):
                 yield m, ess * hess.clamp(min=0) + s0
             return
         prior = state.get("prior_mean", 0.0), self._prior_precision(state, group)
         gamma, gamma_precision = group["gamma"], group["gamma_precision"]
-        for m, hess, m0, s0 in pieces(mean, state["hess"], *prior):
+        for m, hess, m0, s0 in pieces(*map(local, (mean, state["hess"], *prior))):
             yield merge_tensors(m0, s0, m, ess * hess + s0, gamma, gamma_precision)
+
+    def _write_merged(
+        self,
+        named: NamedParam,
+        merged: Iterator[tuple[Tensor, Tensor]],
+        given_mean: Tensor | None,
+        key: int,
+    ) -> None:
+        """Make mean and precision after the task the weights and the prior.
+
+        :param key: of the noise that rounds a bfloat16 prior.
+        """
+        _, p, group, number = named
+        prior_mean = torch.empty_like(self.state[p]["hess"], dtype=prior_dtype(p, group))
+        prior_precision = torch.empty_like(prior_mean)
+        begin = first_entry(p) if is_sharded(p) else 0
+        parts = pieces(*map(local, (prior_mean, prior_precision, p.detach(), given_mean)))
+        for (m0, s0, weights, given), (mean, precision) in zip(parts, merged, strict=True):
+            mean = mean if given is None else given
+            copy_rounded_(m0, mean, noise_key(key, 0), number, begin, p.numel())
+            copy_rounded_(s0, precision, noise_key(key, 1), number, begin, p.numel())
+            weights.copy_(m0 if p.dtype == torch.bfloat16 else mean)
+            begin += m0.numel()
+        self.state[p] = {"prior_mean": prior_mean, "prior_precision": prior_precision}
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, Diagnostics]:

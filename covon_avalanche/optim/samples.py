@@ -117,19 +117,26 @@ def compiled_fill() -> Callable[[int, int, int, int, int], None] | None:
     return None if numba.config.DISABLE_JIT else fill_normal  # type: ignore[attr-defined]
 
 
-def copy_rounded_(out: Tensor, values: Tensor, key: int, number: int) -> None:
+def copy_rounded_(
+    out: Tensor, values: Tensor, key: int, number: int, begin: int = 0, total: int | None = None
+) -> None:
     """Copy values; into bfloat16 rounded up or down at random, with expectation equal to the value,
     so that changes below the resolution add up over many roundings.
 
+    :param out: a part of a parameter.
     :param key: of the noise, see :func:`noise_key`.
     :param number: of the parameter within the optimizer.
+    :param begin: entries of the parameter before this part.
+    :param total: entries of the parameter, by default those of ``out``.
     """
     if out.dtype == torch.bfloat16:
-        exact, values = values.float(), torch.empty_like(values, dtype=torch.float32)
-        bits = local(fill_normal_(values, key, number)).view(torch.int32)
+        exact = values.float()
+        noise = _noise(begin, out.numel(), total or out.numel(), key, number, exact)
+        bits = noise.view(torch.int32)
         bits &= 0xFFFF  # the low bits of the noise are uniform
-        bits += local(exact).view(torch.int32)
+        bits += exact.flatten().view(torch.int32)
         bits &= -0x10000  # bfloat16 is the upper half of float32
+        values = noise.view(out.shape)
     out.copy_(values)
 
 
@@ -144,9 +151,9 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def pieces(tensor: Tensor, *others: Any) -> Iterator[tuple[Any, ...]]:
-    """Some rows at a time of tensors of one shape, so that temporaries are small. DTensors come
-    whole, and whatever has another number of dimensions with every piece."""
-    if is_sharded(tensor) or tensor.numel() <= _PIECE or not tensor.dim():
+    """Some rows at a time of tensors of one shape, so that temporaries are small; whatever has
+    another number of dimensions comes with every piece."""
+    if tensor.numel() <= _PIECE or not tensor.dim():
         yield tensor, *others
         return
     rows = max(1, _PIECE // tensor[0].numel())

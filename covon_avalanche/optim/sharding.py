@@ -62,6 +62,14 @@ def everywhere(flags: Tensor, parameters: Iterable[Any]) -> Tensor:
     return flags
 
 
+def true_everywhere(flag: bool, parameters: list[Any]) -> bool:
+    """Whether a flag is true in all processes, see :func:`everywhere`."""
+    if not any(map(is_sharded, parameters)):
+        return flag
+    device = parameters[0].device
+    return bool(everywhere(torch.tensor([flag], dtype=torch.bool, device=device), parameters))
+
+
 def sum_everywhere(parts: list[Tensor], parameters: list[Any]) -> list[Tensor]:
     """The sums over all processes of scalars that belong to their parts of parameters; all
     processes must call it for the same parameters. Parameters that are not distributed keep
