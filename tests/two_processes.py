@@ -148,13 +148,22 @@ def continue_alone(folder, steps, made=made):
 
 
 def check_uneven(kind, rank, mesh):
-    """A layer of which a process has no row, and a gradient that only one process finds bad."""
+    """A layer of which a process has no row; a posterior and a gradient that are bad in one process
+    only."""
     model, x = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1)), torch.ones(4, 5)
     fully_shard(model, mesh=mesh)
     optimizer = OPTIMIZERS[kind](model.named_parameters(), torch.Generator().manual_seed(5))
     step_on(optimizer, lambda: model(x).square().mean())
     if kind != "vcl":
         assert 0 <= optimizer.diagnostics()["all"].hess_at_start <= 1
+        hess = optimizer.state[model[0].weight]["hess"].to_local()
+        kept = hess.clone()
+        if rank == 1:
+            hess.fill_(torch.nan)
+        sentence = "'0.weight' is not finite" if rank == 1 else "the error of another process"
+        with pytest.raises(ValueError, match=sentence):
+            optimizer.consolidate()
+        hess.copy_(kept)
     optimizer.consolidate()
     for _ in range(optimizer.mc_samples):
         record_sample(optimizer, lambda: model(x).square().mean())

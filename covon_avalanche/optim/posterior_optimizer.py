@@ -807,7 +807,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         weights = [self.mean_of(p) for _, p, *_ in self._named_params()]
         if any(map(is_sharded, weights)):
             return None
-        return [w.square().sum(dtype=torch.float64).item() for w in weights]
+        squares = [w.square().sum(dtype=torch.float64) for w in weights]
+        return torch.stack([s.to(squares[0].device) for s in squares]).tolist() if squares else []
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore groups and state, the noise included.
