@@ -47,7 +47,9 @@ BESIDE = (
     *(f"avalanche-{name}" for name in ("lwf", "ewc", "si")),
     "ewc-star",
     "ada-reg",
+    "evcl",
     "covon",
+    "covon-gradsq",
 )
 """Searched methods, whose results are stored."""
 KNOB = {"pacs": 0.05116}
