@@ -21,10 +21,10 @@ def check_positive(name: str, value: float, *, zero: bool = False) -> None:
         raise ValueError(f"{name} must be {sign} 0 and finite in float32, got {value!r}")
 
 
-def check_fraction(name: str, value: float, *, zero: bool = False) -> None:
-    """Raise a ``ValueError`` unless the value is in (0, 1] (or [0, 1])."""
-    if not (isinstance(value, Real) and (0 < value <= 1 or (zero and value == 0))):
-        raise ValueError(f"{name} must be in {'[' if zero else '('}0, 1], got {value!r}")
+def check_fraction(name: str, value: float) -> None:
+    """Raise a ``ValueError`` unless the value is in (0, 1]."""
+    if not (isinstance(value, Real) and 0 < value <= 1):
+        raise ValueError(f"{name} must be in (0, 1], got {value!r}")
 
 
 def check_whole(name: str, value: Any, least: int = 1) -> None:

@@ -803,21 +803,12 @@ class CoVON(PosteriorOptimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See :meth:`PosteriorOptimizer.load_state_dict`. States of version 0.1 load, too: Hessian
-        estimates that are gone become ``"gradsq"``, and a ``consolidation`` other than Eq. 8 is
-        named in a warning."""
+        """See :meth:`PosteriorOptimizer.load_state_dict`. States of before the natural units load
+        with theirs."""
         groups = [dict(group) for group in state_dict["param_groups"]]
         for group in groups:
             if self.own_setting in group:
                 natural_units.complete(group)
-            if group.get("hess_approx") in ("auto", "per_example"):
-                group["hess_approx"] = "gradsq"
-            if (old := group.pop("consolidation", "merge")) != "merge":
-                warnings.warn(
-                    f"consolidation={old!r} of the loaded state is ignored: it is chosen at the "
-                    "end of a task now, by CoVONPlugin(merge=...) or consolidate(merge=...)",
-                    stacklevel=2,
-                )
         super().load_state_dict({**state_dict, "param_groups": groups})
 
     def __getstate__(self) -> dict[str, Any]:

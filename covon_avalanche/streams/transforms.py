@@ -14,23 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2.functional import resize
 
 from covon_avalanche.checks import check_whole
-
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""Operations that turn an image upright, by its EXIF orientation."""
 
 Transform = Callable[[Any], Any]
 _FLOAT32_CPU: Any = dict(dtype=torch.float32, device="cpu")
@@ -129,7 +118,7 @@ def pixels_of(image: Image.Image, on_transparent: Callable[[], None] = lambda: N
         raise ValueError(f"the aspect ratio must be at most 100, got the size {image.size}")
     image.load()  # which turns a TIFF
     with suppress(Exception):  # damaged EXIF data raise all kinds of errors
-        image = image.transpose(_UPRIGHT[image.getexif()[ExifTags.Base.Orientation]])
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # convert() would clip at 255
         image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     if image.mode in ("I", "F"):

@@ -3,7 +3,6 @@
 import copy
 import math
 import pickle
-import warnings
 from functools import partial
 
 import pytest
@@ -497,18 +496,6 @@ class TestCopies:
             del older["param_groups"][0][key]
             trained.load_state_dict(older)
             assert trained.param_groups[0][key] == trained.defaults[key]
-
-    def test_values_of_version_0_1_are_translated(self, linear):
-        optimizer = make_covon(linear.parameters())
-        older = optimizer.state_dict()
-        for consolidation, warned in (("merge", 0), ("replace", 1)):
-            older["param_groups"][0].update(hess_approx="auto", consolidation=consolidation)
-            with warnings.catch_warnings(record=True) as caught:
-                optimizer.load_state_dict(older)
-            assert [w for w in caught if "consolidation='replace'" in str(w.message)] == caught
-            assert len(caught) == warned
-            assert optimizer.param_groups[0]["hess_approx"] == "gradsq"
-            assert "consolidation" not in optimizer.param_groups[0]
 
 
 class TestPriors:
