@@ -188,4 +188,7 @@ def work(rank: int, folder: str) -> None:
     model, optimizer = made(mesh, betas=(0.9, 1 - 1e-9))
     train_step(optimizer, model, (torch.ones(24, 5), torch.arange(24) % 3))
     assert optimizer.diagnostics()["all"].hess_at_start == 1.0  # it cannot have moved
+    means = {p: torch.arange(p.numel() * 1.0).view(p.shape) for p in model.parameters()}
+    optimizer.consolidate(means=means)
+    assert all(p.full_tensor().equal(mean) for p, mean in means.items())
     dist.destroy_process_group()

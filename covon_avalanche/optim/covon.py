@@ -61,6 +61,7 @@ from covon_avalanche.optim.sharding import (
     is_sharded,
     local,
     mean_everywhere,
+    sharded_like,
     true_everywhere,
 )
 from covon_avalanche.posterior.gaussian import (
@@ -771,6 +772,8 @@ class CoVON(PosteriorOptimizer):
         prior_mean = torch.empty_like(self.state[p]["hess"], dtype=prior_dtype(p, group))
         prior_precision = torch.empty_like(prior_mean)
         begin = first_entry(p) if is_sharded(p) else 0
+        if given_mean is not None and is_sharded(p) and not is_sharded(given_mean):
+            given_mean = sharded_like(given_mean, p)
         parts = pieces(*map(local, (prior_mean, prior_precision, p.detach(), given_mean)))
         for (m0, s0, weights, given), (mean, precision) in zip(parts, merged, strict=True):
             mean = mean if given is None else given
