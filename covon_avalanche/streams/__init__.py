@@ -7,15 +7,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covon_avalanche.streams.cddb import CDDB
-    from covon_avalanche.streams.core50 import CORe50
-    from covon_avalanche.streams.domainnet import DomainNet
-    from covon_avalanche.streams.folders import DomainFolders
-    from covon_avalanche.streams.imagenet_r import ImageNetR
-    from covon_avalanche.streams.office_home import OfficeHome
-    from covon_avalanche.streams.pacs import PACS
-    from covon_avalanche.streams.permuted import PermutedDigits, PermutedMNIST
-    from covon_avalanche.streams.transforms import image_transforms
+    from covon_avalanche.streams.cddb import CDDB as CDDB
+    from covon_avalanche.streams.core50 import CORe50 as CORe50
+    from covon_avalanche.streams.domainnet import DomainNet as DomainNet
+    from covon_avalanche.streams.folders import DomainFolders as DomainFolders
+    from covon_avalanche.streams.imagenet_r import ImageNetR as ImageNetR
+    from covon_avalanche.streams.office_home import OfficeHome as OfficeHome
+    from covon_avalanche.streams.pacs import PACS as PACS
+    from covon_avalanche.streams.permuted import PermutedDigits as PermutedDigits
+    from covon_avalanche.streams.permuted import PermutedMNIST as PermutedMNIST
+    from covon_avalanche.streams.transforms import image_transforms as image_transforms
 
 _HOME = {
     "CDDB": "cddb",
@@ -30,18 +31,7 @@ _HOME = {
     "image_transforms": "transforms",
 }
 
-__all__ = [
-    "CDDB",
-    "PACS",
-    "CORe50",
-    "DomainFolders",
-    "DomainNet",
-    "ImageNetR",
-    "OfficeHome",
-    "PermutedDigits",
-    "PermutedMNIST",
-    "image_transforms",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

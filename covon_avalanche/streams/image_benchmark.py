@@ -135,15 +135,16 @@ def image_benchmark(
     if limited:
         within = {key: _at_most(limits[key[0]], some, seed) for key, some in images.items()}
         images = from_cache(within)
+    streams: dict[str, dict[str, ImageFiles]] = {}
     for (stream, name), some in images.items():
         if not some:
             raise ValueError(f"the domain {name!r} has no images for the {stream!r} stream")
+        streams.setdefault(stream, {})[name] = some
     default_train, default_eval = image_transforms()
     groups = {
         "train": (_of_pixels(train_transform or default_train), None),
         "eval": (_of_pixels(eval_transform or default_eval), None),
     }
-    streams = _by_stream(images)
     datasets = {stream: [(d, d.labels) for d in streams[stream].values()] for stream in streams}
     benchmark = one_head_benchmark(datasets, groups, classes)
     for stream, domains in streams.items():
@@ -210,13 +211,6 @@ def published_benchmark(
         classes,
         **options,
     )
-
-
-def _by_stream(images: _Images) -> dict[str, dict[str, ImageFiles]]:
-    streams: dict[str, dict[str, ImageFiles]] = {}
-    for (stream, name), some in images.items():
-        streams.setdefault(stream, {})[name] = some
-    return streams
 
 
 def one_head_benchmark(
