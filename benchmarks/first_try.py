@@ -62,13 +62,15 @@ _TITLES = {
     "covon-regmean": "CoVON + RegMean",
     "finetune-regmean": "AdamW + RegMean",
     "covon-slca": "CoVON + retrained classifier",
+    "covon-half": "CoVON, bfloat16 prior",
 }
 
 
 def recipe_of(stream: str, order: str) -> Recipe:
     """Fine-tuning and CoVON's preset at each learning rate; with pretrained weights, the preset at
     joint training's also with RegMean, as fine-tuning, with a retrained classifier, and with a
-    ``clip_radius`` of 2, its default before."""
+    ``clip_radius`` of 2, its default before; with SqueezeNet and on permuted images also with a
+    prior in bfloat16."""
     own = f"{stream}-{order}".replace("-", "_")
     is_shipped = stream == "permuted-mnist-hard"
     recipe = load_recipe(stream if is_shipped else str(ROOT / f"benchmarks/{own}.toml"))
@@ -79,9 +81,9 @@ def recipe_of(stream: str, order: str) -> Recipe:
     for lr in (data["strategies"]["joint"]["lr"], finetune["lr"]):
         strategies[f"covon-{lr:.1e}"] = {"kind": "covon", "preset": preset, "lr": lr}
         strategies[f"finetune-{lr:.1e}"] = {**finetune, "lr": lr}
+    lr = data["strategies"]["joint"]["lr"]
+    covon = {"kind": "covon", "preset": preset, "lr": lr}
     if not is_shipped:
-        lr = data["strategies"]["joint"]["lr"]
-        covon = {"kind": "covon", "preset": preset, "lr": lr}
         strategies[f"covon-regmean-{lr:.1e}"] = {**covon, "merge": "regmean"}
         if stream in KNOB:
             strategies[f"covon-knob-{lr:.1e}"] = {**covon, "gamma": KNOB[stream]}
@@ -89,6 +91,8 @@ def recipe_of(stream: str, order: str) -> Recipe:
         strategies[f"covon-slca-{lr:.1e}"] = {**covon, "align_classifier": True}
         for rate in (lr, finetune["lr"]):
             strategies[f"covon-clip-2-{rate:.1e}"] = {**covon, "lr": rate, "clip_radius": 2.0}
+    if stream != "pacs-vit":
+        strategies[f"covon-half-{lr:.1e}"] = {**covon, "bfloat16_prior": True}
     name = stream if is_shipped else f"first-try-{stream}-{order}"
     new = {"name": name, "strategies": strategies, "search": {}, "searched": []}
     return validate({**data, **new}, name)
@@ -144,7 +148,7 @@ def main() -> None:
     given = arguments(__doc__, *STREAMS)
     os.environ.setdefault("TIMM_FUSED_ATTN", "0")
     for stream in () if given.report else given.parts or STREAMS:
-        for seeds, number in product(range(1, SEEDS + 1), range(10)):
+        for seeds, number in product(range(1, SEEDS + 1), range(11)):
             for order in STREAMS[stream]:
                 recipe = recipe_of(stream, order)
                 if number >= len(recipe.strategies):
