@@ -45,6 +45,8 @@ SEEDS = 5
 BESIDE = (
     "finetune",
     *(f"avalanche-{name}" for name in ("lwf", "ewc", "si")),
+    "lwf",
+    "ewc",
     "ewc-star",
     "ada-reg",
     "evcl",
