@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
 
     steps: float
     after: float
-    """After each domain: a merge, and passes over the images for Fisher information and alike."""
+    """After each domain: a merge, and passes over the images for Fisher information, say."""
 
 
 def estimated_seconds(
