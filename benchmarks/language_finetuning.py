@@ -56,6 +56,7 @@ PARTS = ("scratch", "sweep", "smollm2")
 STORED = {part: RESULTS / f"language/finetuning-{part}.jsonl" for part in PARTS}
 LENGTH = 128  # tokens of a sequence
 CLIP_2 = "covon, clip_radius 2"  # the preset's value before
+HALF = "covon, bfloat16 prior"
 NETWORKS: dict[str, Case] = {
     "gpt2": dict(lr=5e-4, steps=60, sequences=8, evaluated=64),
     "smollm2": dict(lr=1e-4, steps=12, sequences=4, evaluated=8),
@@ -204,6 +205,8 @@ def measure(case: Case, corpora: Path) -> Case:
         knob = {} if case["gamma"] is None else {"gamma": case["gamma"]}
         if case["method"] == CLIP_2:
             knob["clip_radius"] = 2.0
+        elif case["method"] == HALF:
+            knob["bfloat16_prior"] = True
         generator = torch.Generator().manual_seed(case["seed"])
         preset = CoVON if scratch else CoVON.finetuning
         optimizer = preset(named, lr=case["lr"], generator=generator, **knob)
@@ -250,7 +253,8 @@ def cases(part: str) -> list[Case]:
     if part == "sweep":
         for network, settings in NETWORKS.items():
             for factor in (1, 1 / 3, 3):
-                for method in ("adamw", "covon", CLIP_2):
+                half = (HALF,) if network == "gpt2" else ()
+                for method in ("adamw", "covon", CLIP_2, *half):
                     case = {"network": network, "method": method, "seed": 0, "gamma": None}
                     found.append({**case, **settings, "lr": settings["lr"] * factor})
         return found
