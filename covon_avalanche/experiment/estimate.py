@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
 
     steps: float
     after: float
-    """After each domain: a merge, and passes over the images for Fisher information, say."""
+    """After each domain: a merge, and passes over the images, as for Fisher information."""
 
 
 def estimated_seconds(

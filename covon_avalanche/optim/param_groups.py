@@ -39,15 +39,15 @@ def match_groups(saved: list[Group], own: list[Group]) -> list[Group]:
 
 
 def squares_in_order(groups: list[Group]) -> list[float]:
-    """What identifies the saved parameters, in the order of matched groups; else empty."""
+    """Sums of squares of the saved parameters, in the order of matched groups; empty if unknown."""
     squares = json.loads(groups[0].get("saved_squares") or "[]") or []
     numbers = [number for group in groups for number in group["params"]]
     return [squares[n] for n in numbers] if sorted(numbers) == list(range(len(squares))) else []
 
 
 def in_other_order(saved: list[float], own: list[float]) -> bool:
-    """Whether numbers that identify parameters are the saved ones, up to rounding, in another
-    order."""
+    """Whether parameters are the saved ones in another order, by their sums of squares, up to
+    rounding."""
 
     def same(xs: list[float], ys: list[float]) -> bool:
         return all(math.isclose(x, y, rel_tol=1e-9) for x, y in zip(xs, ys, strict=True))
