@@ -1,4 +1,7 @@
-"""Notices when anyone but their optimizer changes parameters."""
+"""Notices when anyone but their optimizer changes parameters.
+
+Nothing here needs ``torch.no_grad``, which an interrupt as it begins or ends would leave on.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,6 @@ class WeightVersions:
         for p, buffer in buffers.items():
             self._own[p] = p._version - buffer.version
 
-    @torch.no_grad()
     def note(self, params: Iterable[Tensor]) -> None:
         """Remember parameters after a step."""
         params = list(params)
@@ -41,7 +43,6 @@ class WeightVersions:
         """Take the present values of a parameter for those after a step."""
         self._versions.pop(p, None)
 
-    @torch.no_grad()
     def changed(self) -> set[Tensor]:
         """Those that others have changed since the last step. Values that were put back, as after
         an evaluation with averaged weights, count as unchanged: changed twice or more, and a few

@@ -3,6 +3,7 @@
 import itertools
 import random
 import signal
+import sys
 import threading
 import time
 
@@ -140,3 +141,44 @@ def test_a_run_interrupted_at_any_moment_is_between_operations(make, options, ti
         signal.signal(signal.SIGALRM, before)
         torch.set_grad_enabled(True)
     assert len(reached) >= 4  # the moments were spread over the run
+
+
+def test_an_interrupt_where_no_grad_begins_or_ends_leaves_gradients_on(request):
+    """torch's own ``no_grad`` would leave them off, so it is only used where interrupts wait."""
+    if request.config.getoption("cov_source", None):
+        pytest.skip("coverage traces, too")
+    batches = torch.zeros(1, 1, 2)
+    count, last = 0, 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        if frame.f_code.co_filename != torch.autograd.grad_mode.__file__:
+            return trace
+        frame.f_trace_opcodes = True
+        count += 1
+        if count == last:
+            sys.settrace(None)
+            interrupt()
+        return trace
+
+    def attempt(at):
+        nonlocal count, last
+        count, last = 0, at
+        optimizer = make_covon([nn.Parameter(torch.ones(2))], implementation="foreach")
+        sys.settrace(trace)
+        try:
+            run(optimizer, optimizer.param_groups[0]["params"], batches)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+
+    attempt(at=0)
+    total = count
+    assert total > 100
+    try:
+        for at in range(1, total + 1):
+            attempt(at)
+            assert torch.is_grad_enabled(), at
+    finally:
+        torch.set_grad_enabled(True)
