@@ -1,4 +1,4 @@
-"""Speed: optimizer steps, training steps, a whole ``covon run``.
+"""Speed: optimizer steps, what bounds them, training steps, a whole ``covon run``.
 
     python benchmarks/speed.py [PART ...]           # everything, about 20 minutes
     python benchmarks/speed.py --short              # a minute; stores nothing
@@ -8,7 +8,10 @@
 Each version of the package has a process of its own, which uses only names that old versions have,
 too. The cases of a group take turns, so that a slow phase of the machine affects all of them. A
 case's figure is its median over the rounds, a ratio the median of the ratios within the rounds.
-Results go to ``benchmarks/results/speed/PART.json``.
+Results go to ``benchmarks/results/speed/PART.json``, those of
+processors with AVX2 at most to ``PART-avx2.json``. To restrict others to AVX2, set
+``ATEN_CPU_CAPABILITY=avx2``, ``DNNL_MAX_CPU_ISA=AVX2``, ``MKL_ENABLE_INSTRUCTIONS=AVX2`` and
+``NUMBA_CPU_NAME=haswell``.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from timeit import Timer
 from typing import Any
@@ -116,6 +119,31 @@ def step(model: str) -> Cases:
     return {name: case(name) for name in (names[:4] if model == "ViT-B/16" else names)}
 
 
+PASSES = {"AdamW fused": 7, "CoVON compiled, gradsq": 18, "CoVON compiled, reparam": 21}
+"""Tensors of the weights' size that a step in natural units reads or writes from the second task
+on: 1 in the check of the gradients, 3 or 5 for the step's length, 9 or 10 in the step, and 5 in the
+draw, which writes a tensor that the processor reads first."""
+
+
+def bound(model: str) -> Cases:
+    """Optimizer steps, and what bounds them: memory, and arithmetic of the noise."""
+    from covon_avalanche.optim.samples import fill_normal_
+
+    size = sum(math.prod(shape) for shape in SHAPES[model])
+    x, y, part = torch.zeros(size), torch.ones(size), torch.empty(2**16)  # in the cache
+
+    def draw_noise() -> None:
+        for number in range(size // len(part)):
+            fill_normal_(part, 0, number)
+
+    steps = step(model)
+    return {
+        **{name: steps[name] for name in PASSES},
+        "addition": lambda: x.add_(y),
+        "noise": draw_noise,
+    }
+
+
 def mlp() -> nn.Sequential:
     """MLP 784-100-100-10."""
     layers = [nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10)]
@@ -163,6 +191,7 @@ def run(recipe: str) -> Cases:
 
 PARTS: dict[str, tuple[Callable[[str], Cases], list[str], int]] = {
     "step": (step, list(SHAPES), 15),
+    "bound": (bound, ["ViT-S/16"], 15),
     "train": (train, ["MLP, batch 256", *VITS], 9),
     "run": (run, ["permuted-digits"], 3),
 }
@@ -278,17 +307,32 @@ def ratios(rows: pd.DataFrame) -> pd.DataFrame:
     return table.loc[cases, rows["column"].unique()].fillna("-").reset_index(names="")
 
 
+def bounds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each step's time beside that of its passes over memory and of its noise."""
+    ms = 1000 * rows.set_index("case")["seconds"]
+    table = pd.DataFrame({"passes": PASSES})
+    table["memory, ms"] = table["passes"] * ms["addition"] / 3  # which reads two and writes one
+    table["noise, ms"] = ms["noise"] * table.index.str.startswith("CoVON")
+    table["measured, ms"] = ms[table.index]
+    table["measured / bound"] = ms[table.index] / (table["memory, ms"] + table["noise, ms"])
+    return table.round(2).reset_index(names="")
+
+
 def write_tables() -> None:
     """Write a table of each part."""
     from comparison import provenance, replace_part
 
     from covon_avalanche.report.tables import aligned
 
-    for part in PARTS:
-        stored = json.loads((FOLDER / f"{part}.json").read_text(encoding="utf-8"))
+    for part, suffix in product(PARTS, ("", "-avx2")):
+        file, name = FOLDER / f"{part}{suffix}.json", f"benchmarks/speed.py, {part}{suffix}"
+        if not file.exists() or f"{name} -->" not in PAGE.read_text(encoding="utf-8"):
+            continue
+        stored = json.loads(file.read_text(encoding="utf-8"))
         about = provenance(stored, stored["cpu_capability"])
-        table = aligned(ratios(pd.DataFrame(stored["rows"])))
-        replace_part(PAGE, f"benchmarks/speed.py, {part}", f"{table}\n\n{about}")
+        rows = pd.DataFrame(stored["rows"])
+        table = aligned((bounds if part == "bound" else ratios)(rows))
+        replace_part(PAGE, name, f"{table}\n\n{about}")
 
 
 def measure(part: str, checkouts: dict[str, Path], short: bool) -> None:
@@ -308,7 +352,7 @@ def measure(part: str, checkouts: dict[str, Path], short: bool) -> None:
         from comparison import write_measurement
 
         about = {"cpu_capability": capability, "load_average": load, "numba": version("numba")}
-        file = FOLDER / f"{part}.json"
+        file = FOLDER / f"{part}{'-avx2' if capability == 'AVX2' else ''}.json"
         write_measurement(file, rows, script="benchmarks/speed.py", **about)
 
 

@@ -37,13 +37,7 @@ from torch.utils.data import DataLoader
 
 from covon_avalanche.data_loading import TensorBatches
 from covon_avalanche.optim import PosteriorOptimizer
-from covon_avalanche.plugins import (
-    AdaRegPlugin,
-    CoVONPlugin,
-    EWCStarPlugin,
-    MergePlugin,
-    VCLPlugin,
-)
+from covon_avalanche.plugins import AdaRegPlugin, CoVONPlugin, EWCStarPlugin, MergePlugin, VCLPlugin
 
 
 class _PluginStrategy(TensorBatches, SupervisedTemplate):

@@ -116,8 +116,7 @@ def printed(code: str) -> str:
     [
         ("from covon_avalanche import CoVON, DiagGaussian, merging, posterior", "avalanche"),
         ("from covon_avalanche import load_bundle, streams; streams.image_transforms", "avalanche"),
-        ("import covon_avalanche.cli, covon_avalanche.report", "torch"),
-        ("from covon_avalanche.cli.show import recipes; recipes()", "torch"),
+        ("import covon_avalanche.report, covon_avalanche.cli.show as s; s.recipes()", "torch"),
     ],
 )
 def test_optimizers_do_not_import_avalanche_nor_commands_reports_and_recipes_torch(code, module):

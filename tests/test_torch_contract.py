@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from toy_optimizers import equal
 
 from covon_avalanche.optim import UPGD, BayesByBackprop, CoVON
 
@@ -58,10 +59,6 @@ class Case:
         for _ in range(steps):
             self.optimizer.step(self.loss)
         return [p.detach().clone() for p in self.net.parameters()]
-
-
-def equal(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @pytest.fixture(params=OPTIMIZERS)

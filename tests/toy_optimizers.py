@@ -117,6 +117,11 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
+def equal(xs, ys) -> bool:
+    """The same for sequences of tensors."""
+    return all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
+
+
 def relative_distance(a: nn.Module, b: nn.Module, start: nn.Module) -> float:
     """The distance of two trained models, relative to that from where they started."""
     ends = [nn.utils.parameters_to_vector(model.parameters()).detach() for model in (a, b, start)]

@@ -88,10 +88,15 @@ def made_bfloat16(mesh):
     return made(mesh, ess=None, hess_init=None, batch_size=None, bfloat16_prior=True)
 
 
+def batch_of_five():
+    """A batch for these models."""
+    x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
+    return x, (x[:, 0] > 0).long()
+
+
 def check_resuming(folder, mesh=None, made=made):
     """A second task, straight on and by a checkpoint into fresh objects, is the same bit by bit."""
-    x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
-    batch = x, (x[:, 0] > 0).long()
+    batch = batch_of_five()
     for gathered, steps in ((True, 3), (False, 3), (False, 0)):  # 0: between two tasks
         options = StateDictOptions(full_state_dict=gathered)
         found = []
@@ -131,7 +136,6 @@ def check_resuming(folder, mesh=None, made=made):
 
 def continue_alone(folder, steps, made=made):
     """The posterior of one process that continues the sharded checkpoint of two."""
-    x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
     model, optimizer = made(None)
     metadata = checkpoint.FileSystemReader(f"{folder}/after-{steps}").read_metadata()
     optimizer.allocate_state(metadata.state_dict_metadata)
@@ -143,7 +147,7 @@ def continue_alone(folder, steps, made=made):
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
     for _ in range(3):
-        train_step(optimizer, model, (x, (x[:, 0] > 0).long()))
+        train_step(optimizer, model, batch_of_five())
     return optimizer.posterior()
 
 

@@ -43,7 +43,9 @@ def create_backbone(
     library, model_name = library_and_model(name)
     file = None
     if weights not in (None, "default"):
-        file = {unwrapped_name(k): x for k, x in _read_weights(Path(str(weights))).items()}
+        wrapper = r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\."  # DataParallel, torch.compile
+        read = _read_weights(Path(str(weights)))
+        file = {re.sub(wrapper, "", key): tensor for key, tensor in read.items()}
     options = {}
     if class_names is not None:
         if library != "open_clip":
@@ -84,11 +86,6 @@ def create_backbone(
     except RuntimeError as error:
         raise ValueError(f"{weights} does not fit {name}: {error}") from error
     return model
-
-
-def unwrapped_name(name: str) -> str:
-    """A parameter's name without those of ``torch.compile`` and ``DataParallel`` around it."""
-    return re.sub(r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.", "", name)
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from torchvision.models.vision_transformer import interpolate_embeddings
 
 from covon_avalanche.backbones.text_tower import TextTower
 from covon_avalanche.did_you_mean import did_you_mean
+from covon_avalanche.last_layer import last_layer
 
 Network = tuple[nn.Module, tuple[str, ...]]  # and the names of its heads
 #: Short names of backbones in the domain-incremental literature, with their exact weight tags.
@@ -60,7 +61,7 @@ def _torchvision(name: str, num_classes: int, pretrained: bool, image_size: int 
             model.load_state_dict(resample_positions(state, model))
     else:
         model = models.get_model(name, weights="DEFAULT" if pretrained else None)
-    *_, head = (key for key, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    head = last_layer(model)
     _replace_head(model, head, num_classes)
     return model, (head,)
 

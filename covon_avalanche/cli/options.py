@@ -30,8 +30,7 @@ RecipeName = Annotated[
     ),
 ]
 Strategies = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAMES", help="Subset, e.g. covon,ewc-star."),
+    list[str] | None, typer.Option(metavar="NAMES", help="Subset, e.g. covon,ewc-star.")
 ]
 Epochs = Annotated[int | None, typer.Option(metavar="N", help="Epochs per domain.")]
 Jobs = Annotated[
@@ -45,8 +44,7 @@ def _expanded(path: Path | None) -> Path | None:
 
 
 DatasetRoot = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", callback=_expanded, help="Folder of the data sets."),
+    Path | None, typer.Option(metavar="FOLDER", callback=_expanded, help="Folder of the data sets.")
 ]
 
 

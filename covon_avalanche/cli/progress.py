@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 
+from covon_avalanche.cli.options import BAD_INPUT
 from covon_avalanche.experiment.grid import Outcome
 from covon_avalanche.experiment.run_folder import RunFolder
 
@@ -77,12 +78,15 @@ class GridProgress:
             self.bars.console.print(line, soft_wrap=True, markup=False)
 
 
-def print_failures(failures: Iterable[Outcome]) -> None:
-    """One sentence per error, which several runs may share."""
+def print_failures(failures: Iterable[Outcome]) -> int:
+    """One sentence per error, which several runs may share; the exit status."""
     by_error: dict[str, list[RunFolder]] = defaultdict(list)
+    status = 0
     for failure in failures:
         by_error[str(failure.error)].append(failure.folder)
+        status = max(status, BAD_INPUT if failure.bad_input else 1)
     for error, (first, *others) in by_error.items():
         more = f" (and {len(others)} other run{'s' * (len(others) > 1)})" if others else ""
         see = f"; see {first.log_file}" if first.log_file.exists() else ""
         typer.echo(f"covon: {first.title}{more}: {error}{see}", err=True)
+    return status

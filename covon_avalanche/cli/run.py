@@ -13,7 +13,6 @@ from rich.console import Console
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.cli.dry_run import check_and_estimate
 from covon_avalanche.cli.options import (
-    BAD_INPUT,
     INTERRUPTED,
     DatasetRoot,
     Epochs,
@@ -54,31 +53,24 @@ def run(
     recipe: RecipeName = "permuted-digits",
     strategies: Strategies = None,
     seeds: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LIST", help="Subset, e.g. 0-4 or 0,3,7."),
+        list[str] | None, typer.Option(metavar="LIST", help="Subset, e.g. 0-4 or 0,3,7.")
     ] = None,
     epochs: Epochs = None,
     settings: Settings = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Results. \\[default: runs/RECIPE]"),
+        Path | None, typer.Option(metavar="FOLDER", help="Results. \\[default: runs/RECIPE]")
     ] = None,
     jobs: Jobs = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="GPUs per run."),
-    ] = None,
+    gpus: Annotated[int | None, typer.Option(metavar="N", min=1, help="GPUs per run.")] = None,
     processes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="CPU processes per run."),
+        int | None, typer.Option(metavar="N", min=1, help="CPU processes per run.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Print what would run.")
     ] = False,
     dataset_root: DatasetRoot = None,
     checkpoint_minutes: Annotated[
-        float,
-        typer.Option(metavar="N", min=0, help="Checkpoint interval."),
+        float, typer.Option(metavar="N", min=0, help="Checkpoint interval.")
     ] = 5.0,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", metavar="", help="Write TensorBoard logs.")
@@ -92,8 +84,7 @@ def run(
         Launcher.local
     ),
     slurm: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="E.g. slurm_partition=gpu."),
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="E.g. slurm_partition=gpu.")
     ] = None,
 ) -> None:
     """Compare continual-learning strategies: train each with each seed, then print a table.
@@ -102,21 +93,21 @@ def run(
     result. The same command again skips finished runs and resumes interrupted ones.
     The table goes to FOLDER/table.md and the plot to FOLDER/accuracy.png.
     """
-    if slurm and launcher is not Launcher.slurm:
+    on_cluster = launcher is Launcher.slurm
+    if slurm and not on_cluster:
         fail(f"--slurm {slurm[0]} is for --launcher slurm only")
-    if jobs is not None and launcher is Launcher.slurm:
+    if jobs is not None and on_cluster:
         fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
     if mlflow is not None:
         need("mlflow", "--mlflow", "mlflow")
-    if launcher is Launcher.slurm:
+    if on_cluster:
         need("submitit", "--launcher slurm", "'covon_avalanche[cluster]'")
     whole = choose(load_recipe(recipe, settings or ()), epochs=epochs)
     chosen = choose(whole, joined(strategies), joined(seeds))
-    if is_slow(chosen.precision, chosen.device) and launcher is Launcher.local:
+    if is_slow(chosen.precision, chosen.device) and not on_cluster:
         typer.echo(f"covon: {SLOW}", err=True)
-    shares = _processes_per_run(chosen, gpus, processes, launcher)
     options = RunOptions(
-        processes=shares,
+        processes=_processes_per_run(chosen, gpus, processes, here=not on_cluster),
         dataset_root=dataset_root,
         checkpoint_seconds=60 * checkpoint_minutes,
         tensorboard=tensorboard,
@@ -129,7 +120,7 @@ def run(
     runs = out or Path("runs") / chosen.name
     if is_search(runs):
         fail(f"{runs} has trials of `covon search`: choose another --out")
-    if launcher is Launcher.slurm:
+    if on_cluster:
         runs = runs.resolve()
     folders = run_folders(chosen, runs, dataset_root)
     new, damaged = [], []
@@ -139,7 +130,7 @@ def run(
                 new.append(folder)
         except ResultError as error:
             damaged.append(error)
-    if damaged and (dry_run or launcher is Launcher.slurm):
+    if damaged and (dry_run or on_cluster):
         fail(str(damaged[0]))
     for sentence in other_settings(new):
         typer.echo(sentence)
@@ -149,26 +140,26 @@ def run(
             f"There is nothing to bundle of {_runs(bare)}, finished without --bundle: remove the "
             "folders or choose another --out to train again"
         )
-    parallel = jobs or max(1, default_processes(chosen.device) // shares)
+    parallel = jobs or max(1, default_processes(chosen.device) // options.processes)
     parallel = min(parallel, max(1, len(new)))
     if dry_run:
         done = f"{len(folders) - len(new)} finished, {len(new)} to run, {parallel} in parallel"
         typer.echo(f"{chosen.title}: {_runs(folders)}, {done}")
         if new:
-            stored, here = finished_runs(whole, runs, dataset_root), launcher is Launcher.local
-            check_and_estimate(new, stored, options, parallel, here=here)
+            stored = finished_runs(whole, runs, dataset_root)
+            check_and_estimate(new, stored, options, parallel, here=not on_cluster)
         return
-    if new and launcher is Launcher.local and (missing := missing_sentence(chosen, dataset_root)):
+    if new and not on_cluster and (missing := missing_sentence(chosen, dataset_root)):
         fail(missing)
     runs.mkdir(parents=True, exist_ok=True)
-    if launcher is Launcher.slurm:
+    if on_cluster:
         _submit(chosen, new, runs, options, slurm or [])
     else:
         raise typer.Exit(_run_and_summarise(folders, whole, runs, options, parallel))
 
 
 def _processes_per_run(
-    recipe: Recipe, gpus: int | None, processes: int | None, launcher: Launcher
+    recipe: Recipe, gpus: int | None, processes: int | None, *, here: bool
 ) -> int:
     """Processes per run, from ``--gpus`` or ``--processes``, checked against device and
     machine."""
@@ -178,7 +169,7 @@ def _processes_per_run(
         fail(f'--processes {processes} is for device = "cpu", got "{recipe.device}": use --gpus')
     if gpus is not None and recipe.device != "cuda":
         fail(f'--gpus {gpus} needs --set device=cuda, the recipe has device = "{recipe.device}"')
-    if gpus is not None and launcher is Launcher.local:
+    if gpus is not None and here:
         import torch
 
         if (found := torch.cuda.device_count()) < gpus:
@@ -205,41 +196,27 @@ def _run_and_summarise(
     """
     console = Console()
     start = time.perf_counter()
-    console.print(
-        f"{whole.title}: {_runs(folders)}, {processes} in parallel",
-        markup=False,
-        soft_wrap=True,
-    )
+    header = f"{whole.title}: {_runs(folders)}, {processes} in parallel"
+    console.print(header, markup=False, soft_wrap=True)
     progress = GridProgress(console, len(folders))
     interrupted = False
     try:
         with progress.bars:
-            run_grid(
-                folders,
-                options,
-                processes=processes,
-                on_end=progress.end,
-                poll=progress.poll,
-            )
+            run_grid(folders, options, processes=processes, on_end=progress.end, poll=progress.poll)
     except KeyboardInterrupt:
         interrupted = True
         console.print("Interrupted; the same command resumes from here.")
-    failures = [outcome for outcome in progress.outcomes if outcome.error is not None]
-    print_failures(failures)
+    status = print_failures(o for o in progress.outcomes if o.error is not None)
     if any(outcome.result is not None for outcome in progress.outcomes):
         new = {outcome.folder.spec for outcome in progress.outcomes if not outcome.cached}
         _summarise(finished_runs(whole, runs, options.dataset_root, store=True), runs, new, console)
         console.print(f"Total time: {time.perf_counter() - start:.0f} s")
-    if interrupted:
-        return INTERRUPTED
-    return max((BAD_INPUT if failure.bad_input else 1 for failure in failures), default=0)
+    return INTERRUPTED if interrupted else status
 
 
 def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: Console) -> None:
-    """Print the table, and write it and the plot to files.
-
-    :param new: what this command has run; the other results are marked as cached.
-    """
+    """Print the table, and write it and the plot to files; results of other runs than the new ones
+    are marked as cached."""
     from covon_avalanche.report import comparisons, figures, results_frame, tables
 
     found = comparisons(results_frame(results))  # several, if runs differ in precision = "auto"

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.cli.options import (
-    BAD_INPUT,
     INTERRUPTED,
     DatasetRoot,
     Epochs,
@@ -48,13 +47,11 @@ def search(
     trials: Annotated[int, typer.Option(metavar="N", min=1, help="Trials per strategy.")] = 20,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Do not report it.")] = 1000,
     validation_size: Annotated[
-        float | None,
-        typer.Option(metavar="SIZE", min=0, help="Held out: a number or share."),
+        float | None, typer.Option(metavar="SIZE", min=0, help="Held out: a number or share.")
     ] = None,
     epochs: Epochs = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Trials. \\[default: searches/RECIPE]"),
+        Path | None, typer.Option(metavar="FOLDER", help="Trials. \\[default: searches/RECIPE]")
     ] = None,
     jobs: Jobs = None,
     dataset_root: DatasetRoot = None,
@@ -136,9 +133,8 @@ def _run_trials(searches: list[Search], options: RunOptions, workers: int) -> in
     except KeyboardInterrupt:
         typer.echo("Interrupted; the same command resumes from here.")
         raise typer.Exit(INTERRUPTED) from None
-    failures = [o for o in progress.outcomes if o.error is not None and not o.folder.given_up]
-    print_failures(failures)
-    return max((BAD_INPUT if failure.bad_input else 1 for failure in failures), default=0)
+    ended = progress.outcomes
+    return print_failures(o for o in ended if o.error is not None and not o.folder.given_up)
 
 
 def _best(recipe: Recipe, searches: list[Search], wanted: list[str], status: int) -> Recipe:

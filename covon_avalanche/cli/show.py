@@ -14,15 +14,10 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from covon_avalanche.cli.options import RecipeName, fail
-from covon_avalanche.experiment.recipe import (
-    load_recipe,
-    read_recipe,
-    recipe_file,
-    shipped_recipes,
-)
+from covon_avalanche.experiment.recipe import load_recipe, read_recipe, recipe_file, shipped_recipes
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.run_folder import StoredRun, distinct_settings, find_files
-from covon_avalanche.experiment.search import SUMMARY_COLUMNS, is_search, searches_in
+from covon_avalanche.experiment.search import is_search, searches_in
 
 
 def recipes() -> None:
@@ -84,8 +79,8 @@ def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")])
 def print_searches(folder: Path) -> None:
     """Print trials, best A_T and its settings of each strategy, and the time that is left."""
     found = [search.summary() for search in searches_in(folder)]
-    _print_table(SUMMARY_COLUMNS, [[row[key] for key in SUMMARY_COLUMNS] for row in found])
-    seconds = sum(row["seconds"] for row in found)
+    seconds = sum(row.pop("seconds") for row in found)
+    _print_table([*found[0]], [[*row.values()] for row in found])
     running = sum(int(row["running"]) for row in found)
     if running and seconds:
         typer.echo(f"about {seconds / running / 60:.0f} min left")

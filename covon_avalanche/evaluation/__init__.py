@@ -20,13 +20,7 @@ _HOME = {
     "MemoryFootprint": "memory",
 }
 
-__all__ = [
-    "AccuracyMatrix",
-    "Calibration",
-    "CalibrationSums",
-    "DomainMetrics",
-    "MemoryFootprint",
-]
+__all__ = ["AccuracyMatrix", "Calibration", "CalibrationSums", "DomainMetrics", "MemoryFootprint"]
 
 
 def __getattr__(name: str) -> Any:

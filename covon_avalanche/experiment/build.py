@@ -19,12 +19,7 @@ from covon_avalanche import streams
 from covon_avalanche.backbones import normalisation
 from covon_avalanche.data_loading import DataParallel, TensorBatches
 from covon_avalanche.evaluation.memory import MemoryFootprint
-from covon_avalanche.experiment.data_settings import (
-    Backbone,
-    Model,
-    PermutedStream,
-    located,
-)
+from covon_avalanche.experiment.data_settings import Backbone, Model, PermutedStream, located
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.network import build_network
 from covon_avalanche.experiment.precision import used_precision

@@ -270,9 +270,9 @@ def _build(folder: Path, info: BundleInfo) -> nn.Module:
         if n > (folder / _WEIGHTS).stat().st_size:
             raise ValueError(f"{folder / _INFO} has a model of {n} weights, unlike {_WEIGHTS}")
     strategy = info.strategy
-    if strategy is None:
-        return build_network(info.model, len(info.class_names), info.input_shape)
-    names = info.class_names if strategy.needs_text else None
+    names = info.class_names if strategy is not None and strategy.needs_text else None
     network = build_network(info.model, len(info.class_names), info.input_shape, None, names)
+    if strategy is None:
+        return network
     example = next(network.parameters()).new_zeros(1, *info.input_shape)
     return strategy.wrap_model(network, len(info.class_names), info.num_domains, example)

@@ -15,8 +15,6 @@ from covon_avalanche import domain_orders
 from covon_avalanche.experiment.registry.base import Count, Seed, Table
 from covon_avalanche.safe_text import PrintableName
 
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-
 
 def _images(value: Any) -> int | float:
     """A number of images, or a fraction of them."""
@@ -49,7 +47,7 @@ class _Images(Table):
     resolved recipe names the domains."""
     image_size: Count = 224
     """Height and width of the network's input."""
-    validation_size: Fraction = 0.0
+    validation_size: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of the training images, always held out."""
     limit: Count | None = None
     """Most images per class and domain."""

@@ -77,12 +77,9 @@ def estimated_seconds(
 
 
 def evaluation_seconds(recipe: Recipe, strategy: str, benchmark: CLScenario, steps: float) -> float:
-    """Time of a run's evaluations on all domains after each, from that of its training steps: of an
-    image it is a third of a step, which has a backward pass too, or as long in closed form.
-
-    :param benchmark: see :func:`checked_benchmark`.
-    :param steps: seconds.
-    """
+    """Time of a run's evaluations on all domains after each, from the seconds of its training
+    steps: of an image it is a third of a step, which has a backward pass too, or as long in closed
+    form."""
     own = recipe.strategies[strategy]
     times = 1 if own.kind == "joint" else recipe.stream.n_experiences
     if isinstance(own, CoVON | Variational):

@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 import pandas as pd
 from avalanche.evaluation import PluginMetric
-from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.logging import BaseLogger, TensorboardLogger, WandBLogger
 from avalanche.training.plugins import EvaluationPlugin
 
@@ -38,8 +37,8 @@ class Evaluator(EvaluationPlugin):
 @contextmanager
 def training_loggers(
     folder: Path, options: RunOptions, title: str, settings: dict[str, Any]
-) -> Iterator[tuple[list[BaseLogger], list[Any]]]:
-    """The loggers that the options ask for, and the metrics that they log.
+) -> Iterator[list[BaseLogger]]:
+    """The loggers that the options ask for.
 
     :param folder: the run's; TensorBoard's files and W&B's go below.
     :param title: name of the run in W&B, where a resumed run is one run.
@@ -56,8 +55,7 @@ def training_loggers(
                 logger = cls(project, folder, title, settings)
                 loggers.append(logger)
                 stack.push(logger.finish)
-        metrics = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
-        yield loggers, metrics if loggers else []
+        yield loggers
 
 
 class _MLflow(BaseLogger):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -24,10 +25,7 @@ def versions() -> dict[str, str]:
 
 
 def machine(device: str = "cuda") -> dict[str, Any]:
-    """Processor, accelerator and threads.
-
-    :param device: the accelerator to name, if it is one.
-    """
+    """Processor, threads, and the accelerator in use, if the device is one."""
     found = {
         "platform": platform.platform(),
         "processor": cpuinfo("model name") or platform.processor() or platform.machine(),
@@ -66,10 +64,8 @@ def reset_peak_memory(device: str) -> None:
     """Start to measure, where the system supports it."""
     if _in_use(device):
         torch.cuda.reset_peak_memory_stats(device)
-    try:
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
 
 
 def peak_memory(device: str) -> int | None:

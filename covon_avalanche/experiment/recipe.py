@@ -22,7 +22,7 @@ from pydantic import (
 from covon_avalanche.did_you_mean import did_you_mean
 from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream
 from covon_avalanche.experiment.registry import KINDS, Strategy, Table, TaskSettings
-from covon_avalanche.experiment.registry.base import Count, Seed
+from covon_avalanche.experiment.registry.base import Count, Fraction, Seed
 from covon_avalanche.experiment.registry.merge_rules import RULES, MergeSettings
 from covon_avalanche.experiment.search_space import Searched, Space, check_space
 from covon_avalanche.safe_text import Printable
@@ -55,7 +55,7 @@ class Recipe(Table):
     """Epochs per domain; for joint training, over all domains."""
     train_mb_size: Count
     eval_mb_size: Count = 1024
-    final_lr_factor: Annotated[float, Field(gt=0, le=1)] = 0.01
+    final_lr_factor: Fraction = 0.01
     """The learning rate of the last epoch of a domain, relative to the first; the epochs between
     follow a cosine, a single epoch keeps the first."""
     device: Annotated[str, AfterValidator(_check_device)] = "cpu"
@@ -185,8 +185,7 @@ def _extended(parent: dict[str, Any], child: dict[str, Any], depth: int = 2) -> 
 def validate(data: dict[str, Any], name: str) -> Recipe:
     """A recipe from plain data.
 
-    :param name: for the error.
-    :raises RecipeError: naming the key and what is wrong.
+    :raises RecipeError: that begins with ``name``, and says which key is wrong and why.
     """
     try:
         return Recipe.model_validate(data)
@@ -195,9 +194,9 @@ def validate(data: dict[str, Any], name: str) -> Recipe:
 
 
 def recipe_file(name_or_path: str, folder: Path = Path()) -> Path:
-    """The file of a shipped recipe, or of one given by its path; ``./NAME`` is always a path.
+    """The file of a shipped recipe, or of one given by its path from a folder; ``./NAME`` is always
+    a path.
 
-    :param folder: relative paths start from it.
     :raises RecipeError: if there is no such recipe.
     """
     path, shipped = folder / name_or_path, shipped_recipes()
@@ -227,9 +226,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def set_value(data: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value into nested tables.
+    """Put a value into nested tables, whose names the key has, with dots between them.
 
-    :param key: with dots between the names of the tables.
     :raises RecipeError: if one of them is a value.
     """
     table, last = _table_of(data, key)

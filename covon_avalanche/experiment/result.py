@@ -155,8 +155,7 @@ class Result(BaseModel):
     def parse(cls, text: str | bytes, name: str) -> Result:
         """A result from JSON.
 
-        :param name: its source, for the error.
-        :raises ResultError: saying what is wrong with it.
+        :raises ResultError: that begins with ``name``, and says what is wrong.
         """
         try:
             data = json.loads(text)

@@ -10,12 +10,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from avalanche.benchmarks import CLScenario
 from avalanche.distributed import DistributedHelper
+from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.logging import BaseLogger
 
 from covon_avalanche.evaluation.calibration import TEMPERATURES, mean_calibration
@@ -65,16 +65,15 @@ def run_in_folder(folder: RunFolder, options: RunOptions = RunOptions()) -> Resu
 
 def train_in_folder(folder: RunFolder, options: RunOptions) -> Result:
     """Train in one of the run's processes. Only the main one writes, except for tracebacks."""
-    (strategy, seed), main = folder.spec, DistributedHelper.is_main_process
-    title = f"{folder.recipe.name}, {strategy}, seed {seed}"
+    recipe, (strategy, seed) = folder.recipe, folder.spec
+    main = DistributedHelper.is_main_process
+    title = f"{recipe.name}, {strategy}, seed {seed}"
     asked = options if main else RunOptions()
     with (
         folder.logged(logging.INFO if main else logging.ERROR),
         training_loggers(folder.path, asked, title, published(folder.settings)) as loggers,
     ):
-        run = Run(
-            folder.recipe, strategy, seed, options, folder.evaluated_on, folder, loggers=loggers
-        )
+        run = Run(recipe, strategy, seed, options, folder.evaluated_on, folder, loggers)
         result = run.finish()
         if asked.bundle:
             run.write_bundle(folder.path / "bundle", result)
@@ -143,7 +142,7 @@ class Run:
     options: RunOptions
     stream: EvaluatedOn = "test"
     folder: RunFolder | None = None
-    loggers: tuple[Sequence[BaseLogger], Sequence[Any]] = ((), ())
+    loggers: Sequence[BaseLogger] = ()
     checked: CLScenario | None = None
     """The data, if they have been read and checked before."""
 
@@ -185,8 +184,10 @@ class Run:
         self.metrics = DomainMetrics(self.stream)
         self.log = EpochLog(self._write_progress)
         self._written_at, self._written_epochs = 0.0, 0
-        loggers, logged_metrics = self.loggers
-        evaluator = Evaluator(self.metrics, *logged_metrics, loggers=list(loggers))
+        logged = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
+        evaluator = Evaluator(
+            self.metrics, *(logged if self.loggers else ()), loggers=list(self.loggers)
+        )
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
         self.diagnostics: list[dict[str, float]] = []
 

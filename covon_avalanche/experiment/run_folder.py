@@ -34,7 +34,7 @@ from covon_avalanche.safe_text import Printable
 
 _log = logging.getLogger(__name__)
 GivenUp = Literal["pruned", "failed"]
-_LOCK_TIMEOUT = 0.5  # seconds; ``is_locked`` holds the lock for a moment
+_LOCK_TIMEOUT = 0.5  # seconds; ``is_running`` holds the lock for a moment
 
 
 class Status(BaseModel):
@@ -84,21 +84,6 @@ class Status(BaseModel):
             f"accuracy {100 * self.epoch.accuracy:.1f} %, "
             f"{self.epoch.images / max(1e-9, self.epoch.seconds):,.0f} images/s"
         )
-
-
-def is_locked(file: Path) -> bool:
-    """Whether a process holds the lock of this file; ``False`` in a read-only folder."""
-    if not file.exists():  # which acquiring the lock would create
-        return False
-    lock = FileLock(file)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return True
-    except OSError:
-        return False
-    lock.release()
-    return False
 
 
 def find_files(folder: Path, name: str) -> list[Path]:
@@ -164,8 +149,17 @@ class StoredRun:
         return None if status is None else status.given_up
 
     def is_running(self) -> bool:
-        """Whether a process is working on it."""
-        return is_locked(self.path / ".lock")
+        """Whether a process is working on it; ``False`` in a read-only folder."""
+        file = self.path / ".lock"
+        if not file.exists():  # which acquiring the lock would create
+            return False
+        try:
+            with FileLock(file).acquire(timeout=0):
+                return False
+        except Timeout:
+            return True
+        except OSError:
+            return False
 
     def own_settings(self, dataset_root: Path | None = None) -> dict[str, Any] | None:
         """:func:`same_settings` by dotted key; ``None`` without a readable ``run.json``."""
@@ -260,10 +254,8 @@ class RunFolder(StoredRun):
 
     @contextmanager
     def logged(self, level: int = logging.INFO) -> Iterator[None]:
-        """Write the package's messages, warnings, and the exception that ends the run to the log.
-
-        :param level: lowest level of the messages.
-        """
+        """Write the package's messages from this level on, warnings, and the exception that ends
+        the run to the log."""
         handler = logging.FileHandler(self.log_file, encoding="utf-8", errors="backslashreplace")
         handler.setLevel(level)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -334,10 +326,7 @@ class RunFolder(StoredRun):
             return 0
 
     def write_start(self, about: dict[str, Any]) -> int:
-        """Write ``run.json``.
-
-        :return: how often the run was started, this time included.
-        """
+        """Write ``run.json``, and return how often the run was started, this time included."""
         self.status_file.unlink(missing_ok=True)
         starts = 1 + self.starts
         about = {"settings": self.settings, **about, "starts": starts}
@@ -402,12 +391,12 @@ def _stored(file: Path) -> dict[str, Any]:
 
 
 def run_folders(recipe: Recipe, runs: Path, dataset_root: Path | None = None) -> list[RunFolder]:
-    """All runs of a recipe, seed by seed.
-
-    :param runs: the folder of all runs.
-    """
-    both = [(name, seed) for seed in recipe.seeds for name in recipe.strategies]
-    return [RunFolder(runs, recipe, *spec, dataset_root) for spec in both]
+    """All runs of a recipe, seed by seed, in the folder ``runs``."""
+    return [
+        RunFolder(runs, recipe, name, seed, dataset_root)
+        for seed in recipe.seeds
+        for name in recipe.strategies
+    ]
 
 
 def distinct_settings(runs: Sequence[StoredRun]) -> list[str]:
@@ -423,10 +412,8 @@ def distinct_settings(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def other_settings(folders: Sequence[RunFolder]) -> list[str]:
-    """How finished runs of the same strategies differ from these, a sentence for each difference.
-
-    :param folders: runs of one recipe.
-    """
+    """How finished runs of the same strategies differ from these of one recipe, a sentence for each
+    difference."""
     found = Counter[tuple[str, str]]()
     for folder in {folder.spec.strategy: folder for folder in folders}.values():
         for file in folder.path.parent.glob("seed-*-*/result.json"):
@@ -455,11 +442,9 @@ def finished_runs(
     for strategy in recipe.strategies:
         seeds = {path.name.split("-")[1] for path in (runs / strategy).glob("seed-*-*")}
         for seed in sorted(int(seed) for seed in seeds if seed.isdecimal()):
+            folder = RunFolder(runs, recipe, strategy, seed, dataset_root)
             try:
-                if result := RunFolder(runs, recipe, strategy, seed, dataset_root).result(
-                    store=store
-                ):
-                    found.append(result)
+                found.append(folder.result(store=store))
             except ResultError as error:
                 _log.warning("%s", error)
-    return found
+    return [result for result in found if result is not None]

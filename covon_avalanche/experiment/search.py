@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 _LR_VALUES = 5
 _EXTENSIONS = 4  # of the grid, at most
-TRIAL_COLUMNS = ("strategy", "trial", "state", "accuracy", "seconds")
-SUMMARY_COLUMNS = ("strategy", "trials", "running", "best A_T %", "settings", "at an end")
 Settings = dict[str, Any]
 
 
@@ -218,22 +216,26 @@ class Search:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """The trials whose settings are known: :data:`TRIAL_COLUMNS` and the settings.
-        ``accuracy`` is A_T on validation images, ``seconds`` the training time."""
+        """The trials whose settings are known, with these. ``accuracy`` is A_T on validation
+        images, ``seconds`` the training time."""
         rows = []
         for number, settings in enumerate(self.plan(), 1):
             if settings is not None:
                 trial = self.trial(settings)
                 state = "failed" if trial is None else trial.state()[0]
                 result = trial.result() if trial is not None and state == "finished" else None
-                accuracy = math.nan if result is None else result.average_accuracy
-                seconds = math.nan if result is None else sum(result.train_seconds)
-                about = self.strategy, number, state, accuracy, seconds
-                rows.append(dict(zip(TRIAL_COLUMNS, about, strict=True)) | settings)
+                about = {
+                    "strategy": self.strategy,
+                    "trial": number,
+                    "state": state,
+                    "accuracy": math.nan if result is None else result.average_accuracy,
+                    "seconds": math.nan if result is None else sum(result.train_seconds),
+                }
+                rows.append(about | settings)
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """Its state as text, :data:`SUMMARY_COLUMNS`, and ``seconds`` of training to come."""
+        """Its state as text, and ``seconds`` of training to come."""
         plan, rows = self.plan(), self.rows()
         done = sum(settings is not None and self.score(settings) is not None for settings in plan)
         known = [row["seconds"] for row in rows if row["state"] == "finished"]
@@ -242,16 +244,15 @@ class Search:
         found = Searched()
         with suppress(RecipeError):
             settings, found = self.best()
-        about = (
-            self.strategy,
-            f"{done}/{len(plan)}",
-            str(sum(row["state"] == "running" for row in rows)),
-            "" if found.accuracy is None else f"{100 * found.accuracy:.2f}",
-            ", ".join(f"{key} {value}" for key, value in settings.items()),
-            "" if left else ", ".join(found.at_end),  # the grid may still be extended
-        )
-        seconds = left * fmean(known) if known else 0.0
-        return dict(zip(SUMMARY_COLUMNS, about, strict=True)) | {"seconds": seconds}
+        return {
+            "strategy": self.strategy,
+            "trials": f"{done}/{len(plan)}",
+            "running": str(sum(row["state"] == "running" for row in rows)),
+            "best A_T %": "" if found.accuracy is None else f"{100 * found.accuracy:.2f}",
+            "settings": ", ".join(f"{key} {value}" for key, value in settings.items()),
+            "at an end": "" if left else ", ".join(found.at_end),  # the grid may still be extended
+            "seconds": left * fmean(known) if known else 0.0,
+        }
 
     def store(self) -> None:
         """Write what was asked for to ``FOLDER/STRATEGY/search.json``, for :func:`searches_in`."""

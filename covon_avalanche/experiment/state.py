@@ -77,10 +77,7 @@ class Node:
 
 
 def benchmark_data(streams: Mapping[str, Any]) -> dict[str, Any]:
-    """The objects that a run is given and does not change, by name.
-
-    :param streams: the benchmark's streams by name.
-    """
+    """The objects of a benchmark's streams, which a run does not change, by name."""
     found: dict[str, Any] = {}
     known: set[int] = set()
     todo = [*streams.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from covon_avalanche.merging.rule import MergeRule, Task
+from covon_avalanche.merging.rule import MergeRule, Task, in_shape
 from covon_avalanche.posterior.gaussian import check_gamma
 
 
@@ -39,10 +39,8 @@ class Average(MergeRule):
 
     def _counts(self, name: str, p: Tensor) -> Tensor:
         """Tasks so far, by row; 0 for rows that are new. A scalar is one row."""
-        counts = torch.zeros(p.shape[:1].numel(), dtype=p.dtype, device=p.device)
-        known = self.tasks.get(name, counts[:0])
-        counts[: len(known)] = known
-        return counts
+        none = torch.zeros(p.shape[:1].numel(), dtype=p.dtype, device=p.device)
+        return in_shape(self.tasks.get(name), none)
 
     def _weight(self, counts: Tensor, task: Task) -> Tensor:
         """Weight of the new task, by row."""

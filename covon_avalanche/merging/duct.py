@@ -79,10 +79,8 @@ class DUCT(DomainHeads):
         self.head = CosineHead(self.width, num_classes, num_domains).to(weight)
         self.register_buffer("pretrained", _flat(_state(self.backbone)))
         self.register_buffer("change", torch.zeros_like(_flat(list(self.backbone.parameters()))))
-        means = None
-        if keep_means:
-            shape = num_domains, num_classes, self.width
-            means = weight.new_full(shape, torch.nan, requires_grad=False)
+        shape = num_domains, num_classes, self.width
+        means = weight.new_full(shape, torch.nan) if keep_means else None
         self.register_buffer("class_means", means)
         self.pretrained: Tensor
         """``θ0`` and, where there is batch norm, its statistics, one after another."""

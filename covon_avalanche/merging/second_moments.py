@@ -24,7 +24,6 @@ from covon_avalanche.merging.rule import Batch
 from covon_avalanche.posterior.fisher import in_mode
 
 
-@torch.no_grad()
 def input_second_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tensor]:
     """``sum x xᵀ`` over a layer's inputs: over examples, and tokens or positions of a convolution.
 
@@ -75,12 +74,11 @@ def input_second_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[str
         else:
             add_linear(layer, [x.permute(0, 2, 3, 1) if isinstance(layer, nn.Conv2d) else x])
 
-    with ExitStack() as hooks, in_mode(model, train=False):
+    with ExitStack() as hooks, in_mode(model, train=False), torch.no_grad():
         for layer in called:
             hooks.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
-        with torch.no_grad():
-            for x, _, *more in batches:
-                model(x, *more)
+        for x, _, *more in batches:
+            model(x, *more)
     layers = {name: layer for layer, name in names.items()}
     return {name: _finished(found, layers[name]) for name, found in sums.items()}
 

@@ -12,12 +12,7 @@ from torch import Tensor, nn
 
 from covon_avalanche.checks import check_whole
 from covon_avalanche.last_layer import classifier
-from covon_avalanche.merging.alignment import (
-    FeatureGaussians,
-    Layer,
-    align_layers,
-    fit_gaussians,
-)
+from covon_avalanche.merging.alignment import FeatureGaussians, Layer, align_layers, fit_gaussians
 from covon_avalanche.plugins.task_loader import check_whole_task, dataset_features
 
 
@@ -87,9 +82,8 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
             align_layers(layers, self.gaussians, samples=self.samples, epochs=self.epochs)
 
     def _features(self, strategy: Any) -> tuple[Tensor, Tensor]:
-        """Features of shape (examples, width), and labels, on the CPU."""
-        features, labels = dataset_features(strategy.experience.dataset, strategy)
-        return features.cpu(), labels.cpu()
+        """Features of shape (examples, width), and labels."""
+        return dataset_features(strategy.experience.dataset, strategy)
 
     def _head(self, model: Any) -> nn.Module:
         """The module that is retrained for predictions and restored for the next domain."""

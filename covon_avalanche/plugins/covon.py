@@ -16,8 +16,6 @@ from covon_avalanche.plugins.merge import merge_task
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
 
-_PACKAGES = "avalanche", "covon_avalanche"
-
 
 class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[call-arg]
     """Fast and slow variational continual learning; needs a ``CoVON`` optimizer.
@@ -98,10 +96,8 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
     def _settings(self, strategy: Any) -> Mapping[str, Any]:
         scheduled = super()._settings(strategy)
         examples = float(len(strategy.experience.dataset))
+        given = {} if self.ess_per_example is None else {"ess_per_example": self.ess_per_example}
         if all(has_natural_units(group) for group in strategy.optimizer.param_groups):
-            given = (
-                {} if self.ess_per_example is None else {"ess_per_example": self.ess_per_example}
-            )
             return {"examples": examples, **given, **scheduled}
         if self.ess_per_example is None:
             return scheduled

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from avalanche.training.plugins import SupervisedPlugin
-from torch import Tensor
 
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.merging import DUCT, update_batch_norm
@@ -79,7 +78,8 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
         strategy.model.begin_domain()
         strategy.model.in_domain = True
         if strategy.model.class_means is not None:
-            strategy.model.keep_class_means(*self._features(strategy))
+            data, features_of = strategy.experience.dataset, strategy.model.features
+            strategy.model.keep_class_means(*dataset_features(data, strategy, features_of))
         strategy.optimizer.state.clear()
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
@@ -103,7 +103,3 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
                 tensor.copy_(value)
             raise
         model.in_domain = False
-
-    def _features(self, strategy: Any) -> tuple[Tensor, Tensor]:
-        """Features of the current backbone, of shape (examples, width), and labels."""
-        return dataset_features(strategy.experience.dataset, strategy, strategy.model.features)

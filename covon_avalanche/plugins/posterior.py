@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 from avalanche.training.plugins import EarlyStoppingPlugin, SupervisedPlugin
 from avalanche.training.templates.update_type import SGDUpdate
-from torch import Tensor
 
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.optim import BayesByBackprop, PosteriorOptimizer
@@ -207,7 +206,8 @@ class PosteriorPlugin(SupervisedPlugin):
         for _ in range(self.eval_samples - 1):
             with strategy.optimizer.sampled_params(False, self.eval_temperature):
                 outputs.append(strategy.forward())
-        strategy.mb_output = log_mean_probabilities(outputs)
+        log_probabilities = torch.stack([output.log_softmax(-1) for output in outputs])
+        strategy.mb_output = log_probabilities.logsumexp(0) - math.log(len(outputs))
 
     def _averages_samples(self, strategy: Any) -> bool:
         return self.eval_samples > 0 and strategy.optimizer.can_sample
@@ -239,13 +239,3 @@ class VCLPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[cal
     """
 
     optimizer_class = BayesByBackprop
-
-
-def log_mean_probabilities(outputs: list[Tensor]) -> Tensor:
-    """Log of the mean over samples of the class probabilities.
-
-    :param outputs: logits of shape (batch, classes), one entry per sample.
-    :return: log-probabilities of shape (batch, classes).
-    """
-    log_probabilities = torch.stack([output.log_softmax(-1) for output in outputs])
-    return log_probabilities.logsumexp(0) - math.log(len(outputs))

@@ -101,9 +101,7 @@ class SLCAPlugin(ClassifierAlignmentPlugin):
         strategy.model.in_domain = False
 
     def _features(self, strategy: Any) -> tuple[Tensor, Tensor]:
-        data, model = strategy.experience.dataset, strategy.model
-        features, labels = dataset_features(data, strategy, model.features)
-        return features.cpu(), labels.cpu()
+        return dataset_features(strategy.experience.dataset, strategy, strategy.model.features)
 
     def _head(self, model: Any) -> nn.Module:
         head: nn.Module = model.head

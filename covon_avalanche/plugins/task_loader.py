@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from avalanche.benchmarks import OnlineCLExperience
@@ -31,18 +31,10 @@ def check_whole_task(experience: Any) -> None:
         )
 
 
-@runtime_checkable
-class HasAutocast(Protocol):
-    """A strategy whose model computes in another number format than float32, as with
-    :class:`covon_avalanche.loops.Autocast`."""
-
-    autocast_dtype: torch.dtype
-    device: torch.device
-
-
 def task_autocast(strategy: Any) -> AbstractContextManager[Any]:
-    """The precision of passes over data: the strategy's ``autocast_dtype``, if it has one."""
-    if isinstance(strategy, HasAutocast):
+    """The precision of passes over data: the strategy's ``autocast_dtype``, if it has one, as with
+    :class:`covon_avalanche.loops.Autocast`."""
+    if hasattr(strategy, "autocast_dtype"):
         return torch.autocast(strategy.device.type, strategy.autocast_dtype)
     return nullcontext()
 

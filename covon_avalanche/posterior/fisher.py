@@ -59,8 +59,7 @@ def squared_example_gradients(
         matter, and with ``"mean"`` class weights cancel.
     :raises ValueError: if there are no examples.
     """
-    add = partial(_add_example_gradients, size=torch.square)
-    return _average(add, model, batches, criterion)
+    return _average(partial(_add_example_gradients, size=torch.square), model, batches, criterion)
 
 
 def absolute_example_gradients(
@@ -71,8 +70,7 @@ def absolute_example_gradients(
 
     :raises ValueError: if there are no examples.
     """
-    add = partial(_add_example_gradients, size=torch.abs)
-    return _average(add, model, batches, criterion)
+    return _average(partial(_add_example_gradients, size=torch.abs), model, batches, criterion)
 
 
 def expected_squared_gradients(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tensor]:
@@ -89,12 +87,7 @@ def expected_squared_gradients(model: nn.Module, batches: Iterable[Batch]) -> di
     return _average(add, model, batches, F.cross_entropy)
 
 
-def _average(
-    add: Add,
-    model: nn.Module,
-    batches: Iterable[Batch],
-    criterion: Criterion,
-) -> Sums:
+def _average(add: Add, model: nn.Module, batches: Iterable[Batch], criterion: Criterion) -> Sums:
     """The average over examples of what ``add`` adds to the sums for each batch, in eval mode."""
     sums = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
     examples = 0
@@ -142,11 +135,7 @@ def _add_example_gradients(
 
 
 def _add_expected(
-    model: nn.Module,
-    sums: Sums,
-    batch: Batch,
-    criterion: Criterion,
-    generator: torch.Generator,
+    model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion, generator: torch.Generator
 ) -> None:
     """Add the squared gradients of each example of a batch, expected over its predicted labels."""
     x, _, *more = batch
@@ -262,12 +251,7 @@ def _rows_are_examples(layer: nn.Module, a: Tensor, examples: int) -> bool:
 
 @torch.no_grad()
 def _add_layer(
-    module: nn.Module,
-    a: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    size: Size,
+    module: nn.Module, a: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, size: Size
 ) -> None:
     """Add the sizes of one layer's per-example gradients, from its input and output gradient,
     whose dtypes may differ from the weights' under autocast."""

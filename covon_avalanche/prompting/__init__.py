@@ -12,11 +12,7 @@ from covon_avalanche.prompting.l2p import L2P
 from covon_avalanche.prompting.pina import PINA
 from covon_avalanche.prompting.prompt_model import PromptModel
 from covon_avalanche.prompting.prompted_vit import PromptedViT, take_classifier
-from covon_avalanche.prompting.s_liprompts import (
-    DomainMixture,
-    SLiPrompts,
-    SLiPromptsMixture,
-)
+from covon_avalanche.prompting.s_liprompts import DomainMixture, SLiPrompts, SLiPromptsMixture
 from covon_avalanche.prompting.s_prompts import SPrompts
 from covon_avalanche.prompting.selectors import DomainSelector, MixtureSelector, NearestCentre
 from covon_avalanche.prompting.soyo import SOYO

@@ -65,10 +65,8 @@ def figures_of(comparison: Comparison, *names: str) -> dict[str, Figure]:
 
 
 def learning_rates(trials: pd.DataFrame) -> Figure | None:
-    """A_T on validation images against the learning rate, a point per completed trial.
-
-    :param trials: see :func:`~covon_avalanche.experiment.search.trials_in`.
-    """
+    """A_T on validation images against the learning rate, a point per completed trial of
+    :func:`~covon_avalanche.experiment.search.trials_in`."""
     known = trials.reindex(columns=["strategy", "lr", "accuracy"]).dropna()
     if known.empty:
         return None
@@ -279,8 +277,8 @@ def _add_legend(figure: Figure, axes: Any) -> None:
     figure.legend(handles, names, loc="outside lower center", ncols=2)
 
 
-def _short(name: str, length: int = 16) -> str:
-    """A name in a figure: without its middle if it is long, never as a formula."""
-    if len(name) > length:
-        name = f"{name[: length // 2]}…{name[length // 2 + 1 - length :]}"
+def _short(name: str) -> str:
+    """A name in a figure: at most 16 characters, without those in the middle, never a formula."""
+    if len(name) > 16:
+        name = f"{name[:8]}…{name[-7:]}"
     return name.replace("$", r"\$")

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.experiment.data_settings import published
 from covon_avalanche.experiment.result import Result
-from covon_avalanche.experiment.search import SUMMARY_COLUMNS, searches_in, trials_in
+from covon_avalanche.experiment.search import searches_in, trials_in
 from covon_avalanche.report import figures, tables
 from covon_avalanche.report.results import results_frame
 from covon_avalanche.report.summary import MIN_SEEDS, TEST, Comparison, comparisons
@@ -98,7 +98,7 @@ def _write(
             name = f"search-{path.resolve().name}"
             name += f"-{len(searched) + 1}" * (name in searched)
             summary = pd.DataFrame([search.summary() for search in searches_in(path)])
-            summary = summary[[*SUMMARY_COLUMNS]].map(published)
+            summary = summary.drop(columns="seconds").map(published)
             searched[name] = [summary, trials.map(tables.cell)]
             if (rates := figures.learning_rates(trials)) is not None:
                 add(name, name, rates)

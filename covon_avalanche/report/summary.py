@@ -49,41 +49,6 @@ def strategy_summary(runs: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
     return summary.assign(p_value=_p_values(scores, list(learners)))
 
 
-def remarks(runs: pd.DataFrame) -> list[str]:
-    """Sentences on what makes a comparison unfair or unfinished, and what to try.
-
-    :param runs: of one comparison, with a column ``label``.
-    """
-    first = runs.groupby("label", sort=False).first()
-    found = []
-    trials = first["trials"].where(first["trials"] > 0).dropna().astype(int)
-    if trials.nunique() > 1:
-        numbers = ", ".join(f"{label} {number}" for label, number in trials.items())
-        found.append(f"Searches had different numbers of trials: {numbers}.")
-    at_end = [f"{name} ({', '.join(keys)})" for name, keys in first["at_end"].items() if keys]
-    if at_end:
-        found.append(
-            f"Best value at an end of what the search tried: {', '.join(at_end)}. A wider range "
-            f"may be better {_ADVICE}."
-        )
-    falling = runs.groupby("label", sort=False)["still_falling"].any()
-    if falling.any():
-        names = ", ".join(falling.index[falling])
-        found.append(
-            f"Training loss still falling at the end of a domain: {names}. More epochs or a "
-            f"larger learning rate may be better {_ADVICE}."
-        )
-    accuracy = runs.groupby("label", sort=False)["average_accuracy"].mean()
-    plain = accuracy[first["kind"] == "finetune"]
-    below = accuracy.index[(accuracy < plain.max()) & (first["kind"] != "finetune")]
-    if len(below):
-        found.append(
-            f"Below fine-tuning: {', '.join(below)}. Search their settings, or for CoVON take a "
-            f"preset {_ADVICE}."
-        )
-    return found
-
-
 def _p_values(scores: pd.DataFrame, learners: Sequence[str]) -> pd.Series:
     """p-values of each learner (a column) against the first over common seeds (rows), adjusted by
     Holm's step-down method; without those with fewer than three pairs or equal differences."""
@@ -150,8 +115,36 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences on what makes the comparison unfair or unfinished."""
-        return remarks(self.runs)
+        """Sentences on what makes the comparison unfair or unfinished, and what to try."""
+        by_label = self.runs.groupby("label", sort=False)
+        first = by_label.first()
+        found = []
+        trials = first["trials"].where(first["trials"] > 0).dropna().astype(int)
+        if trials.nunique() > 1:
+            numbers = ", ".join(f"{label} {number}" for label, number in trials.items())
+            found.append(f"Searches had different numbers of trials: {numbers}.")
+        at_end = [f"{name} ({', '.join(keys)})" for name, keys in first["at_end"].items() if keys]
+        if at_end:
+            found.append(
+                f"Best value at an end of what the search tried: {', '.join(at_end)}. A wider "
+                f"range may be better {_ADVICE}."
+            )
+        falling = by_label["still_falling"].any()
+        if falling.any():
+            names = ", ".join(falling.index[falling])
+            found.append(
+                f"Training loss still falling at the end of a domain: {names}. More epochs or a "
+                f"larger learning rate may be better {_ADVICE}."
+            )
+        accuracy = by_label["average_accuracy"].mean()
+        plain = accuracy[first["kind"] == "finetune"]
+        below = accuracy.index[(accuracy < plain.max()) & (first["kind"] != "finetune")]
+        if len(below):
+            found.append(
+                f"Below fine-tuning: {', '.join(below)}. Search their settings, or for CoVON take "
+                f"a preset {_ADVICE}."
+            )
+        return found
 
     @property
     def best(self) -> str | None:

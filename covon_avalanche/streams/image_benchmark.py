@@ -197,20 +197,12 @@ def published_benchmark(
         other numbers raise a warning.
     """
     parts = {name: split(root, name) for name in choose_domains(domains, [*counts], stream)}
-    for name, (train, test) in parts.items():
-        expected, found = counts[name], (len(train), len(test))
-        check_counts(
-            f"{stream}'s {name}",
-            expected,
-            found if isinstance(expected, tuple) else sum(found),
-            stacklevel=4,
-        )
-    return image_benchmark(
-        {name: train for name, (train, _) in parts.items()},
-        {name: test for name, (_, test) in parts.items()},
-        classes,
-        **options,
-    )
+    for name, part in parts.items():
+        both, expected = tuple(map(len, part)), counts[name]
+        found = both if isinstance(expected, tuple) else sum(both)
+        check_counts(f"{stream}'s {name}", expected, found, stacklevel=4)
+    train, test = ({name: part[i] for name, part in parts.items()} for i in (0, 1))
+    return image_benchmark(train, test, classes, **options)
 
 
 def one_head_benchmark(

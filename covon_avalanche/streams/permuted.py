@@ -101,17 +101,11 @@ def PermutedDigits(n_experiences: int = 5, **options: Unpack[PermutedOptions]) -
     digits = load_digits()
     images = torch.from_numpy(digits.images).to(torch.uint8)
     targets = torch.from_numpy(digits.target).long()
-    train, test = train_test_split(
+    rows = train_test_split(
         range(len(images)), test_size=360, random_state=0, stratify=digits.target
     )
-    return _benchmark(
-        (images[train], targets[train]),
-        (images[test], targets[test]),
-        16,
-        (0.3053, 0.3760),
-        n_experiences,
-        **options,
-    )
+    train, test = ((images[part], targets[part]) for part in rows)
+    return _benchmark(train, test, 16, (0.3053, 0.3760), n_experiences, **options)
 
 
 def PermutedMNIST(
@@ -129,15 +123,9 @@ def PermutedMNIST(
 
     See :func:`PermutedDigits` for the other parameters; images have shape (1, 28, 28).
     """
-    train, test = _mnist(data_root(dataset_root, "mnist"))
-    return _benchmark(
-        (train.data, train.targets),
-        (test.data, test.targets),
-        255,
-        (0.1307, 0.3081),
-        n_experiences,
-        **options,
-    )
+    parts = _mnist(data_root(dataset_root, "mnist"))
+    train, test = ((part.data, part.targets) for part in parts)
+    return _benchmark(train, test, 255, (0.1307, 0.3081), n_experiences, **options)
 
 
 def _mnist(root: Path) -> list[MNIST]:

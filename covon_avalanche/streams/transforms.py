@@ -28,10 +28,7 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def image_transforms(
-    size: int = 224,
-    *,
-    mean: Sequence[float] = IMAGENET[0],
-    std: Sequence[float] = IMAGENET[1],
+    size: int = 224, *, mean: Sequence[float] = IMAGENET[0], std: Sequence[float] = IMAGENET[1]
 ) -> tuple[Transform, Transform]:
     """The transforms for training and evaluation.
 

@@ -70,13 +70,15 @@ def test_names_in_any_encoding_are_printed(bundle, tmp_path, encoding):
     command = [sys.executable, "-m", "covon_avalanche", "predict", bundle, tmp_path]
     home = str(tmp_path / "nowhere")  # where Avalanche could not write its settings
     variables = {**os.environ, "PYTHONIOENCODING": encoding, "HOME": home}
-    with_csv = subprocess.run([*command, "--csv"], env=variables, capture_output=True, check=True)
-    rows = list(csv.DictReader(io.StringIO(with_csv.stdout.decode("utf-8"))))
-    assert sorted(Path(row["image"]).name for row in rows) == [r"caf\udce9.png", "写真.png"]
     table = subprocess.run(command, env=variables, capture_output=True, check=True).stdout
     photo = r"\u5199\u771f" if encoding == "cp1252" else "写真"  # click takes UTF-8 for ASCII
     assert photo in table.decode("utf-8")
     assert r"caf\udce9.png" in table.decode("utf-8")
+    if encoding == "cp1252":  # CSV is UTF-8 all the same
+        command.append("--csv")
+        done = subprocess.run(command, env=variables, capture_output=True, check=True)
+        rows = list(csv.DictReader(io.StringIO(done.stdout.decode("utf-8"))))
+        assert sorted(Path(row["image"]).name for row in rows) == [r"caf\udce9.png", "写真.png"]
 
 
 def test_what_cannot_be_predicted_is_one_sentence(bundle, tmp_path):

@@ -4,14 +4,19 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 
 import pandas as pd
 import psutil
 import pytest
 from small_recipes import STRATEGIES, saved, small_recipe
-from terminal import covon, in_a_terminal, wait_until
+from terminal import (
+    covon,
+    covon_when_both_are_ready,
+    in_a_terminal,
+    in_two_processes,
+    wait_until,
+)
 
 from covon_avalanche.cli import search
 from covon_avalanche.cli.progress import GridProgress
@@ -75,16 +80,21 @@ def test_a_strategy_with_nothing_to_search_keeps_its_settings(tmp_path):
         best = load_recipe(str(tmp_path / "best.toml"))
         assert list(best.strategies) == ["ncm", "finetune"]
         assert best.strategies["ncm"] == recipe_of("ncm").strategies["ncm"]
+    alone = covon(*arguments, "--strategies", "ncm")
+    assert alone.exit_code == 2
+    assert "ncm: nothing to search; give ranges in [search.STRATEGY]" in alone.stderr
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_strategies_that_were_searched_before_stay_so(tmp_path):
-    names, how = ("finetune", "ewc-star"), {"trials": 5, "accuracy": 0.5}
-    recipe = recipe_of(*names).model_copy(update={"searched": {n: Searched(**how) for n in names}})
+def test_strategies_searched_before_stay_so_however_long_the_name_of_the_recipe(tmp_path):
+    names, how = ("finetune", "ewc-star"), Searched(trials=5, accuracy=0.5)
+    changes = {"name": 100 * "a", "searched": dict.fromkeys(names, how)}
+    recipe = recipe_of(*names).model_copy(update=changes)
     arguments = ["--trials", 1, "--out", tmp_path / "s", "--strategies", "finetune"]
     assert covon("search", saved(recipe, tmp_path), *arguments).exit_code == 0
     best = load_recipe(str(tmp_path / "s/best.toml"))
     assert {name: best.searched[name].trials for name in names} == {"finetune": 1, "ewc-star": 5}
+    assert best.name == 90 * "a" + "-searched"
 
 
 def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
@@ -120,11 +130,10 @@ def test_ctrl_c_ends_a_search_and_leaves_its_trial_to_be_resumed(tmp_path):
 
 def test_several_commands_share_the_trials(tmp_path):
     file = saved(recipe_of("finetune"), tmp_path)
-    command = [sys.executable, "-m", "covon_avalanche", "search", str(file), "--jobs", "1"]
-    command += ["--trials", "6", "--out", str(tmp_path / "s")]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
-    outputs = [process.communicate(timeout=120)[0].decode() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
+    command = ["search", file, "--jobs", "1", "--trials", "6", "--out", tmp_path / "s"]
+    in_two_processes(covon_when_both_are_ready, command, str(tmp_path))
+    outputs = [(tmp_path / f"printed-{rank}.txt").read_text("utf-8") for rank in range(2)]
+    assert all(output.startswith("exit 0\n") for output in outputs), outputs
     (search,) = searches_in(tmp_path / "s")
     trials = [search.trial(settings) for settings in search.plan()]
     assert [(trial.starts, trial.state()[0]) for trial in trials] == [(1, "finished")] * len(trials)
@@ -146,34 +155,29 @@ def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch)
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_the_state_of_a_search_is_shown(tmp_path):
+def test_the_state_of_a_search_is_shown_and_its_report_has_the_trials_and_what_was_best(tmp_path):
+    folder, out = tmp_path / "mine", tmp_path / "report"
     file = saved(recipe_of("finetune", "ewc-star"), tmp_path)
-    done = covon("search", file, "--trials", 2, "--out", tmp_path / "s")
+    done = covon("search", file, "--trials", 2, "--out", folder)
     assert done.exit_code == 0, done.output
-    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "s").rglob("*"))
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
     for command in ("status", "show"):
-        shown = covon(command, tmp_path / "s")
+        shown = covon(command, folder)
         assert shown.exit_code == 0, shown.output
         rows = [line.split("│") for line in shown.stdout.splitlines() if "│" in line]
         assert [row[1].strip() for row in rows] == ["finetune", "ewc-star"]
         assert [row[2].strip() for row in rows] == ["2/2", "2/2"]
         assert all(row[5].strip().startswith("lr 0.") for row in rows)
-    assert before == sorted((p, p.stat().st_mtime_ns) for p in (tmp_path / "s").rglob("*"))
-    table = pd.read_csv(tmp_path / "s/trials.csv")
-    assert table["strategy"].tolist() == ["finetune"] * 2 + ["ewc-star"] * 2
-    assert table["accuracy"].between(0, 1).all()
+    assert before == sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*"))
 
-
-@pytest.mark.usefixtures("in_this_process")
-def test_the_report_of_a_search_has_its_trials_and_what_was_best(tmp_path):
-    folder, out = tmp_path / "mine", tmp_path / "report"
-    file = saved(recipe_of("finetune", "ewc-star"), tmp_path)
-    assert covon("search", file, "--trials", 2, "--out", folder).exit_code == 0
     another = shutil.copytree(folder, tmp_path / "another" / "mine")  # of the same name
     done = covon("report", folder, another, "--out", out)
     assert done.exit_code == 0, done.output
-    table = pd.read_csv(out / "search-mine.csv")
-    pd.testing.assert_frame_equal(table, pd.read_csv(out / "search-mine-2.csv"))
+    table = pd.read_csv(folder / "trials.csv")
+    assert table["strategy"].tolist() == ["finetune"] * 2 + ["ewc-star"] * 2
+    assert table["accuracy"].between(0, 1).all()
+    for name in ("search-mine.csv", "search-mine-2.csv"):
+        pd.testing.assert_frame_equal(table, pd.read_csv(out / name))
     page, second = (out / "index.html").read_text().split("<h2>Search mine-2</h2>")
     assert all(name in second for name in table["strategy"])
     rows = re.findall(r'<tr><th scope="row"><span class="name">(.*)</span></th>(.*)</tr>', page)
@@ -183,7 +187,6 @@ def test_the_report_of_a_search_has_its_trials_and_what_was_best(tmp_path):
     for row, how in zip(cells, searched.values(), strict=False):
         assert row[1:4] == ["2/2", "0", f"{100 * how.accuracy:.2f}"]
         assert row[5] == ", ".join(how.at_end)
-    pd.testing.assert_frame_equal(table, pd.read_csv(folder / "trials.csv"))
     assert [float(row[3]) for row in cells[2:]] == pytest.approx(table["accuracy"], rel=1e-5)
     assert (out / "figures/search-mine.svg").is_file()
     assert str(tmp_path) not in page
@@ -221,12 +224,19 @@ def test_a_strategy_that_diverges_leaves_the_others_their_results(tmp_path):
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_the_recipe_of_the_best_counts_the_trials_that_each_strategy_was_searched_with(tmp_path):
+def test_the_recipe_of_the_best_counts_the_trials_that_each_strategy_was_searched_with(
+    tmp_path, monkeypatch
+):
+    totals = []
+    monkeypatch.setattr(
+        search, "GridProgress", lambda console, n: totals.append(n) or GridProgress(console, n)
+    )
     file, folder = saved(recipe_of("finetune", "ewc-star"), tmp_path), tmp_path / "s"
     command = ["search", file, "--out", folder]
-    for more in ("finetune", "--trials", 3, "--seed", 5), ("ewc-star", "--trials", 1):
-        done = covon(*command, "--strategies", *more)
+    for name, trials, seed in ("finetune", 1, 5), ("finetune", 3, 5), ("ewc-star", 1, 1000):
+        done = covon(*command, "--strategies", name, "--trials", trials, "--seed", seed)
         assert done.exit_code == 0, done.output
+    assert totals == [1, 2, 1]  # the bar of all trials leaves out those that have ended
     best = load_recipe(str(folder / "best.toml"))
     assert {name: how.trials for name, how in best.searched.items()} == {
         "finetune": 3,
@@ -258,29 +268,3 @@ def test_runs_and_searches_do_not_share_a_folder(tmp_path):
         done = covon(*command, folder)
         assert done.exit_code == 2
         assert f"{folder} {says}" in done.stderr
-
-
-@pytest.mark.usefixtures("in_this_process")
-def test_the_bar_of_all_trials_leaves_out_those_that_have_ended(tmp_path, monkeypatch):
-    totals = []
-    monkeypatch.setattr(
-        search, "GridProgress", lambda console, n: totals.append(n) or GridProgress(console, n)
-    )
-    command = ["search", saved(recipe_of("finetune"), tmp_path), "--out", tmp_path / "s"]
-    for trials in (1, 3):
-        assert covon(*command, "--trials", trials).exit_code == 0
-    assert totals == [1, 2]
-
-
-@pytest.mark.usefixtures("in_this_process")
-def test_the_recipe_of_the_best_can_be_read_however_long_its_name(tmp_path):
-    recipe = recipe_of("finetune").model_copy(update={"name": 100 * "a"})
-    done = covon("search", saved(recipe, tmp_path), "--trials", 1, "--out", tmp_path / "s")
-    assert done.exit_code == 0, done.output
-    assert load_recipe(str(tmp_path / "s/best.toml")).name == 90 * "a" + "-searched"
-
-
-def test_strategies_with_nothing_to_search_alone_are_an_error(tmp_path):
-    done = covon("search", saved(recipe_of("ncm", "finetune"), tmp_path), "--strategies", "ncm")
-    assert done.exit_code == 2
-    assert "ncm: nothing to search; give ranges in [search.STRATEGY]" in done.stderr

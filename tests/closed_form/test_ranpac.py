@@ -260,15 +260,8 @@ def test_the_first_domain_adapts_the_network_and_later_ones_leave_it():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
     trained, states = [], []
     benchmark = toy_image_benchmark(3)
-    naive = make_naive(
-        model,
-        optimizer,
-        ClosedFormPlugin(),
-        Watch(
-            after_training_epoch=lambda s: trained.append(s.clock.train_exp_counter),
-        ),
-        train_epochs=3,
-    )
+    watch = Watch(after_training_epoch=lambda s: trained.append(s.clock.train_exp_counter))
+    naive = make_naive(model, optimizer, ClosedFormPlugin(), watch, train_epochs=3)
     before = {n: v.clone() for n, v in model.features.state_dict().items()}
     for experience in benchmark.train_stream:
         naive.train(experience)

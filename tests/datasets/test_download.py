@@ -96,10 +96,7 @@ def archive(path, members):
 def test_an_archive_is_unpacked_over_older_files(tmp_path):
     file = archive(tmp_path / "a.zip", {"clipart/axe/1.jpg": b"new", "clipart/bat/2.jpg": b"x"})
     target = tmp_path / "out"
-    for name, content in (
-        ("clipart/axe/1.jpg", b"old"),
-        ("clipart/axe/mine.jpg", b"kept"),
-    ):
+    for name, content in (("clipart/axe/1.jpg", b"old"), ("clipart/axe/mine.jpg", b"kept")):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_bytes(content)
     unpack(file, target)

@@ -1,11 +1,11 @@
 """Jobs for a cluster, tried as processes of this machine."""
 
 import pickle
-import time
 from unittest.mock import MagicMock
 
 import pytest
 import submitit
+from terminal import wait_until
 
 from covon_avalanche.experiment.cluster import ClusterRun, submit
 from covon_avalanche.experiment.run import run_strategy
@@ -17,9 +17,7 @@ def test_submitted_runs_are_the_same_as_local_ones(recipe, tmp_path):
     folders = [RunFolder(tmp_path, recipe, "finetune", seed) for seed in (0, 1)]
     submitted = submit(folders, parameters=["timeout_min=5"], cluster="local")
     assert len(submitted) == 2
-    deadline = time.monotonic() + 300
-    while not all(f.result_file.exists() for f in folders) and time.monotonic() < deadline:
-        time.sleep(0.5)
+    assert wait_until(lambda: all(f.result_file.exists() for f in folders), seconds=300)
     for seed, folder in enumerate(folders):
         assert folder.result().outcome() == run_strategy(recipe, "finetune", seed).outcome()
     assert list((tmp_path / "submitit").glob("*_log.out"))

@@ -10,11 +10,11 @@ from data_parallel_processes import CLIP, KINDS, VIT, recipe, recipes, remove_ra
 from interrupted_runs import run_until_killed
 from miniature import pacs
 from small_recipes import OFTEN, STRATEGIES, short_recipe, small_recipe
-from terminal import forks, in_two_processes
+from terminal import in_two_processes
 from torch.utils.data import TensorDataset
 
 from covon_avalanche.data_loading import ShareLoader, data_parallel
-from covon_avalanche.experiment import build, worker_pool
+from covon_avalanche.experiment import build
 from covon_avalanche.experiment.registry import KINDS as ALL_KINDS
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder
@@ -22,21 +22,22 @@ from covon_avalanche.experiment.run_options import RunOptions
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The runs of two processes; they resume one that a single process began."""
+def runs(tmp_path_factory):
+    """The folder of the runs of two processes, and the recipes; they resume a run that a single
+    process began."""
     path = tmp_path_factory.mktemp("runs")
     assert run_until_killed(5, RunFolder(path, recipe(), "resumed", 0), OFTEN)
     pacs(path / "PACS")
     in_two_processes(work, str(path))
-    return path
+    return path, recipes(path)
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*KINDS, "resumed", *VIT, *CLIP])
-def test_two_processes_have_the_result_of_one(name, folder, monkeypatch):
+def test_two_processes_have_the_result_of_one(name, runs, monkeypatch):
     remove_randomness(monkeypatch.setattr)
-    own = recipes(folder)[name]
+    folder, own = runs[0], runs[1][name]
     alone = run_strategy(own, name, 0, RunOptions(folder))
     stored = RunFolder(folder, own, name, 0)
     found = stored.result()
@@ -78,9 +79,8 @@ def test_two_gpus_have_the_result_of_one(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_run_in_two_processes_ends_with_its_stored_result(tmp_path, monkeypatch):
-    context = forks()
-    monkeypatch.setattr(worker_pool.multiprocessing, "get_context", lambda _: context)
+@pytest.mark.usefixtures("forked")
+def test_a_run_in_two_processes_ends_with_its_stored_result(tmp_path):
     own, options = short_recipe("finetune", epochs=1), RunOptions(processes=2)
     folder = RunFolder(tmp_path, own, "finetune", 0)
     result = run_in_folder(folder, options)

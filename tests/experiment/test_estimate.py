@@ -11,7 +11,13 @@ from covon_avalanche.experiment import estimate
 from covon_avalanche.experiment.run import checked_benchmark
 
 
-def test_the_estimated_time_is_that_of_all_steps_and_the_ends_of_domains(monkeypatch):
+@pytest.fixture(scope="module")
+def benchmark():
+    """The data of all short recipes."""
+    return checked_benchmark(short_recipe("finetune"), 0)
+
+
+def test_the_estimated_time_is_that_of_all_steps_and_the_ends_of_domains(benchmark, monkeypatch):
     """A batch takes a second of the process: 2 epochs of 4 batches in 2 domains, timed with 2
     images and, because that is fast, with all 64. So does the end of a domain."""
     clock = SimpleNamespace(process_time=itertools.count().__next__, monotonic=lambda: 0.0)
@@ -27,16 +33,17 @@ def test_the_estimated_time_is_that_of_all_steps_and_the_ends_of_domains(monkeyp
     monkeypatch.setattr(estimate, "_time_batches", spied)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    recipe = short_recipe("finetune")
-    benchmark = checked_benchmark(recipe, 0)
-    assert estimate.estimated_seconds(recipe, "finetune", benchmark) == (2 * 4 * 2, 2)
+    found = estimate.estimated_seconds(short_recipe("finetune"), "finetune", benchmark)
+    assert found == (2 * 4 * 2, 2)
     assert timed == [((2, 3), (1 / 2, 6, 1)), ((64, 6), (1 / 64, 384, 1))]
     assert threads == [1, 3]
     assert len(benchmark.train_stream[0].dataset) == 200
 
 
 @pytest.mark.parametrize(("name", "merges"), [("ewc", 2), ("joint", 1)])
-def test_passes_over_the_images_after_training_are_in_the_estimated_time(name, merges, monkeypatch):
+def test_passes_over_the_images_after_training_are_in_the_estimated_time(
+    name, merges, benchmark, monkeypatch
+):
     """Such a pass takes 2 seconds an image, and a merge 3 seconds."""
     timed = {
         (2, 3): estimate._Timed(1 / 64, 6, 2 * 6 + 3),
@@ -44,9 +51,7 @@ def test_passes_over_the_images_after_training_are_in_the_estimated_time(name, m
     }
     monkeypatch.setattr(estimate, "_time_batches", lambda _, *how: timed[how])
     monkeypatch.setattr(estimate, "_BUDGET", 6.0)
-    recipe = short_recipe(name)
-    benchmark = checked_benchmark(recipe, 0)
-    found = estimate.estimated_seconds(recipe, name, benchmark)
+    found = estimate.estimated_seconds(short_recipe(name), name, benchmark)
     assert found == pytest.approx((2 * 4 * 2, merges * 3 + 2 * 200 * 2))
 
 
@@ -66,8 +71,6 @@ def test_evaluations_are_a_third_of_training_images_or_all_in_closed_form():
 
 
 @pytest.mark.parametrize("name", [*STRATEGIES])
-def test_a_few_batches_are_trained_to_estimate_the_time(name, monkeypatch):
+def test_a_few_batches_are_trained_to_estimate_the_time(name, benchmark, monkeypatch):
     monkeypatch.setattr(estimate, "_BUDGET", 0.0)
-    recipe = short_recipe(name)
-    benchmark = checked_benchmark(recipe, 0)
-    assert estimate.estimated_seconds(recipe, name, benchmark).steps > 0
+    assert estimate.estimated_seconds(short_recipe(name), name, benchmark).steps > 0

@@ -40,6 +40,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
     """Some raise, the process of one is killed."""
     monkeypatch.chdir(tmp_path)

@@ -23,7 +23,8 @@ def processor(monkeypatch):
 
 
 def run(name):
-    return run_strategy(short_recipe("covon", precision=name), "covon", 0)  # of float32 weights
+    recipe = short_recipe("covon", precision=name, epochs=1)  # of float32 weights
+    return run_strategy(recipe, "covon", 0)
 
 
 def test_auto_is_bfloat16_where_the_processor_has_it(processor):

@@ -99,7 +99,7 @@ def test_a_stream_with_another_name_replaces_that_of_the_extended_recipe(tmp_pat
     ("keys", "message"),
     [
         ('extends = "nosuch"', "recipe.toml extends 'nosuch': there is no recipe 'nosuch'; known"),
-        ('extends = "no.toml"', r"recipe.toml extends 'no.toml': recipe .*/no.toml cannot be read"),
+        ('extends = "no.toml"', r"extends 'no.toml': recipe .*/no.toml cannot be read: No such"),
         ('extends = "recipe.toml"', "extends 'recipe.toml': recipe .*recipe.toml would extend it"),
         ("extends = 3", "recipe.toml extends 3: must be the name or the path of a recipe"),
         ('extends = "pacs"\nremove = "x"', "extends 'pacs': remove = 'x': must be a list"),
@@ -208,11 +208,6 @@ def test_a_choice_of_strategies_has_only_their_spaces(tmp_path):
     recipe = choose(load_recipe(write(tmp_path, GOOD + spaces)), "mine")
     assert list(recipe.search) == ["mine"]
     assert validate(recipe.model_dump(), "chosen") == recipe
-
-
-def test_missing_files_are_named():
-    with pytest.raises(RecipeError, match="cannot be read: No such file"):
-        load_recipe("nowhere/recipe.toml")
 
 
 def test_names_that_are_unknown_have_a_suggestion(tmp_path):

@@ -1,8 +1,6 @@
 """Worker processes: how many, and how they end."""
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -10,6 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
+from terminal import in_a_terminal
 
 from covon_avalanche.experiment.worker_pool import WorkerPool
 
@@ -20,7 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 def test_a_killed_process_fails_its_own_task_and_leaves_no_files():
     before = {path.name for path in Path("/dev/shm").glob("*")}
     with WorkerPool(2) as pool:
-        (first, second) = (pool.submit(time.sleep, 3) for _ in range(2))
+        (first, second) = (pool.submit(time.sleep, 1) for _ in range(2))
         while len(pool.workers) < 2:
             time.sleep(0.05)
         pool.workers[0][0].kill()
@@ -63,29 +62,21 @@ def test_a_killed_grid_loses_nothing_and_ends_with_the_same_results():
 
 
 def test_workers_end_when_only_the_command_is_killed(tmp_path):
-    arguments = ["run", "permuted-digits", "--strategies", "finetune", "--epochs", "9999"]
-    covon = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "covon_avalanche", *arguments]
-        + ["--jobs", "1", "--out", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
+    command = [sys.executable, "-W", "ignore", "-m", "covon_avalanche", "run", "permuted-digits"]
+    command += ["--strategies", "finetune", "--epochs", "9999", "--jobs", "1"]
+    with in_a_terminal([*command, "--out", str(tmp_path)]) as covon:
         while not list(tmp_path.rglob("metrics.jsonl")):
             assert covon.poll() is None
             time.sleep(0.1)
         covon.kill()
         covon.communicate(timeout=30)  # its output ends when the last that may write is gone
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(covon.pid, signal.SIGKILL)
 
 
 def test_errors_of_tasks_arrive_and_the_process_goes_on():
     with WorkerPool(1) as pool:
         first = pool.submit(os.getpid).result()
         for function, argument, error, text in (
-            (sys.exit, 3, RuntimeError, "SystemExit: 3"),
+            (exec, "raise SystemExit(3)", RuntimeError, "SystemExit: 3"),
             (exec, LOCAL, RuntimeError, "LocalError: only here"),
             (bytes.decode, b"\xff", UnicodeDecodeError, "invalid start byte"),
         ):

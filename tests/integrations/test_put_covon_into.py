@@ -11,6 +11,7 @@ import torch
 import yaml
 from torch import nn
 from toy_optimizers import same, weights
+from toys import make_naive
 
 from covon_avalanche import CoVON, CoVONStrategy, presets
 from covon_avalanche.streams import PermutedDigits
@@ -176,13 +177,8 @@ def test_avalanches_example(patched):
     own = runpy.run_path(str(SCRIPTS / "avalanche_naive.py"))["SimpleMLP"](
         num_classes=10, input_size=64, hidden_size=16, drop_rate=0
     )
-    strategy = CoVONStrategy(
-        model=own,
-        optimizer=CoVON(own.named_parameters(), lr=1e-3),
-        criterion=nn.CrossEntropyLoss(),
-        train_mb_size=32,
-        train_epochs=1,
-    )
+    optimizer = CoVON(own.named_parameters(), lr=1e-3)
+    strategy = make_naive(own, optimizer, cls=CoVONStrategy, train_mb_size=32, train_epochs=1)
     for experience in benchmark.train_stream:
         strategy.train(experience)
         strategy.eval(benchmark.test_stream)

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from toy_optimizers import contents, in_a_task, step_on, train
+from toy_optimizers import contents, equal, in_a_task, step_on, train
 
 from covon_avalanche import CoVON, DiagGaussian
 from covon_avalanche.optim import covon, samples
@@ -28,10 +28,6 @@ def model(dtype=torch.float32) -> nn.Module:
 def make(net, seed=1, **settings) -> CoVON:
     settings = {"bfloat16_prior": True, "generator": torch.Generator().manual_seed(seed)} | settings
     return CoVON(net.named_parameters(), **settings)
-
-
-def same(xs, ys) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
 
 
 def rounded(values, key, number) -> torch.Tensor:
@@ -80,7 +76,7 @@ def test_a_step_is_that_with_a_float32_prior_of_the_same_values(implementation, 
         assert all(optimizer.state[p][key].dtype == dtype for p in params for key in PRIOR)
         state = contents(optimizer)
         found.append([state[key].float() for key in sorted(state)])
-    assert same(*found)
+    assert equal(*found)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "foreach", "auto"])
@@ -166,8 +162,8 @@ def test_a_saved_state_or_a_copy_goes_on_bit_for_bit(dtype, at, tmp_path):
         train(a, b, 3, first=50)
         b.consolidate()
         found.append([v.float() for v in contents(b).values()])
-    assert same(found[0], found[1])
-    assert same(found[0], found[2])
+    assert equal(found[0], found[1])
+    assert equal(found[0], found[2])
 
 
 def test_states_of_float32_priors_go_on_with_the_option():
@@ -197,7 +193,7 @@ def test_predictions_given_means_and_saved_gaussians(tmp_path):
     kept = torch.cat([optimizer.state[p]["prior_mean"].flatten() for p in net.parameters()])
     assert sorted(kept.unique().tolist()) == [0.298828125, 0.30078125]
     with torch.no_grad(), optimizer.sampled_params(train=False):
-        assert not same(net.parameters(), given.values())
+        assert not equal(net.parameters(), given.values())
     optimizer.posterior().save(tmp_path / "q.safetensors")
     saved = DiagGaussian.load(tmp_path / "q.safetensors")
     assert {v.dtype for v in saved.precision.values()} == {torch.float32}
@@ -219,8 +215,3 @@ def test_a_grown_parameter_keeps_its_prior():
     for key in PRIOR:
         assert state[key].dtype == torch.bfloat16
         assert torch.equal(state[key][:2], saved[key])
-
-
-def test_the_option_is_true_or_false():
-    with pytest.raises(ValueError, match="bfloat16_prior must be one of False, True, got 'yes'"):
-        make(model(), lr=1e-3, bfloat16_prior="yes")

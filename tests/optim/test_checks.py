@@ -23,7 +23,7 @@ BOTH += [("weight_decay", 1e308), ("mc_samples", 0), ("mc_samples", 1.5), ("mc_s
 BOTH += [("betas", b) for b in (0.9, (0.9,), (0.9, 1.0), (-0.1, 0.5), (0.9, math.nan), ("0", 0))]
 COVON = [("hess_init", 0.0), ("clip_radius", 0.0), ("clip_radius", math.nan), ("gamma", 0.0)]
 COVON += [("gamma_precision", -1.0), ("batch_size", math.nan), ("betas", (None, 0.9))]
-COVON += [(choice, "junk") for choice in ("hess_approx", "prior_mean")]
+COVON += [(choice, "junk") for choice in ("hess_approx", "prior_mean", "bfloat16_prior")]
 VCL = [("std_init", math.inf), ("inner", "rmsprop"), ("weight_decay", 0.0), ("eps", 0.0)]
 VCL += [("betas", (0.9, None)), ("importance_strength", -1.0)]
 

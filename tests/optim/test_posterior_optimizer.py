@@ -82,6 +82,8 @@ class TestSampling:
             (optimizer.step, "outside of sampled_params"),
             (optimizer.consolidate, "outside of sampled_params"),
             (lambda: optimizer.load_state_dict(saved), "outside of sampled_params"),
+            (lambda: copy.deepcopy((linear, optimizer)), "copy and pickle model and optimizer out"),
+            (lambda: pickle.dumps((linear, optimizer)), "copy and pickle model and optimizer out"),
         ):
             with (
                 unchanged(optimizer),
@@ -568,84 +570,49 @@ class TestADroppedSample:
 
 
 def test_overlapping_parameters_are_refused_and_views_beside_each_other_are_not(make):
-    a, b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
     b.weight.data = a.weight.data
     with pytest.raises(ValueError, match=r"'0.weight' and '1.weight' share memory: tie weights by"):
-        make(torch.nn.Sequential(a, b).named_parameters())
+        make(nn.Sequential(a, b).named_parameters())
     flat = torch.randn(12)
-    parts = [torch.nn.Parameter(part) for part in (flat[:6].view(2, 3), flat[6:])]
+    parts = [nn.Parameter(part) for part in (flat[:6].view(2, 3), flat[6:])]
     assert len(list(make(parts)._named_params())) == 2
-    columns = [torch.nn.Parameter(part) for part in torch.randn(4, 6).split(2, 1)]  # as of qkv
+    columns = [nn.Parameter(part) for part in torch.randn(4, 6).split(2, 1)]  # as of qkv
     assert len(list(make(columns)._named_params())) == 3
     with pytest.raises(ValueError, match="share memory"):
-        make([parts[0], torch.nn.Parameter(flat[5:])])
-    c, d = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        make([parts[0], nn.Parameter(flat[5:])])
+    c, d = nn.Linear(3, 3), nn.Linear(3, 3)
     optimizer = make([*c.parameters(), *d.parameters()])
     d.weight.data = c.weight.data
     with pytest.raises(ValueError, match="share memory"), optimizer.sampled_params():
         pass
 
 
-def test_names_stay_when_parameters_are_taken_out_of_a_group(make):
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
-    optimizer = make(model.named_parameters())
-    group = optimizer.param_groups[0]
-    group["params"] = [p for p in group["params"] if p is not model[0].bias]
-    names = [named.name for named in optimizer._named_params()]
-    assert names == ["0.weight", "1.weight", "1.bias"]
-
-
-class TestAStateWithoutNames:
+@pytest.mark.parametrize("weights_come", ["before the state", "after the state"])
+def test_a_state_without_names_is_refused_if_the_weights_have_another_order(make, weights_come):
     """Two layers of equal shape, which another net defines in the other order."""
-
-    @pytest.fixture
-    def saved(self, make):
-        a, b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
-        optimizer = make([*a.parameters(), *b.parameters()])
-        record_sample(optimizer, lambda: b(a(torch.ones(2, 3))).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-        return a, b, optimizer.state_dict()
-
-    def test_is_loaded_by_position(self, make, saved):
-        a, b, state = saved
-        optimizer = make([*a.parameters(), *b.parameters()])
-        optimizer.load_state_dict(state)
-        with optimizer.sampled_params():
-            pass
-
-    def test_is_refused_where_the_weights_have_another_order(self, make, saved):
-        a, b, state = saved
-        optimizer = make([*b.parameters(), *a.parameters()])
-        optimizer.load_state_dict(state)
-        with pytest.raises(ValueError, match="another order"), optimizer.sampled_params():
-            pass
-
-    def test_weights_may_be_loaded_after_it(self, make, saved):
-        a, b, state = saved
-        c, d = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
-        optimizer = make([*d.parameters(), *c.parameters()])
-        optimizer.load_state_dict(state)
-        c.load_state_dict(a.state_dict())
-        d.load_state_dict(b.state_dict())
-        with pytest.raises(ValueError, match="another order"), optimizer.sampled_params():
-            pass
+    nets = [nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]) for _ in range(2)]
+    (a, b), (c, d) = nets
+    optimizer = make([*a.parameters(), *b.parameters()])
+    step_on(optimizer, lambda: b(a(torch.ones(2, 3))).square().mean())
+    loaded = make([*d.parameters(), *c.parameters()])
+    if weights_come == "before the state":
+        nets[1].load_state_dict(nets[0].state_dict())
+    loaded.load_state_dict(optimizer.state_dict())
+    if weights_come == "after the state":
+        nets[1].load_state_dict(nets[0].state_dict())
+    with pytest.raises(ValueError, match="another order"):
+        loaded.sampled_params().__enter__()
 
 
-def test_bad_values_of_another_type_are_one_sentence(make):
-    model = torch.nn.Linear(3, 2)
-    with pytest.raises(ValueError, match="ess must be > 0 and finite in float32, got '64'"):
-        make(model.parameters(), ess="64")
-    optimizer = make(model.parameters(), generator=5)
-    with (
-        pytest.raises(ValueError, match=r"generator must be a torch.Generator, got 5"),
-        optimizer.sampled_params(),
-    ):
-        pass
+def test_a_generator_of_another_type_is_named(make, linear):
+    optimizer = make(linear.parameters(), generator=5)
+    with pytest.raises(ValueError, match=r"generator must be a torch.Generator, got 5"):
+        optimizer.sampled_params().__enter__()
 
 
 def test_what_to_do_after_a_skipped_step_is_said(make):
-    model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
     optimizer = make(model.parameters())
 
     def sample(clear):

@@ -190,13 +190,6 @@ def test_a_prediction_in_inference_mode_may_be_the_first_sample(make_each, linea
     train_step(optimizer, linear, batch)
 
 
-def test_the_default_device_of_new_tensors_does_not_matter(make_each, linear, batch):
-    optimizer = make_each(linear.parameters())
-    with torch.device("meta"):  # where nothing can be computed
-        train_step(optimizer, linear, batch)
-    assert all(value.device.type == "cpu" for value in contents(optimizer).values())
-
-
 def test_gradients_may_have_other_strides_and_weights_may_have_gaps(implementation):
     """What lies between the entries is left alone."""
     wide = torch.randn(40, 6)

@@ -10,17 +10,13 @@ from toys import (
     Head,
     ToDouble,
     Watch,
-    make_covon,
-    make_naive,
     make_strategy,
-    plain_loop,
-    same,
     toy_benchmark,
     toy_model,
     weights,
 )
 
-from covon_avalanche import CoVONPlugin, DiagGaussian
+from covon_avalanche import DiagGaussian
 
 HEAD = "head.classifier.weight"
 both = pytest.mark.parametrize("kind", MAKE)
@@ -30,19 +26,6 @@ def prior_at(model, precision):
     """A prior centred at the model's weights."""
     means = weights(model)
     return DiagGaussian(means, {n: torch.full_like(m, precision) for n, m in means.items()})
-
-
-@both
-def test_a_strategy_does_exactly_what_the_plain_loop_does(kind):
-    """Three experiences, no shuffling: the same weights and posteriors, bit by bit."""
-    benchmark, model, plain = toy_benchmark(), toy_model(), toy_model()
-    strategy = make_strategy(kind, model)
-    strategy.train(benchmark.train_stream, shuffle=False)
-    optimizer = MAKE[kind](plain.named_parameters())
-    plain_loop(optimizer, plain, benchmark.train_stream)
-    assert same(weights(model), weights(plain))
-    posterior = strategy.optimizer.posterior(model.named_parameters())
-    assert same(posterior.precision, optimizer.posterior().precision)
 
 
 @both
@@ -173,12 +156,3 @@ def test_trap_5_the_lr_scheduler_is_reset_to_the_lr_it_was_made_with(kind):
     strategy.train(toy_benchmark(3).train_stream)
     expected = [0.01] * 3 + [0.005] * 3 + ([0.004] * 3 + [0.002] * 3) * 2
     assert seen == pytest.approx(expected)
-
-
-def test_the_plugin_goes_into_any_avalanche_strategy():
-    """Two changed lines: optimizer and plugin. The same as the ready strategy."""
-    ready, naive = toy_model(), toy_model()
-    make_strategy("covon", ready).train(toy_benchmark().train_stream, shuffle=False)
-    strategy = make_naive(naive, make_covon(naive.parameters()), CoVONPlugin())
-    strategy.train(toy_benchmark().train_stream, shuffle=False)
-    assert same(weights(ready), weights(naive))

@@ -1,4 +1,4 @@
-"""Our strategies beside Avalanche's own replay, LwF, schedulers, early stopping, checkpoints."""
+"""Our strategies beside Avalanche's own replay, LwF, early stopping, checkpoints."""
 
 import copy
 import io
@@ -13,7 +13,6 @@ from avalanche.training.plugins import (
     EarlyStoppingPlugin,
     EvaluationPlugin,
     EWCPlugin,
-    LRSchedulerPlugin,
     LwFPlugin,
     ReplayPlugin,
 )
@@ -100,15 +99,6 @@ def test_early_stopping_restores_the_posterior_of_the_best_weights(kind):
     assert strategy.clock.train_exp_epochs == 3
     assert same(dict(found[0].mean), dict(found[1].mean))
     assert same(dict(found[0].precision), dict(found[1].precision))
-
-
-@each
-def test_with_lr_schedulers(kind):
-    strategy = make_strategy(kind, toy_model())
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(strategy.optimizer, patience=0)
-    strategy.plugins.append(LRSchedulerPlugin(plateau, metric="train_loss"))
-    strategy.train(toy_benchmark(2).train_stream)
-    assert settled(kind, strategy)
 
 
 @each

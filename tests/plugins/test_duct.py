@@ -4,14 +4,7 @@ import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from torch import nn
-from toys import (
-    Watch,
-    columns,
-    make_naive,
-    toy_benchmark,
-    toy_model,
-    weights,
-)
+from toys import Watch, columns, make_naive, toy_benchmark, toy_model, weights
 
 from covon_avalanche.merging import DUCT, update_batch_norm
 from covon_avalanche.plugins import DUCTPlugin

@@ -67,21 +67,21 @@ def vcl(model):
 
 
 WHOLE_TASKS = {
-    "ada-reg": (AdaRegPlugin, toy_model, adamw),
+    "ada-reg": (lambda: AdaRegPlugin(weight_decay=0.5), toy_model, adamw),
     "alignment": (ClassifierAlignmentPlugin, toy_model, sgd),
     "closed form": (ClosedFormPlugin, closed_form, sgd),
     "covon": (CoVONPlugin, toy_model, covon),
     "duct": (DUCTPlugin, duct, sgd),
     "evcl": (EVCLPlugin, toy_model, vcl),
     "ewc": (lambda: EWCPlugin(1.0), toy_model, sgd),
-    "ewc-star": (EWCStarPlugin, toy_model, adamw),
+    "ewc-star": (lambda: EWCStarPlugin(weight_decay=0.5), toy_model, adamw),
     "icarl": (lambda: ICaRLPlugin(8), toy_model, sgd),
     "lwf": (LwFPlugin, toy_model, sgd),
     "mas": (lambda: MASPlugin(1e-3), toy_model, sgd),
     "merge": (lambda: MergePlugin(Average()), toy_model, sgd),
     "slca": (SLCAPlugin, slca, sgd),
     "prompts": (PromptPlugin, lambda: SPrompts(toy_vit(), 2), sgd),
-    "rwalk": (lambda: RWalkPlugin(0.1), toy_model, sgd),
+    "rwalk": (lambda: RWalkPlugin(0.1, delta_t=4), toy_model, sgd),
     "si": (lambda: SIPlugin(0.1), toy_model, sgd),
     "td-vcl": (TDVCLPlugin, toy_model, vcl),
     "vcl": (VCLPlugin, toy_model, vcl),
@@ -218,3 +218,28 @@ def test_domains_of_one_class_or_one_image_of_a_class(name, rows):
     for experience in parts_of(toy_benchmark(2), rows).train_stream:
         strategy.train(experience)
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+anchored = pytest.mark.parametrize("name", ["ada-reg", "ewc", "ewc-star", "mas", "rwalk", "si"])
+
+
+@anchored
+def test_frozen_parameters_stay_as_they_are(name):
+    plugin, _, optimizer = WHOLE_TASKS[name]
+    model = toy_model()
+    model[0].requires_grad_(False)
+    before = weights(model)
+    make_naive(model, optimizer(model), plugin()).train(toy_benchmark(3).train_stream)
+    assert torch.equal(model[0].weight, before["0.weight"])
+    assert not torch.equal(model[2].weight, before["2.weight"])
+
+
+@anchored
+def test_importances_that_are_not_finite_are_named(name):
+    plugin, _, optimizer = WHOLE_TASKS[name]
+    model = toy_model()
+    with torch.no_grad():
+        model[2].bias.fill_(torch.nan)
+    strategy = make_naive(model, optimizer(model), plugin())
+    with pytest.raises(FloatingPointError, match=r"importance of '0.weight' is not finite"):
+        strategy.train(toy_benchmark(1).train_stream)

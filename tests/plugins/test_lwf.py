@@ -39,12 +39,8 @@ def test_a_step_descends_on_cross_entropy_and_divergence_from_the_model_of_the_l
 
 def test_the_teacher_is_in_evaluation_mode_and_the_model_in_training_mode():
     model, plugin, modes = dropout_model(), LwFPlugin(), []
-    strategy = make_naive(
-        model,
-        sgd(model),
-        plugin,
-        Watch(before_backward=lambda s: modes.append(s.model[1].training)),
-    )
+    watch = Watch(before_backward=lambda s: modes.append(s.model[1].training))
+    strategy = make_naive(model, sgd(model), plugin, watch)
     for experience in toy_benchmark(3).train_stream:
         strategy.train(experience)
         assert not any(module.training for module in plugin.teacher.modules())

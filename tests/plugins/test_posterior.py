@@ -38,18 +38,23 @@ def test_each_update_sees_its_own_sample_and_then_the_mean():
 
 
 @both
-def test_several_samples_per_step_equal_the_plain_loop(kind):
-    benchmark, model, plain, calls = toy_benchmark(2), toy_model(), toy_model(), []
+@pytest.mark.parametrize("mc_samples", [1, 3])
+def test_a_strategy_does_exactly_what_the_plain_loop_does(kind, mc_samples):
+    """Three experiences, no shuffling: the same weights and posteriors, bit by bit."""
+    benchmark, model, plain, calls = toy_benchmark(), toy_model(), toy_model(), []
     watch = Watch(
         before_forward=lambda s: calls.append("forward"),
         before_update=lambda s: calls.append("update"),
     )
-    optimizer = MAKE[kind](model.named_parameters(), mc_samples=3)
+    optimizer = MAKE[kind](model.named_parameters(), mc_samples=mc_samples)
     strategy = make_strategy(kind, model, optimizer=optimizer, plugins=[watch])
     strategy.train(benchmark.train_stream, shuffle=False)
-    assert calls.count("forward") == 3 * calls.count("update")
-    plain_loop(MAKE[kind](plain.named_parameters(), mc_samples=3), plain, benchmark.train_stream)
+    assert calls.count("forward") == mc_samples * calls.count("update")
+    own = MAKE[kind](plain.named_parameters(), mc_samples=mc_samples)
+    plain_loop(own, plain, benchmark.train_stream)
     assert same(weights(model), weights(plain))
+    posterior = optimizer.posterior(model.named_parameters())
+    assert same(posterior.precision, own.posterior().precision)
 
 
 def test_several_samples_in_a_strategy_with_its_own_loop_are_refused():

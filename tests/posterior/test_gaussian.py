@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch.distributions import Normal, kl_divergence
 
-from covon_avalanche.posterior.gaussian import DiagGaussian, embed, kl, merge, merge_tensors, pool
+from covon_avalanche.posterior.gaussian import DiagGaussian, embed, kl, merge, pool
 
 means = st.floats(-10, 10)
 precisions = st.floats(1e-3, 1e3)
@@ -75,13 +75,6 @@ def test_separate_gammas_keep_the_mean_normalised_by_its_own_weights():
     # the weights sum to one: between equal means nothing moves
     still = merge(gaussian(3.0, 2.0), posterior, 0.5, gamma_precision=0.25)
     assert still.mean["w"].item() == pytest.approx(3.0)
-
-
-def test_a_prior_given_as_numbers_equals_one_given_as_tensors():
-    mean, precision = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 9.0])
-    numbers = merge_tensors(0.0, 3.0, mean, precision, 0.4)
-    tensors = merge_tensors(torch.zeros(2), torch.full((2,), 3.0), mean, precision, 0.4)
-    torch.testing.assert_close(numbers, tensors)
 
 
 def test_bad_gammas_are_refused_and_over_relaxation_warned_about():

@@ -26,7 +26,7 @@ def noise(width, height, seed=0):
     return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def check(ours, theirs, image, rounds=1):
+def check(ours, theirs, image, rounds):
     for i in range(rounds):
         torch.manual_seed(i)
         want, after = theirs(image), torch.get_rng_state()
@@ -43,8 +43,8 @@ def check(ours, theirs, image, rounds=1):
 @pytest.mark.parametrize("size", [64, 97])
 def test_they_equal_torchvisions_up_to_rounding_with_the_same_draws(shape, size):
     pairs = zip(image_transforms(size, mean=MEAN, std=STD), usual(size, MEAN, STD), strict=True)
-    for ours, theirs in pairs:
-        check(ours, theirs, noise(*shape), rounds=8)
+    for (ours, theirs), rounds in zip(pairs, (8, 1), strict=True):  # evaluation draws nothing
+        check(ours, theirs, noise(*shape), rounds)
 
 
 def test_they_are_compared_by_what_they_do_and_check_their_values():

@@ -11,7 +11,6 @@ from pydantic import Field
 
 from covon_avalanche.experiment.registry import baselines, bayesian, closed_form, merging, prompting
 from covon_avalanche.experiment.registry.base import StrategySettings, Table
-from covon_avalanche.experiment.registry.baselines import Finetune
 from covon_avalanche.experiment.registry.bayesian import CoVON, TaskSettings
 
 KINDS: dict[str, type[StrategySettings]] = {
@@ -37,7 +36,6 @@ def stored_strategy(settings: Mapping[str, Any]) -> StrategySettings:
 __all__ = [
     "KINDS",
     "CoVON",
-    "Finetune",
     "Strategy",
     "StrategySettings",
     "Table",

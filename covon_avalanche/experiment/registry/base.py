@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Field(ge=1, le=10**6)]
 """A positive integer; its upper bound catches typos."""
+Fraction = Annotated[float, Field(gt=0, le=1)]
+"""In (0, 1]."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 

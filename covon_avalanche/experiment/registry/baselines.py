@@ -21,7 +21,7 @@ from pydantic import (
     field_validator,
 )
 
-from covon_avalanche.experiment.registry.base import Method, Tunable, WithOptimizer
+from covon_avalanche.experiment.registry.base import Fraction, Method, Tunable, WithOptimizer
 from covon_avalanche.experiment.registry.merge_rules import Mergeable
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class RWalk(WithOptimizer):
 
     kind: Literal["rwalk"]
     rwalk_lambda: NonNegativeFloat
-    fisher_decay: Annotated[float, Field(gt=0, le=1)] = 0.9
+    fisher_decay: Fraction = 0.9
     """Weight of new squared gradients in the running Fisher information."""
     delta_t: PositiveInt = 50
     """Steps between updates of the Fisher information and the scores."""

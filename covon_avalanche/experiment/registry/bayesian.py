@@ -17,6 +17,7 @@ from pydantic import (
 
 from covon_avalanche.experiment.registry.base import (
     Count,
+    Fraction,
     Method,
     Table,
     Tunable,
@@ -45,7 +46,7 @@ class TaskSettings(Table):
     lr: PositiveFloat | None = None
     ess: PositiveFloat | None = None
     hess_init: PositiveFloat | None = None
-    gamma: Annotated[float, Field(gt=0, le=1)] | None = None
+    gamma: Fraction | None = None
     gamma_precision: PositiveFloat | None = None
     epochs: Count | None = None
 
@@ -72,7 +73,7 @@ class CoVON(Mergeable):
     hess_init: PositiveFloat | None = None
     later_hess_init: PositiveFloat | None = None
     """``hess_init`` from the second domain on; the same by default."""
-    gamma: Annotated[float, Field(gt=0, le=1)]
+    gamma: Fraction
     gamma_precision: PositiveFloat | None = None
     """``None``: ``gamma``, Eq. 8."""
     beta2: Annotated[float | None, Field(gt=0, lt=1)] = None
@@ -234,7 +235,7 @@ class TDVCL(Variational):
 
     kind: Literal["td-vcl"]
     n_steps: PositiveInt
-    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    decay: Fraction = 1.0
     """1: the n-step form; below: TD(lambda)."""
     replay_tasks: NonNegativeInt = 2
     replay_examples: NonNegativeInt = 200

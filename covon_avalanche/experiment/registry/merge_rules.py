@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_serializer
 
-from covon_avalanche.experiment.registry.base import Method, Table, Tunable
+from covon_avalanche.experiment.registry.base import Fraction, Method, Table, Tunable
 
 if TYPE_CHECKING:
     from covon_avalanche.merging import MergeRule
-
-Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 class MergeSettings(Table):
@@ -35,10 +33,7 @@ class MergeSettings(Table):
         return self.rule if len(given) == 1 else given
 
     def build(self, gamma: float) -> MergeRule:
-        """The rule.
-
-        :param gamma: the default of an argument with this name.
-        """
+        """The rule; ``gamma`` is the default of an argument with this name."""
         from covon_avalanche import merging
 
         defaults = {"gamma": gamma} if "gamma" in type(self).model_fields else {}
@@ -128,17 +123,9 @@ def _as_table(merge: Any) -> Any:
 
 
 _table = BeforeValidator(_as_table)
-Merge = Annotated[
-    NoMerge | Average | EMA | Fisher | CoFiMA | MagMax | RegMean | KFAC,
-    Field(discriminator="rule"),
-    _table,
-]
-"""For any optimizer."""
-CoVONMerge = Annotated[
-    Eq8 | Replace | NoMerge | Average | EMA | Fisher | CoFiMA | MagMax | RegMean | KFAC,
-    Field(discriminator="rule"),
-    _table,
-]
+_ForAnyOptimizer = NoMerge | Average | EMA | Fisher | CoFiMA | MagMax | RegMean | KFAC
+Merge = Annotated[_ForAnyOptimizer, Field(discriminator="rule"), _table]
+CoVONMerge = Annotated[Eq8 | Replace | _ForAnyOptimizer, Field(discriminator="rule"), _table]
 SLCAMerge = Annotated[NoMerge | EMA | CoFiMA, Field(discriminator="rule"), _table]
 RULES: dict[str, type[MergeSettings]] = {
     get_args(cls.model_fields["rule"].annotation)[0]: cls for cls in MergeSettings.__subclasses__()

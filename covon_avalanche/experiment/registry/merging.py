@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from covon_avalanche.experiment.registry.base import Method, WithOptimizer
+from covon_avalanche.experiment.registry.base import Fraction, Method, WithOptimizer
 from covon_avalanche.experiment.registry.merge_rules import NoMerge, SLCAMerge
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class DUCT(DomainHeads):
     kind: Literal["duct"]
     lr: PositiveFloat = 0.1
     """Learning rate of the classifier."""
-    alpha: Annotated[float, Field(gt=0, le=1)] = 0.25
+    alpha: Fraction = 0.25
     """Weight of each domain's change of the backbone."""
     retrain_epochs: NonNegativeInt = 5
     """Epochs that retrain the classifier on the merged backbone."""
