@@ -26,7 +26,7 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from timeit import Timer
 from typing import Any
@@ -325,20 +325,17 @@ def bounds(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_tables() -> None:
-    """Write a table of each part."""
+    """Write the tables of all parts, and of training steps with AVX2."""
     from comparison import provenance, replace_part
 
     from covon_avalanche.report.tables import aligned
 
-    for part, suffix in product(PARTS, ("", "-avx2")):
-        file, name = FOLDER / f"{part}{suffix}.json", f"benchmarks/speed.py, {part}{suffix}"
-        if not file.exists() or f"{name} -->" not in PAGE.read_text(encoding="utf-8"):
-            continue
-        stored = json.loads(file.read_text(encoding="utf-8"))
+    for part in (*PARTS, "train-avx2"):
+        stored = json.loads((FOLDER / f"{part}.json").read_text(encoding="utf-8"))
         about = provenance(stored, stored["cpu_capability"])
         rows = pd.DataFrame(stored["rows"])
         table = aligned((bounds if part == "bound" else ratios)(rows))
-        replace_part(PAGE, name, f"{table}\n\n{about}")
+        replace_part(PAGE, f"benchmarks/speed.py, {part}", f"{table}\n\n{about}")
 
 
 def measure(part: str, checkouts: dict[str, Path], short: bool) -> None:

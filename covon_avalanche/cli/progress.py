@@ -79,7 +79,7 @@ class GridProgress:
 
 
 def print_failures(failures: Iterable[Outcome]) -> int:
-    """One sentence per error, which several runs may share; the exit status."""
+    """Print one sentence per error, which several runs may share, and return the exit status."""
     by_error: dict[str, list[RunFolder]] = defaultdict(list)
     status = 0
     for failure in failures:

@@ -215,8 +215,8 @@ def _run_and_summarise(
 
 
 def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: Console) -> None:
-    """Print the table, and write it and the plot to files; results of other runs than the new ones
-    are marked as cached."""
+    """Print the table, and write it and the plot to files; results that are not in ``new`` are
+    marked as cached."""
     from covon_avalanche.report import comparisons, figures, results_frame, tables
 
     found = comparisons(results_frame(results))  # several, if runs differ in precision = "auto"

@@ -1,6 +1,7 @@
 """Notices when anyone but their optimizer changes parameters.
 
-Nothing here needs ``torch.no_grad``, which an interrupt as it begins or ends would leave on.
+Nothing here is under ``torch.no_grad``, since an interrupt while that begins or ends would leave
+gradients off.
 """
 
 from __future__ import annotations
