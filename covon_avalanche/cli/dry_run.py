@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,7 @@ def check_and_estimate(
     if lacking is not None:
         fail(lacking) if here else typer.echo(f"No estimates: {lacking}")
         return
-    mnist, lines, total = missing_mnist(recipe.stream, options.dataset_root), [], 0.0
+    mnist, lines = missing_mnist(recipe.stream, options.dataset_root), []
     if mnist is None:
         start = time.perf_counter()
         from covon_avalanche.experiment.estimate import estimated_seconds, evaluation_seconds
@@ -51,7 +52,8 @@ def check_and_estimate(
         with _problems():
             benchmark = checked_benchmark(recipe, recipe.seeds[0], options)
         reading = time.perf_counter() - imported  # by every run, and imports by every process
-        total = (imported - start) * processes
+        ends = [imported - start] * processes
+        runs: dict[str, float] = {}
         if {*strategies} - {run.strategy for run in stored}:
             typer.echo("Timing batches of strategies without stored results ...")
         for name in dict.fromkeys(strategies):
@@ -67,10 +69,12 @@ def check_and_estimate(
             steps, after = (fmean(parts) for parts in zip(*(times or [(0.0, 0.0)]), strict=True))
             mean = steps + after
             evaluations = evaluation_seconds(recipe, name, benchmark, steps)
-            total += number * (reading + mean + evaluations)
+            runs[name] = reading + mean + evaluations
             found = f"{_time(mean)} of {what}, from {source}" if times else "unknown time"
             lines.append(f"{name}: {number} x {found}")
-        lines.append(f"In total about {_time(total / processes)}, with start-up and evaluations")
+        for name in strategies:  # each run goes to the process that is free first
+            heapq.heapreplace(ends, ends[0] + runs[name])
+        lines.append(f"In total about {_time(max(ends))}, with start-up and evaluations")
     typer.echo("The data are there." if mnist is None else f"MNIST will be downloaded to {mnist}.")
     if isinstance(recipe.model, Backbone) and recipe.model.weights == "default":
         name = recipe.model.backbone

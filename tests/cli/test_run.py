@@ -158,6 +158,8 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
         "finetune: 1 x 0:01:40 of training, from stored results",
     ]
     assert re.fullmatch(r"In total about 0:03:0\d, with start-up and evaluations", lines[-1])
+    lines = covon(*command, "--jobs", "2").stdout.splitlines()  # two of 30 s; one of 120 s follows
+    assert re.fullmatch(r"In total about 0:02:3\d, with start-up and evaluations", lines[-1])
 
 
 @pytest.mark.parametrize(
