@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from covon_avalanche.checks import check_positive, check_whole
+from covon_avalanche.checks import check_positive
 from covon_avalanche.plugins.posterior import VCLPlugin
 from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.task_loader import task_loader
@@ -27,14 +27,12 @@ class EVCLPlugin(VCLPlugin, supports_distributed=True):  # type: ignore[call-arg
         self,
         *,
         strength: float = 1.0,
-        fisher_mb_size: int = 256,
         schedule: Schedule | None = None,
         eval_samples: int = 0,
         eval_temperature: float = 1.0,
     ) -> None:
         """
         :param strength: weight of the penalty.
-        :param fisher_mb_size: examples per batch of the Fisher pass.
 
         See :class:`PosteriorPlugin` for the others.
         """
@@ -42,9 +40,7 @@ class EVCLPlugin(VCLPlugin, supports_distributed=True):  # type: ignore[call-arg
             schedule=schedule, eval_samples=eval_samples, eval_temperature=eval_temperature
         )
         check_positive("strength", strength, zero=True)
-        check_whole("fisher_mb_size", fisher_mb_size)
         self.strength = strength
-        self.fisher_mb_size = fisher_mb_size
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Pass the strength to the optimizer."""
@@ -53,7 +49,7 @@ class EVCLPlugin(VCLPlugin, supports_distributed=True):  # type: ignore[call-arg
             group["importance_strength"] = self.strength
 
     def _consolidate(self, strategy: Any) -> None:
-        batches = task_loader(strategy, self.fisher_mb_size)
+        batches = task_loader(strategy, strategy.train_mb_size)
         fisher = squared_example_gradients(strategy.model, batches, strategy._criterion)
         parameters = dict(strategy.model.named_parameters())
         importance = {parameters[name]: value for name, value in fisher.items()}

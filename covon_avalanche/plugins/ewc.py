@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from covon_avalanche.checks import check_positive, check_whole
+from covon_avalanche.checks import check_positive
 from covon_avalanche.optim.quadratic_anchor import added
 from covon_avalanche.plugins.quadratic_penalty import QuadraticPenaltyPlugin
 from covon_avalanche.plugins.task_loader import task_autocast, task_loader
@@ -26,18 +26,15 @@ class EWCPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: ign
     identities are used for multi-head models only.
     """
 
-    def __init__(self, ewc_lambda: float, fisher_mb_size: int = 256) -> None:
+    def __init__(self, ewc_lambda: float) -> None:
         """
         :param ewc_lambda: weight of the penalty.
-        :param fisher_mb_size: examples per batch of the Fisher pass, which only affects speed.
         """
         check_positive("ewc_lambda", ewc_lambda, zero=True)
-        check_whole("fisher_mb_size", fisher_mb_size)
         super().__init__(ewc_lambda / 2)
-        self.fisher_mb_size = fisher_mb_size
 
     def _consolidated(self, strategy: Any) -> DiagGaussian:
-        batches = task_loader(strategy, self.fisher_mb_size)
+        batches = task_loader(strategy, strategy.train_mb_size)
         with task_autocast(strategy):
             fisher = squared_example_gradients(strategy.model, batches, strategy._criterion)
         return added(self.anchor, strategy.model.named_parameters(), fisher)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from covon_avalanche.checks import check_choice, check_whole
+from covon_avalanche.checks import check_choice
 from covon_avalanche.plugins.quadratic_anchor import QuadraticAnchorPlugin
 from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.task_loader import task_loader
@@ -31,22 +31,19 @@ class EWCStarPlugin(QuadraticAnchorPlugin, supports_distributed=True):  # type: 
         ess: float | None = None,
         weight_decay: float = 0.0,
         fisher: Literal["exact", "batch"] = "exact",
-        fisher_mb_size: int = 256,
         schedule: Schedule | None = None,
     ) -> None:
         """
         :param fisher: ``"exact"`` squares each example's gradient; ``"batch"`` squares
-            mini-batch gradients and multiplies by the batch size, as the paper does.
-        :param fisher_mb_size: examples per batch of the Fisher pass.
+            gradients of mini-batches of the training's size and multiplies by that, as the paper
+            does.
 
         See :class:`QuadraticAnchorPlugin` for the others.
         """
         super().__init__(strength=strength, ess=ess, weight_decay=weight_decay, schedule=schedule)
         check_choice("fisher", fisher, list(_FISHER))
-        check_whole("fisher_mb_size", fisher_mb_size)
         self.fisher = fisher
-        self.fisher_mb_size = fisher_mb_size
 
     def _importance(self, strategy: Any) -> dict[str, Tensor]:
-        batches = task_loader(strategy, self.fisher_mb_size)
+        batches = task_loader(strategy, strategy.train_mb_size)
         return _FISHER[self.fisher](strategy.model, batches, strategy._criterion)

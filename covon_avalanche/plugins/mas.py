@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from covon_avalanche.checks import check_positive, check_whole
+from covon_avalanche.checks import check_positive
 from covon_avalanche.optim.quadratic_anchor import accumulated
 from covon_avalanche.plugins.quadratic_penalty import QuadraticPenaltyPlugin
 from covon_avalanche.plugins.task_loader import task_autocast, task_loader
@@ -27,19 +27,15 @@ class MASPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: ign
     identities are used for multi-head models only.
     """
 
-    def __init__(self, mas_lambda: float, importance_mb_size: int = 256) -> None:
+    def __init__(self, mas_lambda: float) -> None:
         """
         :param mas_lambda: weight of the penalty; the authors use 1.
-        :param importance_mb_size: examples per batch of the pass for the importance, which only
-            affects speed.
         """
         check_positive("mas_lambda", mas_lambda, zero=True)
-        check_whole("importance_mb_size", importance_mb_size)
         super().__init__(mas_lambda)
-        self.importance_mb_size = importance_mb_size
 
     def _consolidated(self, strategy: Any) -> DiagGaussian:
-        batches = task_loader(strategy, self.importance_mb_size)
+        batches = task_loader(strategy, strategy.train_mb_size)
         with task_autocast(strategy):
             importance = absolute_example_gradients(strategy.model, batches, _squared_norm)
         return accumulated(self.anchor, strategy.model.named_parameters(), importance, 1.0)

@@ -273,8 +273,9 @@ def _add_layer(
         product = torch.einsum("ngpo,ngpi->goi", size(g), size(a))
         weight += product.reshape(weight.shape)
         return
-    for rows in torch.arange(len(a), device="cpu").split(max(1, _CHUNK // weight.numel())):
-        product = torch.einsum("ngpo,ngpi->ngoi", g[rows], a[rows])
+    chunk = max(1, _CHUNK // weight.numel())
+    for g_rows, a_rows in zip(g.split(chunk), a.split(chunk), strict=True):
+        product = torch.einsum("ngpo,ngpi->ngoi", g_rows, a_rows)
         weight += size(product).sum(0).reshape(weight.shape)
 
 

@@ -84,7 +84,7 @@ def test_ewc_star_is_algorithm_3(strength, fisher, monkeypatch):
         "covon_avalanche.plugins.ewc_star.task_loader",
         lambda *args: ((x.double(), y) for x, y in task_loader(*args)),
     )
-    options = dict(strength=strength, weight_decay=0.1, fisher=fisher, fisher_mb_size=16)
+    options = dict(strength=strength, weight_decay=0.1, fisher=fisher)
     assert_agrees("ewc-star", *expected, **options)
 
 

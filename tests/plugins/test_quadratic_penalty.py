@@ -23,9 +23,9 @@ from covon_avalanche.plugins import AvalancheSIPlugin, EWCPlugin, MASPlugin, RWa
 LR = 0.1
 EXPERIENCES = 3
 PLUGINS = {
-    "ewc": lambda: EWCPlugin(5.0, fisher_mb_size=7),
+    "ewc": lambda: EWCPlugin(5.0),
     "si": lambda: SIPlugin(2.0, xi=0.01),
-    "mas": lambda: MASPlugin(0.05, importance_mb_size=7),
+    "mas": lambda: MASPlugin(0.05),
     "rwalk": lambda: RWalkPlugin(0.5, fisher_decay=0.6, delta_t=4),
 }
 each = pytest.mark.parametrize("name", PLUGINS)
@@ -286,8 +286,10 @@ def test_ewc_is_not_affected_by_the_order_of_the_data_nor_by_its_batches(double_
     """Avalanche's squares batch gradients, so that sorted classes give another importance."""
     found = []
     for size in (1, 16, 48):
-        plugin = EWCPlugin(0.0, fisher_mb_size=size)
-        trained(plugin)
+        plugin, model = EWCPlugin(0.0), toy_model().double()
+        fixed = torch.optim.SGD(model.parameters(), lr=0.0)
+        strategy = make_naive(model, fixed, plugin, ToDouble(), train_mb_size=size)
+        strategy.train(toy_benchmark(1).train_stream)
         found.append(plugin.anchor.precision)
     for other in found[1:]:
         torch.testing.assert_close(dict(other), dict(found[0]))
