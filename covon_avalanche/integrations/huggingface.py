@@ -40,12 +40,12 @@ class PosteriorCallback(TrainerCallback):
                 callbacks=[PosteriorCallback()]).train()
 
     One sample is in place during all micro-batches of a step; evaluation, checkpoints and logging
-    see the mean. ``batch_size`` counts the examples of all micro-batches and processes. The last
-    step of an epoch has fewer unless ``dataloader_drop_last=True`` and the number of micro-batches
-    is a multiple of the accumulation. A step that is incomplete at the end of an epoch, which
-    happens with a streaming data set, is dropped. Checkpoints that ``train`` writes precede the
-    merge: call ``trainer.save_model()`` afterwards. To evaluate with a sample: ``with
-    optimizer.sampled_params(train=False): trainer.evaluate()``.
+    see the mean. The optimizer's ``batch_size`` is set to the examples of all micro-batches and
+    processes. The last step of an epoch has fewer unless ``dataloader_drop_last=True`` and the
+    number of micro-batches is a multiple of the accumulation. A step that is incomplete at the end
+    of an epoch, which happens with a streaming data set, is dropped. Checkpoints that ``train``
+    writes precede the merge: call ``trainer.save_model()`` afterwards. To evaluate with a sample:
+    ``with optimizer.sampled_params(train=False): trainer.evaluate()``.
 
     After an exception or Ctrl-C inside a step, the mean returns with the next evaluation, saving or
     training; for any other use call ``optimizer.discard_samples()``.
@@ -75,7 +75,7 @@ class PosteriorCallback(TrainerCallback):
             raise ValueError("weight_decay=0 makes the prior flat: set it in TrainingArguments")
         names = {p: name for name, p in model.named_parameters()}
         for group in groups:  # the Trainer makes groups without names, and may find a batch size
-            if group.get("batch_size") is not None:
+            if "batch_size" in group:
                 batches = args.gradient_accumulation_steps * args.world_size
                 group["batch_size"] = state.train_batch_size * batches
             if "param_names" not in group and all(p in names for p in group["params"]):

@@ -25,9 +25,9 @@ class PosteriorCallback(Callback):
         Trainer(accumulate_grad_batches=4, callbacks=[PosteriorCallback()]).fit(module, loader)
 
     Every ``fit`` calls ``configure_optimizers``; an optimizer that is created there would start the
-    next task without the posterior. ``batch_size`` counts the examples of all micro-batches and
-    processes: use ``drop_last=True``, and a number of micro-batches that is a multiple of the
-    accumulation.
+    next task without the posterior. The optimizer's ``batch_size``, the examples of all
+    micro-batches and processes, is set if the loader has one: use ``drop_last=True``, and a number
+    of micro-batches that is a multiple of the accumulation.
 
     One sample is in place during all micro-batches of a step; validation after it, checkpoints
     (even within a step) and the trained module see the mean. Checkpoints that ``fit`` writes
@@ -62,6 +62,13 @@ class PosteriorCallback(Callback):
                     state[name] = optimizer.mean_of(p).to(p.dtype)
 
         self._hook.enter_context(pl_module.register_state_dict_post_hook(replace_samples))
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Set the optimizer's ``batch_size``."""
+        group = _optimizer(trainer).param_groups[0]
+        size = getattr(trainer.train_dataloader, "batch_size", None)
+        if "batch_size" in group and size is not None:
+            group["batch_size"] = size * trainer.accumulate_grad_batches * trainer.world_size
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int

@@ -183,10 +183,12 @@ class CoVON(PosteriorOptimizer):
         proportion. With Avalanche :class:`CoVONPlugin` sets it. By default all weigh the same.
     :param batch_size: examples behind a step's gradient (over all processes), of whose losses it is
         the gradient of the mean: after a sum, squared gradients are ``batch_size²`` times too
-        large. With Avalanche :class:`CoVONPlugin` sets it in each step. In natural units it matters
-        only where steps differ in it; in the paper's units ``"gradsq"`` needs it. A step with fewer
-        examples overestimates the Hessian: drop an incomplete last batch, or set the value in
-        ``param_groups[0]`` before the step. Only the first group's value is used.
+        large. With Avalanche, Lightning and the Hugging Face Trainer, the plugin or callback sets
+        it. ``"gradsq"`` needs it: in natural units the pull to the prior, which protects earlier
+        tasks, is in proportion to it, with a warning at the end of a task if it is missing; in
+        the paper's units without it there is an error. A step with fewer examples overestimates the
+        Hessian: drop an incomplete last batch, or set the value in ``param_groups[0]`` before the
+        step. Only the first group's value is used.
     :param noise: standard deviation of the posterior at the start of the first task, relative to
         the root mean square of a parameter tensor.
     :param prior_width: standard deviation of the first prior, relative to the same.
@@ -373,7 +375,7 @@ class CoVON(PosteriorOptimizer):
 
     def _batch_size(self) -> float:
         size = self.param_groups[0]["batch_size"]
-        natural = has_natural_units(self.param_groups[0])  # where a constant size has no effect
+        natural = has_natural_units(self.param_groups[0])  # consolidate() warns
         if size is None and self.hess_approx == "gradsq" and not natural:
             raise ValueError(
                 "hess_approx='gradsq' needs the number of examples behind each gradient: pass "
@@ -587,6 +589,14 @@ class CoVON(PosteriorOptimizer):
         for other in self.param_groups:
             other["ess_per_example"] = ess / (group["examples"] or 1.0)
 
+    def add_param_group(self, param_group: Group) -> None:
+        super().add_param_group(param_group)
+        natural = [group for group in self.param_groups if has_natural_units(group)]
+        known = [g["ess_per_example"] for g in natural if g["ess_per_example"] is not None]
+        for group in natural:  # one size for all: the first step sets that of groups so far
+            if known and group["ess_per_example"] is None:
+                group["ess_per_example"] = known[0]
+
     def _inverse_rms(
         self,
         bucket: Bucket,
@@ -709,6 +719,12 @@ class CoVON(PosteriorOptimizer):
         check_choice("merge", merge, get_args(SlowStep))
         self._check_consolidation()
         self._deferred.raise_if_bad(wait=True)
+        if self.hess_approx == "gradsq" and self.param_groups[0]["batch_size"] is None:
+            warnings.warn(
+                "batch_size is not set, so that the next task is pulled to the prior as if it were "
+                "1: pass the number of examples of a step, CoVON(..., batch_size=...)",
+                stacklevel=2,
+            )
         given = {"gamma": gamma, "gamma_precision": gamma_precision}
         instead = {key: value for key, value in given.items() if value is not None}
         for key, value in instead.items():
@@ -749,6 +765,8 @@ class CoVON(PosteriorOptimizer):
         state, mean, ess = self.state[p], self.mean_of(p), ess_of(group)
         if replace:
             first = self._first_prior(mean, group)["prior_precision"]
+            if "scale" in state:  # of the weights when the task started
+                first.copy_(natural_units.first_prior_precision(group, state["scale"]))
             for m, hess, s0 in pieces(*map(local, (mean, state["hess"], first))):
                 yield m, ess * hess.clamp(min=0) + s0
             return

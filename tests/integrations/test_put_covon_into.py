@@ -63,7 +63,8 @@ def nanogpt_task(model, optimizer, task):
     exec(head.replace('os.environ.get("INIT_FROM", "scratch")', '"scratch"'), names)
     model = model or names["model"]
     generator = torch.Generator().manual_seed(0)
-    optimizer = optimizer or CoVON(model.named_parameters(), lr=6e-3, generator=generator)
+    settings = dict(lr=6e-3, batch_size=8, generator=generator)
+    optimizer = optimizer or CoVON(model.named_parameters(), **settings)
     batch = names["get_batch"]("train")
     for i in range(6):
         optimizer.param_groups[0]["lr"] = 6e-3 * min(1, (i + 1) / 3)
@@ -149,6 +150,8 @@ def test_lightning_cli(patched, tmp_path):
     own = runpy.run_path(str(SCRIPTS / "lightning_cli.py"))
     model = own["Classifier"]()
     optimizer = CoVON(model.parameters(), lr=1e-3)
+    size = own["Data"](0).train_dataloader().batch_size
+    optimizer.param_groups[0]["batch_size"] = 2 * size
     (trained,) = first.trainer.optimizers
     optimizer.param_groups[0]["noise_seed"] = trained.param_groups[0]["noise_seed"]
     for seed, cli in enumerate((first, second)):

@@ -76,6 +76,43 @@ def test_a_given_prior_is_kept_and_the_posterior_is_narrower():
     assert (optimizer.posterior().precision["0.weight"] > 1e6).all()
 
 
+def test_groups_added_later_have_the_effective_sample_size_of_the_others():
+    model = network()
+    body, head = model[0], model[2]
+    optimizer = make(head.parameters())
+    train_step(optimizer, model, task(0))
+    optimizer.add_param_group({"params": [*body.parameters()]})
+    first, second = optimizer.param_groups
+    assert first["ess_per_example"] == second["ess_per_example"] > 100
+    optimizer = make(
+        [{"params": [*head.parameters()]}, {"params": [body.bias], "ess_per_example": 7.0}]
+    )
+    assert [group["ess_per_example"] for group in optimizer.param_groups] == [7.0, 7.0]
+
+
+def test_a_prior_that_is_replaced_has_the_width_of_the_weights_before_the_task():
+    p = nn.Parameter(torch.full((50,), 2.0))
+    optimizer = make([p], noise=0.1, prior_width=0.5, lr=0.5, batch_size=1)
+    for _ in range(20):
+        step_on(optimizer, lambda: -1e-9 * p.sum())
+    assert rms(p) > 4
+    hess = optimizer.state[p]["hess"].clamp(min=0) * optimizer.param_groups[0]["ess_per_example"]
+    expected = hess + (0.5 * 2.0) ** -2
+    optimizer.consolidate("replace")
+    torch.testing.assert_close(optimizer.posterior().precision["0.0"], expected)
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 48}, {"hess_approx": "reparam"}])
+def test_a_task_that_ends_without_a_batch_size_is_a_warning(settings):
+    model = network()
+    optimizer = make(model.named_parameters(), **settings)
+    train_step(optimizer, model, task(0))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.consolidate()
+    assert ("batch_size is not set" in str([w.message for w in caught])) == (not settings)
+
+
 # The step ---------------------------------------------------------------------------------
 
 
@@ -120,8 +157,8 @@ def test_where_squared_gradients_dominate_steps_have_adams_direction(implementat
             assert torch.cosine_similarity(change, adams, dim=0) > 0.999
 
 
-def test_multiplying_the_loss_changes_next_to_nothing():
-    """The effective sample size follows; only the weak pull to the prior is another one."""
+def test_multiplying_the_loss_changes_only_the_pull_to_the_prior():
+    """The effective sample size follows, and few steps hardly feel the pull."""
 
     def trained(factor, **settings):
         model = network()

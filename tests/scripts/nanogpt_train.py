@@ -18,6 +18,7 @@ eval_interval, eval_iters, max_iters = 2, 2, 5
 gradient_accumulation_steps, batch_size, block_size = 2, 4, 8
 learning_rate, min_lr, weight_decay, beta1, beta2, grad_clip = 6e-3, 6e-4, 1e-1, 0.9, 0.95, 1.0
 device_type, dtype, ddp, ddp_local_rank, master_process = "cpu", "float32", False, 0, True
+ddp_world_size = 1
 ctx = nullcontext()
 torch.manual_seed(1337)
 text = torch.randint(16, (256,), generator=torch.Generator().manual_seed(seed_of_text))
