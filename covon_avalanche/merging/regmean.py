@@ -98,6 +98,7 @@ class RegMean(MergeRule):
             for batch in task.batches():
                 n = len(batch[0])
                 rows = torch.arange(0, n, 1 / self.share, dtype=torch.float32, device="cpu").long()
+                rows = rows[rows < n]  # rounding may add one
                 given, kept = given + n, kept + len(rows)
                 yield [column[rows] for column in batch] if self.share < 1 else batch
 

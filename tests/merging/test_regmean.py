@@ -250,6 +250,17 @@ def test_a_share_of_the_examples_counts_for_all():
         torch.testing.assert_close(rule.moments[name], a * len(x) / len(kept))
 
 
+def test_every_share_keeps_that_part_of_a_batch_of_any_size():
+    model, found = nn.Linear(1, 1, bias=False), []
+    model.register_forward_pre_hook(lambda module, inputs: found.append(len(inputs[0])))
+    for percent in range(1, 100):
+        found.clear()
+        rule = RegMean(share=percent / 100)
+        rule.observe(Task(model, {}, lambda: [(torch.ones(n, 1),) * 2 for n in range(1, 101)]))
+        assert found == [-(-n * percent // 100) for n in range(1, 101)]  # rounded up
+        assert rule.moments[""].item() == pytest.approx(5050)
+
+
 def test_a_module_of_ones_own_may_call_a_layer_out_proj():
     class Head(nn.Module):
         def __init__(self):
