@@ -202,7 +202,7 @@ def _undone_on_error(
     except BaseException:
         with defer_interrupt():
             for tensor, copy in zip(tensors, copies, strict=True):
-                tensor.copy_(copy)
+                tensor.data.copy_(copy)  # CoVON takes a counted change for new weights
             optimizer.state.update(state)
             if rule is not None:
                 rule.__dict__ = memory

@@ -141,27 +141,31 @@ def step(optimizer, model, batch):
     if isinstance(optimizer, CoVON):
         train_step(optimizer, model, batch)
     else:
+        optimizer.zero_grad()
         nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
         optimizer.step()
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("moment", ["batch norm", "observe"])
+@pytest.mark.parametrize("moment", ["merge", "batch norm", "observe"])
 def test_an_interrupted_merge_changes_nothing_and_can_be_repeated(optimizer, moment, monkeypatch):
-    """Neither weights, running statistics and posterior nor the memory of the rule."""
+    """Neither weights, running statistics and posterior nor the memory of the rule; training goes
+    on as it would have."""
     torch.manual_seed(0)
     model, rule = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), RegMean()
     optimizer = OPTIMIZERS[optimizer](model)
     batches = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]
-    observe = RegMean.observe
 
     def interrupted_pass():
         yield batches[0]
         raise KeyboardInterrupt
 
-    def interrupted_observe(self, task):
-        observe(self, task)
-        raise KeyboardInterrupt
+    def interrupted(method):
+        def call(self, task):
+            method(self, task)
+            raise KeyboardInterrupt
+
+        return call
 
     def merge(model, optimizer, rule, statistics=lambda: batches):
         arguments = before, lambda: batches
@@ -174,13 +178,15 @@ def test_an_interrupted_merge_changes_nothing_and_can_be_repeated(optimizer, mom
             merge(model, optimizer, rule)
     twins = copy.deepcopy((model, optimizer, rule))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        if moment == "observe":
-            patch.setattr(RegMean, "observe", interrupted_observe)
-            merge(model, optimizer, rule)
-        else:
+        if moment == "batch norm":
             merge(model, optimizer, rule, interrupted_pass)
+        else:
+            patch.setattr(RegMean, moment, interrupted(getattr(RegMean, moment)))
+            merge(model, optimizer, rule)
     for again in (False, True):
         if again:
+            step(optimizer, model, batches[1])
+            step(twins[1], twins[0], batches[1])
             merge(model, optimizer, rule)
             merge(*twins)
         assert same(model.state_dict(), twins[0].state_dict())
