@@ -143,7 +143,7 @@ def merge_into(
     :param rule: a rule of :mod:`covon_avalanche.merging` or, with CoVON, what ``consolidate()``
         takes, such as ``"eq8"``.
     :param before: copies of the weights before the task, by parameter name. CoVON needs none:
-        the mean of its prior is used.
+        the mean of its prior is used, for parameters that had no step their present weights.
     :param batches: starts a pass over the task's data, for rules with ``needs_data``:
         ``(input, target, *more)``, for ``model(input, *more)``.
     :param batch_norm_batches: starts a pass over shuffled data, to re-estimate the running
@@ -163,8 +163,8 @@ def merge_into(
                 update_batch_norm(model, batch_norm_batches())
         return
     if isinstance(optimizer, CoVON):
-        owned = {p for group in optimizer.param_groups for p in group["params"]}
-        named = [(name, p) for name, p in model.named_parameters() if p in owned]
+        stepped = {p for p, state in optimizer.state.items() if "hess" in state}  # in this task
+        named = [(name, p) for name, p in model.named_parameters() if p in stepped]
         before = optimizer.prior(named).mean if rule.needs_before else {}
     elif before is None and rule.needs_before:
         raise ValueError(f"{type(rule).__name__} needs the weights before the task: pass before")

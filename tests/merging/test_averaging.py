@@ -7,6 +7,7 @@ from toy_merging import end_task
 from toy_optimizers import make_covon, train_step, weights
 from toys import toy_model
 
+from covon_avalanche import CoVON
 from covon_avalanche.merging import EMA, Average, merge_into
 from covon_avalanche.posterior import merge
 
@@ -79,3 +80,20 @@ def test_the_average_with_covon_does_not_count_the_prior(linear, batch):
         merge_into(linear, optimizer, rule)
     for name, p in linear.named_parameters():
         torch.testing.assert_close(p.detach(), (fast[0][name] + fast[1][name]) / 2)
+
+
+@pytest.mark.parametrize(("bfloat16_prior", "rtol"), [(False, 1e-5), (True, 8e-3)])
+def test_the_average_with_covon_counts_the_tasks_that_train_a_head(batch, bfloat16_prior, rtol):
+    torch.manual_seed(0)
+    heads, rule = nn.ModuleList(nn.Linear(4, 3) for _ in range(3)), Average()
+    optimizer = CoVON(heads.named_parameters(), lr=0.1, bfloat16_prior=bfloat16_prior)
+    fast = [[] for _ in heads]
+    for i in (0, 1, 2, 0):
+        train_step(optimizer, heads[i], batch)
+        fast[i].append(weights(heads[i]))
+        merge_into(heads, optimizer, rule)
+    for i, head in enumerate(heads):
+        for name, p in head.named_parameters():
+            mean = torch.stack([values[name] for values in fast[i]]).mean(0)
+            torch.testing.assert_close(p.detach(), mean, rtol=rtol, atol=1e-6)
+            assert (rule.tasks[f"{i}.{name}"] == len(fast[i])).all()
