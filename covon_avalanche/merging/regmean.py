@@ -118,15 +118,15 @@ class RegMean(MergeRule):
                 f"but had {a0.shape[-1]} in earlier tasks: RegMean cannot merge it"
             )
         layer = merged_layers(task.model)[layer_name]
-        w0 = in_double(as_rows(layer, {p: task.before[names[p]] for p in own_parameters(layer)}))
-        w = in_double(as_rows(layer))
+        before: dict[Tensor, Tensor] = {p: task.before[names[p]] for p in own_parameters(layer)}
+        w0 = in_double(as_rows(layer, before))
+        w = in_double(as_rows(layer, {p: task.mean_of(p) for p in before}))
         known = self.outputs[layer_name]
         change = (w - w0)[:known].unflatten(0, (len(a), -1))
         a0, a = in_double(a0), in_double(a)
         w[:known] = w0[:known] + self._merged_change(task, layer_name, change, a0, a).flatten(0, 1)
-        return {
-            names[p]: value.to(p) for p, value in from_rows(layer, w).items() if p.requires_grad
-        }
+        merged = from_rows(layer, w)
+        return {names[p]: v.to(before[p]) for p, v in merged.items() if p.requires_grad}
 
     def _merged_change(
         self, task: Task, layer: str, change: Tensor, a0: Tensor, a: Tensor

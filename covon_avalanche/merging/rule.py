@@ -33,6 +33,7 @@ class Task:
         batches: Batches | None = None,
         *,
         has_prior: bool = False,
+        mean_of: Callable[[Tensor], Tensor] = Tensor.detach,
     ) -> None:
         """
         :param model: in :meth:`MergeRule.merge` with the weights that training left, in
@@ -41,9 +42,11 @@ class Task:
             since, or is new, its new entries count as unchanged by the task.
         :param batches: passes over the task's data; may be left out for rules that need none.
         :param has_prior: whether ``before`` is the mean of a posterior optimizer's prior.
+        :param mean_of: returns the present weights of a parameter, with CoVON never in bfloat16.
         """
         self.model = model
         self.has_prior = has_prior
+        self.mean_of = mean_of
         self.measured: dict[str, Tensor] = {}
         """Statistics that :meth:`MergeRule.merge` has measured, for :meth:`MergeRule.observe`."""
         self._given = before
@@ -58,14 +61,14 @@ class Task:
         before = {}
         for name, p in self.model.named_parameters():
             try:
-                before[name] = in_shape(self._given.get(name), p.detach())
+                before[name] = in_shape(self._given.get(name), self.mean_of(p))
             except ValueError as error:
                 raise ValueError(f"{name!r} cannot be merged: {error}") from error
         return before
 
     def trained(self) -> dict[str, Tensor]:
         """The present weights of the parameters that are not frozen, by name."""
-        return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
+        return {n: self.mean_of(p) for n, p in self.model.named_parameters() if p.requires_grad}
 
     def batches(self) -> Iterable[Batch]:
         """Start a pass over the task's data."""
@@ -168,7 +171,9 @@ def merge_into(
         before = optimizer.prior(named).mean if rule.needs_before else {}
     elif before is None and rule.needs_before:
         raise ValueError(f"{type(rule).__name__} needs the weights before the task: pass before")
-    task = Task(model, before or {}, batches, has_prior=isinstance(optimizer, CoVON))
+    has_prior = isinstance(optimizer, CoVON)
+    mean_of = optimizer.mean_of if isinstance(optimizer, CoVON) else Tensor.detach
+    task = Task(model, before or {}, batches, has_prior=has_prior, mean_of=mean_of)
     with _undone_on_error(model, optimizer, rule):
         merged = rule.merge(task)
         for name, value in merged.items():

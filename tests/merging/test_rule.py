@@ -149,8 +149,8 @@ def step(optimizer, model, batch):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("moment", ["merge", "batch norm", "observe"])
 def test_an_interrupted_merge_changes_nothing_and_can_be_repeated(optimizer, moment, monkeypatch):
-    """Neither weights, running statistics and posterior nor the memory of the rule; training goes
-    on as it would have."""
+    """Neither weights, running statistics and posterior nor the memory of the rule; training can
+    continue before the merge is repeated."""
     torch.manual_seed(0)
     model, rule = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), RegMean()
     optimizer = OPTIMIZERS[optimizer](model)
@@ -221,6 +221,20 @@ def test_eq_8_is_the_merge_of_prior_and_posterior(linear, batch, gamma_precision
         slow = merge(prior, fast, 0.6, gamma_precision=gamma_precision)
         torch.testing.assert_close(weights(linear), dict(slow.mean))
         torch.testing.assert_close(optimizer.prior().precision, slow.precision)
+
+
+@pytest.mark.parametrize("rule", [EMA(1.0), Average(), MagMax(1.0), RegMean()])
+def test_bfloat16_weights_are_merged_with_covons_mean_in_float32(linear, batch, rule):
+    """With a single task these rules keep its weights, with changes that bfloat16 rounds away."""
+    if isinstance(rule, RegMean):
+        rule.moments, rule.outputs = {"": torch.zeros(1, 5, 5)}, {"": 3}  # no past
+    batch = batch[0].bfloat16(), batch[1]
+    optimizer = CoVON(linear.bfloat16().named_parameters(), lr=1e-4, prior_mean="init")
+    rule.begin_task(linear)
+    train_step(optimizer, linear, batch)
+    means = {name: optimizer.mean_of(p).clone() for name, p in linear.named_parameters()}
+    merge_into(linear, optimizer, rule, batches=lambda: [batch])
+    torch.testing.assert_close(dict(optimizer.prior().mean), means, rtol=0, atol=1e-7)
 
 
 def test_optimizers_and_missing_arguments_are_named(linear):
