@@ -162,6 +162,7 @@ def merge_into(
             raise ValueError(f"the slow step {rule!r} needs a CoVON optimizer, got {kind}")
         with _undone_on_error(model, optimizer):
             optimizer.consolidate(rule)
+            torch.clear_autocast_cache()  # of casts of the weights from before the merge
             if batch_norm_batches is not None:
                 update_batch_norm(model, batch_norm_batches())
         return
@@ -188,6 +189,7 @@ def merge_into(
         else:
             for p, mean in means.items():
                 p.copy_(mean)
+        torch.clear_autocast_cache()
         if batch_norm_batches is not None:
             update_batch_norm(model, batch_norm_batches())
         rule.observe(task)

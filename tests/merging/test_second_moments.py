@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from covon_avalanche.merging import RegMean, merge_into
 from covon_avalanche.merging.second_moments import input_second_moments
 
 CONVOLUTIONS = {
@@ -55,3 +56,21 @@ def test_moments_under_autocast_are_exact_sums_over_bfloat16_inputs():
     rows = torch.cat([rows, torch.ones(len(rows), 1)], 1)
     torch.testing.assert_close(moments["2"][0].double(), rows.T @ rows, rtol=1e-5, atol=1e-3)
     assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+def test_moments_after_a_merge_within_autocast_are_those_of_the_merged_weights():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, rule, optimizer = torch.randn(64, 4), RegMean(), torch.optim.SGD(net.parameters(), 0.1)
+    known = {}
+    for _ in range(2):
+        before = {name: p.detach().clone() for name, p in net.named_parameters()}
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(torch.randn_like(p))
+        with torch.autocast("cpu", torch.bfloat16):
+            merge_into(net, optimizer, rule, before, lambda: [(x, x)])
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            now = input_second_moments(net, [(x, x)])
+        known = {name: moments + known.get(name, 0) for name, moments in now.items()}
+        torch.testing.assert_close(dict(rule.moments), known)
