@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 
 Batch = Sequence[Tensor]
@@ -211,12 +211,15 @@ def _add_by_hooks(
     # The input of each call, and the graph edge of its output, which an in-place activation may
     # have changed since.
     calls: list[tuple[nn.Module, Tensor, GradientEdge]] = []
+    inputs: list[Node] = []
 
     def keep(
         layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         x = next(iter((*args, *kwargs.values())))
         calls.append((layer, x.detach(), get_gradient_edge(output)))
+        if x.requires_grad:
+            inputs.append(get_gradient_edge(x).node)
 
     with ExitStack() as hooks:
         for layer in layers:
@@ -224,23 +227,34 @@ def _add_by_hooks(
         output = model(x, *more)
     if not isinstance(output, Tensor) or len(output) != len(y):
         return False
-    # The hooks capture exact per-example gradients only if each layer is called once, and those
-    # that are not called, such as other tasks' heads, have no gradient.
+    # The hooks capture exact per-example gradients only if each layer is called once, and weights
+    # have no gradient except through these calls.
     called = {layer for layer, *_ in calls}
     if len(called) < len(calls) or not all(_rows_are_examples(c, x, len(y)) for c, x, _ in calls):
         return False
     loss = vmap(lambda o, t: criterion(o[None], t[None]))(output, y).sum()
-    idle = [layer for layer in layers if layer not in called]
-    weights = [p for layer in idle for p in layer.parameters(recurse=False) if p.requires_grad]
-    inputs = [*(edge for *_, edge in calls), *weights]
-    gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
-    if any(g is not None for g in gradients[len(calls) :]):
+    weights = {get_gradient_edge(model.get_parameter(name)).node for name in sums}
+    if _reaches([loss.grad_fn, *inputs], weights, around={edge.node for *_, edge in calls}):
         return False
-    for (layer, a, _), g in zip(calls, gradients, strict=False):
+    gradients = torch.autograd.grad(loss, [edge for *_, edge in calls], allow_unused=True)
+    for (layer, a, _), g in zip(calls, gradients, strict=True):
         if g is not None:
             weight, bias = (sums.get(f"{layers[layer]}{name}") for name in ("weight", "bias"))
             _add_layer(layer, a, g, weight, bias, size)
     return True
+
+
+def _reaches(nodes: list[Node | None], leaves: set[Node], around: set[Node]) -> bool:
+    """Whether a path of the autograd graph leads to a leaf, other than through given nodes."""
+    seen: set[Node | None] = {None, *around}
+    while nodes:
+        node = nodes.pop()
+        if node in leaves:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes.extend(following for following, _ in node.next_functions)
+    return False
 
 
 def _rows_are_examples(layer: nn.Module, a: Tensor, examples: int) -> bool:

@@ -51,6 +51,21 @@ class Functional(SequenceModel):
         return self.head(torch.tanh(rows).mean(1))
 
 
+class Rescaled(SequenceModel):
+    """Uses a layer's weight in its call and once more before the next layer."""
+
+    def forward(self, x):
+        rows = torch.tanh(self.inner(x.view(len(x), -1, 3))).mean(1)
+        return self.head(rows * self.inner.weight.norm())
+
+
+class Normalised(SequenceModel):
+    """Uses the last layer's weight in its call and once more for the output."""
+
+    def forward(self, x):
+        return super().forward(x) / self.head.weight.norm()
+
+
 class ByKeyword(SequenceModel):
     """Calls a layer with a named argument."""
 
@@ -97,6 +112,8 @@ MODELS = {
     "time first": TimeFirst,
     "flattened": Flattened,
     "functional": Functional,
+    "rescaled": Rescaled,
+    "normalised": Normalised,
     "masked": Masked,
     "shared": shared_layer,
     "tied": tied_weights,
