@@ -52,8 +52,8 @@ def squared_example_gradients(
 
     Computed from inputs and output gradients in one backward pass a batch where all parameters
     belong to ``Linear`` and ``Conv2d`` layers, each called once in a forward pass with one row
-    per example; otherwise by ``torch.func``, or example by example where control flow depends on
-    the data.
+    per example; otherwise by ``torch.func``, or example by example where that fails: with ``GRU``,
+    ``RNN``, and control flow that depends on the data.
 
     :param criterion: loss, evaluated on each example as a batch of one. So ``reduction`` does not
         matter, and with ``"mean"`` class weights cancel.
@@ -124,14 +124,12 @@ def _add_example_gradients(
 ) -> None:
     """Add the sizes of the gradients of each example of a batch."""
     try:
-        if not _supports_hooks(model) or not _add_by_hooks(model, sums, batch, criterion, size):
-            _add_by_func(model, sums, batch, criterion, size)
+        if _supports_hooks(model) and _add_by_hooks(model, sums, batch, criterion, size):
+            return
     except RuntimeError as error:
-        if not str(error).startswith("vmap"):  # no data-dependent control flow
+        if not str(error).startswith("vmap"):  # the criterion's control flow depends on the data
             raise
-        for i in range(len(batch[1])):
-            one = [column[i : i + 1] for column in batch]
-            _add_batch_gradients(model, sums, one, criterion, size)
+    _add_by_func(model, sums, batch, criterion, size)
 
 
 def _add_expected(
@@ -317,7 +315,14 @@ def _add_by_func(
     )
     entries = sum(p.numel() for p in trained.values())
     for rows in torch.arange(len(y), device="cpu").split(max(1, _CHUNK // max(1, entries))):
-        with torch.autocast(x.device.type, enabled=False):  # vmap's layer norm cannot mix dtypes
-            gradients = example_gradients(trained, x[rows], y[rows], *(m[rows] for m in more))
+        try:
+            # vmap's layer norm cannot mix dtypes
+            with torch.autocast(x.device.type, enabled=False):
+                gradients = example_gradients(trained, x[rows], y[rows], *(m[rows] for m in more))
+        except RuntimeError:  # control flow that depends on the data, GRU and RNN
+            for i in rows.tolist():
+                one = [column[i : i + 1] for column in batch]
+                _add_batch_gradients(model, sums, one, criterion, size)
+            continue
         for name, value in gradients.items():
             sums[name] += size(value).sum(0)

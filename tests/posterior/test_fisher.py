@@ -84,6 +84,17 @@ class Masked(SequenceModel):
         return self.norm(super().forward(x[x.flatten(1).norm(dim=1) > 0]))
 
 
+class Recurrent(nn.Module):
+    """Of a layer whose in-place updates ``torch.func`` refuses."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer(3, 5, batch_first=True), nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.head(self.layer(x.view(len(x), -1, 3))[0][:, -1])
+
+
 def shared_layer():
     layer = nn.Linear(72, 72)
     return nn.Sequential(nn.Flatten(), layer, nn.Tanh(), layer, nn.Linear(72, 4))
@@ -115,6 +126,8 @@ MODELS = {
     "rescaled": Rescaled,
     "normalised": Normalised,
     "masked": Masked,
+    "gru": lambda: Recurrent(nn.GRU),
+    "rnn": lambda: Recurrent(nn.RNN),
     "shared": shared_layer,
     "tied": tied_weights,
     "conv same": lambda: conv(padding="same", outputs=216),
