@@ -58,10 +58,11 @@ class DERPlugin(SupervisedPlugin):
         self.memory: list[Tensor] = []
         """Inputs, labels, task labels and logits, of ``mem_size`` rows; empty before the first
         batch."""
-        self._logits: Tensor | None = None
+        self._batches: dict[int, list[Tensor]] = {}  # of this step, by iteration
 
     def before_training(self, strategy: Any, **kwargs: Any) -> None:
-        """Check that all processes will have the same memory."""
+        """Check that all processes will have the same memory, and drop an interrupted step."""
+        self._batches.clear()
         if DistributedHelper.is_distributed and not isinstance(strategy, DataParallel):
             raise ValueError(
                 "DERPlugin needs whole batches: mix covon_avalanche.data_loading.DataParallel into "
@@ -70,7 +71,10 @@ class DERPlugin(SupervisedPlugin):
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the losses of stored examples, if there are any."""
-        self._logits = strategy.mb_output.detach()
+        batch = [strategy.mb_x, strategy.mb_y, strategy.mb_task_id, strategy.mb_output.detach()]
+        if isinstance(strategy, DataParallel):
+            batch = strategy.whole_batch(batch)
+        self._batches[strategy.clock.train_iterations] = batch
         if self.seen == 0:
             return
         size = self.batch_size_mem or strategy.train_mb_size
@@ -95,11 +99,11 @@ class DERPlugin(SupervisedPlugin):
     @torch.no_grad()
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Reservoir sampling: every example seen is in the memory with the same probability."""
-        assert self._logits is not None
-        batch = [strategy.mb_x, strategy.mb_y, strategy.mb_task_id, self._logits]
-        self._logits = None
-        if isinstance(strategy, DataParallel):
-            batch = strategy.whole_batch(batch)
+        for batch in self._batches.values():
+            self._store(batch)
+        self._batches.clear()
+
+    def _store(self, batch: list[Tensor]) -> None:
         if not self.memory:
             self.memory = [column.new_zeros(self.mem_size, *column.shape[1:]) for column in batch]
         missing = batch[3].shape[1] - self.memory[3].shape[1]

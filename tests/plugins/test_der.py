@@ -1,9 +1,12 @@
 """DER and ER-ACE against their definitions."""
 
+import pytest
 import torch
+from avalanche.training.supervised import Naive
 from torch import nn
 from toys import Watch, make_naive, toy_benchmark, toy_model, weights
 
+from covon_avalanche.loops import GradientAccumulation
 from covon_avalanche.plugins import DERPlugin
 from covon_avalanche.strategies import ERACEStrategy
 
@@ -12,14 +15,19 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_logits_are_those_of_the_step_that_trained_on_the_example():
+class Accumulating(GradientAccumulation, Naive):
+    """Steps of two mini-batches and of one."""
+
+
+@pytest.mark.parametrize("cls", [Naive, Accumulating])
+def test_logits_are_those_of_the_step_that_trained_on_the_example(cls):
     """All examples fit; each is stored with the output that training computed for it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 10), nn.Dropout(0.5), nn.Linear(10, 4))
     seen = []
     watch = Watch(after_forward=lambda s: seen.append((s.mb_x, s.mb_y, s.mb_output.detach())))
     plugin = DERPlugin(200, alpha=0.0, beta=0.0)
-    strategy = make_naive(model, sgd(model), plugin, watch)
+    strategy = make_naive(model, sgd(model), plugin, watch, cls=cls)
     strategy.train(toy_benchmark(1).train_stream[0])
     assert plugin.seen == 96  # two epochs
     for column, values in zip((0, 1, 3), zip(*seen, strict=True), strict=True):
@@ -58,20 +66,11 @@ def test_every_example_stays_with_the_same_probability():
     for _ in range(300):
         plugin = DERPlugin(40)
         for part in torch.arange(96.0).split(16):
-            column = part[:, None]
-            plugin._logits = column
-            plugin.after_update(Batch(column))
+            plugin._store([part[:, None]] * 4)
         counts[plugin.memory[0][:, 0].long()] += 1
         assert len(plugin.memory[0].unique()) == 40
     shares = counts / 300
     assert (shares - 40 / 96).abs().max() < 5 * (0.42 * 0.58 / 300) ** 0.5
-
-
-class Batch:
-    """The batch of a strategy, the same column everywhere."""
-
-    def __init__(self, column):
-        self.mb_x = self.mb_y = self.mb_task_id = column
 
 
 def test_er_ace_adds_the_losses_and_draws_as_many_examples_as_there_are_new_ones():
