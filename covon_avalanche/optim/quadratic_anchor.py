@@ -89,12 +89,12 @@ def adam_second_moments(
 def grown(
     anchor: DiagGaussian, named_parameters: Iterable[tuple[str, Tensor]], precision: float = 0.0
 ) -> DiagGaussian:
-    """The anchor in the current shapes of the parameters.
+    """The anchor in the current shapes of the parameters; entries of others stay as they are.
 
     :param precision: of new entries, whose anchor is 0.
     :raises ValueError: if a parameter has become smaller.
     """
-    means, precisions = {}, {}
+    means, precisions = dict(anchor.mean), dict(anchor.precision)
     for name, p in named_parameters:
         means[name] = torch.zeros_like(p, requires_grad=False)
         precisions[name] = torch.full_like(means[name], precision)
@@ -115,7 +115,7 @@ def accumulated(
 
     :param importance: by parameter name; a parameter that is left out keeps its precision.
     """
-    means, precisions = {}, dict(anchor.precision)
+    means, precisions = dict(anchor.mean), dict(anchor.precision)
     for name, p in named_parameters:
         means[name] = p.detach().clone()
         if name in importance:

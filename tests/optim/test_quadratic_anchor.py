@@ -63,6 +63,18 @@ def test_frozen_weights_are_left_alone():
     assert anchor.gaussian.mean == {}
 
 
+def test_a_weight_that_is_frozen_in_one_task_keeps_its_precision():
+    model, gaussian = nn.Linear(2, 1), None
+    for importance in (1.0, 2.0, 4.0):
+        model.weight.requires_grad_(importance != 2.0)
+        anchor = QuadraticAnchor(model.named_parameters(), ess=3.0, gaussian=gaussian)
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        anchor.add({name: torch.full_like(p, importance) for name, p in trained.items()})
+        gaussian = anchor.gaussian
+    assert gaussian.precision["weight"].tolist() == [[3.0 * (1.0 + 4.0)] * 2]
+    assert gaussian.precision["bias"].tolist() == [3.0 * (1.0 + 2.0 + 4.0)]
+
+
 def test_a_grown_parameter_keeps_its_anchor_and_a_smaller_one_is_an_error():
     small, large = nn.Linear(2, 1, bias=False), nn.Linear(2, 3, bias=False)
     anchor = QuadraticAnchor(small.named_parameters(), ess=5.0)
