@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from avalanche.models import MultiTaskModule
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_whole
 from covon_avalanche.last_layer import classifier
 from covon_avalanche.merging.alignment import FeatureGaussians, Layer, align_layers, fit_gaussians
-from covon_avalanche.plugins.task_loader import check_whole_task, dataset_features
+from covon_avalanche.plugins.task_loader import check_one_head, check_whole_task, dataset_features
 
 
 class ClassifierAlignmentPlugin(SupervisedPlugin):
@@ -68,8 +67,7 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
         :raises ValueError: if they do not.
         """
         check_whole_task(strategy.experience)
-        if isinstance(strategy.model, MultiTaskModule):
-            raise ValueError("ClassifierAlignmentPlugin needs one head for all tasks")
+        check_one_head(self, strategy.model)
         classifier(strategy.model)
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:

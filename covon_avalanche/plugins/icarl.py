@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from covon_avalanche.checks import check_whole
 from covon_avalanche.last_layer import penultimate_features
-from covon_avalanche.plugins.task_loader import check_whole_task, dataset_features
+from covon_avalanche.plugins.task_loader import check_one_head, check_whole_task, dataset_features
 
 _FARTHEST = 4.0  # largest squared distance between points of the unit sphere
 
@@ -61,8 +61,9 @@ class ICaRLPlugin(SupervisedPlugin):
         self._old_model: nn.Module | None = None
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check that the experience is a whole task."""
+        """Check that the experience is a whole task, and that there is one head for all tasks."""
         check_whole_task(strategy.experience)
+        check_one_head(self, strategy.model)
 
     def after_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Add the exemplars to the training data."""

@@ -6,12 +6,11 @@ import copy
 from typing import Any
 
 import torch
-from avalanche.models import MultiTaskModule
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_positive
-from covon_avalanche.plugins.task_loader import check_whole_task, task_autocast
+from covon_avalanche.plugins.task_loader import check_one_head, check_whole_task, task_autocast
 
 
 class LwFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
@@ -45,11 +44,7 @@ class LwFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[ca
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Check that there is one head for all tasks."""
         check_whole_task(strategy.experience)
-        if isinstance(strategy.model, MultiTaskModule):
-            raise ValueError(
-                f"LwFPlugin needs one head for all tasks, got {type(strategy.model).__name__}: use "
-                "Avalanche's LwFPlugin"
-            )
+        check_one_head(self, strategy.model, ": use Avalanche's LwFPlugin")
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the distillation loss."""

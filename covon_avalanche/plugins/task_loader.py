@@ -31,6 +31,15 @@ def check_whole_task(experience: Any) -> None:
         )
 
 
+def check_one_head(plugin: Any, model: Any, advice: str = "") -> None:
+    """Raise a ``ValueError`` for a model with a head for each task."""
+    if isinstance(model, MultiTaskModule):
+        raise ValueError(
+            f"{type(plugin).__name__} needs one head for all tasks, got {type(model).__name__}"
+            f"{advice}"
+        )
+
+
 def task_autocast(strategy: Any) -> AbstractContextManager[Any]:
     """The precision of passes over data: the strategy's ``autocast_dtype``, if it has one, as with
     :class:`covon_avalanche.loops.Autocast`."""

@@ -120,6 +120,7 @@ def test_parts_of_a_task_are_trained_with_consolidate_every():
         (CoVONPlugin, toy_model, adamw, "CoVONPlugin needs a CoVON optimizer, got AdamW"),
         (DUCTPlugin, toy_model, sgd, "needs a DUCT model, got Sequential: wrap the network"),
         (DUCTPlugin, duct, covon, "an optimizer without a posterior, got CoVON"),
+        (lambda: ICaRLPlugin(8), TwoHeads, sgd, "ICaRLPlugin needs one head for all tasks, got"),
         (LwFPlugin, TwoHeads, sgd, "LwFPlugin needs one head for all tasks, got TwoHeads"),
         (PromptPlugin, toy_model, sgd, "PromptPlugin needs a PromptModel, got Sequential"),
         (SLCAPlugin, toy_model, sgd, "needs an SLCA model, got Sequential: wrap the network"),
