@@ -803,12 +803,17 @@ class PosteriorOptimizer(Optimizer, ABC):
         return packed
 
     def _squares(self) -> list[float] | None:
-        """The sum of each parameter's squared weights; unknown if some are sharded."""
-        weights = [self.mean_of(p) for _, p, *_ in self._named_params()]
+        """The sum of each parameter's squared weights, 0 for those that were never trained; unknown
+        if some are sharded."""
+        params = [p for _, p, *_ in self._named_params()]
+        trained = [p for p in params if p.requires_grad or self.state.get(p)]
+        weights = [self.mean_of(p) for p in trained]
         if any(map(is_sharded, weights)):
             return None
         squares = [w.square().sum(dtype=torch.float64) for w in weights]
-        return torch.stack([s.to(squares[0].device) for s in squares]).tolist() if squares else []
+        values = torch.stack([s.to(squares[0].device) for s in squares]).tolist() if squares else []
+        found = dict(zip(trained, values, strict=True))
+        return [found.get(p, 0.0) for p in params]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore groups and state, the noise included.

@@ -1,6 +1,7 @@
 """The protocol of posterior optimizers: samples, steps, errors, priors, copies, checkpoints."""
 
 import copy
+import json
 import math
 import pickle
 from functools import partial
@@ -603,6 +604,24 @@ def test_a_state_without_names_is_refused_if_the_weights_have_another_order(make
         nets[1].load_state_dict(nets[0].state_dict())
     with pytest.raises(ValueError, match="another order"):
         loaded.sampled_params().__enter__()
+
+
+@pytest.mark.parametrize("options", [{"dtype": torch.float8_e4m3fn}, {"device": "meta"}, {}])
+def test_frozen_weights_of_any_kind_are_left_out_of_the_order(make, options):
+    """Earlier versions saved the squares of frozen weights, too."""
+    model = nn.Linear(4, 3)
+    model.base = nn.Parameter(torch.ones(4, 4).to(**options), requires_grad=False)
+    optimizer = make(model.named_parameters())
+    step_on(optimizer, lambda: model(torch.ones(2, 4)).square().mean())
+    optimizer.zero_grad()
+    state = optimizer.state_dict()
+    *trained, base = json.loads(state["param_groups"][0]["saved_squares"])
+    assert min(trained) > 0 == base
+    for value in (base, 16.0):
+        state["param_groups"][0]["saved_squares"] = json.dumps([*trained, value])
+        optimizer.load_state_dict(state)
+        with optimizer.sampled_params():
+            pass
 
 
 def test_a_generator_of_another_type_is_named(make, linear):
