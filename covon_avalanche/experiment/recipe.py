@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import (
@@ -21,7 +21,7 @@ from pydantic import (
 
 from covon_avalanche.did_you_mean import did_you_mean
 from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream
-from covon_avalanche.experiment.registry import KINDS, Strategy, Table, TaskSettings
+from covon_avalanche.experiment.registry import KINDS, Strategy, Table
 from covon_avalanche.experiment.registry.base import Count, Fraction, Seed
 from covon_avalanche.experiment.registry.merge_rules import RULES, MergeSettings
 from covon_avalanche.experiment.search_space import Searched, Space, check_space
@@ -263,7 +263,7 @@ def _sentence(error: ValidationError) -> str:
     """The most informative of the errors: misspelt keys first, they explain missing ones."""
     order = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(), key=lambda e: order.get(e["type"], 1))
-    parts = [str(part) for part in first["loc"]]
+    parts = [str(part) for part in first["loc"] if part != "constrained-float"]  # of a union
     if parts[-1] == "[key]":
         return (
             f"{'.'.join(parts[:-2])}: {first['input']!r} is not a strategy name: use letters, "
@@ -274,7 +274,9 @@ def _sentence(error: ValidationError) -> str:
     if len(parts) > position:
         model = classes[parts.pop(position)]
         if parts[2:3] == ["schedule"]:
-            model = TaskSettings
+            model = model.model_fields["schedule"].annotation
+            while arguments := get_args(model):  # list[...] | None
+                model = arguments[0]
         elif parts[2:3] == ["merge"]:
             classes = RULES
             model = RULES[parts.pop(3)] if len(parts) > 3 else MergeSettings

@@ -76,7 +76,6 @@ Implementation = Literal["auto", "compiled", "foreach", "reference"]
 SlowStep = Literal["eq8", "replace", "none"]
 
 _GAMMA_PRECISION = 2.0  # in the paper's units; chosen in docs/permuted-mnist.md
-_OF_HESS = ("ess", "beta2", "hess_approx", "batch_size", "retraction")
 _LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate may overflow float32
 _LARGEST_ESTIMATE = 1e15  # beyond it the square of a Hessian estimate may
 _MANY_STEPS = 100  # before them a precision is not expected to be learned
@@ -549,11 +548,7 @@ class CoVON(PosteriorOptimizer):
         for bucket in self._buckets(params, train=True):
             settings = self._settings(bucket.group, bucket.i)
             if has_natural_units(bucket.group):
-                averages = [state["step_square"] for state in bucket.states]
-                if kernel is None:
-                    settings["step_squares"] = averages
-                else:
-                    settings["inverse_rms"] = self._inverse_rms(bucket, samples, grads, settings)
+                settings["step_squares"] = [state["step_square"] for state in bucket.states]
             step(
                 bucket.means,
                 [samples[p] for p in bucket.params],
@@ -596,30 +591,6 @@ class CoVON(PosteriorOptimizer):
         for group in natural:  # one size for all: the first step sets that of groups so far
             if known and group["ess_per_example"] is None:
                 group["ess_per_example"] = known[0]
-
-    def _inverse_rms(
-        self,
-        bucket: Bucket,
-        samples: Mapping[Tensor, Tensor],
-        grads: Mapping[Tensor, Tensor],
-        settings: Mapping[str, Any],
-    ) -> Tensor:
-        """For the CPU kernel: update the running averages of squared raw steps, and return one over
-        the root mean square of each parameter."""
-        from covon_avalanche.optim import cpu_kernel
-
-        squares = cpu_kernel.step_squares(
-            bucket.params,
-            [samples[p] for p in bucket.params],
-            [grads[p] for p in bucket.params],
-            bucket.entries("hess"),
-            bucket.entries("prior_precision"),
-            **{key: settings[key] for key in _OF_HESS},
-        )
-        averages = bucket.entries("step_square")
-        running = torch.stack(averages).lerp_(squares, 1 - AVERAGING)
-        torch._foreach_copy_(averages, list(running.unbind()))
-        return inverse_rms(running, 1 - AVERAGING**bucket.i)
 
     def _cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> Any:
         """The module ``cpu_kernel`` if it can make a draw or a step for all parameters."""

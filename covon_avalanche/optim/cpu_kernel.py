@@ -31,6 +31,8 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from covon_avalanche.optim.natural_units import AVERAGING, inverse_rms
+
 GROUP = 1024
 _HALF = GROUP // 2
 _TILE = 16 * GROUP  # entries that a thread takes at a time
@@ -89,12 +91,12 @@ def step(
     hess_approx: str,
     batch_size: float,
     retraction: float = 0.5,
-    inverse_rms: Tensor | None = None,
+    step_squares: list[Tensor] | None = None,
 ) -> None:
-    """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9). See ``fast_step``.
+    """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9), in natural units
+    ``step_squares``, too. See ``fast_step``.
 
     :param samples: theta.
-    :param inverse_rms: in natural units a number for each parameter.
     :param prior_means: tensors, or 0.
     """
     prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
@@ -103,34 +105,18 @@ def step(
     clip_radius = min(clip_radius, 3e38)
     settings = ess, lr, 1 - beta1, 1 - beta2, debiasing, clip_radius, batch_size, retraction, prior0
     table = _addresses(means, samples, grads, momenta, hessians, prior_means, prior_precisions)
-    natural = inverse_rms is not None
-    factors = np.ones(len(means), f32) if inverse_rms is None else inverse_rms.numpy()
-    _run(_step, table, factors, natural, hess_approx == "gradsq", *map(f32, settings))
-
-
-def step_squares(
-    means: list[Tensor],
-    samples: list[Tensor],
-    grads: list[Tensor],
-    hessians: list[Tensor],
-    prior_precisions: list[Tensor] | float,
-    *,
-    ess: float,
-    beta2: float,
-    hess_approx: str,
-    batch_size: float,
-    retraction: float,
-) -> Tensor:
-    """For each parameter the mean of squared raw steps ``grad / sqrt(hess + delta)``, with the
-    ``hess`` that the step will write."""
-    prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
-    table = _addresses(means, samples, grads, hessians, prior_precisions)
-    tiles_of = -(-table[0] // _TILE)
-    sums = np.zeros(int(tiles_of.sum()))  # of tiles, added in order, whatever the threads
-    settings = ess, 1 - beta2, batch_size, retraction, prior0
-    _run(_step_squares, table, sums, hess_approx == "gradsq", *map(f32, settings))
-    totals = np.add.reduceat(sums, np.cumsum(tiles_of) - tiles_of)
-    return torch.from_numpy((totals / table[0]).astype(f32))
+    squared, factors = hess_approx == "gradsq", np.ones(len(means), f32)
+    if step_squares is not None:
+        tiles_of = -(-table[0] // _TILE)
+        sums = np.zeros(int(tiles_of.sum()))  # of tiles, added in order, whatever the threads
+        of_hess = ess, 1 - beta2, batch_size, retraction, prior0
+        _run(_step_squares, table, sums, squared, *map(f32, of_hess))
+        squares = np.add.reduceat(sums, np.cumsum(tiles_of) - tiles_of) / table[0]
+        running = torch.stack(step_squares)
+        running.lerp_(torch.from_numpy(squares.astype(f32)), 1 - AVERAGING)
+        torch._foreach_copy_(step_squares, list(running.unbind()))
+        factors = inverse_rms(running, 1 - AVERAGING**i).numpy()
+    _run(_step, table, factors, step_squares is not None, squared, *map(f32, settings))
 
 
 def _addresses(*columns: list[Tensor] | float) -> np.ndarray:
@@ -377,13 +363,13 @@ def _step_squares_of_group(
 @njit(**OPTIONS)
 def _step_squares(
     table, sums, squared, ess, one_minus_beta2, batch_size, retraction, prior0, first, stride
-):
+):  # of the raw steps grad / sqrt(hess + delta), with the hess that the step will write
     precision = np.full(GROUP, prior0)
     tile = 0
     for k in range(table.shape[1]):
         size = table[0, k]
         mean, sample = _array_at(table[1, k], size), _array_at(table[2, k], size)
-        grad, hess = _array_at(table[3, k], size), _array_at(table[4, k], size)
+        grad, hess = _array_at(table[3, k], size), _array_at(table[5, k], size)
         for begin in range(0, size, _TILE):
             tile += 1
             if (tile - 1) % stride != first:
@@ -395,7 +381,7 @@ def _step_squares(
                     sample[start:stop],
                     grad[start:stop],
                     hess[start:stop],
-                    _prior_group(table[5, k], size, start, stop, precision),
+                    _prior_group(table[7, k], size, start, stop, precision),
                 )
                 settings = ess, one_minus_beta2, batch_size, retraction
                 if squared:

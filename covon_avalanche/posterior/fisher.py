@@ -184,13 +184,14 @@ def _supports_hooks(model: nn.Module) -> bool:
     """Whether every trained parameter belongs to one plain Linear or Conv2d layer alone."""
     owners: set[Tensor] = set()
     for module in model.modules():
-        for parameter in module.parameters(recurse=False):
+        for name, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad:
                 continue
             conv = type(module) is nn.Conv2d and (
                 module.padding_mode == "zeros" and not isinstance(module.padding, str)
             )
-            if not (conv or type(module) is nn.Linear) or parameter in owners:
+            plain = (conv or type(module) is nn.Linear) and name in ("weight", "bias")
+            if not plain or parameter in owners:  # weight_norm() has others
                 return False
             owners.add(parameter)
     return True

@@ -147,6 +147,11 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("strategies.mine.lrr=0.1", r"mine\.lrr: unknown key; known are .*; did you mean lr\?$"),
         ("strategies.mine.ess_per_example=1.0", "mine: give ess or ess_per_example"),
         ("strategies.mine.schedule=[{}]", r"\.schedule = .*: replaces later_hess_init"),
+        (
+            'strategies.x={ kind = "l2p", schedule = [{ ess = 1 }] }',
+            r"ess: unknown key; known are .*",
+        ),
+        ("posterior_temperature=-1", "posterior_temperature = -1: Input should be greater than 0"),
         ("strategies.mine.schedule=[{}, { beta2 = 0.9 }]", r"\.1\.beta2: unknown key; .* lr, "),
         ("strategies.mine.preset=paper", r"mine: preset = \"paper\" sets beta2 = 0\.9999"),
         ("strategies.mine.hess_approx=per_example", "'gradsq' or 'reparam'"),

@@ -159,6 +159,20 @@ def by_loop(model, x, y, *more, size=torch.square, criterion=F.cross_entropy):
     return sums
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_weights_that_a_layer_computes_from_parameters_of_its_own_are_exact():
+    torch.manual_seed(0)
+    layer = nn.utils.weight_norm(nn.Linear(5, 4))
+    x, y = torch.randn(6, 5), torch.randint(4, (6,))
+    found = squared_example_gradients(layer, [(x, y)])
+    for name, p in layer.named_parameters():
+        rows = [
+            torch.autograd.grad(F.cross_entropy(layer(x[i : i + 1]), y[i : i + 1]), p)[0].square()
+            for i in range(6)
+        ]
+        torch.testing.assert_close(found[name], torch.stack(rows).mean(0))
+
+
 @pytest.mark.parametrize("sizes", [[7], [3, 4]])
 def test_exact_squares_equal_the_loop_whatever_the_batches_and_chunks(case, sizes, monkeypatch):
     _, model, x, y = case
