@@ -245,7 +245,11 @@ def pacs() -> None:
             ]
         write_part("pacs.md", f"pacs, {order}", *parts)
     write_part("pacs.md", "pacs, all orders", across_orders("pacs", orders))
-    pairs = {"covon-inputs": "finetune-regmean", "finetune-regmean": "finetune"}
+    pairs = {
+        "covon-inputs": "finetune-regmean",
+        "ewc-regmean": "finetune-regmean",
+        "finetune-regmean": "finetune",
+    }
     write_part("pacs.md", "pacs, pairs", paired_differences(pairs, orders[:2]))
     write_part("pacs.md", "pacs, search", searches_table("pacs"))
 
