@@ -54,8 +54,9 @@ BESIDE = (
     "covon-gradsq",
 )
 """Searched methods, whose results are stored."""
-KNOB = {"pacs": 0.05116}
-"""``gamma`` by a search in the first order (``pacs.toml``, ``covon-preset``; 6 trials)."""
+KNOB = {"pacs": 0.05116, "pacs-vit": 0.2288}
+"""``gamma`` by a search in the first order (``pacs.toml``, ``pacs_vit_knob.toml``, strategy
+``covon-preset``; 6 trials)."""
 _TITLES = {
     "covon": "CoVON",
     "covon-clip-2": "CoVON, `clip_radius` 2",

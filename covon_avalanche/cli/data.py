@@ -19,7 +19,14 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from covon_avalanche.cli.options import DatasetRoot, RecipeName, Settings, fail, missing_sentence
+from covon_avalanche.cli.options import (
+    DatasetRoot,
+    RecipeName,
+    Settings,
+    expanded,
+    fail,
+    missing_sentence,
+)
 from covon_avalanche.datasets.catalogue import CATALOGUE, DataSet, RemoteFile
 from covon_avalanche.datasets.download import download, unpack
 from covon_avalanche.did_you_mean import did_you_mean
@@ -29,7 +36,9 @@ from covon_avalanche.experiment.recipe import load_recipe
 app = typer.Typer(help="List, download and verify image data sets.")
 
 Name = Annotated[str, typer.Argument(help="A data set, see `covon data list`.")]
-Root = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of all data sets.")]
+Root = Annotated[
+    Path, typer.Option(metavar="FOLDER", callback=expanded, help="Folder of all data sets.")
+]
 
 
 @app.command("list")

@@ -38,13 +38,13 @@ Jobs = Annotated[
 ]
 
 
-def _expanded(path: Path | None) -> Path | None:
+def expanded(path: Path | None) -> Path | None:
     """A path without ``~``, which shells leave as it is after ``--dataset-root=``."""
     return None if path is None else path.expanduser()
 
 
 DatasetRoot = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", callback=_expanded, help="Folder of the data sets.")
+    Path | None, typer.Option(metavar="FOLDER", callback=expanded, help="Folder of the data sets.")
 ]
 
 

@@ -85,7 +85,7 @@ def _labelled(path: Path, classes: Sequence[str]) -> list[tuple[Path, str, str]]
     from covon_avalanche.streams.image_files import image_files, listed_files, name_of
     from covon_avalanche.streams.manifest import read_manifest
 
-    if path.suffix == ".csv":
+    if path.suffix.lower() in (".csv", ".tsv"):
         _, table = read_manifest(path, ("file", "label"), ("train", "valid", "test"))
         if "split" in table and not table.empty:
             table = table[table["split"] != "train"]

@@ -7,13 +7,18 @@ from typing import Annotated
 
 import typer
 
+from covon_avalanche.cli.options import expanded
+
 
 def report(
     runs: Annotated[
         list[Path], typer.Argument(help="Folders of runs or a search, result.json or .jsonl files.")
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where to write the report.")
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", callback=expanded, help="Where to write the report."
+        ),
     ] = Path("report"),
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
     archive: Annotated[

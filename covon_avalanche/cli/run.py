@@ -20,6 +20,7 @@ from covon_avalanche.cli.options import (
     RecipeName,
     Settings,
     Strategies,
+    expanded,
     fail,
     joined,
     missing_sentence,
@@ -58,7 +59,8 @@ def run(
     epochs: Epochs = None,
     settings: Settings = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Results. \\[default: runs/RECIPE]")
+        Path | None,
+        typer.Option(metavar="FOLDER", callback=expanded, help="Results. \\[default: runs/RECIPE]"),
     ] = None,
     jobs: Jobs = None,
     gpus: Annotated[int | None, typer.Option(metavar="N", min=1, help="GPUs per run.")] = None,
@@ -215,11 +217,14 @@ def _run_and_summarise(
 
 
 def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: Console) -> None:
-    """Print the table, and write it and the plot to files; results that are not in ``new`` are
+    """Write the table and the plot to files, and print it; results that are not in ``new`` are
     marked as cached."""
     from covon_avalanche.report import comparisons, figures, results_frame, tables
 
     found = comparisons(results_frame(results))  # several, if runs differ in precision = "auto"
+    text = "\n".join(tables.markdown_table(comparison, tables.FULL) for comparison in found)
+    write_atomically(folder / "table.md", text)
+    figures.save(found[0], "curves", folder / "accuracy.png")
     for comparison in found:
         table = tables.summary_table(comparison, tables.FULL)
         runs = comparison.by_strategy(lambda own: [*own[["strategy", "seed"]].itertuples(False)])
@@ -231,9 +236,6 @@ def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: 
         typer.echo(tables.aligned(table, form="simple"))
         for remark in comparison.remarks:
             typer.echo(remark)
-    text = "\n".join(tables.markdown_table(comparison, tables.FULL) for comparison in found)
-    write_atomically(folder / "table.md", text)
-    figures.save(found[0], "curves", folder / "accuracy.png")
     shown = tables.metrics_of(found[0], tables.FULL)
     legend = [f"{metric.heading}: {metric.meaning}" for metric in shown]
     if len(new) < len(results):

@@ -17,6 +17,7 @@ from covon_avalanche.cli.options import (
     RecipeName,
     Settings,
     Strategies,
+    expanded,
     fail,
     joined,
     missing_sentence,
@@ -51,7 +52,10 @@ def search(
     ] = None,
     epochs: Epochs = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Trials. \\[default: searches/RECIPE]")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", callback=expanded, help="Trials. \\[default: searches/RECIPE]"
+        ),
     ] = None,
     jobs: Jobs = None,
     dataset_root: DatasetRoot = None,

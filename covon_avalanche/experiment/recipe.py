@@ -139,7 +139,7 @@ def read_recipe(path: Path, children: Sequence[Path] = ()) -> tuple[str, dict[st
     :raises RecipeError: if it or the recipe that it extends cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         data: dict[str, Any] = tomllib.loads(text)
     except OSError as error:
         raise RecipeError(f"recipe {path} cannot be read: {error.strerror}") from error
@@ -222,7 +222,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
-        return key.strip(), value.strip()
+        is_number = re.fullmatch(r"[+-]?(\d+\.|\.\d+)", value.strip())  # which TOML does not take
+        return key.strip(), float(value) if is_number else value.strip()
 
 
 def set_value(data: dict[str, Any], key: str, value: Any) -> None:

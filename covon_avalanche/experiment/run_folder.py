@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -89,7 +90,7 @@ class Status(BaseModel):
 def find_files(folder: Path, name: str) -> list[Path]:
     """Files of this name in a folder and all below it, linked ones included; each folder once."""
     found, seen, top = [], set[Path](), folder.resolve()
-    for parent, folders, files in os.walk(folder, followlinks=True):
+    for parent, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
         real = Path(parent).resolve()
         if real in seen or real in top.parents:  # a link to a folder above, perhaps
             folders.clear()
@@ -99,6 +100,10 @@ def find_files(folder: Path, name: str) -> list[Path]:
         if name in files:
             found.append(Path(parent, name))
     return sorted(found)
+
+
+def _unreadable(error: OSError) -> None:
+    warnings.warn(f"{error.filename} is left out: {error.strerror}", stacklevel=2)
 
 
 class RunningElsewhere(ValueError):

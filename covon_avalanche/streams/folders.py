@@ -58,7 +58,8 @@ def DomainFolders(
     """
     root = Path(dataset_root)
     named = [*map(files.name_of, classes or ())]
-    if root.suffix == ".csv":
+    is_table = root.suffix.lower() in (".csv", ".tsv")
+    if is_table:
         listed, table = read_manifest(root, COLUMNS if groups is None else COLUMNS[:3])
         wanted = choose_domains(domains, table["domain"].unique().tolist(), str(root))
         table = table[table["domain"].isin(wanted)]
@@ -84,8 +85,11 @@ def DomainFolders(
         grouped = images.split_groups(held_out)
         parts[name] = [*(files.split_by_name(images, root) if groups is None else grouped)]
     train, test = ({name: part[i] for name, part in parts.items()} for i in (0, 1))
-    if root.suffix == ".csv":
+    if is_table:
         train, test = ({n: some for n, some in part.items() if some} for part in (train, test))
+        for part, purpose in ((train, "training"), (test, "testing")):
+            if not part:
+                raise ValueError(f"{root} has no images for {purpose}")
     return image_benchmark(train, test, names, **options)
 
 

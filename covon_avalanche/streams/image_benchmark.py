@@ -169,7 +169,8 @@ def _check_distinct(images: _Images, classes: Sequence[str]) -> None:
     known: dict[tuple[str, str], tuple[str, str, int]] = {}
     for (stream, domain), some in images.items():
         for file, label in zip(some.names, some.labels, strict=True):
-            folder, name = os.path.split(file)
+            is_link = os.path.islink(file)  # noqa: PTH114  # faster than Path
+            folder, name = os.path.split(os.path.realpath(file) if is_link else file)
             first = known.setdefault((resolved(folder), name), use := (stream, domain, label))
             if first[0] != stream:
                 raise ValueError(f"{file} is a training image and a test image")

@@ -255,8 +255,9 @@ def listed_files(source: Path, root: Path, names: Sequence[str]) -> list[str]:
 
     @cache
     def content(folder: str) -> set[str]:
-        exists = Path(folder).is_dir()
-        return {entry.name for entry in os.scandir(folder) if entry.is_file()} if exists else set()
+        if not Path(folder).is_dir():
+            return set()
+        return {entry.name for entry in os.scandir(folder or ".") if entry.is_file()}
 
     def exists(path: str) -> bool:
         folder, file = os.path.split(path)

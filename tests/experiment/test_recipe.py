@@ -43,7 +43,7 @@ implementation = "m:C"
 
 def write(tmp_path, text):
     path = tmp_path / "recipe.toml"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8-sig")  # as Windows' editors do
     return str(path)
 
 
@@ -129,7 +129,7 @@ def test_names_and_values_that_need_quotes_are_written(tmp_path):
 
 def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
     path = write(tmp_path, GOOD.replace("strategies.mine", 'strategies."mine-0.5"'))
-    changes = ["strategies.mine-0.5.lr=0.25", "strategies.finetune.lr=0.5"]
+    changes = ["strategies.mine-0.5.lr=0.25", "strategies.finetune.lr=.5"]
     strategies = load_recipe(path, changes).strategies
     assert (strategies["mine-0.5"].lr, strategies["finetune"].lr) == (0.25, 0.5)
     whole = load_recipe(path, ['strategies.mine-0.5={kind = "finetune", lr = 1}']).strategies

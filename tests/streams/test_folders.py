@@ -236,11 +236,13 @@ def test_errors_name_the_value_and_the_rule(tmp_path):
         ),
         ("day/cat/5.png,night,dog,train", "5.png is listed twice, as 'cat' and 'dog'"),
         ("day/./cat/5.png,day,cat,train", "5.png is listed twice, as 'cat'"),
+        ("linked.png,night,cat,test", "linked.png is a training image and a test image"),
     ],
 )
 def test_an_image_has_one_use_whatever_its_path(tmp_path, row, message):
     table = own(tmp_path, "csv")
     (tmp_path / "link").symlink_to(tmp_path / "day")
+    (tmp_path / "linked.png").symlink_to(tmp_path / "day/cat/5.png")
     table.write_text(f"{table.read_text()}{row}\n")
     with pytest.raises(ValueError, match=message.format(tmp_path)):
         DomainFolders(table)
@@ -268,11 +270,23 @@ def test_listed_images_that_do_not_exist_are_errors_at_once(tmp_path, old, new, 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("slash", ["/", "\\"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_tables_of_windows_are_read(tmp_path, separator, slash, encoding):
+def test_tables_of_windows_are_read(tmp_path, monkeypatch, separator, slash, encoding):
     table = own(tmp_path, "csv")
     text = table.read_text().replace(",", separator).replace("/", slash).replace("train", "Train")
     table.write_text(text, encoding=encoding)
     check_labels(open_stream(DomainFolders, table), OWN_CODES)
+    monkeypatch.chdir(tmp_path)
+    here = Path("TABLE.TSV" if separator == "\t" else "TABLE.CSV")
+    check_labels(open_stream(DomainFolders, Path(table.name).rename(here)), OWN_CODES)
+
+
+@pytest.mark.parametrize(("only", "lacks"), [("train", "testing"), ("test", "training")])
+def test_a_table_needs_images_for_training_and_testing(tmp_path, only, lacks):
+    table = own(tmp_path, "csv")
+    rows = [line for line in table.read_text().splitlines() if line.endswith(("split", only))]
+    table.write_text("\n".join(rows))
+    with pytest.raises(ValueError, match=f"{table} has no images for {lacks}$"):
+        DomainFolders(table)
 
 
 def test_tables_and_folders_may_differ_in_unicode_normalisation(tmp_path):
