@@ -137,15 +137,19 @@ def default_space(settings: StrategySettings) -> dict[str, Space]:
 def check_space(name: str, settings: StrategySettings, space: Mapping[str, Space]) -> None:
     """Check the ranges of a strategy.
 
-    :raises ValueError: if it has no such setting, if the setting does not take a value of the
-        range, or if the range of the learning rate is too small.
+    :raises ValueError: if it has no such setting, if a schedule sets it from the first task on, if
+        the setting does not take a value of the range, or if the range of the learning rate is too
+        small.
     """
     known = flat_settings(settings)
+    first_task = (known.get("schedule") or [{}])[0]
     for key, values in space.items():
         if key not in known or key == "kind":
             raise ValueError(
                 f"{name}.{key}: {name} has no such setting; known are {', '.join(known)}"
             )
+        if first_task.get(key) is not None:
+            raise ValueError(f"{name}.{key} cannot be searched: the schedule of {name} sets it")
         for value in values.ends:
             try:
                 accepted(settings, key, value)

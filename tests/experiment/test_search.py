@@ -325,6 +325,14 @@ def test_a_space_that_does_not_fit_the_strategy_is_refused(name, key, values, me
         validate(own, "recipe")
 
 
+def test_settings_that_a_schedule_sets_cannot_be_searched():
+    own = recipe_of("covon").model_dump()
+    own["strategies"]["covon"] |= {"schedule": [{"lr": 0.1}, {}], "later_hess_init": None}
+    own["search"] = {"covon": {"lr": {"low": 1e-4, "high": 1e-1}}}
+    with pytest.raises(RecipeError, match=r"covon\.lr cannot be searched: the schedule of covon"):
+        validate(own, "recipe")
+
+
 def test_ranges_are_those_of_settings_that_were_tried(tmp_path, runs):
     for number, keys in ((3, {"lr"}), (6, {"lr", "strength"})):
         search = search_of(tmp_path, number, "ewc-star")
