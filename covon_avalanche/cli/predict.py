@@ -83,9 +83,9 @@ def predict(
 def _labelled(path: Path, classes: Sequence[str]) -> list[tuple[Path, str, str]]:
     """The images that an argument names, with domain and label, which are empty if unknown."""
     from covon_avalanche.streams.image_files import image_files, listed_files, name_of
-    from covon_avalanche.streams.manifest import read_manifest
+    from covon_avalanche.streams.manifest import is_table, read_manifest
 
-    if path.suffix.lower() in (".csv", ".tsv"):
+    if is_table(path):
         _, table = read_manifest(path, ("file", "label"), ("train", "valid", "test"))
         if "split" in table and not table.empty:
             table = table[table["split"] != "train"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -88,9 +87,12 @@ class Status(BaseModel):
 
 
 def find_files(folder: Path, name: str) -> list[Path]:
-    """Files of this name in a folder and all below it, linked ones included; each folder once."""
+    """Files of this name in a folder and all below it, linked ones included; each folder once.
+
+    :raises OSError: if a folder cannot be read.
+    """
     found, seen, top = [], set[Path](), folder.resolve()
-    for parent, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
+    for parent, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
         real = Path(parent).resolve()
         if real in seen or real in top.parents:  # a link to a folder above, perhaps
             folders.clear()
@@ -102,8 +104,9 @@ def find_files(folder: Path, name: str) -> list[Path]:
     return sorted(found)
 
 
-def _unreadable(error: OSError) -> None:
-    warnings.warn(f"{error.filename} is left out: {error.strerror}", stacklevel=2)
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # there are no runs, or not any more
+        raise error
 
 
 class RunningElsewhere(ValueError):

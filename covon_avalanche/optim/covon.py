@@ -183,9 +183,9 @@ class CoVON(PosteriorOptimizer):
     :param batch_size: examples behind a step's gradient (over all processes), of whose losses it is
         the gradient of the mean: after a sum, squared gradients are ``batch_size²`` times too
         large. With Avalanche, Lightning and the Hugging Face Trainer, the plugin or callback sets
-        it. ``"gradsq"`` needs it: in natural units the pull to the prior, which protects earlier
-        tasks, is in proportion to it, with a warning at the end of a task if it is missing; in
-        the paper's units without it there is an error. A step with fewer examples overestimates the
+        it. ``"gradsq"`` needs it: in natural units the pull toward the prior, which protects
+        earlier tasks, is proportional to it, and a task that ends without it gives a warning; in
+        the paper's units it is required. A step with fewer examples overestimates the
         Hessian: drop an incomplete last batch, or set the value in ``param_groups[0]`` before the
         step. Only the first group's value is used.
     :param noise: standard deviation of the posterior at the start of the first task, relative to
@@ -692,8 +692,8 @@ class CoVON(PosteriorOptimizer):
         self._deferred.raise_if_bad(wait=True)
         if self.hess_approx == "gradsq" and self.param_groups[0]["batch_size"] is None:
             warnings.warn(
-                "batch_size is not set, so that the next task is pulled to the prior as if it were "
-                "1: pass the number of examples of a step, CoVON(..., batch_size=...)",
+                "batch_size is not set, so the pull toward the prior in the next task is that of "
+                "batch_size=1: pass the number of examples per step, CoVON(..., batch_size=...)",
                 stacklevel=2,
             )
         given = {"gamma": gamma, "gamma_precision": gamma_precision}

@@ -9,8 +9,8 @@ mean square of a parameter tensor at the start of a task.
 - **Effective sample size**: the first step of the first task sets ``ess`` such that the squared
   gradients add ``data_precision`` times the initial precision, on average over all weights:
   ``ess = data_precision / mean(batch_size g² (noise r)²)``. Multiplying the loss by a constant
-  changes only the pull to the prior then, in proportion to it. Later tasks have ``ess`` in
-  proportion to their ``examples``.
+  then changes only the pull toward the prior, which is proportional to it. Later tasks have
+  ``ess`` in proportion to their ``examples``.
 - **Step**: line 9 becomes ``m <- m - lr * clip(u / rms, ±clip_radius)`` with the raw step
   ``u = (g + delta (m - m0)) / sqrt(h + delta)``, which is in proportion to the standard deviation
   of the posterior, and ``rms`` the root mean square of ``g_hat / sqrt(h + delta)`` over the tensor,

@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from covon_avalanche.streams import image_files as files
 from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
-from covon_avalanche.streams.manifest import COLUMNS, read_manifest
+from covon_avalanche.streams.manifest import COLUMNS, is_table, read_manifest
 
 _LAYOUTS = "DOMAIN/CLASS/*, DOMAIN/{train,test}/CLASS/* or {train,test}/DOMAIN/CLASS/*"
 _Folders = list[list[Path]]  # that contain class folders: for training and for testing, or for both
@@ -58,8 +58,7 @@ def DomainFolders(
     """
     root = Path(dataset_root)
     named = [*map(files.name_of, classes or ())]
-    is_table = root.suffix.lower() in (".csv", ".tsv")
-    if is_table:
+    if is_table(root):
         listed, table = read_manifest(root, COLUMNS if groups is None else COLUMNS[:3])
         wanted = choose_domains(domains, table["domain"].unique().tolist(), str(root))
         table = table[table["domain"].isin(wanted)]
@@ -85,7 +84,7 @@ def DomainFolders(
         grouped = images.split_groups(held_out)
         parts[name] = [*(files.split_by_name(images, root) if groups is None else grouped)]
     train, test = ({name: part[i] for name, part in parts.items()} for i in (0, 1))
-    if is_table:
+    if is_table(root):
         train, test = ({n: some for n, some in part.items() if some} for part in (train, test))
         for part, purpose in ((train, "training"), (test, "testing")):
             if not part:

@@ -24,6 +24,11 @@ COLUMNS = ("file", "domain", "label", "split")
 _ALSO = {"path": "file", "class": "label"}  # as ``covon data list`` calls them
 
 
+def is_table(path: Path) -> bool:
+    """Whether a path names a table of images, by its suffix."""
+    return path.suffix.lower() in (".csv", ".tsv")
+
+
 def write_manifest(file: Path, classes: Sequence[str], table: pd.DataFrame) -> None:
     """Write a manifest, atomically.
 

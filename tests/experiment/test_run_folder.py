@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 from interrupted_runs import run_until_killed
@@ -267,3 +268,17 @@ def test_files_are_found_in_linked_folders_too_and_each_folder_once(tmp_path):
     assert len(found) == 3
     assert runs / "a/run.json" in found
     assert find_files(tmp_path / "missing", "run.json") == []
+
+
+def test_a_folder_of_runs_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "hidden").mkdir()
+    scandir = os.scandir
+
+    def readable(path):
+        if Path(path).name == "hidden":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", readable)
+    with pytest.raises(PermissionError, match="hidden"):
+        find_files(tmp_path, "run.json")
