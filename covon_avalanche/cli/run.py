@@ -35,6 +35,7 @@ from covon_avalanche.experiment.run_folder import (
     RunFolder,
     RunSpec,
     finished_runs,
+    other_data,
     other_settings,
     run_folders,
 )
@@ -125,6 +126,8 @@ def run(
     if on_cluster:
         runs = runs.resolve()
     folders = run_folders(chosen, runs, dataset_root)
+    if (sentence := other_data(folders)) is not None:
+        fail(sentence)
     new, damaged = [], []
     for folder in folders:
         try:

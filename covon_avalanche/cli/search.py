@@ -25,6 +25,7 @@ from covon_avalanche.cli.options import (
 from covon_avalanche.cli.progress import GridProgress, print_failures
 from covon_avalanche.cli.show import print_searches
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe, recipe_text
+from covon_avalanche.experiment.run_folder import other_data
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.search import (
     Search,
@@ -102,6 +103,9 @@ def search(
     ]
     if not wanted:
         fail(f"{', '.join(chosen.strategies)}: nothing to search; give ranges in [search.STRATEGY]")
+    first = [trial for s in wanted if (trial := s.trial(s.plan()[0] or {})) is not None]
+    if (sentence := other_data(first)) is not None:
+        fail(sentence)
     folder.mkdir(parents=True, exist_ok=True)
     for search in wanted:
         search.store()

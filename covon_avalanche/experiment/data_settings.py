@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, Literal, get_args
 
@@ -36,6 +36,12 @@ class PermutedStream(Table):
     """Whether the first domain is permuted, too, instead of natural."""
     validation_size: Annotated[int | float, PlainValidator(_images)] = 0
     """Training images, or their fraction, always held out, to choose hyperparameters with."""
+
+
+_FOLDERS = {
+    **{name: name for name in ("PACS", "OfficeHome", "CDDB")},
+    **{"DomainNet": "domainnet", "ImageNetR": "imagenet-r", "CORe50": "core50"},
+}
 
 
 class _Images(Table):
@@ -77,8 +83,7 @@ class _Images(Table):
     @property
     def data_folder(self) -> str:
         """Where the images are, below the folder of all data."""
-        own = {"DomainNet": "domainnet", "ImageNetR": "imagenet-r", "CORe50": "core50"}
-        return own.get(self.name, self.name)
+        return _FOLDERS[self.name]
 
     @property
     def n_experiences(self) -> int:
@@ -162,6 +167,12 @@ STREAMS: dict[str, type[Table]] = {
     for name in get_args(cls.model_fields["name"].annotation)
 }
 """The class of each stream."""
+
+
+def data_folder(stream: Mapping[str, Any]) -> str | None:
+    """The folder or table of a stream's images, from its settings as plain data; ``None`` of
+    streams without image files."""
+    return stream.get("folder") or _FOLDERS.get(stream["name"])
 
 
 def missing_files(

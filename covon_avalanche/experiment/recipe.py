@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -124,8 +125,10 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = recipe_file(name_or_path)
     _, data = read_recipe(path)
+    before = copy.deepcopy(data)
     for override in overrides:
         set_value(data, *parse_setting(override))
+    _drop_searches(data, before)
     if {"name", "title", "stream"}.isdisjoint(data):
         raise RecipeError(f"{path} is not a recipe: it has no name, title and stream")
     return validate(data, f"recipe {path}")
@@ -164,6 +167,7 @@ def read_recipe(path: Path, children: Sequence[Path] = ()) -> tuple[str, dict[st
     except ValueError as error:  # also of paths that cannot be
         raise RecipeError(f"recipe {path} extends {name!r:.200}: {error}") from error
     data = _extended(parent, data)
+    _drop_searches(data, parent)
     heads = [takewhile(lambda ln: ln[0] == "#", t.splitlines(True)) for t in (text, parent_text)]
     return "".join(chain(*heads)) + tomli_w.dumps(data), data
 
@@ -180,6 +184,18 @@ def _extended(parent: dict[str, Any], child: dict[str, Any], depth: int = 2) -> 
                 value = _extended(old, value, depth - 1)
         merged[key] = value
     return merged
+
+
+def _drop_searches(data: dict[str, Any], before: dict[str, Any]) -> None:
+    """Remove ``searched`` of the strategies whose settings have changed, unless it has, too."""
+    found, old = data.get("searched"), before.get("searched")
+    if isinstance(found, list) and found == old:
+        found = old = data["searched"] = {str(name): {} for name in found}
+    tables: Any = found, old, data.get("strategies"), before.get("strategies")
+    if all(isinstance(table, dict) for table in tables):
+        found, old, now, then = tables
+        kept = {k: v for k, v in found.items() if v != old.get(k) or now.get(k) == then.get(k)}
+        data["searched"] = kept
 
 
 def validate(data: dict[str, Any], name: str) -> Recipe:

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
 from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.experiment.data_settings import data_root
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, Result, ResultError
 from covon_avalanche.experiment.run_errors import run_error
@@ -169,11 +170,20 @@ class StoredRun:
         except OSError:
             return False
 
-    def own_settings(self, dataset_root: Path | None = None) -> dict[str, Any] | None:
-        """:func:`same_settings` by dotted key; ``None`` without a readable ``run.json``."""
+    def own_settings(
+        self, dataset_root: Path | None = None, *, moved: bool = False
+    ) -> dict[str, Any] | None:
+        """:func:`same_settings` by dotted key; ``None`` without a readable ``run.json``.
+
+        :param dataset_root: of a run whose own folder of data is not on this machine, or of any
+            if its data have ``moved`` there.
+        """
         try:
-            stored = upgrade_settings(_stored(self.path / "run.json")["settings"])
-            return _flat(same_settings(stored, dataset_root))
+            stored = _stored(self.path / "run.json")
+            root = Path(stored.get("dataset_root", ""))
+            if not moved and root.is_absolute() and root.is_dir():
+                dataset_root = root
+            return _flat(same_settings(upgrade_settings(stored["settings"]), dataset_root))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -227,10 +237,13 @@ class RunFolder(StoredRun):
         """How the run ends with an error, if it is not to be repeated."""
         return None
 
-    def differences(self, other: Path) -> dict[str, tuple[Any, Any]] | None:
+    def differences(self, other: Path, *, moved: bool = False) -> dict[str, tuple[Any, Any]] | None:
         """The settings that differ in another run's folder: its value and this run's by dotted
-        key, or ``"unset"``. ``None`` if the folder has no readable ``run.json``."""
-        if (theirs := StoredRun(other).own_settings(self._root)) is None:
+        key, or ``"unset"``. ``None`` if the folder has no readable ``run.json``.
+
+        :param moved: see :meth:`own_settings`.
+        """
+        if (theirs := StoredRun(other).own_settings(self._root, moved=moved)) is None:
             return None
         ours = _flat(same_settings(self.settings, self._root))
         keys = [key for key in ours | theirs if theirs.get(key) != ours.get(key)]
@@ -337,7 +350,8 @@ class RunFolder(StoredRun):
         """Write ``run.json``, and return how often the run was started, this time included."""
         self.status_file.unlink(missing_ok=True)
         starts = 1 + self.starts
-        about = {"settings": self.settings, **about, "starts": starts}
+        root = str(data_root(self._root).resolve())
+        about = {"settings": self.settings, "dataset_root": root, **about, "starts": starts}
         write_atomically(self.path / "run.json", json.dumps(about, indent=1) + "\n")
         return starts
 
@@ -405,6 +419,17 @@ def run_folders(recipe: Recipe, runs: Path, dataset_root: Path | None = None) ->
         for seed in recipe.seeds
         for name in recipe.strategies
     ]
+
+
+def other_data(folders: Sequence[RunFolder]) -> str | None:
+    """A sentence, if runs with the same settings as these, perhaps with other seeds, used data or
+    weights of the same names in another folder, which is still there."""
+    for folder in {folder.spec.strategy: folder for folder in folders}.values():
+        for file in folder.path.parent.glob("seed-*-*/run.json"):
+            if folder.differences(file.parent, moved=True) == {}:
+                for was, now in (folder.differences(file.parent) or {}).values():
+                    return f"{file.parent} used {was}, not {now}: choose another --out"
+    return None
 
 
 def distinct_settings(runs: Sequence[StoredRun]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from covon_avalanche.experiment.data_settings import data_root, located
+from covon_avalanche.experiment.data_settings import data_folder, data_root, located
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.registry.closed_form import ClosedForm
@@ -58,11 +58,12 @@ def without_effect(settings: dict[str, Any]) -> tuple[str, ...]:
 
 def same_settings(settings: dict[str, Any], dataset_root: Path | None) -> dict[str, Any]:
     """The settings that make a run another one: without names and what has no effect, such as the
-    number of workers, and with the paths of data and weights resolved."""
+    number of workers, and with the paths of data, as ``stream.folder``, and weights resolved."""
     without = without_effect(settings)
     own = {k: v for k, v in result_settings(settings).items() if k not in without}
-    for table, key in (("stream", "folder"), ("model", "weights")):
-        path = own.get(table, {}).get(key)
+    stream, model = own["stream"], own["model"]
+    paths = ("stream", "folder", data_folder(stream)), ("model", "weights", model.get("weights"))
+    for table, key, path in paths:
         if path not in (None, "", "default"):
             whole = located(data_root(dataset_root), path)
             own[table] = {**own[table], key: str(whole.resolve())}

@@ -256,7 +256,8 @@ class Search:
 
     def store(self) -> None:
         """Write what was asked for to ``FOLDER/STRATEGY/search.json``, for :func:`searches_in`."""
-        asked = _Asked(recipe=self.recipe, seed=self.seed, number=self.number)
+        root = self.dataset_root and self.dataset_root.resolve()
+        asked = _Asked(recipe=self.recipe, seed=self.seed, number=self.number, dataset_root=root)
         file = self.folder / self.strategy / "search.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, asked.model_dump_json(exclude_none=True) + "\n")
@@ -271,6 +272,7 @@ class _Asked(BaseModel):
     recipe: Recipe
     seed: int
     number: int
+    dataset_root: Path | None = None
 
 
 def is_search(folder: Path) -> bool:
@@ -287,7 +289,8 @@ def searches_in(folder: Path) -> list[Search]:
     for file in sorted(folder.glob("*/search.json")):
         try:
             asked = _Asked.model_validate_json(file.read_bytes())
-            search = Search(asked.recipe, file.parent.name, folder, asked.seed, asked.number)
+            asked_for = asked.recipe, file.parent.name, folder, asked.seed, asked.number
+            search = Search(*asked_for, asked.dataset_root)
         except (ValidationError, RecipeError, KeyError) as error:
             raise RecipeError(
                 f"{file} is damaged: run `covon search` for {file.parent.name} again"

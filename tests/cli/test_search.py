@@ -22,7 +22,7 @@ from covon_avalanche.cli import search
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment import grid
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
-from covon_avalanche.experiment.run_folder import StoredRun
+from covon_avalanche.experiment.run_folder import RunFolder, StoredRun
 from covon_avalanche.experiment.search import Search, searches_in
 from covon_avalanche.experiment.search_space import Searched
 
@@ -268,3 +268,23 @@ def test_runs_and_searches_do_not_share_a_folder(tmp_path):
         done = covon(*command, folder)
         assert done.exit_code == 2
         assert f"{folder} {says}" in done.stderr
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_runs_and_trials_with_the_data_of_another_folder_are_not_used(tmp_path):
+    roots = [tmp_path / name for name in "ab"]
+    for root in roots:
+        (root / "PACS").mkdir(parents=True)
+    begun = RunFolder(tmp_path / "r", load_recipe("pacs"), "finetune", 0, roots[0])
+    first = Search(load_recipe("pacs"), "finetune", tmp_path / "s", 1000, 3, roots[0])
+    for folder in (begun, first.trial(first.plan()[0])):
+        folder.path.mkdir(parents=True)
+        folder.write_start({})
+    for command, out in ("run", "r"), ("search", "s"):
+        options = ["--strategies", "finetune", "--dataset-root", roots[1], "--out", tmp_path / out]
+        done = covon(command, "pacs", *options)
+        assert done.exit_code == 2
+        says = rf"used {roots[0]}/PACS, not {roots[1]}/PACS: choose another --out\n"
+        assert re.fullmatch(
+            rf"covon: {tmp_path / out}/finetune/seed-[-0-9a-f]+ {says}", done.stderr
+        )

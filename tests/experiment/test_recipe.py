@@ -88,6 +88,22 @@ def test_a_recipe_extends_another_with_its_own_keys(tmp_path):
     assert load_recipe(str(tmp_path / "again.toml")) == load_recipe(str(path))
 
 
+@pytest.mark.parametrize("searched", ['["mine", "own"]', "{ mine = { trials = 3 }, own = {} }"])
+def test_a_strategy_with_changed_settings_is_no_longer_called_searched(tmp_path, searched):
+    base = write(tmp_path, f"searched = {searched}\n{GOOD}")
+    assert [*load_recipe(base).searched] == ["mine", "own"]
+    assert [*load_recipe(base, ["strategies.own.lr=0.2", "epochs=3"]).searched] == ["mine"]
+    again = ["strategies.own.lr=0.2", "searched={ own = { trials = 5 } }"]
+    assert load_recipe(base, again).searched["own"].trials == 5
+    child = tmp_path / "child.toml"
+    extends = f'extends = "{base}"\n[strategies]\n'
+    child.write_text(f"{extends}own.lr = 0.2\nnew.kind = 'ncm'", encoding="utf-8")
+    assert [*load_recipe(str(child)).searched] == ["mine"]
+    with child.open("a", encoding="utf-8") as file:
+        file.write("\n[searched.own]\ntrials = 5")
+    assert load_recipe(str(child)).searched["own"].trials == 5
+
+
 def test_a_stream_with_another_name_replaces_that_of_the_extended_recipe(tmp_path):
     path = write(tmp_path, 'extends = "domainnet"\nstream = { name = "CDDB" }')
     assert load_recipe(path).stream.domains[0] == "gaugan"

@@ -12,6 +12,7 @@ from made_up_results import made_up
 from small_recipes import FEW, OFTEN, STRATEGIES, small_recipe
 
 from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
+from covon_avalanche.experiment.data_settings import ImageStream
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.experiment.run import run_in_folder, run_strategy
 from covon_avalanche.experiment.run_folder import (
@@ -19,6 +20,7 @@ from covon_avalanche.experiment.run_folder import (
     Status,
     find_files,
     finished_runs,
+    other_data,
     other_settings,
 )
 from covon_avalanche.experiment.run_settings import run_hash
@@ -220,6 +222,31 @@ def test_finished_runs_with_other_settings_are_named(images, tmp_path):
     ]
     new = images.model_copy(update={"seeds": [2]})
     assert len(other_settings([RunFolder(tmp_path, new, "finetune", 2)])) == 1
+
+
+def test_runs_with_data_or_weights_in_another_folder_are_named_unless_these_have_moved(
+    images, tmp_path
+):
+    roots = [tmp_path / name for name in "ab"]
+    for root in roots:
+        (root / "mine").mkdir(parents=True)
+    runs, pacs = tmp_path / "runs", ImageStream(name="PACS")
+    for name, recipe in ("own", images), ("published", images.model_copy(update={"stream": pacs})):
+        first = RunFolder(runs / name, recipe, "finetune", 0, roots[0])
+        finished(first)
+        for seed in (0, 1):
+            again = RunFolder(runs / name, recipe, "finetune", seed, roots[0] / "../a")
+            assert other_data([again]) is None
+            again = RunFolder(runs / name, recipe, "finetune", seed, roots[1])
+            folders = [str(root / recipe.stream.data_folder) for root in roots]
+            says = f"{first.path} used {folders[0]}, not {folders[1]}: choose another --out"
+            assert other_data([again]) == says
+        other = recipe.model_copy(update={"epochs": 8})
+        assert other_data([RunFolder(runs / name, other, "finetune", 0, roots[1])]) is None
+    roots[0].rename(tmp_path / "c")  # another mount point, or the runs are a copy
+    moved = RunFolder(runs / "own", images, "finetune", 0, roots[1])
+    assert other_data([moved]) is None
+    assert moved.result() is not None
 
 
 def test_an_unfinished_run_is_not_resumed_with_other_data(recipe, tmp_path):

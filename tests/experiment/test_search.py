@@ -5,6 +5,8 @@ import math
 import random
 from collections import Counter
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -514,6 +516,8 @@ def test_a_damaged_file_of_a_search_is_named(tmp_path, content):
     search = search_of(tmp_path, 2)
     search.store()
     assert [s.plan() for s in searches_in(search.folder)] == [search.plan()]
+    replace(search, dataset_root=Path("data")).store()  # may be read in another folder
+    assert [s.dataset_root for s in searches_in(search.folder)] == [Path("data").absolute()]
     file = search.folder / "finetune/search.json"
     file.write_text(content)
     with pytest.raises(RecipeError, match=r"finetune/search\.json is damaged: run `covon search`"):
