@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import traceback
+import warnings
 from io import TextIOWrapper
 from pathlib import Path
 from tempfile import NamedTemporaryFile, mkdtemp
@@ -20,6 +21,7 @@ from covon_avalanche import __version__
 from covon_avalanche.cli import compare, data, env, predict, report, run, search, show
 from covon_avalanche.cli.examples import epilog, one_line_paragraphs
 from covon_avalanche.cli.options import INTERRUPTED, fail
+from covon_avalanche.experiment.output import print_short_warnings
 from covon_avalanche.experiment.recipe import RecipeError
 from covon_avalanche.experiment.result import ResultError
 from covon_avalanche.experiment.run_errors import error_sentence
@@ -54,7 +56,9 @@ class _Commands(TyperGroup):
             os.environ["HOME"] = folder = mkdtemp(prefix="covon-")
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
         try:
-            return super().main(*arguments, **options)
+            with warnings.catch_warnings():
+                print_short_warnings()
+                return super().main(*arguments, **options)
         except Exception as error:
             with NamedTemporaryFile("w", prefix="covon-", suffix=".log", delete=False) as log:
                 traceback.print_exc(file=log)

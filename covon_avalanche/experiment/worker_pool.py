@@ -10,7 +10,6 @@ import pickle
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -23,6 +22,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any, TypeVar
+
+from covon_avalanche.experiment.output import print_short_warnings
 
 _T = TypeVar("_T")
 
@@ -128,8 +129,7 @@ def _start_worker() -> None:
         threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     logging.raiseExceptions = False  # no traceback for each line of a log on a full disk
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
-    warnings.filterwarnings("ignore", module=r"avalanche\.|qpsolvers\.")  # not about our runs
+    print_short_warnings()
     import_wandb_when_used()
     import torch
 

@@ -98,6 +98,16 @@ def test_what_cannot_be_predicted_is_one_sentence(bundle, tmp_path):
         assert len(done.stderr.splitlines()) == 1
 
 
+def test_warnings_are_one_sentence_without_path_and_source_line(bundle, tmp_path):
+    Image.new("RGBA", (80, 70)).save(tmp_path / "clear.png")
+    done = covon("predict", bundle, tmp_path)
+    assert (
+        done.stderr
+        == f"warning: transparent images, such as {tmp_path / 'clear.png'}, are put on white\n"
+    )
+    assert done.exit_code == 0
+
+
 def labelled(bundle, root, places):
     """Pictures of the three colours in each of the folders, and what the model takes them for."""
     for place, i in itertools.product(places, range(3)):

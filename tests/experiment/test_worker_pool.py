@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -30,6 +31,12 @@ def test_a_killed_process_fails_its_own_task_and_leaves_no_files():
         new = {path.name for path in Path("/dev/shm").glob("*")} - before
         assert not [name for name in new if f"-{os.getpid()}-" in name]
     assert not worker.is_alive()
+
+
+def test_warnings_of_workers_are_one_line(capfd):
+    with WorkerPool(1) as pool:
+        pool.submit(warnings.warn, "two\nlines").result()
+    assert capfd.readouterr().err == "warning: two lines\n"
 
 
 def test_wandb_is_imported_when_it_is_used():
