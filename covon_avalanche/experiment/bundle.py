@@ -97,15 +97,15 @@ class Bundle:
     def transform(self) -> Callable[[Any], Tensor]:
         """Turn a PIL image into the model's input.
 
-        :raises ValueError: if the model is not one of images by the name of a backbone.
+        :raises ValueError: if the model is not a network of the package for images.
         """
-        if not isinstance(self.info.model, Backbone):
+        model, shape = self.info.model, self.info.input_shape
+        if model is None or shape != [3, shape[-1], shape[-1]]:
             raise ValueError(
-                "this model was not trained on images: it takes tensors of shape "
-                f"{tuple(self.info.input_shape)}"
+                f"this model was not trained on images: it takes tensors of shape {tuple(shape)}"
             )
-        colours = normalisation(self.info.model.backbone)
-        return image_transforms(self.info.input_shape[-1], **colours)[1]
+        colours = normalisation(model.backbone) if isinstance(model, Backbone) else {}
+        return image_transforms(shape[-1], **colours)[1]
 
     @torch.no_grad()
     def predict(

@@ -173,11 +173,13 @@ def test_images_of_a_table_are_predicted_and_those_for_training_left_out(bundle,
         assert sentence in done.stderr
 
 
-def test_predicting_the_listed_images_gives_the_accuracy_of_the_run(tmp_path):
+@pytest.mark.parametrize(
+    "model", [{"backbone": "squeezenet", "weights": ""}, {"hidden_size": 8, "hidden_layers": 1}]
+)
+def test_predicting_the_listed_images_gives_the_accuracy_of_the_run(model, tmp_path):
     own(tmp_path / "mine", "plain")
     stream = {"name": "DomainFolders", "folder": "mine", "domains": ["night", "day"], "limit": 3,
               "image_size": 32, "groups": "[0-9]"}  # fmt: skip
-    model = {"backbone": "squeezenet", "weights": ""}
     recipe = short_recipe("finetune", stream=stream, model=model, train_mb_size=4, epochs=1)
     file, root = saved(recipe, tmp_path), ("--dataset-root", tmp_path)
     folder = RunFolder(tmp_path / "runs", recipe, "finetune", 0, tmp_path)
