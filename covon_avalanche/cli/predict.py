@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from covon_avalanche.cli.options import fail
+from covon_avalanche.cli.options import BAD_INPUT, fail
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_REPORTED = 5  # images that cannot be decoded, each in a sentence of its own
 
 
 def predict(
@@ -36,15 +38,17 @@ def predict(
     For images in folders CLASS/ or DOMAIN/CLASS/ with the model's class names, or in a table with
     the columns file (relative to the table), label and perhaps domain, the accuracy follows; --csv
     prints it to standard error. Training images of a table with the column split are left out.
+    Images that cannot be decoded are reported and left out; the exit status is then 2.
     """
     import pandas as pd
     import torch
 
     from covon_avalanche.experiment.bundle import load_bundle
-    from covon_avalanche.safe_text import csv_text, in_utf8
+    from covon_avalanche.safe_text import csv_text, in_utf8, printable
     from covon_avalanche.streams.image_files import Decoder
 
-    decode, listed = Decoder(), []
+    decode, listed, rows, parts = Decoder(), [], [], []
+    problems: list[str] = []
     try:
         loaded = load_bundle(bundle)
         for path in images:
@@ -53,13 +57,26 @@ def predict(
             if not (found := _labelled(path, loaded.class_names)):
                 fail(f"there are no images in {path}")
             listed += found
-        files, domains, labels = zip(*listed, strict=True)
-        parts = []
-        for start in range(0, len(files), batch_size):
-            batch = [loaded.transform(decode(f)) for f in files[start : start + batch_size]]
-            parts.append(loaded.predict(torch.stack(batch), samples=samples))
+        transform = loaded.transform
+        for start in range(0, len(listed), batch_size):
+            batch = []
+            for row in listed[start : start + batch_size]:
+                try:
+                    batch.append(transform(decode(row[0])))
+                    rows.append(row)
+                except ValueError as error:
+                    problems.append(printable(str(error)))
+            if batch:
+                parts.append(loaded.predict(torch.stack(batch), samples=samples))
     except ValueError as error:
         fail(str(error))
+    for problem in problems[:_REPORTED]:
+        typer.echo(f"covon: {problem}", err=True)
+    if more := len(problems[_REPORTED:]):
+        typer.echo(f"covon: {more} other image{'s' * (more > 1)} cannot be decoded", err=True)
+    if not rows:
+        raise typer.Exit(BAD_INPUT)
+    files, domains, labels = zip(*rows, strict=True)
     p, entropy, information = map(torch.cat, zip(*parts, strict=True))
     table = pd.DataFrame(p.numpy(), columns=pd.Index(loaded.class_names))
     uncertainty = {"entropy": entropy.numpy()} if loaded.has_probabilities else {}
@@ -78,6 +95,7 @@ def predict(
         typer.echo(short.to_string(index=False, float_format="{:.3f}".format))
     if "label" in first:
         typer.echo(_score(pd.DataFrame(first), loaded.class_names), err=csv)
+    raise typer.Exit(BAD_INPUT if problems else 0)
 
 
 def _labelled(path: Path, classes: Sequence[str]) -> list[tuple[Path, str, str]]:

@@ -108,6 +108,21 @@ def test_warnings_are_one_sentence_without_path_and_source_line(bundle, tmp_path
     assert done.exit_code == 0
 
 
+def test_images_that_cannot_be_decoded_are_reported_and_the_others_predicted(bundle, tmp_path):
+    whole = (bundle / "images/more/0.png").read_bytes()
+    (tmp_path / "0.png").write_bytes(whole)
+    for i in range(1, 9):
+        (tmp_path / f"{i}.png").write_bytes(whole[:60] if i % 2 else b"no image")
+    done = covon("predict", bundle, tmp_path, "--csv", "--batch-size", 2)
+    (row,) = csv.DictReader(io.StringIO(done.stdout))
+    assert row["image"] == str(tmp_path / "0.png")
+    *named, others = done.stderr.splitlines()
+    for i, line in enumerate(named, 1):
+        assert line.startswith(f"covon: the image {tmp_path}/{i}.png cannot be decoded: ")
+    assert others == "covon: 3 other images cannot be decoded"
+    assert done.exit_code == 2
+
+
 def labelled(bundle, root, places):
     """Pictures of the three colours in each of the folders, and what the model takes them for."""
     for place, i in itertools.product(places, range(3)):
