@@ -124,6 +124,26 @@ def test_data_and_weights(tmp_path, command, changes, sentence):
     assert sentence in refused("run", recipe, *options)
 
 
+@pytest.mark.parametrize(
+    ("size", "backbone", "reason"),
+    [
+        (8, "squeezenet", "Given input size"),
+        (50, "torchvision/vit_b_16", "Input shape indivisible by patch size!"),
+        (50, "timm/test_vit", "Input height (50) should be divisible by patch size (16)."),
+    ],
+)
+def test_an_image_size_that_the_network_does_not_take(tmp_path, size, backbone, reason):
+    if "timm" in backbone:
+        pytest.importorskip("timm", reason="needs the extra vision")
+    pacs(tmp_path / "PACS")
+    changes = {"stream": PACS | {"image_size": size}, "model": NETWORK | {"backbone": backbone}}
+    options = ["--out", tmp_path / "out", "--jobs", 1, "--dataset-root", tmp_path]
+    command = ["run", write(tmp_path, train_mb_size=2, **changes), *options]
+    for more in ([], ["--dry-run"]):
+        says = f"image_size = {size} does not fit {backbone}: {reason}"
+        assert says in refused(*command, *more)
+
+
 def test_missing_data_are_named_before_any_run_starts(tmp_path):
     out, root = tmp_path / "out", tmp_path / "data"
     options = ["--out", out, "--dataset-root", root]

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from avalanche.benchmarks import CLScenario
 from avalanche.benchmarks.datasets import default_dataset_location
 from avalanche.distributed import DistributedHelper
@@ -26,6 +27,7 @@ from covon_avalanche.experiment.precision import used_precision
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import StrategySettings
 from covon_avalanche.experiment.resumable import Resumable
+from covon_avalanche.experiment.run_errors import is_out_of_memory
 from covon_avalanche.loops import Autocast
 
 
@@ -64,13 +66,25 @@ def build_model(
 
     :param dataset_root: where relative paths of weights begin, as for ``build_benchmark``.
     :param with_text: keep the text tower of a CLIP, for the benchmark's class names.
+    :raises ValueError: if the network does not take images of the benchmark's size.
     """
-    weights: Any = getattr(model, "weights", None) or None
+    example = benchmark.test_stream[0].dataset.eval()[0][0]
+    if not isinstance(model, Backbone):
+        return build_network(model, benchmark.n_classes, example.shape)
+    weights: Any = model.weights or None
     if weights not in (None, "default"):
         weights = _below(dataset_root, weights)
-    example = benchmark.test_stream[0].dataset.eval()[0][0]
     names = benchmark.classes if with_text else None
-    return build_network(model, benchmark.n_classes, example.shape, weights, names)
+    try:
+        network = build_network(model, benchmark.n_classes, example.shape, weights, names)
+        with torch.no_grad():
+            network.eval()(example[None])
+    except (RuntimeError, AssertionError) as error:
+        if is_out_of_memory(error):
+            raise
+        size = example.shape[-1]
+        raise ValueError(f"image_size = {size} does not fit {model.backbone}: {error}") from error
+    return network.train()
 
 
 def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:
