@@ -63,7 +63,8 @@ def check_and_estimate(
                 source = "timed batches of one process"
                 if isinstance(recipe.strategies[name], ClosedForm):
                     what = "a pass over the images"
-                with _problems(f"{name}: "):
+                with _problems(f"{name}: "), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # about a training of few batches
                     estimate = estimated_seconds(recipe, name, benchmark, options)
                 times = [] if estimate is None else [estimate]
             steps, after = (fmean(parts) for parts in zip(*(times or [(0.0, 0.0)]), strict=True))
@@ -97,9 +98,7 @@ def _missing_device(name: str) -> str | None:
 def _problems(prefix: str = "") -> Iterator[None]:
     """Exit with what is wrong with data or settings."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
         fail(prefix + error_sentence(error))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -39,6 +40,7 @@ class GridProgress:
         self._all = self.bars.add_task("all runs", total=total, text="")
         self._tasks: dict[RunFolder, TaskID] = {}
         self._domains: dict[RunFolder, int] = {}
+        self._warned: set[str] = set()
 
     def poll(self, here: list[RunFolder], elsewhere: list[RunFolder]) -> None:
         """Read the progress of these runs, and of those that other processes are running."""
@@ -49,6 +51,7 @@ class GridProgress:
                     self._print(f"{run.title}: another process is running it")
             if (status := run.status()) is None:
                 continue
+            self._warn(run)
             text = str(status) or "starting"
             self.bars.update(self._tasks[run], completed=status.share, text=text)
             if self._domains.setdefault(run, 0) < status.domains < status.of_domains:
@@ -61,6 +64,7 @@ class GridProgress:
     def end(self, outcome: Outcome) -> None:
         """Record that a run has ended."""
         self.outcomes.append(outcome)
+        self._warn(outcome.folder)
         self.bars.update(self._all, completed=len(self.outcomes))
         if outcome.folder in self._tasks:
             self.bars.remove_task(self._tasks.pop(outcome.folder))
@@ -71,6 +75,13 @@ class GridProgress:
             self._print(line + " (cached)" * outcome.cached)
         elif outcome.folder.given_up and not outcome.cached:
             self._print(f"{outcome.folder.title}: {outcome.error}")
+
+    def _warn(self, run: RunFolder) -> None:
+        """Print the warnings about a run's data that were not printed before."""
+        for sentence in run.data_warnings():
+            if sentence not in self._warned:
+                self._warned.add(sentence)
+                warnings.warn(sentence, stacklevel=1)
 
     def _print(self, line: str) -> None:
         """Print a line, unless there are bars."""

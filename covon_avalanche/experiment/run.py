@@ -166,13 +166,17 @@ class Run:
         """All objects, from the recipe and the seed."""
         recipe, root = self.recipe, self.options.dataset_root
         self.settings = recipe.strategies[self.name]
-        self.benchmark = self.checked or checked_benchmark(
-            recipe, self.seed, self.options, self.stream
-        )
+        with warnings.catch_warnings(record=True) as caught:
+            self.benchmark = self.checked or checked_benchmark(
+                recipe, self.seed, self.options, self.stream
+            )
+        for w in caught:  # again, for the log
+            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
         if self.folder is not None and DistributedHelper.is_main_process:
             streams = self.benchmark.streams.items()
             images = {name: [len(e.dataset) for e in stream] for name, stream in streams}
-            self.folder.check_data({**images, "classes": self.benchmark.classes})
+            said = [str(w.message) for w in caught]
+            self.folder.check_data({**images, "classes": self.benchmark.classes}, said)
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
         torch.manual_seed(self.seed)

@@ -151,6 +151,12 @@ class StoredRun:
         except (OSError, ValueError):
             return None
 
+    def data_warnings(self) -> list[str]:
+        """Warnings about the data that it trains on, such as missing images."""
+        with suppress(OSError, ValueError, TypeError):
+            return [str(said) for said in _stored(self.path / "data.json").get("warnings", [])]
+        return []
+
     @property
     def given_up(self) -> GivenUp | None:
         """How it ended, if it was given up before its end, as trials of a search may be."""
@@ -199,10 +205,10 @@ class RunFolder(StoredRun):
     """A run of a recipe and its folder, ``RUNS/STRATEGY/seed-SEED-HASH``. An existing folder of a
     run whose settings differ only in those without effect is used again. Files in it:
 
-    ``run.json``: settings, versions and machine; ``data.json``: numbers of images, class names;
-    ``log.txt``: the package's messages, and the traceback of what stopped training;
-    ``metrics.jsonl``: one line per epoch; ``status.json`` and ``checkpoints``, while it is not
-    finished; ``result.json``, when it is.
+    ``run.json``: settings, versions and machine; ``data.json``: numbers of images, class names,
+    warnings about the data; ``log.txt``: the package's messages, and the traceback of what stopped
+    training; ``metrics.jsonl``: one line per epoch; ``status.json`` and ``checkpoints``, while it
+    is not finished; ``result.json``, when it is.
     """
 
     evaluated_on: EvaluatedOn = "test"
@@ -374,24 +380,25 @@ class RunFolder(StoredRun):
         for file in [*self.checkpoint_folder.glob("*"), self.status_file]:
             file.unlink(missing_ok=True)
 
-    def check_data(self, data: dict[str, list[Any]]) -> None:
+    def check_data(self, data: dict[str, list[Any]], said: Sequence[str] = ()) -> None:
         """Write ``data.json``, or compare with it if there is a checkpoint.
 
         :param data: numbers of images by stream and domain, and the ``classes`` by id, which runs
             of earlier versions lack.
+        :param said: warnings about the data, which are not compared.
         :raises ValueError: if the data have changed since the run was started.
         """
         file = self.path / "data.json"
         if any(self.checkpoint_folder.glob("*.pt")):
             stored = _stored(file).items()
-            before = {key: value for key, value in stored if value != data.get(key)}
+            before = {k: v for k, v in stored if k != "warnings" and v != data.get(k)}
             if before:
                 now = {key: data.get(key) for key in before}
                 raise ValueError(
                     f"the data have changed since {self.path} was started: it had {before}, "
                     f"now there are {now}; remove the folder or choose another --out"
                 )
-        write_atomically(file, json.dumps(data))
+        write_atomically(file, json.dumps({**data, "warnings": said}))
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:

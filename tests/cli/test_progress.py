@@ -54,6 +54,17 @@ def test_titles_are_no_markup(grid, monkeypatch):
     assert "own, trial 2 (arguments.mode [/b])" in seen(progress)[1]
 
 
+def test_warnings_about_the_data_come_with_the_first_status(grid, recwarn):
+    make, write, folders = grid
+    progress = make(terminal=False)
+    for folder in folders:
+        write(folder, 0, 0)
+        folder.check_data({"train": [10]}, ["half of the images"])
+    progress.poll(folders, [])
+    progress.poll(folders, [])
+    assert [str(warning.message) for warning in recwarn] == ["half of the images"]
+
+
 def test_every_run_in_progress_has_a_line_with_its_state(grid):
     make, write, folders = grid
     progress = make(terminal=True)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import joblib
 import psutil
 import pytest
+from miniature import pacs
 from small_recipes import FEW, STRATEGIES, saved, small_recipe
 from terminal import (
     covon,
@@ -190,6 +191,29 @@ def test_a_dry_run_finds_what_would_stop_the_runs(arguments, settings, sentence,
     assert "The data are there." not in done.stdout
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_incomplete_data_are_reported_by_a_dry_run_and_once_for_all_runs(tmp_path):
+    pacs(tmp_path / "PACS")
+    recipe = small_recipe(
+        {"finetune": STRATEGIES["finetune"]},
+        stream={"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32, "limit": 2},
+        model={"backbone": "squeezenet", "weights": ""},
+        train_mb_size=2,
+        epochs=1,
+        seeds=[0, 1],
+    )
+    command = ["run", saved(recipe, tmp_path), "--out", tmp_path / "out", "--jobs", 1]
+    counts = {"sketch": 3929, "photo": 1670}
+    for more in (["--dry-run"], [], []):  # the last finds finished runs
+        done = covon(*command, "--dataset-root", tmp_path, *more)
+        assert done.exit_code == 0, done.output
+        assert done.stderr.splitlines() == [
+            f"warning: PACS's {name} should have {n} images, found 70" for name, n in counts.items()
+        ]
+    for log in (tmp_path / "out").rglob("log.txt"):
+        assert log.read_text(encoding="utf-8").count("should have") == 2
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -256,7 +256,9 @@ def test_an_unfinished_run_is_not_resumed_with_other_data(recipe, tmp_path):
         folder.check_data({"train": [14, 14], "test": [images]})
     save_checkpoint(folder.checkpoint_folder, Point(1), {}, folder.hash)
     data = {"train": [14, 14], "test": [14], "classes": ["cat"]}
-    folder.check_data(data)  # without classes, data.json was of an earlier version
+    folder.check_data(data, ["few"])  # without classes, data.json was of an earlier version
+    assert folder.data_warnings() == ["few"]
+    folder.check_data(data)  # warnings may differ
     with pytest.raises(ValueError, match=r"the data have changed .*\[14, 13\].* remove the folder"):
         folder.check_data({**data, "train": [14, 13]})
     with pytest.raises(ValueError, match=r"it had {'classes': \['cat'\]}, now there are .*'dog'"):
@@ -269,6 +271,7 @@ def test_damaged_files_of_an_unfinished_run_are_named(recipe, tmp_path, caplog, 
     folder.checkpoint_folder.mkdir(parents=True)
     save_checkpoint(folder.checkpoint_folder, Point(1), {}, folder.hash)
     (folder.path / "data.json").write_text(content)
+    assert folder.data_warnings() == []
     with pytest.raises(ValueError, match=r"data\.json is damaged: remove it, then run"):
         folder.check_data({"train": [14]})
     (folder.path / "data.json").unlink()
