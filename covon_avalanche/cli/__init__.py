@@ -21,7 +21,7 @@ from covon_avalanche import __version__
 from covon_avalanche.cli import compare, data, env, predict, report, run, search, show
 from covon_avalanche.cli.examples import epilog, one_line_paragraphs
 from covon_avalanche.cli.options import INTERRUPTED, fail
-from covon_avalanche.experiment.output import print_short_warnings
+from covon_avalanche.experiment.output import prepare_output
 from covon_avalanche.experiment.recipe import RecipeError
 from covon_avalanche.experiment.result import ResultError
 from covon_avalanche.experiment.run_errors import error_sentence
@@ -35,8 +35,6 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except (RecipeError, ResultError) as error:
             fail(str(error))
-        except BrokenPipeError:
-            raise
         except OSError as error:
             path = error.filename2 or error.filename or "a file"
             fail(f"cannot read or write {path}: {error.strerror or error}")
@@ -57,7 +55,7 @@ class _Commands(TyperGroup):
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
         try:
             with warnings.catch_warnings():
-                print_short_warnings()
+                prepare_output()
                 return super().main(*arguments, **options)
         except Exception as error:
             with NamedTemporaryFile("w", prefix="covon-", suffix=".log", delete=False) as log:

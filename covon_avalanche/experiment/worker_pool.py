@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any, TypeVar
 
-from covon_avalanche.experiment.output import print_short_warnings
+from covon_avalanche.experiment.output import prepare_output
 
 _T = TypeVar("_T")
 
@@ -129,7 +129,7 @@ def _start_worker() -> None:
         threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     logging.raiseExceptions = False  # no traceback for each line of a log on a full disk
-    print_short_warnings()
+    prepare_output()
     import_wandb_when_used()
     import torch
 
