@@ -86,6 +86,13 @@ class Recipe(Table):
             raise ValueError("seeds must be distinct")
         return seeds
 
+    @field_validator("posterior_temperature")
+    @classmethod
+    def _needs_samples(cls, temperature: Any, info: ValidationInfo) -> Any:
+        if temperature is not None and info.data.get("posterior_samples") == 0:
+            raise ValueError("needs posterior_samples > 0, got 0")
+        return temperature
+
     @field_validator("searched", mode="before")
     @classmethod
     def _only_names(cls, searched: Any) -> Any:

@@ -167,6 +167,15 @@ class Tunable(StrategySettings):
     backbone_lr_factor: PositiveFloat | None = None
     """Learning rate of all layers but the last, relative to ``lr``; ``None``: the same."""
 
+    @field_validator("tuning_size")
+    @classmethod
+    def _needs_tuning(cls, size: int | None, info: ValidationInfo) -> int | None:
+        tuning = info.data.get("tuning", "adapter")
+        if size is not None and tuning not in ("adapter", "prompt"):
+            got = "" if tuning is None else f', got "{tuning}"'
+            raise ValueError(f'needs tuning = "adapter" or "prompt"{got}')
+        return size
+
     def wrap_model(
         self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
     ) -> nn.Module:
