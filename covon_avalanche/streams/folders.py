@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from covon_avalanche.streams import image_files as files
 from covon_avalanche.streams.image_benchmark import ImageOptions, choose_domains, image_benchmark
-from covon_avalanche.streams.manifest import COLUMNS, is_table, read_manifest
+from covon_avalanche.streams.manifest import COLUMNS, check_cells, is_table, read_manifest
 
 _LAYOUTS = "DOMAIN/CLASS/*, DOMAIN/{train,test}/CLASS/* or {train,test}/DOMAIN/CLASS/*"
 _Folders = list[list[Path]]  # that contain class folders: for training and for testing, or for both
@@ -167,8 +167,8 @@ def _from_table(
     if unknown:
         raise ValueError(f"{file} has labels that are not classes: {unknown}")
 
-    if groups is not None and groups.isna().any():
-        raise ValueError(f"{file} has rows without {groups.name!r}")
+    if groups is not None:
+        check_cells(file, groups.to_frame())
     own, parts = table[table["domain"] == domain], []
     splits = [own["split"] == name for name in ("train", "test")] if "split" in own else [own.index]
     for chosen in (own.loc[rows] for rows in splits):

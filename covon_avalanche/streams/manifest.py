@@ -38,6 +38,14 @@ def write_manifest(file: Path, classes: Sequence[str], table: pd.DataFrame) -> N
     write_atomically(file, comments + table.to_csv(index=False))
 
 
+def check_cells(file: Path, table: pd.DataFrame) -> None:
+    """Raise a ``ValueError`` that names the first row with an empty cell, and its column."""
+    empty = table.isna().stack()
+    if empty.any():
+        row, column = empty.idxmax()
+        raise ValueError(f"{file}: row {row + 1} after the header has no {column!r}")
+
+
 def read_manifest(
     file: Path, columns: Sequence[str] = COLUMNS, splits: Sequence[str] = ("train", "test")
 ) -> tuple[list[str] | None, pd.DataFrame]:
@@ -62,14 +70,15 @@ def read_manifest(
         )
     except (OSError, ValueError) as error:  # pandas and decoders raise ValueErrors
         raise ValueError(f"{file} is not a table in UTF-8: {error}") from error
-    table = table.rename(columns={k: v for k, v in _ALSO.items() if v not in table})
+    also = {k: v for k, v in _ALSO.items() if k in table and v not in table}
+    table = table.rename(columns=also)
     missing = [c for c in columns if c not in table]
     if missing:
         raise ValueError(f"{file} lacks the columns {missing}")
-    too_long = not isinstance(table.index, pd.RangeIndex)  # pandas took a column for the index
+    if not isinstance(table.index, pd.RangeIndex):  # pandas took a column for the index
+        raise ValueError(f"{file} has rows with more than {len(table.columns)} values")
     known = [c for c in COLUMNS if c in table]
-    if too_long or table[known].isna().any(axis=None):
-        raise ValueError(f"{file} has rows with more or fewer than {len(table.columns)} values")
+    check_cells(file, table[known].rename(columns={v: k for k, v in also.items()}))
     table[known] = table[known].replace(ESCAPE, "", regex=True)  # as ``covon data list`` writes
     names = table.columns.intersection(["domain", "label"])
     table[names] = table[names].map(name_of)
