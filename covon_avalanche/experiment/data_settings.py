@@ -263,7 +263,7 @@ def _kind_of_model(value: object) -> str:
     return "backbone" if has else "perceptron"
 
 
-MODELS = {"perceptron": Perceptron, "backbone": Backbone}
+MODELS: dict[str, type[Table]] = {"perceptron": Perceptron, "backbone": Backbone}
 Model = Annotated[
     Annotated[Perceptron, Tag("perceptron")] | Annotated[Backbone, Tag("backbone")],
     Discriminator(_kind_of_model),

@@ -180,14 +180,16 @@ def read_recipe(path: Path, children: Sequence[Path] = ()) -> tuple[str, dict[st
 
 
 def _extended(parent: dict[str, Any], child: dict[str, Any], depth: int = 2) -> dict[str, Any]:
-    """The parent with the child's keys, ``depth`` tables deep. A stream with another name and a
-    strategy of another kind replace the parent's."""
+    """The parent with the child's keys, ``depth`` tables deep. A stream with another name, a model
+    of another kind and a strategy of another kind replace the parent's."""
     merged = dict(parent)
     for key, value in child.items():
         old = parent.get(key)
         if depth and isinstance(old, dict) and isinstance(value, dict):
             other = [k for k in ("name", "kind") if isinstance(value.get(k, {}), str)]
-            if all(value[k] == old.get(k) for k in other):
+            models = [cls.model_fields.keys() for cls in MODELS.values()] if key == "model" else []
+            new_model = any(value.keys() & keys and not old.keys() & keys for keys in models)
+            if all(value[k] == old.get(k) for k in other) and not new_model:
                 value = _extended(old, value, depth - 1)
         merged[key] = value
     return merged
@@ -213,7 +215,7 @@ def validate(data: dict[str, Any], name: str) -> Recipe:
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        raise RecipeError(f"{name}: {_sentence(error)}") from error
+        raise RecipeError(f"{name}: {_sentence(error, data)}") from error
 
 
 def recipe_file(name_or_path: str, folder: Path = Path()) -> Path:
@@ -283,7 +285,7 @@ _CHOICES: dict[str, tuple[int, Mapping[str, Any]]] = {
 """Where pydantic puts the name of the class that it has chosen, and the classes by that name."""
 
 
-def _sentence(error: ValidationError) -> str:
+def _sentence(error: ValidationError, data: dict[str, Any]) -> str:
     """The most informative of the errors: misspelt keys first, they explain missing ones."""
     order = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(), key=lambda e: order.get(e["type"], 1))
@@ -317,7 +319,8 @@ def _sentence(error: ValidationError) -> str:
         names = re.findall(r"'([^']+)'", context.get("expected_tags", "")) or [*classes]
         known, tag = ", ".join(names), context.get("tag")
         if tag is None:
-            return f"{key}: is missing; known are {known}"
+            others = {*data["strategies"]} - {parts[-1]} if parts[:-1] == ["strategies"] else ()
+            return f"{key}: is missing{did_you_mean(parts[-1], others) or f'; known are {known}'}"
         return f"{key} = {tag!r:.200}: is unknown; known are {known}{did_you_mean(tag, names)}"
     if first["type"] == "missing":
         return f"{key}: is missing"

@@ -1,5 +1,7 @@
 """Recipes: the shipped ones, and clear errors for bad ones."""
 
+import json
+
 import pytest
 
 from covon_avalanche.experiment.recipe import (
@@ -104,11 +106,21 @@ def test_a_strategy_with_changed_settings_is_no_longer_called_searched(tmp_path,
     assert load_recipe(str(child)).searched["own"].trials == 5
 
 
-def test_a_stream_with_another_name_replaces_that_of_the_extended_recipe(tmp_path):
+def test_a_stream_or_model_of_another_kind_replaces_that_of_the_extended_recipe(tmp_path):
     path = write(tmp_path, 'extends = "domainnet"\nstream = { name = "CDDB" }')
     assert load_recipe(path).stream.domains[0] == "gaugan"
     path = write(tmp_path, 'extends = "permuted-digits"\n[strategies.name]\nkind = "ncm"')
     assert {"name", "finetune"} <= load_recipe(path).strategies.keys()
+    network = {"backbone": "squeezenet", "weights": ""}
+    for parent, model in (
+        ("permuted-digits", network),
+        ("pacs", {"hidden_size": 8, "hidden_layers": 1}),
+    ):
+        keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in model.items())
+        path = write(tmp_path, f'extends = "{parent}"\nmodel = {{ {keys} }}')
+        assert load_recipe(path).model.model_dump() == model
+    path = write(tmp_path, 'extends = "pacs"\nmodel.weights = ""')
+    assert load_recipe(path).model.model_dump() == network
 
 
 @pytest.mark.parametrize(
@@ -159,6 +171,7 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("strategies.finetune.merge=eq8", r"merge\.rule = 'eq8': is unknown; known are none, av"),
         ("strategies.finetune.merge=regmaen", "'regmaen': .*; did you mean regmean\\?$"),
         ("strategies.finetune.kind=ewcc", r"finetune\.kind = 'ewcc': .*; did you mean ewc\?$"),
+        ("strategies.finetun.lr=1", r"finetun\.kind: is missing; did you mean finetune\?$"),
         ("strategies.mine.gamma=1.5", r"strategies\.mine\.gamma = 1\.5: .*less than or equal"),
         ("strategies.mine.lrr=0.1", r"mine\.lrr: unknown key; known are .*; did you mean lr\?$"),
         ("strategies.mine.ess_per_example=1.0", "mine: give ess or ess_per_example"),
