@@ -322,6 +322,8 @@ class RunFolder(StoredRun):
         try:
             result = Result.load(self.result_file)
         except ResultError as error:
+            if isinstance(error.__cause__, OSError):  # such as a lack of permission
+                raise
             raise ResultError(f"{error}; remove it to run it again") from error
         found = result.run_hash or self.hash, result.strategy, result.seed, result.stream
         if found != (self.hash, *self.spec, self.evaluated_on):

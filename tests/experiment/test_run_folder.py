@@ -206,6 +206,18 @@ def test_an_interrupted_run_is_resumed_with_another_number_of_workers(recipe, tm
     assert first.result().resumed == 1
 
 
+def test_a_result_that_cannot_be_read_is_not_to_be_removed(recipe, tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    finished(folder)
+
+    def denied(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(ResultError, match=r"result\.json cannot be read: Permission denied$"):
+        folder.result()
+
+
 def test_finished_runs_with_other_settings_are_named(images, tmp_path):
     for seed in (0, 1):
         finished(RunFolder(tmp_path, images, "finetune", seed))
