@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, NoReturn
 
 import typer
@@ -82,6 +83,6 @@ def missing_sentence(recipe: Recipe, dataset_root: Path | None) -> str | None:
     if what == "weights":
         how = "give their path in model.weights, or the folder below which it is by --dataset-root"
     elif dataset is not None and path.name == Path(dataset.folder).name:
-        get = f"`covon data download {dataset.name} --root {path.parent}` fetches them"
+        get = f"`covon data download {dataset.name} --root {quote(str(path.parent))}` fetches them"
         how += f"; {get if dataset.files else f'{dataset.name} is {dataset.note}'}"
     return f"the {what} are missing: there is no {path}; {how}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from enum import Enum
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -247,7 +248,7 @@ def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: 
     console.print(text, soft_wrap=not console.is_terminal, markup=False, highlight=False)
     typer.echo(
         f"{folder}/accuracy.png, table.md and {len(results)} result.json files\n"
-        f"`covon report {folder}` generates an HTML report"
+        f"`covon report {quote(str(folder))}` generates an HTML report"
     )
 
 
@@ -265,4 +266,4 @@ def _submit(
     except ValueError as error:
         fail(str(error))
     typer.echo(f"{len(jobs)} jobs of {recipe.title}: {jobs[0]} to {jobs[-1]}")
-    typer.echo(f"`covon status {runs}` prints their state")
+    typer.echo(f"`covon status {quote(str(runs))}` prints their state")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -125,7 +126,9 @@ def search(
             typer.echo(
                 f"{name}: the best {' and '.join(found.at_end)} lies at an end of what was tried"
             )
-    typer.echo(f"{folder}/best.toml: covon run {folder}/best.toml")
+    root = [] if dataset_root is None else ["--dataset-root", str(dataset_root)]
+    command = shlex.join(["covon", "run", f"{folder}/best.toml", *root])
+    typer.echo(f"{folder}/best.toml: {command}")
     raise typer.Exit(status)
 
 

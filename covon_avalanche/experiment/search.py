@@ -211,8 +211,9 @@ class Search:
             at_end = [key for key in at_end if key != "lr"]
             if not rates[0] < settings["lr"] < rates[-1]:
                 at_end.insert(0, "lr")
+        trials, more = len(completed), max(0, len(completed) - self.number)
         return settings, Searched(
-            trials=len(completed), accuracy=accuracy, ranges=ranges, at_end=at_end
+            trials=trials, extensions=more, accuracy=accuracy, ranges=ranges, at_end=at_end
         )
 
     def rows(self) -> list[dict[str, Any]]:

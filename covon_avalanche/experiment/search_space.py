@@ -83,6 +83,8 @@ class Searched(Table):
 
     trials: int | None = None
     """Those that are finished; ``None`` in recipes of earlier versions."""
+    extensions: int = 0
+    """Of these, how many are more than were asked for, because the grid was extended."""
     accuracy: float | None = None
     """A_T of the best on validation images."""
     ranges: dict[str, str] = Field(default_factory=dict)

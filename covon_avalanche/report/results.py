@@ -44,7 +44,8 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     ``offline``              trains on several domains at once; not a continual learner
     ``replay``               stores training examples of earlier domains
     ``untuned``              settings not searched, unlike those of others in the recipe
-    ``trials``               of the search of its settings; NaN if unknown
+    ``trials``               of the search of its settings, without those that extended its
+                             grid; NaN if unknown
     ``at_end``               settings whose best value was at an end of what was tried
     ``still_falling``        whether the training loss was, at the end of a domain
     ``checked``              has a checksum, which results of earlier versions lack
@@ -111,7 +112,7 @@ def _row(result: Result) -> dict[str, Any]:
         "offline": bool(strategy.offline),
         "replay": bool(strategy.stores_examples),
         "untuned": bool(searched) and result.strategy not in searched,
-        "trials": search.get("trials", math.nan),
+        "trials": search.get("trials", math.nan) - search.get("extensions", 0),
         "at_end": search.get("at_end", []),
         "still_falling": _still_falling(result.epochs),
         **{name: getattr(result.matrix, name)() for name in _MATRIX},

@@ -140,9 +140,11 @@ class Comparison:
         plain = accuracy[first["kind"] == "finetune"]
         below = accuracy.index[(accuracy < plain.max()) & (first["kind"] != "finetune")]
         if len(below):
+            own = [s for name, s in self.strategies().items() if name in below]
+            preset = any(s["kind"] == "covon" and "noise" not in s for s in own)
             found.append(
-                f"Below fine-tuning: {', '.join(below)}. Search their settings, or for CoVON take "
-                f"a preset {_ADVICE}."
+                f"Below fine-tuning: {', '.join(below)}. Search their settings"
+                f"{', or for CoVON take a preset' * preset} {_ADVICE}."
             )
         return found
 

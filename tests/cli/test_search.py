@@ -40,9 +40,11 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
     stream = recipe.stream.model_copy(update={"validation_size": 200})
     held_out = recipe.model_copy(update={"stream": stream})
     arguments = ["search", saved(recipe, tmp_path), "--trials", 2, "--out", tmp_path]
-    arguments += ["--seed", 77, "--validation-size", 200]
+    arguments += ["--seed", 77, "--validation-size", 200, "--dataset-root", tmp_path / "my data"]
     first = covon(*arguments, "--strategies", "finetune")
     assert first.exit_code == 0, first.output
+    command = f"covon run {tmp_path}/best.toml --dataset-root '{tmp_path}/my data'"
+    assert first.output.endswith(f"{tmp_path}/best.toml: {command}\n")
     best = load_recipe(str(tmp_path / "best.toml"))
     assert list(best.strategies) == ["finetune", "ewc-star"]
     assert list(best.searched) == ["finetune"]

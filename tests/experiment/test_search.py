@@ -396,6 +396,7 @@ def test_the_grid_has_the_recipes_own_rate_and_is_extended_while_the_best_is_at_
         assert [settings["lr"] for settings in search.plan()[5:]] == more
         assert search.best()[1].at_end == at_end
         assert search.best()[1].trials == 5 + len(more)
+        assert search.best()[1].extensions == len(more)
 
 
 def test_later_trials_have_rates_near_the_best_and_fill_the_other_ranges(tmp_path, scores):

@@ -183,6 +183,8 @@ def test_unequal_searches_and_values_at_an_end_are_remarked_upon():
     runs = [made_up(name, 0, [[0.9]]) for name in ("a", "b", "c")]
     same = {"trials": 20, "accuracy": 0.9}
     assert remarks_of(*runs, a=same, b=same, c={"trials": 0}) == []
+    extended = {"trials": 22, "extensions": 2}
+    assert remarks_of(*runs, a=same, b=extended, c={"trials": 0}) == []
     found = remarks_of(*runs, a=same, b={"trials": 8, "at_end": ["lr", "gamma"]}, c={"trials": 0})
     budgets, ends = found
     assert budgets == "Searches had different numbers of trials: a 20, b 8."
@@ -220,3 +222,6 @@ def test_strategies_below_fine_tuning_are_remarked_upon():
     ]
     (found,) = remarks_of(*runs)
     assert found.startswith("Below fine-tuning: bad. Search their settings, or for CoVON take")
+    runs[2].settings["strategy"]["noise"] = 0.02  # as presets do
+    (found,) = remarks_of(*runs)
+    assert found.startswith("Below fine-tuning: bad. Search their settings (docs")
