@@ -215,6 +215,7 @@ def test_the_home_folder_is_expanded_where_the_shell_does_not(tmp_path, monkeypa
     ("arguments", "sentence"),
     [
         (["run", "--mlflow", "mine"], "--mlflow needs mlflow: pip install mlflow"),
+        (["run", "--wandb", "mine"], "--wandb needs wandb: pip install wandb"),
         (["run", "--launcher", "slurm"], "submitit: pip install 'covon_avalanche[cluster]'"),
     ],
 )

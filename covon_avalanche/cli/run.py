@@ -102,8 +102,9 @@ def run(
         fail(f"--slurm {slurm[0]} is for --launcher slurm only")
     if jobs is not None and on_cluster:
         fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
-    if mlflow is not None:
-        need("mlflow", "--mlflow", "mlflow")
+    for package, asked in (("wandb", wandb), ("mlflow", mlflow)):
+        if asked is not None:
+            need(package, f"--{package}", package)
     if on_cluster:
         need("submitit", "--launcher slurm", "'covon_avalanche[cluster]'")
     whole = choose(load_recipe(recipe, settings or ()), epochs=epochs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -65,15 +66,20 @@ class _MLflow(BaseLogger):
         import mlflow
 
         super().__init__()
-        mlflow.set_experiment(experiment)
+        self.mlflow = mlflow
         id_file = folder / "mlflow-id.txt"
         known = id_file.read_text(encoding="utf-8") if id_file.exists() else None
-        run = mlflow.start_run(run_id=known, run_name=title)
-        if known is None:
-            write_atomically(id_file, run.info.run_id)
-            (flat,) = pd.json_normalize(settings).to_dict("records")
-            mlflow.log_params(flat)
-        self.mlflow = mlflow
+        retries = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", **os.environ}  # the default: 4 minutes
+        try:
+            with patch.dict(os.environ, retries):
+                mlflow.set_experiment(experiment)
+                run = mlflow.start_run(run_id=known, run_name=title)
+            if known is None:
+                write_atomically(id_file, run.info.run_id)
+                (flat,) = pd.json_normalize(settings).to_dict("records")
+                mlflow.log_params(flat)
+        except mlflow.MlflowException as error:
+            raise ValueError(f"MLflow cannot log: {error}") from error
 
     def log_single_metric(self, name: str, value: Any, x_plot: int) -> None:
         if isinstance(value, (int, float)):

@@ -113,3 +113,15 @@ def test_each_run_is_one_of_mlflow(recipe, tmp_path, monkeypatch):
     accuracy = last["metrics.Top1_Acc_Epoch/train_phase/train_stream/Task000"]
     assert accuracy == pytest.approx(result.epochs[-1].accuracy)
     assert last["params.strategy.kind"] == "finetune"
+
+
+@pytest.mark.parametrize("uri", ["nowhere://x", "http://127.0.0.1:9"])
+def test_a_tracking_server_that_does_not_exist_is_an_error_before_training(
+    recipe, tmp_path, monkeypatch, uri
+):
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    with pytest.raises(ValueError, match=f"MLflow cannot log: .*{uri}"):
+        run_in_folder(folder, RunOptions(mlflow="mine"))
+    assert not (folder.path / "data.json").exists()
