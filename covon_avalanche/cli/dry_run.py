@@ -14,7 +14,6 @@ import typer
 
 from covon_avalanche.cli.options import fail, missing_sentence
 from covon_avalanche.experiment.data_settings import Backbone, missing_mnist
-from covon_avalanche.experiment.registry.closed_form import ClosedForm
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_errors import error_sentence
 from covon_avalanche.experiment.run_folder import RunFolder
@@ -57,12 +56,10 @@ def check_and_estimate(
         if {*strategies} - {run.strategy for run in stored}:
             typer.echo("Timing batches of strategies without stored results ...")
         for name in dict.fromkeys(strategies):
-            number, what, source = strategies.count(name), "training", "stored results"
+            number, source = strategies.count(name), "stored results"
             times = [(sum(r.train_seconds), 0.0) for r in stored if r.strategy == name]
             if not times:
                 source = "timed batches of one process"
-                if isinstance(recipe.strategies[name], ClosedForm):
-                    what = "a pass over the images"
                 with _problems(f"{name}: "), warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # about a training of few batches
                     estimate = estimated_seconds(recipe, name, benchmark, options)
@@ -71,7 +68,7 @@ def check_and_estimate(
             mean = steps + after
             evaluations = evaluation_seconds(recipe, name, benchmark, steps)
             runs[name] = reading + mean + evaluations
-            found = f"{_time(mean)} of {what}, from {source}" if times else "unknown time"
+            found = f"{_time(mean)} of training, from {source}" if times else "unknown time"
             lines.append(f"{name}: {number} x {found}")
         for name in strategies:  # each run goes to the process that is free first
             heapq.heapreplace(ends, ends[0] + runs[name])

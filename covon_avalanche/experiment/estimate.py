@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from avalanche.benchmarks import CLScenario
+from torch import nn
 
-from covon_avalanche.closed_form import ClosedFormModel
+from covon_avalanche.closed_form import ClosedFormModel, RidgeClassifier
 from covon_avalanche.experiment.data_settings import Backbone
 from covon_avalanche.experiment.recipe import Recipe, choose
 from covon_avalanche.experiment.registry.bayesian import CoVON, Variational
-from covon_avalanche.experiment.registry.closed_form import ClosedForm
+from covon_avalanche.experiment.registry.closed_form import ClosedForm, RanPAC
 from covon_avalanche.experiment.run import Run
 from covon_avalanche.experiment.run_options import RunOptions
 
 _TIMED = 6  # batches of an estimate
 _FEW = 2  # images of its first batches, which decide how many may follow
 _BUDGET = 4.0  # seconds for these
+_FEATURES = 1000  # of a timed ridge regression, at most
 
 
 class Estimate(NamedTuple):
@@ -36,9 +39,8 @@ def estimated_seconds(
     recipe: Recipe, strategy: str, benchmark: CLScenario, options: RunOptions = RunOptions()
 ) -> Estimate | None:
     """Training time of a run on one thread, from a few batches of a few images; ``None`` for a
-    strategy that trains without batches. Of a classifier in closed form it is the time of a pass
-    through the network. What grows from domain to domain is left out. No weights are downloaded:
-    they are random instead.
+    strategy that trains without batches. Ridge regressions are timed with fewer features. What
+    grows from domain to domain is left out. No weights are downloaded: they are random instead.
 
     :param benchmark: see :func:`checked_benchmark`.
     :raises ValueError: as :func:`run_strategy`.
@@ -67,13 +69,18 @@ def estimated_seconds(
             last = timed(size, _TIMED) or first
     finally:
         torch.set_num_threads(threads)
-    more = last.images - first.images
-    passes = max(0.0, (last.after - first.after) / more if more else last.after / last.images)
+    own, more = recipe.strategies[strategy], last.images - first.images
+    after = last.after - (first.after if more else last.per_domain)
+    passes = max(0.0, after / (more or last.images))
     merge = max(0.0, last.after - passes * last.images)
-    domains = 1 if recipe.strategies[strategy].kind == "joint" else len(benchmark.train_stream)
+    domains = 1 if own.kind == "joint" else len(benchmark.train_stream)
     images = sum(len(experience.dataset) for experience in benchmark.train_stream)
     steps = last.per_image * _trained_images(recipe, strategy, benchmark)
-    return Estimate(steps, domains * merge + images * passes)
+    after = domains * merge + images * passes
+    if isinstance(own, RanPAC) and own.adapter:  # whose steps have a backward pass, too
+        adapted = (own.epochs or recipe.epochs) * len(benchmark.train_stream[0].dataset)
+        after += 3 * last.per_image * adapted
+    return Estimate(steps, after)
 
 
 def evaluation_seconds(recipe: Recipe, strategy: str, benchmark: CLScenario, steps: float) -> float:
@@ -95,6 +102,8 @@ class _Timed(NamedTuple):
     images: int
     after: float
     """Seconds from the last step to the end of the training."""
+    per_domain: float = 0.0
+    """Those of them that do not depend on the number of images, if they are known."""
 
 
 def _time_batches(run: Run, size: int, batches: int) -> _Timed | None:
@@ -104,19 +113,23 @@ def _time_batches(run: Run, size: int, batches: int) -> _Timed | None:
     ends: list[float] = []
     clock = time.process_time if run.recipe.device == "cpu" else time.perf_counter
 
+    def now() -> float:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return clock()
+
     def note_end(batch: int = 1) -> None:
         if batch:
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-            ends.append(clock())
+            ends.append(now())
 
-    images = size * batches
+    images, per_domain = size * batches, 0.0
     if isinstance(run.model, ClosedFormModel):
         x = torch.stack([run.example] * size).to(run.recipe.device)
         for _ in range(1 + batches):
             run.model.features(x)
             note_end()
-        after = 0.0
+        per_image, per_domain = _ridge_seconds(run.model.head, x.device, now)
+        after = images * (1 + run.model.flip) * per_image + per_domain
     else:
         run.log.on_progress = note_end
         domain = run.benchmark.train_stream[0]
@@ -125,9 +138,26 @@ def _time_batches(run: Run, size: int, batches: int) -> _Timed | None:
         part._dataset = domain.dataset.subset(order[:images].tolist())
         run.strategy.train_mb_size = size
         run.strategy.train([part] if run.settings.kind == "joint" else part)
-        after = clock() - ends[-1] if ends else 0.0
+        after = now() - ends[-1] if ends else 0.0
     seconds = np.diff(ends)
-    return _Timed(float(np.median(seconds)) / size, images, after) if len(seconds) else None
+    if not len(seconds):
+        return None
+    return _Timed(float(np.median(seconds)) / size, images, after, per_domain)
+
+
+def _ridge_seconds(
+    head: nn.Module, device: torch.device, now: Callable[[], float]
+) -> tuple[float, float]:
+    """Time of a ridge regression's sums per image, and of its solutions per domain, from one with
+    fewer features."""
+    if not isinstance(head, RidgeClassifier):
+        return 0.0, 0.0
+    few = min(len(head.gram), _FEATURES)
+    h, start = torch.randn(few, few, dtype=torch.float64, device=device), now()
+    gram, summed = h.T @ h, now()
+    torch.linalg.cholesky_ex(gram)
+    solutions, more = len(head.ridges) * (head.folds or 1) + 1, len(head.gram) / few
+    return (summed - start) / few * more**2, (now() - summed) * solutions * more**3
 
 
 def _trained_images(recipe: Recipe, strategy: str, benchmark: CLScenario) -> int:

@@ -35,7 +35,7 @@ def test_the_estimated_time_is_that_of_all_steps_and_the_ends_of_domains(benchma
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     found = estimate.estimated_seconds(short_recipe("finetune"), "finetune", benchmark)
     assert found == (2 * 4 * 2, 2)
-    assert timed == [((2, 3), (1 / 2, 6, 1)), ((64, 6), (1 / 64, 384, 1))]
+    assert timed == [((2, 3), (1 / 2, 6, 1, 0)), ((64, 6), (1 / 64, 384, 1, 0))]
     assert threads == [1, 3]
     assert len(benchmark.train_stream[0].dataset) == 200
 
@@ -53,6 +53,17 @@ def test_passes_over_the_images_after_training_are_in_the_estimated_time(
     monkeypatch.setattr(estimate, "_BUDGET", 6.0)
     found = estimate.estimated_seconds(short_recipe(name), name, benchmark)
     assert found == pytest.approx((2 * 4 * 2, merges * 3 + 2 * 200 * 2))
+
+
+def test_ridge_regressions_are_estimated_from_fewer_features(benchmark, monkeypatch):
+    """Of a batch's features, sums over 10 images and a solution, each takes a second: with 4 times
+    as many features sums take 16 times as long, and each of 18 solutions 64 times."""
+    seconds = itertools.count().__next__
+    monkeypatch.setattr(estimate, "time", SimpleNamespace(process_time=seconds))
+    monkeypatch.setattr(estimate, "_FEATURES", 10)
+    recipe = small_recipe({"own": {"kind": "ranpac", "projection": 40, "flip": True}})
+    found = estimate.estimated_seconds(recipe, "own", benchmark)
+    assert found == (2 * 400 / 2, pytest.approx(2 * 400 * 16 / 10 + 2 * 18 * 64))
 
 
 def test_evaluations_are_a_third_of_training_images_or_all_in_closed_form():
