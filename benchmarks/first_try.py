@@ -79,7 +79,7 @@ def recipe_of(stream: str, order: str) -> Recipe:
     recipe = load_recipe(stream if is_shipped else str(ROOT / f"benchmarks/{own}.toml"))
     data = recipe.model_dump()
     finetune = data["strategies"]["finetune"]
-    preset = "small" if is_shipped else "finetune"
+    preset = "perceptron" if is_shipped else "finetune"
     strategies: dict[str, Any] = {}
     for lr in (data["strategies"]["joint"]["lr"], finetune["lr"]):
         strategies[f"covon-{lr:.1e}"] = {"kind": "covon", "preset": preset, "lr": lr}

@@ -7,8 +7,9 @@
 
 ``scratch``: a small GPT-2 with random weights learns English. ``sweep``: learning rates a factor of
 3 around one that suits AdamW, few steps, for that GPT-2 trained on English first, for
-SmolLM2-135M-Instruct, which knows English, and for LoRA on it. ``smollm2``: two lengths of
-training, three seeds; at which loss in French is how much German forgotten? Losses are on
+SmolLM2-135M-Instruct, which knows English, and for LoRA on it. ``smollm2``: also with EWC* and
+Ada-Reg, at several strengths, and LoRA, three seeds, and CoVON and AdamW for longer; at which loss
+in French is how much German forgotten? Losses are on
 validation text, in nats per token of the model's own tokenizer. Results go to
 ``benchmarks/results/language/finetuning-PART.jsonl``, tables to ``docs/language.md``.
 """
@@ -49,19 +50,21 @@ from torch import Tensor, nn
 
 from covon_avalanche import CoVON
 from covon_avalanche.atomic_write import atomic_replace
+from covon_avalanche.optim.quadratic_anchor import QuadraticAnchor, adam_second_moments
+from covon_avalanche.posterior.fisher import squared_batch_gradients
 
 NAME = "benchmarks/language_finetuning.py"
 PAGE = ROOT / "docs/language.md"
 PARTS = ("scratch", "sweep", "smollm2")
 STORED = {part: RESULTS / f"language/finetuning-{part}.jsonl" for part in PARTS}
 LENGTH = 128  # tokens of a sequence
-CLIP_2 = "covon, clip_radius 2"  # the preset's value before
 HALF = "covon, bfloat16 prior"
 NETWORKS: dict[str, Case] = {
     "gpt2": dict(lr=5e-4, steps=60, sequences=8, evaluated=64),
     "smollm2": dict(lr=1e-4, steps=12, sequences=4, evaluated=8),
     "smollm2-lora": dict(lr=1e-3, steps=12, sequences=4, evaluated=8),
 }
+STRENGTHS = (1e10, 1e11, 1e12)  # of EWC* and Ada-Reg
 SCRATCH: Case = dict(lr=2e-3, steps=1000, sequences=8, evaluated=256)
 PAGES = {"train": 200, "valid": 40}  # of the manual, for SmolLM2
 KEY = ("network", "method", "seed", "lr", "steps", "sequences", "gamma")
@@ -198,34 +201,40 @@ def measure(case: Case, corpora: Path) -> Case:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     start = nn.utils.parameters_to_vector([p for _, p in named]).detach().clone()
     scratch = case["network"] == "gpt2-scratch"
-    if case["method"] == "adamw":
+    anchor: Any = None
+    method, _, strength = case["method"].partition(", strength ")
+    if method in ("adamw", "ada-reg", "ewc-star"):
         own = {"betas": (0.9, 0.95)} if scratch else {"weight_decay": 0.0}
         optimizer: Any = torch.optim.AdamW([p for _, p in named], lr=case["lr"], **own)
+        if strength:
+            anchor = QuadraticAnchor(named, ess=1.0, strength=float(strength))
     else:
         knob = {} if case["gamma"] is None else {"gamma": case["gamma"]}
-        if case["method"] == CLIP_2:
-            knob["clip_radius"] = 2.0
-        elif case["method"] == HALF:
+        if case["method"] == HALF:
             knob["bfloat16_prior"] = True
+        knob["batch_size"] = case["sequences"]
         generator = torch.Generator().manual_seed(case["seed"])
         preset = CoVON if scratch else CoVON.finetuning
         optimizer = preset(named, lr=case["lr"], generator=generator, **knob)
     curve = [{"after": "start", **losses(model, tokens, case["evaluated"])}]
     moved = 0.0
     for number, language in enumerate(("en",) if scratch else ("de", "fr")):
-        text = random_batches(
-            [tokens[f"{language}/train"]],
-            case["steps"],
-            case["sequences"],
-            LENGTH,
-            1000 * case["seed"] + number,
-        )
-        for i, (x, y) in enumerate(text):
-            optimizer.param_groups[0]["lr"] = case["lr"] * schedule(i, case["steps"])
-            try:
-                take_step(model, optimizer, x, y)
-            except FloatingPointError as error:
-                return {"error": str(error)}
+        size = case["steps"], case["sequences"], LENGTH, 1000 * case["seed"] + number
+        text = [*random_batches([tokens[f"{language}/train"]], *size)]
+        if method == "ada-reg":
+            optimizer.state.clear()
+        with nullcontext() if anchor is None else anchor.pulling(optimizer):
+            for i, (x, y) in enumerate(text):
+                optimizer.param_groups[0]["lr"] = case["lr"] * schedule(i, case["steps"])
+                try:
+                    take_step(model, optimizer, x, y)
+                except FloatingPointError as error:
+                    return {"error": str(error)}
+        if method == "ada-reg":
+            anchor.add(adam_second_moments(named, optimizer))
+        elif method == "ewc-star":
+            with autocast():
+                anchor.add(squared_batch_gradients(model, text, criterion))
         if number == 0:
             change = nn.utils.parameters_to_vector([p for _, p in named]).detach() - start
             moved = change.square().mean().sqrt().item() / case["lr"]
@@ -254,16 +263,18 @@ def cases(part: str) -> list[Case]:
         for network, settings in NETWORKS.items():
             for factor in (1, 1 / 3, 3):
                 half = (HALF,) if network == "gpt2" else ()
-                for method in ("adamw", "covon", CLIP_2, *half):
+                for method in ("adamw", "covon", *half):
                     case = {"network": network, "method": method, "seed": 0, "gamma": None}
                     found.append({**case, **settings, "lr": settings["lr"] * factor})
         return found
-    for steps in (25, 60):
-        for seed in range(3):
-            for lr, method in product((1e-4, 2e-4), ("adamw", "covon", CLIP_2)):
-                case = {"network": "smollm2", "method": method, "seed": seed, "gamma": None}
-                size = {"steps": steps, "sequences": 4, "evaluated": 24}
-                found.append({**case, "lr": lr, **size})
+    anchored = [f"{m}, strength {s:.0e}" for m, s in product(("ada-reg", "ewc-star"), STRENGTHS)]
+    for steps, seed in product((25, 60), range(3)):
+        methods = product(("smollm2",), (1e-4, 2e-4), ("adamw", "covon"))
+        lora = product(("smollm2-lora",), (1e-3, 2e-3), ("adamw", "covon"))
+        pulled = product(("smollm2",), (2e-4,), anchored)
+        for network, lr, method in (*methods, *(*lora, *pulled) * (steps == 25)):
+            case = {"network": network, "method": method, "seed": seed, "gamma": None}
+            found.append({**case, "lr": lr, "steps": steps, "sequences": 4, "evaluated": 24})
     return found
 
 
@@ -279,7 +290,7 @@ def table(part: str) -> str:
             rows.append(row)
             continue
         curves = [{point["after"]: point for point in curve} for curve in group["curve"]]
-        merged = "" if key[3] == "adamw" else ", merged"
+        merged = ", merged" if key[3].startswith("covon") else ""
         if part == "scratch":
             nats = pd.Series([c[f"en{merged}"]["en"] for c in curves])
             row["English"], row["perplexity"] = (

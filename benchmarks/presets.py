@@ -42,7 +42,7 @@ from torch.nn import functional as F
 from covon_avalanche import CoVON
 from covon_avalanche.backbones import create_backbone
 from covon_avalanche.merging import merge_into
-from covon_avalanche.optim import ALGORITHM_1, SMALL_NETWORKS
+from covon_avalanche.optim import ALGORITHM_1, PERCEPTRON
 from covon_avalanche.optim.natural_units import scale_of
 from covon_avalanche.presets import FINETUNING, FROM_SCRATCH
 from covon_avalanche.streams import PACS, image_transforms
@@ -52,13 +52,14 @@ PARTS = ("sweep", "knob", "estimates")
 PAGE = ROOT / "docs/presets.md"
 STORED = {part: RESULTS / f"presets/{part}.jsonl" for part in PARTS}
 NETWORKS: dict[str, Case] = {
-    "mlp": dict(preset="small", lr=3e-3, epochs=20, batch=64, examples=1000),
-    "resnet": dict(preset="small", lr=1e-3, epochs=5, batch=64, examples=1000),
+    "mlp": dict(preset="scratch", lr=3e-3, epochs=20, batch=64, examples=1000),
+    "resnet": dict(preset="scratch", lr=1e-3, epochs=5, batch=64, examples=1000),
     "squeezenet": dict(preset="finetuning", lr=1e-4, epochs=4, batch=32, examples=420),
     "vit": dict(preset="finetuning", lr=2e-5, epochs=2, batch=16, examples=140),
 }
 SWEEP = [{}, {"factor": 1 / 3}, {"factor": 3}, {"batch": 8}, {"batch": 256}, {"examples": 50}]
-PRESETS = {"small": SMALL_NETWORKS, "scratch": FROM_SCRATCH, "finetuning": FINETUNING}
+PRESETS = {"scratch": FROM_SCRATCH, "finetuning": FINETUNING}
+REPARAM = ("reparam", "scratch")  # the preset with the paper's estimate
 GAMMAS = (0.03, 0.1, 0.3, 0.6, 1.0)
 WEIGHTS = {
     "squeezenet": ("squeezenet", "squeezenet1_1_imagenet1k_fp16.safetensors"),
@@ -152,10 +153,8 @@ def make_optimizer(case: Case, model: nn.Module) -> Any:
     preset = PRESETS[case["preset"]]
     if case["method"] == "algorithm-1":
         return in_the_papers_units(model, preset, case, **settings)
-    if case["network"] in WEIGHTS and case["method"] != "covon-clip-1":
-        settings["clip_radius"] = 2.0  # the preset's when these results were made, today 1
-    if case["method"] == "gradsq":
-        settings["hess_approx"] = "gradsq"
+    if case["method"] == "covon-perceptron" or (case["method"], case["preset"]) == REPARAM:
+        preset = PERCEPTRON
     elif case["method"] == "reparam":
         settings |= {"hess_approx": "reparam", "data_precision": 0.001}
     return CoVON(model.named_parameters(), **{**preset, "lr": case["lr"], **settings})
@@ -208,8 +207,10 @@ def measure(case: Case, root: Path) -> Case:
     matrix, learned, moved = [], [], 0.0
     for number, (train, test) in enumerate(tasks):
         if isinstance(optimizer, CoVON):
-            if optimizer.param_groups[0]["ess"] is None:
-                optimizer.param_groups[0]["examples"] = len(train[1])
+            for group in optimizer.param_groups:
+                group["batch_size"] = min(case["batch"], len(train[1]))
+                if group["ess"] is None:
+                    group["examples"] = len(train[1])
         elif case["method"] == "adamw-renewed":
             optimizer = make_optimizer(case, model)
         steps = list(batches(train, case, generator))
@@ -218,15 +219,15 @@ def measure(case: Case, root: Path) -> Case:
             for group in optimizer.param_groups:
                 group["lr"] = case["lr"] * decay
             model.train()
-            with optimizer.sampled_params() if isinstance(optimizer, CoVON) else nullcontext():
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(x), y)
-                loss.backward()
-            if not math.isfinite(loss.item()):
-                return {"error": f"loss {loss.item()} in task {number}, step {i}"}
             try:
+                with optimizer.sampled_params() if isinstance(optimizer, CoVON) else nullcontext():
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(model(x), y)
+                    loss.backward()
+                if not math.isfinite(loss.item()):
+                    return {"error": f"loss {loss.item()} in task {number}, step {i}"}
                 optimizer.step()
-            except FloatingPointError as error:
+            except (FloatingPointError, ValueError) as error:
                 return {"error": str(error)}
         if number == 0:
             change = nn.utils.parameters_to_vector(model.parameters()).detach() - start
@@ -264,8 +265,8 @@ def cases(part: str) -> list[Case]:
                     lr = settings["lr"] * change.get("factor", 1)
                     case = {**common, **change, "lr": lr}
                     case.pop("factor", None)
-                    other = "covon-clip-1" if network in WEIGHTS else "adamw-renewed"
-                    methods = ("adamw", "covon", other)[: 2 if network == "resnet" else 3]
+                    more = ("adamw-renewed", "covon-perceptron") if network == "mlp" else ()
+                    methods = ("adamw", "covon", *more)
                     found += [{**case, "method": method} for method in methods]
             elif part == "estimates":
                 methods = ("gradsq", "reparam", "algorithm-1")
@@ -303,15 +304,14 @@ def sweep_table(found: pd.DataFrame) -> str:
         groups = dict(list(group.groupby("method")))
         if not {"adamw", "covon"} <= groups.keys():
             continue  # not finished
-        clipped = "covon-clip-1" in groups
-        default = "covon-clip-1" if clipped else "covon"
-        for method, title in (("adamw", "AdamW"), (default, "CoVON")):
+        for method, title in (("adamw", "AdamW"), ("covon", "CoVON")):
             own = groups[method]
             row[f"{title} A_T %"] = mean_and_std(own["A_T"], 1)
             row[f"{title} learned %"] = f"{own['learned'].mean():.1f}"
-        row["with `clip_radius` 2"] = mean_and_std(groups["covon"]["A_T"], 1) if clipped else ""
+        other = groups.get("covon-perceptron")
+        row["with `PERCEPTRON`"] = "" if other is None else mean_and_std(other["A_T"], 1)
         moved = {method: own["moved"].mean() for method, own in groups.items()}
-        row["moved"] = f"{moved[default] / moved['adamw']:.2f}"
+        row["moved"] = f"{moved['covon'] / moved['adamw']:.2f}"
         rows.append(row)
     return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
 
@@ -339,8 +339,8 @@ def knob_figure(found: pd.DataFrame, path: Path) -> None:
 def estimates_table(found: pd.DataFrame) -> str:
     """A_T and BWT of each estimate, a column per network."""
     titles = {
-        "gradsq": "squared gradients, steps of the preset",
-        "reparam": "the paper's, steps of the preset, `data_precision` 0.001",
+        "gradsq": "squared gradients, the preset",
+        "reparam": "the paper's, steps of the preset, `PERCEPTRON` or `data_precision` 0.001",
         "algorithm-1": "the paper's, Newton steps (Algorithm 1)",
     }
     rows = []

@@ -13,12 +13,13 @@ FROM_SCRATCH: dict[str, Any] = dict(
 )  # fmt: skip
 """For networks with random weights, transformers included."""
 
-SMALL_NETWORKS: dict[str, Any] = {
+PERCEPTRON: dict[str, Any] = {
     **FROM_SCRATCH, "noise": 0.2, "prior_width": 20.0, "data_precision": 0.001,
     "gamma_precision": None, "hess_approx": "reparam",
 }  # fmt: skip
-"""For small networks with random weights: the paper's estimate of the Hessian, and noise that stays
-large, which it needs and which protects earlier tasks."""
+"""For multilayer perceptrons that classify, with random weights: the paper's estimate of the
+Hessian, and noise that stays large, which it needs and which protects earlier tasks. The data add
+little to the precision, so that other networks, and regression, do not learn with it."""
 
 FINETUNING: dict[str, Any] = dict(
     noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.5,

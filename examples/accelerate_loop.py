@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from covon_avalanche import CoVON
-from covon_avalanche.optim import SMALL_NETWORKS
+from covon_avalanche.optim import PERCEPTRON
 
 set_seed(0)
 digits = load_digits()
@@ -27,7 +27,8 @@ net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 covon = CoVON(
     net.named_parameters(),
     lr=6e-3,
-    **SMALL_NETWORKS,
+    batch_size=64 * accelerator.num_processes,  # of both micro-batches
+    **PERCEPTRON,
     generator=torch.Generator().manual_seed(0),  # the same noise in all processes
 )
 model, optimizer = accelerator.prepare(net, covon)

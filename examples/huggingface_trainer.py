@@ -14,7 +14,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from covon_avalanche import CoVON
 from covon_avalanche.integrations.huggingface import PosteriorCallback
-from covon_avalanche.optim import SMALL_NETWORKS
 
 set_seed(0)
 
@@ -29,7 +28,7 @@ def counting(step: int) -> list[dict[str, torch.Tensor]]:
 corpora = {"by ones": counting(1), "by sevens": counting(7)}
 config = GPT2Config(vocab_size=30, n_positions=16, n_embd=48, n_layer=2, n_head=2)
 model = GPT2LMHeadModel(config)
-optimizer = CoVON(model.named_parameters(), lr=3e-3, **SMALL_NETWORKS)  # 1
+optimizer = CoVON(model.named_parameters(), lr=3e-3, gamma=0.3)  # 1
 for name, rows in corpora.items():
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(),

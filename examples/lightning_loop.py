@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from covon_avalanche import CoVON
 from covon_avalanche.integrations.lightning import PosteriorCallback
-from covon_avalanche.optim import SMALL_NETWORKS
+from covon_avalanche.optim import PERCEPTRON
 
 pl.seed_everything(0)
 digits = load_digits()
@@ -27,7 +27,7 @@ class Classifier(pl.LightningModule):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
         # made here, because it carries the posterior from task to task
-        self.optimizer = CoVON(self.net.named_parameters(), lr=6e-3, **SMALL_NETWORKS)
+        self.optimizer = CoVON(self.net.named_parameters(), lr=6e-3, **PERCEPTRON)
 
     def training_step(self, batch, index):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])

@@ -60,7 +60,7 @@ STRATEGIES = {
         weight_decay=1e-4,
     ),
     "covon-finetune": dict(kind="covon", preset="finetune", lr=0.01),
-    "covon-small": dict(kind="covon", preset="small", lr=0.01),
+    "covon-small": dict(kind="covon", preset="perceptron", lr=0.01),
     "ema": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4, merge="ema"),
     "joint": dict(kind="joint", lr=0.01),
     "duct": dict(kind="duct", transport_reg=0.1),

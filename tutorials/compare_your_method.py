@@ -75,7 +75,7 @@ lr = 1e-3
 
 [strategies.covon]
 kind = "covon"
-preset = "small"
+preset = "perceptron"
 lr = 3e-3
 
 [search.mine]

@@ -60,7 +60,8 @@ for images in tasks:
 # CoVON holds a Gaussian over each weight: a mean, which is the parameter itself, and a precision.
 # Three things differ in the loop:
 #
-# 1. The optimizer needs a learning rate, as AdamW does, and a preset if the network is small.
+# 1. The optimizer needs a learning rate, as AdamW does, and the number of examples in a step;
+#    for perceptrons there is a preset.
 # 2. Forward and backward pass run inside `sampled_params()`, where the weights are a sample of
 #    the posterior.
 # 3. `consolidate()` ends a task. It merges the task's posterior into a slow one, the prior of the
@@ -68,10 +69,10 @@ for images in tasks:
 
 # %%
 from covon_avalanche import CoVON
-from covon_avalanche.optim import SMALL_NETWORKS
+from covon_avalanche.optim import PERCEPTRON
 
 model = make_model()
-optimizer = CoVON(model.named_parameters(), lr=6e-3, **SMALL_NETWORKS)
+optimizer = CoVON(model.named_parameters(), lr=6e-3, batch_size=64, **PERCEPTRON)
 for images in tasks:
     for _ in range(epochs):
         for batch in train[torch.randperm(len(train))].split(64):

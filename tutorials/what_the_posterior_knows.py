@@ -16,7 +16,7 @@ from torch import nn
 
 from covon_avalanche import CoVON
 from covon_avalanche.evaluation import CalibrationSums
-from covon_avalanche.optim import SMALL_NETWORKS
+from covon_avalanche.optim import PERCEPTRON
 
 short = "COVON_SHORT" in os.environ  # for tests
 torch.manual_seed(0)
@@ -30,7 +30,7 @@ order = torch.randperm(64)
 tasks = [x, x[:, order]]
 
 model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 8))
-optimizer = CoVON(model.named_parameters(), lr=6e-3, **SMALL_NETWORKS)
+optimizer = CoVON(model.named_parameters(), lr=6e-3, batch_size=64, **PERCEPTRON)
 for images in tasks:
     for _ in range(2 if short else 20):
         for batch in train[torch.randperm(len(train))].split(64):

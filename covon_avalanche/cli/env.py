@@ -19,7 +19,7 @@ _OTHERS = ("torchvision", "timm", "open_clip_torch", "numba", "pandas", "pydanti
 def env(dataset_root: DatasetRoot = None) -> None:
     """Print what a bug report needs: versions, hardware and data sets.
 
-    Names and folders of yours are not printed.
+    Your names and folders are not printed.
     """
     import torch
 

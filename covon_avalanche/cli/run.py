@@ -128,7 +128,8 @@ def run(
     if on_cluster:
         runs = runs.resolve()
     folders = run_folders(chosen, runs, dataset_root)
-    if (sentence := other_data(folders)) is not None:
+    missing = None if on_cluster else missing_sentence(chosen, dataset_root)
+    if missing is None and (sentence := other_data(folders)) is not None:
         fail(sentence)
     new, damaged = [], []
     for folder in folders:
@@ -144,7 +145,7 @@ def run(
     bare = [f for f in folders if f not in new and not (f.path / "bundle").exists()]
     if bundle and bare:
         typer.echo(
-            f"There is nothing to bundle of {_runs(bare)}, finished without --bundle: remove the "
+            f"There is no model to save of {_runs(bare)}, finished without --bundle: remove the "
             "folders or choose another --out to train again"
         )
     parallel = jobs or max(1, default_processes(chosen.device) // options.processes)
@@ -156,7 +157,7 @@ def run(
             stored = finished_runs(whole, runs, dataset_root)
             check_and_estimate(new, stored, options, parallel, here=not on_cluster)
         return
-    if new and not on_cluster and (missing := missing_sentence(chosen, dataset_root)):
+    if new and missing is not None:
         fail(missing)
     runs.mkdir(parents=True, exist_ok=True)
     if on_cluster:

@@ -48,7 +48,7 @@ def search(
     recipe: RecipeName,
     strategies: Strategies = None,
     trials: Annotated[int, typer.Option(metavar="N", min=1, help="Trials per strategy.")] = 20,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Do not report it.")] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Not one to report.")] = 1000,
     validation_size: Annotated[
         float | None, typer.Option(metavar="SIZE", min=0, help="Held out: a number or share.")
     ] = None,
@@ -80,7 +80,7 @@ def search(
     given = choose(load_recipe(recipe, changes), epochs=epochs)
     if validation_size is None and not given.stream.validation_size:
         validation_size = _HELD_OUT
-        typer.echo(f"{given.name} holds out no images: --validation-size {_HELD_OUT}")
+        typer.echo(f"{given.name} holds out no images: using --validation-size {_HELD_OUT}")
     if validation_size is not None:
         changes.append(f"stream.validation_size={validation_size:.12g}")
     held_out = choose(load_recipe(recipe, changes), epochs=epochs)

@@ -134,7 +134,7 @@ class Bundle:
         """Logits of each sample."""
         if self.posterior is None:
             raise ValueError(
-                "this model has no posterior to draw samples of: only CoVON and VCL have one"
+                "this model has no posterior to draw samples from: only CoVON and VCL have one"
             )
         generator = torch.Generator().manual_seed(seed)
         draws = []

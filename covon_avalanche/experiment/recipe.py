@@ -196,15 +196,25 @@ def _extended(parent: dict[str, Any], child: dict[str, Any], depth: int = 2) -> 
 
 
 def _drop_searches(data: dict[str, Any], before: dict[str, Any]) -> None:
-    """Remove ``searched`` of the strategies whose settings have changed, unless it has, too."""
+    """Remove ``searched`` of the strategies whose settings have changed, or of all if what they
+    learn has; unless it has changed, too."""
     found, old = data.get("searched"), before.get("searched")
     if isinstance(found, list) and found == old:
         found = old = data["searched"] = {str(name): {} for name in found}
     tables: Any = found, old, data.get("strategies"), before.get("strategies")
     if all(isinstance(table, dict) for table in tables):
         found, old, now, then = tables
-        kept = {k: v for k, v in found.items() if v != old.get(k) or now.get(k) == then.get(k)}
-        data["searched"] = kept
+        same = _learned(data) == _learned(before)
+        unchanged = {k for k in found if same and now.get(k) == then.get(k)}
+        data["searched"] = {k: v for k, v in found.items() if v != old.get(k) or k in unchanged}
+
+
+def _learned(data: dict[str, Any]) -> tuple[Any, ...]:
+    """What settings are searched for: the stream, but not the order of its domains; and the
+    training."""
+    stream, training = data.get("stream"), ("model", "epochs", "train_mb_size", "final_lr_factor")
+    name = stream.get("name") if isinstance(stream, dict) else stream
+    return name, *map(data.get, training)
 
 
 def validate(data: dict[str, Any], name: str) -> Recipe:
@@ -358,6 +368,8 @@ def choose(
     if seeds is not None:
         data["seeds"] = parse_seeds(seeds)
     if epochs is not None:
+        if epochs != recipe.epochs:
+            data["searched"] = {}
         data["epochs"] = epochs
         for own in data["strategies"].values():
             for table in (own, *(own.get("schedule") or ())):

@@ -21,6 +21,7 @@ except ImportError as error:
     ) from error
 
 from covon_avalanche.checks import check_whole
+from covon_avalanche.merging.batch_norm import update_batch_norm
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.optim.checks import check_parameter
 from covon_avalanche.optim.quadratic_anchor import (
@@ -108,7 +109,8 @@ class PosteriorCallback(TrainerCallback):
         self._sample.__exit__(RuntimeError, RuntimeError("the step was interrupted"), None)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Merge; if the best checkpoint's weights were loaded, with its statistics."""
+        """Merge; if the best checkpoint's weights were loaded, with its statistics. Then
+        re-estimate the running statistics of batch norm in a pass over the training data."""
         optimizer = _posterior_optimizer(kwargs["optimizer"])
         optimizer.discard_samples()
         self._hooks.close()
@@ -118,6 +120,7 @@ class PosteriorCallback(TrainerCallback):
             optimizer.rewind(torch.load(file, map_location="cpu", weights_only=True))
         if self.consolidate:
             optimizer.consolidate()
+            update_batch_norm(_Loss(kwargs["model"]), _batches(args, kwargs))
 
 
 class _AnchorCallback(TrainerCallback, ABC):
@@ -223,17 +226,16 @@ class EWCStarCallback(_AnchorCallback):
         super().on_train_begin(args, state, control, **kwargs)
 
     def _importance(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        def batches() -> Iterator[tuple[Any, Tensor]]:
-            for batch in islice(kwargs["train_dataloader"], self.batches):
-                moved = {
-                    key: value.to(args.device) if isinstance(value, Tensor) else value
-                    for key, value in batch.items()
-                }
-                yield moved, next(v for v in moved.values() if isinstance(v, Tensor))
-
-        model = _Loss(kwargs["model"])
-        found = squared_batch_gradients(model, batches(), lambda loss, _: loss)
+        batches = islice(_batches(args, kwargs), self.batches)
+        found = squared_batch_gradients(_Loss(kwargs["model"]), batches, lambda loss, _: loss)
         return {name.removeprefix("model."): value for name, value in found.items()}
+
+
+def _batches(args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Any, Tensor]]:
+    """The Trainer's training data, for :class:`_Loss`; any tensor of a batch as its target."""
+    for batch in kwargs["train_dataloader"]:
+        moved = {k: v.to(args.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+        yield moved, next(v for v in moved.values() if isinstance(v, Tensor))
 
 
 class _Loss(nn.Module):

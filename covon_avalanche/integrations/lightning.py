@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from lightning.pytorch import Callback
 from torch import nn
 
+from covon_avalanche.merging.batch_norm import batch_norms
 from covon_avalanche.optim import PosteriorOptimizer
 
 
@@ -109,6 +111,12 @@ class PosteriorCallback(Callback):
         self._hook.close()
         if self.consolidate:
             _optimizer(trainer).consolidate()
+            if batch_norms(pl_module):
+                warnings.warn(
+                    "batch norm's running statistics are those of samples from before the merge: "
+                    "call covon_avalanche.merging.update_batch_norm after each task",
+                    stacklevel=2,
+                )
 
     def _discard(self, trainer: Any) -> None:
         self._sample = None

@@ -12,6 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from covon_avalanche.posterior.fisher import in_mode
 
 
+def batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """The layers of batch norm that have running statistics."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+
+
 def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> None:
     """Re-estimate the running statistics at the present weights.
 
@@ -23,11 +28,7 @@ def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> 
         variances are computed within a batch.
     """
     with in_mode(model, train=True):
-        norms = [
-            module
-            for module in model.modules()
-            if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
-        ]
+        norms = [norm for norm in batch_norms(model) if norm.training]
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]

@@ -18,7 +18,10 @@ def mean_diagonals(matrices: Tensor) -> Tensor:
     return matrices.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
 
 
-def with_ridge(matrices: Tensor) -> Tensor:
-    """Positive semidefinite matrices of shape (groups, d, d), made invertible."""
+def with_ridge(matrices: Tensor, ridge: float = RIDGE) -> Tensor:
+    """Positive semidefinite matrices of shape (groups, d, d), made invertible.
+
+    :param ridge: of the mean diagonal.
+    """
     size = mean_diagonals(matrices).clamp(min=torch.finfo(matrices.dtype).tiny)
-    return matrices + RIDGE * size * matrices.new_ones(matrices.shape[-1]).diag()
+    return matrices + ridge * size * matrices.new_ones(matrices.shape[-1]).diag()

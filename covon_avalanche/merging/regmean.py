@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from covon_avalanche.checks import check_fraction
 from covon_avalanche.merging.layers import as_rows, from_rows, merged_layers, own_parameters
-from covon_avalanche.merging.linalg import in_double, with_ridge
+from covon_avalanche.merging.linalg import RIDGE, in_double, with_ridge
 from covon_avalanche.merging.rule import Batch, MergeRule, Task
 from covon_avalanche.merging.second_moments import input_second_moments
 
@@ -42,6 +43,7 @@ class RegMean(MergeRule):
     """
 
     needs_data = True
+    _ridge: ClassVar[float] = RIDGE
 
     def __init__(self, *, share: float = 1.0) -> None:
         """
@@ -136,4 +138,4 @@ class RegMean(MergeRule):
         :param change: ``W - W0``, of shape (groups, outputs, d).
         :param a0: and ``a``, of shape (groups, d, d).
         """
-        return torch.linalg.solve(with_ridge(a0 + a), (change @ a).mT).mT
+        return torch.linalg.solve(with_ridge(a0 + a, self._ridge), (change @ a).mT).mT

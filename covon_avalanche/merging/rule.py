@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from covon_avalanche.merging.batch_norm import update_batch_norm
 from covon_avalanche.optim import CoVON, PosteriorOptimizer
 from covon_avalanche.optim.covon import SlowStep
 from covon_avalanche.optim.interrupts import defer_interrupt
+from covon_avalanche.optim.sharding import local
 from covon_avalanche.posterior.fisher import Batch
 from covon_avalanche.posterior.gaussian import embed
 
@@ -172,10 +173,13 @@ def merge_into(
         before = optimizer.prior(named).mean if rule.needs_before else {}
     elif before is None and rule.needs_before:
         raise ValueError(f"{type(rule).__name__} needs the weights before the task: pass before")
+    elif before:
+        _check_before(model, before)
     has_prior = isinstance(optimizer, CoVON)
     mean_of = optimizer.mean_of if isinstance(optimizer, CoVON) else Tensor.detach
     task = Task(model, before or {}, batches, has_prior=has_prior, mean_of=mean_of)
-    with _undone_on_error(model, optimizer, rule):
+    paused = optimizer.unattached() if isinstance(optimizer, CoVON) else nullcontext()
+    with paused, _undone_on_error(model, optimizer, rule):
         merged = rule.merge(task)
         for name, value in merged.items():
             if not torch.isfinite(value).all():
@@ -193,6 +197,21 @@ def merge_into(
         if batch_norm_batches is not None:
             update_batch_norm(model, batch_norm_batches())
         rule.observe(task)
+
+
+def _check_before(model: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Raise a ``ValueError`` unless there are weights of the model, which are copies."""
+    named = dict(model.named_parameters())
+    if named.keys().isdisjoint(before):
+        raise ValueError(
+            f"before has none of the model's parameters, got {next(iter(before))!r} and not "
+            f"{next(iter(named), None)!r}: take both from the same module"
+        )
+    for name, past in before.items():
+        p = named.get(name)
+        is_trained = p is not None and p.requires_grad and p.numel() > 0
+        if is_trained and local(past).data_ptr() == local(p).data_ptr():
+            raise ValueError(f"before[{name!r}] is the parameter itself: pass a clone")
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from covon_avalanche.optim.bayes_by_backprop import BayesByBackprop
 from covon_avalanche.optim.covon import CoVON
 from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
 from covon_avalanche.optim.upgd import UPGD
-from covon_avalanche.presets import ALGORITHM_1, SMALL_NETWORKS
+from covon_avalanche.presets import ALGORITHM_1, PERCEPTRON
 
 __all__ = [
     "ALGORITHM_1",
-    "SMALL_NETWORKS",
+    "PERCEPTRON",
     "UPGD",
     "BayesByBackprop",
     "CoVON",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ class Attachment:
         self._waits = False  # the sample, for its step
         self._swapped_out: dict[Tensor, SampleBuffer] = {}  # the sample during an evaluation
         self._hooks = ExitStack()
+        self.is_attached = False
 
     def __reduce__(self) -> tuple[type[Attachment], tuple[()]]:
         if self._waits:
@@ -33,6 +35,7 @@ class Attachment:
 
     def to(self, model: nn.Module) -> None:
         """Register the hooks."""
+        self.is_attached = True
         enter = self._hooks.enter_context
         enter(model.register_forward_pre_hook(self._before_forward, prepend=True))
         enter(model.register_forward_hook(self._after_forward, always_call=True))
@@ -43,6 +46,17 @@ class Attachment:
         """Detach the model; a sample that waits for its step is dropped."""
         self.drop_sample()
         self._hooks.close()
+        self.is_attached = False
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Context manager: the model draws no samples; one that waits is dropped first."""
+        self.drop_sample()
+        optimizer, self._optimizer = self._optimizer, None
+        try:
+            yield
+        finally:
+            self._optimizer = optimizer
 
     def end_sample(self) -> None:
         """Restore the mean and record the sample, before a step."""

@@ -690,7 +690,9 @@ class CoVON(PosteriorOptimizer):
         check_choice("merge", merge, get_args(SlowStep))
         self._check_consolidation()
         self._deferred.raise_if_bad(wait=True)
-        if self.hess_approx == "gradsq" and self.param_groups[0]["batch_size"] is None:
+        group = self.param_groups[0]
+        needs_size = self.hess_approx == "gradsq" or has_natural_units(group)
+        if needs_size and group["batch_size"] is None:
             warnings.warn(
                 "batch_size is not set, so the pull toward the prior in the next task is that of "
                 "batch_size=1: pass the number of examples per step, CoVON(..., batch_size=...)",

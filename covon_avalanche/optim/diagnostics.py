@@ -17,6 +17,7 @@ from covon_avalanche.optim.sharding import local
 
 _NEAR = 0.1  # an entry within this fraction of hess_init counts as still there
 _SHARE_TO_WARN = 0.9  # of hess still near hess_init
+_NOISE_TO_WARN = 5.0  # times the weights
 
 
 class Diagnostics(NamedTuple):
@@ -94,6 +95,13 @@ def warn_unless_learned(steps: int, found: Diagnostics) -> None:
             "the prior it becomes is nearly isotropic; lower beta2 (None adapts to the task), "
             "choose hess_init nearer to the curvature, or see optimizer.diagnostics() before "
             "consolidate()",
+            stacklevel=3,
+        )
+    if found.noise_to_weights > _NOISE_TO_WARN:
+        warnings.warn(
+            f"the noise has grown to {found.noise_to_weights:.1f} times the weights, because the "
+            "data have added little precision: check the accuracy, normalize the inputs, or raise "
+            "data_precision (ess)",
             stacklevel=3,
         )
 

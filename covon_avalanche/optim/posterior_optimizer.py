@@ -7,7 +7,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -225,10 +225,17 @@ class PosteriorOptimizer(Optimizer, ABC):
         for named in self._named_params():
             if is_sharded(named.param):
                 raise ValueError(f"{named.name!r} is sharded: use sampled_params(), not attach()")
-        self._attachment.remove()
+        if self._attachment.is_attached:
+            raise ValueError(
+                "a model is attached already: remove() it first, or attach one that has both"
+            )
         self._attachment = Attachment(self)
         self._attachment.to(model)
         return self._attachment
+
+    def unattached(self) -> AbstractContextManager[None]:
+        """Context manager: an attached model draws no samples, in whatever mode it is called."""
+        return self._attachment.suspended()
 
     @property
     def can_sample(self) -> bool:

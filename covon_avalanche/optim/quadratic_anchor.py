@@ -188,9 +188,14 @@ class QuadraticAnchor:
         check_positive("strength", strength, zero=True)
         self.ess = ess
         self.strength = strength
-        self._named = [(name, p) for name, p in named_parameters if p.requires_grad]
+        self._all = list(named_parameters)
         self.gaussian = grown(gaussian or DiagGaussian({}, {}), self._named)
         """The weights after the last task, and the precision of the pull toward them."""
+
+    @property
+    def _named(self) -> list[tuple[str, Tensor]]:
+        """The parameters that are not frozen now."""
+        return [(name, p) for name, p in self._all if p.requires_grad]
 
     @contextmanager
     def pulling(self, optimizer: Optimizer) -> Iterator[None]:
@@ -213,10 +218,20 @@ class QuadraticAnchor:
 
         :param importance: curvature per example of the task by parameter name; a parameter that is
             left out keeps its precision.
-        :raises ValueError: if an importance does not fit its parameter or is not finite.
+        :raises ValueError: if an importance does not fit its parameter or is not finite, or all
+            are of other parameters, such as those of a wrapped model.
         """
-        for name, p in self._named:
+        named = self._named
+        known = {name for name, _ in named}
+        if importance and known.isdisjoint(importance):
+            raise ValueError(
+                f"importance has none of the anchor's parameters, got {next(iter(importance))!r} "
+                f"and not {next(iter(known), None)!r}: take both from the same module"
+            )
+        for name, p in named:
             if name in importance:
                 check_given(name, importance[name], p, "importance")
+        if not known <= self.gaussian.mean.keys():  # were frozen when the anchor was made
+            self.gaussian = grown(self.gaussian, named)
         factor = self.strength * self.ess
-        self.gaussian = accumulated(self.gaussian, self._named, importance, factor)
+        self.gaussian = accumulated(self.gaussian, named, importance, factor)

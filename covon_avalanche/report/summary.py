@@ -137,10 +137,20 @@ class Comparison:
                 f"larger learning rate may be better {_ADVICE}."
             )
         accuracy = by_label["average_accuracy"].mean()
-        plain = accuracy[first["kind"] == "finetune"]
-        below = accuracy.index[(accuracy < plain.max()) & (first["kind"] != "finetune")]
-        if len(below):
-            own = [s for name, s in self.strategies().items() if name in below]
+        spread, settings = by_label["average_accuracy"].std(), self.strategies()
+        changed = {"merge", "align_classifier"}
+        plain = [k for k, s in settings.items() if s["kind"] == "finetune" and not changed & {*s}]
+        highest = accuracy[plain].idxmax() if plain else None
+        below = [
+            name
+            for name, own in settings.items()
+            if highest not in (None, name)
+            and name not in plain
+            and "lr" in own
+            and accuracy[name] + spread[name] + spread[highest] < accuracy[highest]
+        ]
+        if below:
+            own = [settings[name] for name in below]
             preset = any(s["kind"] == "covon" and "noise" not in s for s in own)
             found.append(
                 f"Below fine-tuning: {', '.join(below)}. Search their settings"

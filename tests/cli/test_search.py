@@ -107,7 +107,7 @@ def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "WorkerPool", no_pool)
     for seed, lines in (("0", 1), ("1000", 0)):
         done = covon("search", "permuted-digits", "--seed", seed)
-        assert "permuted-digits holds out no images: --validation-size 0.2\n" in done.stdout
+        assert "permuted-digits holds out no images: using --validation-size 0.2\n" in done.stdout
         assert len(done.stderr.splitlines()) == lines
         assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
 

@@ -81,7 +81,7 @@ def test_a_network_by_name_needs_no_code_of_the_user(tmp_path):
     x = torch.randn(2, 3, 64, 64)
     torch.testing.assert_close(bundle.model(x), model.eval()(x))
     assert bundle.info.eval_temperature == 2.0
-    with pytest.raises(ValueError, match="has no posterior to draw samples of"):
+    with pytest.raises(ValueError, match="has no posterior to draw samples from"):
         bundle.predict(x, samples=2)
 
 

@@ -94,7 +94,12 @@ def test_a_recipe_extends_another_with_its_own_keys(tmp_path):
 def test_a_strategy_with_changed_settings_is_no_longer_called_searched(tmp_path, searched):
     base = write(tmp_path, f"searched = {searched}\n{GOOD}")
     assert [*load_recipe(base).searched] == ["mine", "own"]
-    assert [*load_recipe(base, ["strategies.own.lr=0.2", "epochs=3"]).searched] == ["mine"]
+    changes = ["strategies.own.lr=0.2", "stream.validation_size=0.1", "title=Other"]
+    assert [*load_recipe(base, changes).searched] == ["mine"]
+    stream = 'stream={ name="PermutedMNIST", n_experiences=2 }'
+    for other in ("epochs=3", "model.hidden_size=7", stream):
+        assert load_recipe(base, [other]).searched == {}
+    assert choose(load_recipe(base), epochs=3).searched == {}
     again = ["strategies.own.lr=0.2", "searched={ own = { trials = 5 } }"]
     assert load_recipe(base, again).searched["own"].trials == 5
     child = tmp_path / "child.toml"

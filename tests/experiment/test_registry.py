@@ -11,7 +11,7 @@ from covon_avalanche.experiment.recipe import load_recipe, shipped_recipes
 from covon_avalanche.experiment.registry import KINDS, CoVON, stored_strategy
 from covon_avalanche.experiment.run_settings import run_hash
 from covon_avalanche.plugins import ClassifierAlignmentPlugin
-from covon_avalanche.presets import SMALL_NETWORKS
+from covon_avalanche.presets import PERCEPTRON
 
 BASE = {"kind": "covon", "lr": 0.1, "ess": 10.0, "hess_init": 0.1, "gamma": 0.9, "clip_radius": 1.0}
 HASHES = {
@@ -200,14 +200,14 @@ def test_the_preset_of_the_paper():
 
 
 @pytest.mark.parametrize("estimate", ["gradsq", "reparam"])
-@pytest.mark.parametrize("preset", ["finetune", "scratch", "small"])
+@pytest.mark.parametrize("preset", ["finetune", "scratch", "perceptron"])
 def test_presets_are_those_of_the_optimizer(preset, estimate):
     own = CoVON(kind="covon", preset=preset, lr=0.1, hess_approx=estimate)
     make = Optimizer.finetuning if preset == "finetune" else Optimizer
-    extra = SMALL_NETWORKS if preset == "small" else {}
+    extra = PERCEPTRON if preset == "perceptron" else {}
     params = nn.Linear(2, 2).named_parameters()
     settings = {**extra, "hess_approx": estimate}
-    if preset == "small" and estimate == "gradsq":
+    if preset == "perceptron" and estimate == "gradsq":
         settings["gamma_precision"] = None
     expected = make(params, lr=0.1, **settings).param_groups[0]
     found = own.make_optimizer(nn.Linear(2, 2)).param_groups[0]

@@ -425,3 +425,18 @@ def test_without_transformers_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r"pip install 'covon_avalanche\[language\]'"):
         import_module(name)
+
+
+def test_batch_norm_has_the_statistics_of_the_merged_weights(tmp_path):
+    class Normed(Model):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x, labels=None):
+            logits = self.norm(self.linear(x))
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    model = fit(tmp_path, model=Normed())
+    means = torch.stack([model.linear(x).mean(0) for x, _ in BATCHES]).mean(0)
+    torch.testing.assert_close(model.norm.running_mean, means)

@@ -174,3 +174,12 @@ def test_an_exception_in_a_batch_leaves_the_mean(linear):
         fit(module, PosteriorCallback())
     assert not same(seen[0], weights(linear))
     assert same(weights(module.net), weights(linear))
+
+
+def test_batch_norm_is_warned_of_after_the_merge(linear):
+    class Normed(Module):
+        def training_step(self, batch, index):
+            return nll(self.net, batch)()
+
+    with pytest.warns(UserWarning, match="call covon_avalanche.merging.update_batch_norm"):
+        fit(Normed(torch.nn.Sequential(torch.nn.BatchNorm1d(4), linear)), PosteriorCallback())

@@ -246,6 +246,9 @@ def test_optimizers_and_missing_arguments_are_named(linear):
         (vcl, Average(), before, "BayesByBackprop uses each posterior as the next"),
         (adamw, Average(), None, "Average needs the weights before the task: pass before"),
         (adamw, RegMean(), before, "needs the task's data: pass batches"),
+        (adamw, Average(), dict(linear.named_parameters()), r"before\['weight'\] is the parameter"),
+        (adamw, Average(), linear.state_dict(), r"before\['weight'\] is the parameter itself"),
+        (adamw, Average(), {"module.weight": before["weight"]}, "got 'module.weight' and not 'w"),
     ):
         with pytest.raises(ValueError, match=message):
             merge_into(linear, optimizer, rule, given)

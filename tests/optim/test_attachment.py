@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from toy_optimizers import equal, make_covon, nll, record_sample, same, weights
+
+from covon_avalanche.merging import CoFiMA, merge_into
 
 STEPS = 4
 
@@ -308,8 +311,33 @@ def test_a_state_is_loaded_into_an_attached_optimizer(micro_batches):
     assert_same((model, optimizer), (other, resumed))
 
 
+def test_merge_rules_draw_no_sample_of_an_attached_model(micro_batches):
+    found = []
+    for attaches in (False, True):
+        model = Net()
+        optimizer = make_covon(model.named_parameters(), seed=3)
+        rule = CoFiMA()  # whose pass over the data is in training mode
+        if attaches:
+            optimizer.attach(model)
+        for batch in micro_batches * 2:
+            block = nullcontext() if attaches else optimizer.sampled_params()
+            with block:
+                nll(model, batch)().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            merge_into(model, optimizer, rule, batches=lambda: micro_batches)
+        found.append((model, optimizer))
+    assert_same(*found)
+
+
 def test_what_cannot_be_attached_is_one_sentence():
     model = Net()
+    attached = make_covon(model.named_parameters())
+    handle = attached.attach(model)
+    with pytest.raises(ValueError, match=r"attached already: remove\(\) it"):
+        attached.attach(model.layers)
+    handle.remove()
+    attached.attach(model.layers).remove()
     several = make_covon(model.named_parameters(), mc_samples=2)
     with pytest.raises(ValueError, match="needs one sample per step, got 2"):
         several.attach(model)

@@ -6,7 +6,9 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from toy_optimizers import make_covon, step_on, train_step
+from toy_optimizers import make_covon, nll, step_on, train_step
+
+from covon_avalanche import CoVON
 
 
 def in_a_task(values, hessians, **changes):
@@ -72,3 +74,17 @@ def test_a_precision_that_is_not_learned_warns(linear, batch, beta2, warns):
         warnings.simplefilter("always")
         optimizer.consolidate()
     assert any("has not learned its precision" in str(w.message) for w in caught) == warns
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_noise_that_has_grown_far_beyond_the_weights_is_warned_of(large, batch, recwarn):
+    model = nn.Linear(4, 3)
+    optimizer = CoVON(model.named_parameters(), batch_size=8, prior_width=50.0)
+    step_on(optimizer, nll(model, batch))
+    for p in model.parameters():
+        optimizer.state[p]["step"] = 100
+        if large:  # the data have added nothing, for long
+            optimizer.state[p]["hess"].zero_()
+    optimizer.consolidate()
+    says = [str(w.message) for w in recwarn if "the noise has grown to" in str(w.message)]
+    assert len(says) == large

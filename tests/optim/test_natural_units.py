@@ -110,7 +110,9 @@ def test_a_task_that_ends_without_a_batch_size_is_a_warning(settings):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         optimizer.consolidate()
-    assert ("batch_size is not set" in str([w.message for w in caught])) == (not settings)
+    assert ("batch_size is not set" in str([w.message for w in caught])) == (
+        "batch_size" not in settings
+    )
 
 
 # The step ---------------------------------------------------------------------------------

@@ -85,3 +85,24 @@ def test_a_grown_parameter_keeps_its_anchor_and_a_smaller_one_is_an_error():
     assert torch.equal(later.gaussian.precision["weight"], expected)
     with pytest.raises(ValueError, match=r"shape \(3, 2\) does not fit into .* \(1, 2\)"):
         QuadraticAnchor(small.named_parameters(), ess=5.0, gaussian=later.gaussian)
+
+
+def test_a_weight_that_is_unfrozen_later_is_pulled_from_the_task_after():
+    model = nn.Linear(2, 1)
+    model.weight.requires_grad_(False)
+    anchor = QuadraticAnchor(model.named_parameters(), ess=3.0)
+    anchor.add({"bias": torch.ones(1)})
+    model.weight.requires_grad_(True)
+    anchor.add({"weight": torch.full((1, 2), 2.0), "bias": torch.ones(1)})
+    assert torch.equal(anchor.gaussian.mean["weight"], model.weight.detach())
+    assert anchor.gaussian.precision["weight"].tolist() == [[6.0, 6.0]]
+    assert anchor.gaussian.precision["bias"].tolist() == [6.0]
+
+
+def test_importance_of_another_module_is_an_error():
+    model = nn.Linear(2, 1)
+    anchor = QuadraticAnchor(model.named_parameters(), ess=3.0)
+    wrapped = {f"module.{name}": torch.ones_like(p) for name, p in model.named_parameters()}
+    says = "none of the anchor's parameters, got 'module.weight' and not '(weight|bias)'"
+    with pytest.raises(ValueError, match=says):
+        anchor.add(wrapped)

@@ -214,14 +214,24 @@ def test_losses_that_still_fall_are_remarked_upon(losses, falling):
     ]
 
 
-def test_strategies_below_fine_tuning_are_remarked_upon():
-    runs = [
-        made_up("plain", 0, [[0.7]], kind="finetune"),
-        made_up("good", 0, [[0.8]]),
-        made_up("bad", 0, [[0.6]]),
-    ]
-    (found,) = remarks_of(*runs)
+def test_strategies_below_fine_tuning_by_more_than_the_spread_are_remarked_upon():
+    scores = {"plain": (0.70, 0.72), "merged": (0.9, 0.9), "good": (0.8, 0.8), "near": (0.7, 0.6)}
+    scores |= {"bad": (0.6, 0.61), "ridge": (0.5, 0.51)}
+    kinds = {"plain": "finetune", "merged": "finetune", "ridge": "ridge"}
+    runs = {
+        (name, seed): made_up(name, seed, [[score]], kind=kinds.get(name, "covon"))
+        for name, own in scores.items()
+        for seed, score in enumerate(own)
+    }
+    for (name, _), run in runs.items():
+        if name != "ridge":  # there is nothing to search
+            run.settings["strategy"]["lr"] = 0.1
+        if name == "merged":
+            run.settings["strategy"]["merge"] = {"rule": "regmean"}
+    (found,) = remarks_of(*runs.values())
     assert found.startswith("Below fine-tuning: bad. Search their settings, or for CoVON take")
-    runs[2].settings["strategy"]["noise"] = 0.02  # as presets do
-    (found,) = remarks_of(*runs)
+    for seed in (0, 1):
+        runs["bad", seed].settings["strategy"]["noise"] = 0.02  # as presets do
+    (found,) = remarks_of(*runs.values())
     assert found.startswith("Below fine-tuning: bad. Search their settings (docs")
+    assert remarks_of(*(run for (_, seed), run in runs.items() if seed == 0)) == []

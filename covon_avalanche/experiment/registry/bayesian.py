@@ -29,7 +29,7 @@ from covon_avalanche.presets import (
     CLIP_RADIUS,
     FINETUNING,
     FROM_SCRATCH,
-    SMALL_NETWORKS,
+    PERCEPTRON,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-PRESETS = {"finetune": FINETUNING, "scratch": FROM_SCRATCH, "small": SMALL_NETWORKS}
+PRESETS = {"finetune": FINETUNING, "scratch": FROM_SCRATCH, "perceptron": PERCEPTRON}
 
 
 class TaskSettings(Table):
@@ -56,11 +56,11 @@ class CoVON(Mergeable):
 
     kind: Literal["covon"]
     preset: Annotated[
-        Literal["finetune", "scratch", "small", "paper"] | None, Field(exclude=True)
+        Literal["finetune", "scratch", "perceptron", "paper"] | None, Field(exclude=True)
     ] = None
     """Sets what is not given; the settings are stored, not the preset. ``finetune``, for pretrained
-    networks, ``scratch``, for random weights, and ``small``, for small networks with random
-    weights, are the presets of ``covon_avalanche.presets``: only ``lr`` is needed.
+    networks, ``scratch``, for random weights, and ``perceptron``, for multilayer perceptrons
+    that classify, are the presets of ``covon_avalanche.presets``: only ``lr`` is needed.
     ``paper`` is short for ``covon_avalanche.optim.ALGORITHM_1``."""
     noise: PositiveFloat | None = None
     """Scale of the first samples, relative to the weights. With it ``lr`` is as AdamW's; without
@@ -100,6 +100,8 @@ class CoVON(Mergeable):
         if not isinstance(data, dict):
             return data
         data = dict(data)
+        if data.keys() <= {"kind", "lr", "merge"}:
+            raise ValueError(f"give preset = {', '.join(map(repr, PRESETS))}, or gamma and more")
         if data.get("preset") == "paper":
             paper = {**ALGORITHM_1, "beta2": ALGORITHM_1["betas"][1]}
             del paper["betas"]
@@ -139,7 +141,7 @@ class CoVON(Mergeable):
         if given & relative:
             raise ValueError(f"{', '.join(sorted(given & relative))} needs noise")
         if self.hess_init is None:
-            raise ValueError('give hess_init and ess, or preset = "finetune" or "scratch"')
+            raise ValueError('give hess_init and ess, or a preset such as "finetune"')
         if (self.ess is None) == (self.ess_per_example is None):
             raise ValueError("give ess or ess_per_example, one of them")
         return self
