@@ -66,6 +66,7 @@ _TITLES = {
     "finetune-regmean": "AdamW + RegMean",
     "covon-slca": "CoVON + retrained classifier",
     "covon-half": "CoVON, bfloat16 prior",
+    "covon-scratch": "CoVON, default preset",
 }
 
 
@@ -73,7 +74,7 @@ def recipe_of(stream: str, order: str) -> Recipe:
     """Fine-tuning and CoVON's preset at each learning rate; with pretrained weights, the preset at
     joint training's also with RegMean, as fine-tuning, with a retrained classifier, and with a
     ``clip_radius`` of 2, its default before; with SqueezeNet and on permuted images also with a
-    prior in bfloat16."""
+    prior in bfloat16; on these also the default preset."""
     own = f"{stream}-{order}".replace("-", "_")
     is_shipped = stream == "permuted-mnist-hard"
     recipe = load_recipe(stream if is_shipped else str(ROOT / f"benchmarks/{own}.toml"))
@@ -86,7 +87,9 @@ def recipe_of(stream: str, order: str) -> Recipe:
         strategies[f"finetune-{lr:.1e}"] = {**finetune, "lr": lr}
     lr = data["strategies"]["joint"]["lr"]
     covon = {"kind": "covon", "preset": preset, "lr": lr}
-    if not is_shipped:
+    if is_shipped:
+        strategies[f"covon-scratch-{lr:.1e}"] = {**covon, "preset": "scratch"}
+    else:
         strategies[f"covon-regmean-{lr:.1e}"] = {**covon, "merge": "regmean"}
         if stream in KNOB:
             strategies[f"covon-knob-{lr:.1e}"] = {**covon, "gamma": KNOB[stream]}
