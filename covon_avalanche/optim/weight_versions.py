@@ -38,7 +38,8 @@ class WeightVersions:
         """Remember parameters after a step."""
         params = list(params)
         self._versions.update((p, self.version(p)) for p in params)
-        self._sums = {p: _first_sum(p) for p in (params[:1] + params[-1:])}
+        single = [p for p in params if p.numel() == 1]
+        self._sums = {p: _first_sum(p) for p in (*params[:1], *params[-1:], *single)}
 
     def forget(self, p: Tensor) -> None:
         """Take the present values of a parameter for those after a step."""
@@ -47,14 +48,14 @@ class WeightVersions:
     def changed(self) -> set[Tensor]:
         """Those that others have changed since the last step. Values that were put back, as after
         an evaluation with averaged weights, count as unchanged: changed twice or more, and a few
-        entries compared."""
+        entries compared. So does a single weight with its value, such as a clamped temperature."""
         times = {p: self.version(p) - version for p, version in self._versions.items()}
         found = {p for p, changes in times.items() if changes}
         compared = found & self._sums.keys()
-        twice = all(times[p] > 1 for p in found)
-        if compared and twice and all(torch.equal(_first_sum(p), self._sums[p]) for p in compared):
+        same = {p for p in compared if torch.equal(_first_sum(p), self._sums[p])}
+        if compared and compared == same and all(times[p] > 1 for p in found):
             return set()
-        return found
+        return found - {p for p in same if p.numel() == 1}
 
 
 def _first_sum(p: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from toy_optimizers import (
     nll,
     record_sample,
     same,
+    step_on,
     train_step,
     train_task,
     unchanged,
@@ -275,6 +276,24 @@ class TestGradientsOfOtherPoints:
             net.a(BATCH[0]).sum().backward()
         nn.utils.clip_grad_norm_(net.parameters(), 0.1)
         optimizer.step()
+
+
+@pytest.mark.parametrize("highest", [100.0, 0.5])
+def test_a_temperature_that_is_clamped_after_each_step_is_no_change_unless_it_is_one(
+    make, batch, highest
+):
+    """As CLIP's."""
+    scale, layer = nn.Parameter(torch.tensor(1.0)), nn.Linear(4, 3)
+    optimizer = make([("0", layer.weight), ("scale", scale), ("1", layer.bias)])
+    for step in range(3):
+        if highest < 1 and step:
+            with pytest.raises(RuntimeError, match="'scale' was replaced"):
+                step_on(optimizer, lambda: nll(lambda x: scale * layer(x), batch)())
+            return
+        step_on(optimizer, lambda: nll(lambda x: scale * layer(x), batch)())
+        with torch.no_grad():
+            scale.clamp_(0, highest)
+    assert 0 < scale < 100
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
