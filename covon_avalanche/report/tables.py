@@ -32,7 +32,7 @@ class Metric(NamedTuple):
         if self.column == "p_value" and value < 0.001:
             return "<0.001"
         factor = {"%": 100, "MiB": 2**-20, "MFLOP": 1e-6}.get(self.heading.rpartition(" ")[2], 1)
-        text = f"{factor * value:.{self.digits}f}"
+        text = f"{round(factor * value, self.digits) + 0.0:.{self.digits}f}"  # not -0.0
         known = self.digits > 1 and not pd.isna(std)
         return f"{text} ± {factor * std:.{self.digits}f}" if known else text
 
