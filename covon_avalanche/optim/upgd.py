@@ -102,61 +102,48 @@ class UPGD(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in self.param_groups]
-        if any(grad.is_sparse for _, params in groups for grad in _grads(params)):
+        named = [(p, group) for group in self.param_groups for p in group["params"]]
+        trained = [(i, p, g) for i, (p, g) in enumerate(named) if p.grad is not None and p.numel()]
+        if any(p.grad.is_sparse for _, p, _ in trained):
             raise ValueError("UPGD does not support sparse gradients, got one")
-        if not any(p.numel() for _, params in groups for p in params):
+        if not trained:
             return loss
         key = next_noise_key(self.param_groups[0], self._generator)
-        numbers = {p: i for i, p in enumerate(p for g in self.param_groups for p in g["params"])}
         with defer_interrupt():
-            utilities = [self._update_utilities(params, group) for group, params in groups]
-            largest = [u.max() for of_group in utilities for u in of_group if u.numel()]
+            utilities = [self._utility(p, group) for _, p, group in trained]
+            largest = [utility.max() for utility in utilities]
             # Positive, so that the signs of utilities are kept; with no synchronisation.
             tiny = torch.finfo(largest[0].dtype).tiny
             maximum = torch.stack([m.to(largest[0]) for m in largest]).max().clamp_min(tiny)
-            for (group, params), of_group in zip(groups, utilities, strict=True):
-                if params:
-                    noise = [fill_normal_(torch.empty_like(p), key, numbers[p]) for p in params]
-                    directions = self._directions(params, group)
-                    _descend(params, directions, noise, of_group, maximum, group)
+            for (number, p, group), utility in zip(trained, utilities, strict=True):
+                change = fill_normal_(torch.empty_like(p), key, number).mul_(group["sigma"])
+                change.add_(self._direction(p, p.grad, group))
+                kept = (utility / maximum.to(utility)).neg_().sigmoid_()  # 1 - s
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.addcmul_(change, kept, value=-group["lr"])
         return loss
 
-    def _update_utilities(self, params: list[Tensor], group: Group) -> list[Tensor]:
-        """Update the running averages; returns the bias-corrected ones, new tensors."""
-        if not params:
-            return []
-        states = [self.state[p] for p in params]
-        for p, state in zip(params, states, strict=True):
-            if not state:
-                state |= {"step": 0, "utility": torch.zeros_like(p)}
-            state["step"] += 1
-        beta, utilities = group["beta_utility"], [state["utility"] for state in states]
-        torch._foreach_mul_(utilities, beta)
-        torch._foreach_addcmul_(utilities, _grads(params), params, value=beta - 1)
-        corrected = torch._foreach_div(utilities, [1 - beta ** s["step"] for s in states])
-        return list(corrected)
+    def _utility(self, p: Tensor, group: Group) -> Tensor:
+        """Update the running average; returns the bias-corrected one, a new tensor."""
+        state, beta = self.state[p], group["beta_utility"]
+        if not state:
+            state |= {"step": 0, "utility": torch.zeros_like(p)}
+        state["step"] += 1
+        state["utility"].mul_(beta).addcmul_(p.grad, p, value=beta - 1)
+        return state["utility"] / (1 - beta ** state["step"])
 
-    def _directions(self, params: list[Tensor], group: Group) -> list[Tensor]:
-        """Gradients, or Adam's directions, whose moments are updated."""
-        grads = _grads(params)
+    def _direction(self, p: Tensor, grad: Tensor, group: Group) -> Tensor:
+        """The gradient, or Adam's direction, whose moments are updated."""
         if group["betas"] is None:
-            return grads
-        (beta1, beta2), states = group["betas"], [self.state[p] for p in params]
-        for p, state in zip(params, states, strict=True):
-            for name in ("exp_avg", "exp_avg_sq"):
-                if name not in state:
-                    state[name] = torch.zeros_like(p)
-        averages, squares = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq"))
-        torch._foreach_lerp_(averages, grads, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
-        roots = torch._foreach_div(squares, [1 - beta2 ** s["step"] for s in states])
-        torch._foreach_sqrt_(roots)
-        torch._foreach_add_(roots, group["eps"])
-        directions = torch._foreach_div(averages, [1 - beta1 ** s["step"] for s in states])
-        torch._foreach_div_(directions, roots)
-        return list(directions)
+            return grad
+        (beta1, beta2), state = group["betas"], self.state[p]
+        for name in ("exp_avg", "exp_avg_sq"):
+            if name not in state:
+                state[name] = torch.zeros_like(p)
+        state["exp_avg"].lerp_(grad, 1 - beta1)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
+        return state["exp_avg"] / (1 - beta1 ** state["step"]) / root
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state, also of before ``betas``."""
@@ -167,29 +154,3 @@ class UPGD(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_generator": self._generator}
-
-
-def _grads(params: list[Tensor]) -> list[Tensor]:
-    return [p.grad for p in params if p.grad is not None]
-
-
-def _descend(
-    params: list[Tensor],
-    directions: list[Tensor],
-    noise: list[Tensor],
-    utilities: list[Tensor],
-    maximum: Tensor,
-    group: Group,
-) -> None:
-    """Change the parameters of a group in place; overwrites noise and utilities.
-
-    :param maximum: of the utilities in all groups, > 0.
-    """
-    for utility in utilities:
-        utility.div_(maximum.to(utility))
-    torch._foreach_neg_(utilities)
-    torch._foreach_sigmoid_(utilities)  # 1 - sigmoid(u' / max u')
-    torch._foreach_mul_(noise, group["sigma"])
-    torch._foreach_add_(noise, directions)
-    torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-    torch._foreach_addcmul_(params, noise, utilities, value=-group["lr"])
