@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from covon_avalanche import CoVON
-from covon_avalanche.optim import PERCEPTRON
 
 set_seed(0)
 digits = load_digits()
@@ -26,9 +25,8 @@ accelerator = Accelerator()  # mixed_precision="bf16" is fine, too
 net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 covon = CoVON(
     net.named_parameters(),
-    lr=6e-3,
+    lr=3e-3,
     batch_size=64 * accelerator.num_processes,  # of both micro-batches
-    **PERCEPTRON,
     generator=torch.Generator().manual_seed(0),  # the same noise in all processes
 )
 model, optimizer = accelerator.prepare(net, covon)

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from covon_avalanche import CoVON
 from covon_avalanche.integrations.lightning import PosteriorCallback
-from covon_avalanche.optim import PERCEPTRON
 
 pl.seed_everything(0)
 digits = load_digits()
@@ -27,14 +26,14 @@ class Classifier(pl.LightningModule):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
         # made here, because it carries the posterior from task to task
-        self.optimizer = CoVON(self.net.named_parameters(), lr=6e-3, **PERCEPTRON)
+        self.optimizer = CoVON(self.net.named_parameters(), lr=3e-3)
 
     def training_step(self, batch, index):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self):
         for group in self.optimizer.param_groups:
-            group["lr"] = 6e-3  # the schedule begins anew in each task
+            group["lr"] = 3e-3  # the schedule begins anew in each task
         return [self.optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)]
 
 

@@ -8,7 +8,6 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from covon_avalanche import CoVON
-from covon_avalanche.optim import PERCEPTRON
 
 torch.manual_seed(0)
 digits = load_digits()
@@ -21,7 +20,7 @@ train, test = rows[:1437], rows[1437:]
 model = nn.Sequential(
     nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10)
 )
-optimizer = CoVON(model.named_parameters(), lr=6e-3, batch_size=64, **PERCEPTRON)
+optimizer = CoVON(model.named_parameters(), lr=3e-3, batch_size=64)
 
 
 def accuracy(images: torch.Tensor) -> float:

@@ -60,8 +60,7 @@ for images in tasks:
 # CoVON holds a Gaussian over each weight: a mean, which is the parameter itself, and a precision.
 # Three things differ in the loop:
 #
-# 1. The optimizer needs a learning rate, as AdamW does, and the number of examples in a step;
-#    for perceptrons there is a preset.
+# 1. The optimizer needs a learning rate, as AdamW does, and the number of examples in a step.
 # 2. Forward and backward pass run inside `sampled_params()`, where the weights are a sample of
 #    the posterior.
 # 3. `consolidate()` ends a task. It merges the task's posterior into a slow one, the prior of the
@@ -69,10 +68,9 @@ for images in tasks:
 
 # %%
 from covon_avalanche import CoVON
-from covon_avalanche.optim import PERCEPTRON
 
 model = make_model()
-optimizer = CoVON(model.named_parameters(), lr=6e-3, batch_size=64, **PERCEPTRON)
+optimizer = CoVON(model.named_parameters(), lr=3e-3, batch_size=64)
 for images in tasks:
     for _ in range(epochs):
         for batch in train[torch.randperm(len(train))].split(64):
@@ -92,7 +90,7 @@ for images in tasks:
 # %%
 q = optimizer.posterior()
 precision = q.precision["0.weight"].mean(0)  # of the weights of each pixel
-print("precision, highest and lowest of a pixel:", f"{precision.max():.0f}, {precision.min():.2f}")
+print("precision, highest and lowest of a pixel:", f"{precision.max():.0f}, {precision.min():.0f}")
 print("parameters:", {name: tuple(mean.shape) for name, mean in q.mean.items()})
 
 # %% [markdown]
