@@ -35,6 +35,8 @@ def strategies() -> None:
         mark = " Stores examples." if stores else ""
         others = "; other keys are its arguments" if cls.model_config["extra"] == "allow" else ""
         keys = ", ".join(needed[1:]) or "no keys"
+        if "preset" in cls.model_fields:
+            keys = f"lr, and preset or {', '.join(key for key in needed[1:] if key != 'lr')}"
         typer.echo(f"{kind}: {summary}{mark} Needs {keys}{others}.")
 
 
