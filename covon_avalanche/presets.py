@@ -26,8 +26,8 @@ FINETUNING: dict[str, Any] = dict(
     gamma_precision=None, clip_radius=1.0,
 )  # fmt: skip
 """For pretrained networks: small noise, a prior centred at the pretrained weights, and a largest
-change of ``lr`` in a step, because large ones of few weights destroy what was learned before
-(``benchmarks/presets.py``, three times the usual learning rate)."""
+change of ``lr`` in a step, because large ones of few weights destroy what was learned before at
+three times the usual learning rate."""
 
 CLIP_RADIUS = 2.0
 """The largest change of a weight in a step, in units of ``lr``, with the other presets. It limits
