@@ -59,7 +59,6 @@ NETWORKS: dict[str, Case] = {
 }
 SWEEP = [{}, {"factor": 1 / 3}, {"factor": 3}, {"batch": 8}, {"batch": 256}, {"examples": 50}]
 PRESETS = {"scratch": FROM_SCRATCH, "finetuning": FINETUNING}
-REPARAM = ("reparam", "scratch")  # the preset with the paper's estimate
 GAMMAS = (0.03, 0.1, 0.3, 0.6, 1.0)
 WEIGHTS = {
     "squeezenet": ("squeezenet", "squeezenet1_1_imagenet1k_fp16.safetensors"),
@@ -153,8 +152,10 @@ def make_optimizer(case: Case, model: nn.Module) -> Any:
     preset = PRESETS[case["preset"]]
     if case["method"] == "algorithm-1":
         return in_the_papers_units(model, preset, case, **settings)
-    if case["method"] == "covon-perceptron" or (case["method"], case["preset"]) == REPARAM:
+    if case["method"] == "covon-perceptron":
         preset = PERCEPTRON
+    elif case["method"] == "reparam" and preset is FROM_SCRATCH:
+        preset = PERCEPTRON  # which has the paper's estimate
     elif case["method"] == "reparam":
         settings |= {"hess_approx": "reparam", "data_precision": 0.001}
     return CoVON(model.named_parameters(), **{**preset, "lr": case["lr"], **settings})

@@ -19,7 +19,7 @@ PERCEPTRON: dict[str, Any] = {
 }  # fmt: skip
 """For multilayer perceptrons that classify, with random weights: the paper's estimate of the
 Hessian, and noise that stays large, which it needs and which protects earlier tasks. The data add
-little to the precision, so that other networks, and regression, do not learn with it."""
+little to the precision: residual networks learn less with it, and regression may not learn."""
 
 FINETUNING: dict[str, Any] = dict(
     noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.5,

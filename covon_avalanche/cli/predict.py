@@ -130,7 +130,7 @@ def _score(images: pd.DataFrame, classes: Sequence[str]) -> str:
 
     known = images[images["label"].isin(classes)]
     others = len(images) - len(known)
-    lines = ["", *[f"{others} without a label of the model's classes"] * bool(others)]
+    lines = ["", *[f"images without a label of the model's classes: {others}"] * bool(others)]
     if known.empty:
         return "\n".join(lines)
     correct = known["class"] == known["label"]

@@ -145,8 +145,8 @@ def run(
     bare = [f for f in folders if f not in new and not (f.path / "bundle").exists()]
     if bundle and bare:
         typer.echo(
-            f"There is no model to save of {_runs(bare)}, finished without --bundle: remove the "
-            "folders or choose another --out to train again"
+            f"{_runs(bare)} finished without --bundle, so no model was saved: to train again, "
+            "remove the folders or choose another --out"
         )
     parallel = jobs or max(1, default_processes(chosen.device) // options.processes)
     parallel = min(parallel, max(1, len(new)))

@@ -48,7 +48,7 @@ def search(
     recipe: RecipeName,
     strategies: Strategies = None,
     trials: Annotated[int, typer.Option(metavar="N", min=1, help="Trials per strategy.")] = 20,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Not one to report.")] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the trials only.")] = 1000,
     validation_size: Annotated[
         float | None, typer.Option(metavar="SIZE", min=0, help="Held out: a number or share.")
     ] = None,

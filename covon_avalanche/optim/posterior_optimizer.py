@@ -227,7 +227,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 raise ValueError(f"{named.name!r} is sharded: use sampled_params(), not attach()")
         if self._attachment.is_attached:
             raise ValueError(
-                "a model is attached already: remove() it first, or attach one that has both"
+                "a model is already attached: remove() it, or attach a module that contains both"
             )
         self._attachment = Attachment(self)
         self._attachment.to(model)

@@ -153,7 +153,7 @@ def test_the_accuracy_on_labelled_images_follows(bundle, tmp_path, domains):
     right = {c: predicted.count(c) for c in ("cat", "dog")}
     k = sum(right.values())
     said = done.stderr.splitlines()
-    assert said[1] == f"{3 * n} without a label of the model's classes"
+    assert said[1] == f"images without a label of the model's classes: {3 * n}"
     assert said[2] == f"accuracy: {100 * k / 6:.1f} % ({n * k} of {6 * n})"
     each = [f"accuracy on {d}: {100 * k / 6:.1f} % ({k} of 6)" for d in domains]
     assert said[3 : said.index("", 1)] == each
@@ -175,7 +175,7 @@ def test_images_of_a_table_are_predicted_and_those_for_training_left_out(bundle,
     assert "accuracy: 100.0 % (1 of 1)\n" in covon("predict", bundle, tmp_path / "x.csv").stdout
     (tmp_path / "x.csv").write_text("file,label\na/0.png,fox\n")
     done = covon("predict", bundle, tmp_path / "x.csv")
-    assert done.stdout.endswith("\n1 without a label of the model's classes\n")
+    assert done.stdout.endswith("\nimages without a label of the model's classes: 1\n")
     for text, sentence in (
         ("file\na/0.png\n", "x.csv lacks the columns ['label']"),
         ("file,label\na/9.png,dog\n", "there is no file"),

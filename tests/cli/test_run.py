@@ -221,7 +221,7 @@ def test_incomplete_data_are_reported_by_a_dry_run_and_once_for_all_runs(tmp_pat
 def test_before_it_starts_a_run_says_what_differs_and_what_has_no_bundle(arguments):
     arguments += ["--strategies", "finetune"]
     assert covon(*arguments).exit_code == 0
-    says = "There is no model to save of 1 run, finished without --bundle: remove the folders or"
+    says = "1 run finished without --bundle, so no model was saved: to train again, "
     done = covon(*arguments, "--bundle", "--set", "workers=1")
     assert done.stdout.startswith(says)
     assert "finetune, seed 0: A_T" in done.stdout

@@ -334,7 +334,7 @@ def test_what_cannot_be_attached_is_one_sentence():
     model = Net()
     attached = make_covon(model.named_parameters())
     handle = attached.attach(model)
-    with pytest.raises(ValueError, match=r"attached already: remove\(\) it"):
+    with pytest.raises(ValueError, match=r"already attached: remove\(\) it"):
         attached.attach(model.layers)
     handle.remove()
     attached.attach(model.layers).remove()

@@ -101,7 +101,7 @@ class CoVON(Mergeable):
             return data
         data = dict(data)
         if data.keys() <= {"kind", "lr", "merge"}:
-            raise ValueError(f"give preset = {', '.join(map(repr, PRESETS))}, or gamma and more")
+            raise ValueError(f"needs a preset, one of {', '.join(PRESETS)}, or gamma, ess and more")
         if data.get("preset") == "paper":
             paper = {**ALGORITHM_1, "beta2": ALGORITHM_1["betas"][1]}
             del paper["betas"]
