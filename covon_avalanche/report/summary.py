@@ -144,7 +144,7 @@ class Comparison:
         below = [
             name
             for name, own in settings.items()
-            if highest not in (None, name)
+            if highest is not None
             and name not in plain
             and "lr" in own
             and accuracy[name] + spread[name] + spread[highest] < accuracy[highest]
