@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,20 +59,13 @@ def list_data(
         for dataset in CATALOGUE.values():
             typer.echo(f"{dataset.name}: {dataset.note}")
         return
-    chosen = load_recipe(recipe, settings or ())
-    stream = chosen.stream
-    if isinstance(stream, PermutedStream):
-        fail(f"{stream.name} has no image files to list: each domain permutes the same pixels")
-    if missing := missing_sentence(chosen, dataset_root):
-        fail(missing)
-    chosen = chosen.model_copy(update={"stream": stream.model_copy(update={"cache_size": None})})
+    benchmark_of = _stream_of(recipe, dataset_root, settings=settings or ())
     import pandas as pd
 
-    from covon_avalanche.experiment.build import build_benchmark
     from covon_avalanche.safe_text import csv_text, in_utf8
 
     try:
-        benchmark = build_benchmark(chosen, seed=chosen.seeds[0], dataset_root=dataset_root)
+        benchmark = benchmark_of(dataset_root=dataset_root)
     except ValueError as error:
         fail(str(error))
     if split not in benchmark.streams:
@@ -83,6 +78,27 @@ def list_data(
     ]
     table = pd.DataFrame(rows, columns=["domain", "class", "split", "path"])
     typer.echo(csv_text(table).encode(), nl=False)
+
+
+def _stream_of(
+    recipe: str, dataset_root: Path | None, settings: Sequence[str] = (), **stream: object
+) -> Callable[..., Any]:
+    """A recipe's stream of image files for its first seed, without a cache, as a function of
+    ``dataset_root``.
+
+    :param stream: other keys of its stream.
+    """
+    chosen = load_recipe(recipe, settings)
+    own = chosen.stream
+    if isinstance(own, PermutedStream):
+        fail(f"{own.name} has no image files to list: each domain permutes the same pixels")
+    if missing := missing_sentence(chosen, dataset_root):
+        fail(missing)
+    from covon_avalanche.experiment.build import build_benchmark
+
+    own = own.model_copy(update={"cache_size": None, **stream})
+    chosen = chosen.model_copy(update={"stream": own})
+    return partial(build_benchmark, chosen, seed=chosen.seeds[0])
 
 
 @app.command("download")
@@ -123,7 +139,7 @@ def _fetch(file: RemoteFile, folder: Path, bars: Progress) -> None:
 
 @app.command("verify")
 def verify_data(
-    name: Name,
+    name: Annotated[str, typer.Argument(help="A data set, or the TOML file of a recipe.")],
     root: Root,
     manifest: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a CSV table of the good images.")
@@ -133,19 +149,24 @@ def verify_data(
     ] = None,
 ) -> None:
     """Read every image; exit status 1 if one is missing, empty, damaged or extra."""
-    dataset = _dataset(name)
-    if track is not None and dataset.name != "CDDB":
+    if track is not None and name != "CDDB":
         fail(f"--track is for CDDB alone, got {track} for {name}")
     options: dict[str, Any] = {} if track is None else {"track": track}
     from covon_avalanche import streams
     from covon_avalanche.datasets.verify import verify, write_manifest
 
+    if name.endswith(".toml"):
+        stream = _stream_of(name, root, limit=None, train_limit=None)
+    else:
+        stream = getattr(streams, _dataset(name).name)
+        root = root / CATALOGUE[name].folder
+
     try:
         with _bars(MofNCompleteColumn(), TimeRemainingColumn()) as bars:
             task = bars.add_task(name, total=None)
             report = verify(
-                getattr(streams, name),
-                root / dataset.folder,
+                stream,
+                root,
                 progress=lambda done, total: bars.update(task, completed=done, total=total),
                 **options,
             )
@@ -157,7 +178,7 @@ def verify_data(
     for problem in problems:
         typer.echo(problem)
     good = (report.images["problem"] == "").sum()
-    typer.echo(f"{dataset.name}: {good} good images, {len(problems)} problems")
+    typer.echo(f"{name}: {good} good images, {len(problems)} problems")
     raise typer.Exit(1 if problems else 0)
 
 

@@ -9,15 +9,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import typer
 
 from covon_avalanche.cli.options import fail, missing_sentence
 from covon_avalanche.experiment.data_settings import Backbone, missing_mnist
+from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_errors import error_sentence
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from avalanche.benchmarks import CLScenario
 
 
 def check_and_estimate(
@@ -42,6 +47,7 @@ def check_and_estimate(
         fail(lacking) if here else typer.echo(f"No estimates: {lacking}")
         return
     mnist, lines = missing_mnist(recipe.stream, options.dataset_root), []
+    found = [f"MNIST will be downloaded to {mnist}."]
     if mnist is None:
         start = time.perf_counter()
         from covon_avalanche.experiment.estimate import estimated_seconds, evaluation_seconds
@@ -51,6 +57,7 @@ def check_and_estimate(
         with _problems():
             benchmark = checked_benchmark(recipe, recipe.seeds[0], options)
         reading = time.perf_counter() - imported  # by every run, and imports by every process
+        found = _found(recipe, benchmark)
         ends = [imported - start] * processes
         runs: dict[str, float] = {}
         if {*strategies} - {run.strategy for run in stored}:
@@ -68,17 +75,34 @@ def check_and_estimate(
             mean = steps + after
             evaluations = evaluation_seconds(recipe, name, benchmark, steps)
             runs[name] = reading + mean + evaluations
-            found = f"{_time(mean)} of training, from {source}" if times else "unknown time"
-            lines.append(f"{name}: {number} x {found}")
+            needs = f"{_time(mean)} of training, from {source}" if times else "unknown time"
+            lines.append(f"{name}: {number} x {needs}")
         for name in strategies:  # each run goes to the process that is free first
             heapq.heapreplace(ends, ends[0] + runs[name])
         lines.append(f"In total about {_time(max(ends))}, with start-up and evaluations")
-    typer.echo("The data are there." if mnist is None else f"MNIST will be downloaded to {mnist}.")
+    for line in found:
+        typer.echo(line)
     if isinstance(recipe.model, Backbone) and recipe.model.weights == "default":
         name = recipe.model.backbone
         typer.echo(f"The weights of {name} will be downloaded, unless they are cached.")
     for line in lines:
         typer.echo(line)
+
+
+def _found(recipe: Recipe, benchmark: CLScenario) -> list[str]:
+    """The numbers of images, and the classes that a domain of own images lacks."""
+    if not (images := getattr(benchmark, "images", {})):  # permuted pixels
+        return ["The data are there."]
+    counts = ", ".join(f"{sum(map(len, own.values()))} {part}" for part, own in images.items())
+    found = f"{len(images['train'])} domains, {benchmark.n_classes} classes, images: {counts}"
+    lines = [f"The data are there: {found}."]
+    for part, own in images.items() if recipe.stream.name == "DomainFolders" else ():
+        for domain, some in own.items():
+            absent = [c for i, c in enumerate(benchmark.classes) if i not in {*some.labels}]
+            if absent:
+                names = ", ".join(absent[:5]) + f" and {len(absent) - 5} others" * (len(absent) > 5)
+                lines.append(f"{domain} has no images of {names} ({part}).")
+    return lines
 
 
 def _missing_device(name: str) -> str | None:

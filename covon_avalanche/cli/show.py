@@ -70,10 +70,19 @@ def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")])
     states = [run.state() for run in runs]
     groups = groupby(runs, lambda run: run.path.parent)
     settings = [text for _, own in groups for text in distinct_settings([*own])]
-    names = [(path.parent.name, path.name) for path in found]
-    rows = [(*name, *state, own) for name, state, own in zip(names, states, settings, strict=True)]
-    columns = ("strategy", "run", "state", "", *["settings"] * any(settings))
-    _print_table(columns, [row[: len(columns)] for row in rows])
+    table = {
+        "recipe": [path.parents[1].name for path in found],
+        "strategy": [path.parent.name for path in found],
+        "run": [path.name for path in found],
+        "state": [state for state, _ in states],
+        "": [about for _, about in states],
+        "settings": settings,
+    }
+    if len({*table["recipe"]}) == 1:
+        del table["recipe"]
+    if not any(settings):
+        del table["settings"]
+    _print_table([*table], zip(*table.values(), strict=True))
     counts = Counter(state for state, _ in states)
     typer.echo(", ".join(f"{number} {state}" for state, number in counts.items()))
 

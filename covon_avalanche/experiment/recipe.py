@@ -6,7 +6,7 @@ import copy
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -143,7 +143,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def read_recipe(path: Path, children: Sequence[Path] = ()) -> tuple[str, dict[str, Any]]:
     """Text and data of a recipe. One that extends another is resolved: its text is generated, with
-    the comments at the head of both files.
+    the comments at its head.
 
     :param children: resolved paths of the recipes that extend it.
     :raises RecipeError: if it or the recipe that it extends cannot be read.
@@ -164,7 +164,7 @@ def read_recipe(path: Path, children: Sequence[Path] = ()) -> tuple[str, dict[st
             raise RecipeError("must be the name or the path of a recipe")
         if (file := recipe_file(name, path.parent)).resolve() in children:
             raise RecipeError(f"recipe {file} would extend itself")
-        parent_text, parent = read_recipe(file, children)
+        _, parent = read_recipe(file, children)
         if not (isinstance(removed, list) and all(isinstance(key, str) for key in removed)):
             raise RecipeError(f"remove = {removed!r:.200}: must be a list of keys")
         for key in removed:
@@ -175,8 +175,8 @@ def read_recipe(path: Path, children: Sequence[Path] = ()) -> tuple[str, dict[st
         raise RecipeError(f"recipe {path} extends {name!r:.200}: {error}") from error
     data = _extended(parent, data)
     _drop_searches(data, parent)
-    heads = [takewhile(lambda ln: ln[0] == "#", t.splitlines(True)) for t in (text, parent_text)]
-    return "".join(chain(*heads)) + tomli_w.dumps(data), data
+    head = takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True))
+    return "".join(head) + tomli_w.dumps(data), data
 
 
 def _extended(parent: dict[str, Any], child: dict[str, Any], depth: int = 2) -> dict[str, Any]:

@@ -219,6 +219,8 @@ class Search:
     def rows(self) -> list[dict[str, Any]]:
         """The trials whose settings are known, with these. ``accuracy`` is A_T on validation
         images, ``seconds`` the training time."""
+        flat = flat_settings(self.settings)
+        own = {key: flat[key] for key in self.space}  # trials of the grid change lr alone
         rows = []
         for number, settings in enumerate(self.plan(), 1):
             if settings is not None:
@@ -232,7 +234,7 @@ class Search:
                     "accuracy": math.nan if result is None else result.average_accuracy,
                     "seconds": math.nan if result is None else sum(result.train_seconds),
                 }
-                rows.append(about | settings)
+                rows.append(about | own | settings)
         return rows
 
     def summary(self) -> dict[str, Any]:

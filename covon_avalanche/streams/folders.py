@@ -145,9 +145,10 @@ def _class_names(root: Path, domains: Iterable[_Folders]) -> list[str]:
     """The names of the class folders, sorted; each must itself have images, if it has any."""
     names: set[str] = set()
     for paths in chain.from_iterable(domains):
-        found = files.images_by_class(paths)
+        found = files.files_by_class(paths)
         names |= found.keys()
-        for images in found.values() or [files.image_files(paths[0])]:
+        for own in found.values() or [files.image_files(paths[0])]:
+            images = [*filter(files.is_image, own)]
             if images and not any(file.parent.parent in paths for file in images):
                 folders = images[0].relative_to(root).parts[:-1]
                 layout = "/".join("{train,test}" if files.part_of(n) else "FOLDER" for n in folders)

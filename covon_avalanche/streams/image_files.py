@@ -116,7 +116,7 @@ def image_files(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    return sorted(file for file in _walk(folder) if file.suffix.lower() in SUFFIXES)
+    return sorted(filter(is_image, _walk(folder)))
 
 
 def _walk(folder: Path, parents: Sequence[Path] = ()) -> Iterator[Path]:
@@ -168,13 +168,18 @@ def class_table(name: str) -> tuple[str, ...]:
     return tuple(table.read_text(encoding="utf-8").split())
 
 
-def images_by_class(folders: Sequence[Path]) -> dict[str, list[Path]]:
-    """The images of ``FOLDER/CLASS/*``: none where a class folder has other files only."""
-    found: dict[str, list[Path]] = {}
-    for name, paths in subfolders(folders).items():
-        if files := sorted(file for path in paths for file in _walk(path)):
-            found[name] = [file for file in files if file.suffix.lower() in SUFFIXES]
-    return found
+def is_image(file: Path) -> bool:
+    """Whether a file has one of the :data:`SUFFIXES`, in whatever case."""
+    return file.suffix.lower() in SUFFIXES
+
+
+def files_by_class(folders: Sequence[Path]) -> dict[str, list[Path]]:
+    """The files of ``FOLDER/CLASS/*``, images and others, of classes that have any."""
+    found = {
+        name: sorted(file for path in paths for file in _walk(path))
+        for name, paths in subfolders(folders).items()
+    }
+    return {name: files for name, files in found.items() if files}
 
 
 def class_folders(
@@ -182,11 +187,15 @@ def class_folders(
 ) -> ImageFiles:
     """The images of ``FOLDER/CLASS/*``, with class ids from a fixed table of names.
 
+    Other files give a warning.
+
     :param complete: whether there must be images of all classes.
     :raises ValueError: for a subfolder with images that is not a class, or a class without images.
     """
     ids = {name: i for i, name in enumerate(classes)}
-    found = images_by_class(folders)
+    found = files_by_class(folders)
+    others = [file for files in found.values() for file in files if not is_image(file)]
+    found = {name: [*filter(is_image, files)] for name, files in found.items()}
     unknown = [name for name, files in found.items() if files and name not in ids]
     if unknown:
         raise ValueError(f"{folders[0]} has subfolders that are not classes: {unknown}")
@@ -196,6 +205,11 @@ def class_folders(
             f"{folders[0] / empty[0]} has files, but no images: expected {kinds}, or classes=... "
             "without this folder"
         )
+    if others:
+        what = f"{len(others)} files that are not images, such as {others[0]}, are"
+        if len(others) == 1:
+            what = f"{others[0]}, which is not an image, is"
+        warnings.warn(f"{what} ignored: expected {', '.join(sorted(SUFFIXES))}", stacklevel=4)
     pairs = [(file, ids[name]) for name, files in found.items() for file in files]
     if complete and (missing := sorted({*range(len(classes))} - {label for _, label in pairs})):
         names = [classes[label] for label in missing]

@@ -154,6 +154,33 @@ def test_verify_names_problems_and_writes_a_manifest_of_good_images(tmp_path):
     assert done.stderr == f"covon: cannot read or write {tmp_path}/cddb.csv: File exists\n"
 
 
+def test_own_images_are_verified_and_counted_before_training(tmp_path):
+    own(tmp_path / "mine", "flat")
+    images = sorted((tmp_path / "mine").rglob("*.png"))
+    stream = {"name": "DomainFolders", "folder": "mine", "domains": ["night", "day"], "limit": 1}
+    model = {"backbone": "squeezenet", "weights": ""}
+    recipe = saved(short_recipe("finetune", stream=stream, model=model), tmp_path)
+    command = "data", "verify", recipe, "--root", tmp_path
+    done = covon(*command)  # all images, not only those within the limit
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{recipe}: {len(images)} good images, 0 problems\n"
+    damaged = images[0]
+    damaged.write_bytes(b"damaged")
+    done = covon(*command)
+    assert done.exit_code == 1
+    assert f"{damaged}: cannot be decoded" in done.stdout
+    done = covon(*command, "--track", "hard")
+    assert (done.exit_code, done.stderr[:35]) == (2, "covon: --track is for CDDB alone, g")
+    damaged.unlink()
+    changes = "--set", "stream.limit=2", "--set", "train_mb_size=4"
+    done = covon("run", recipe, "--dataset-root", tmp_path, "--dry-run", *changes)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert "The data are there: 2 domains, 3 classes, images: 8 train, 8 test." in lines
+    assert "night has no images of cat (train)." in lines
+    assert "day has no images of fox (test)." in lines
+
+
 def test_the_images_of_a_recipe_are_listed_with_their_split(tmp_path):
     own(tmp_path / "mine", "split")
     image = tmp_path / "mine/day/test/cat/1.png"

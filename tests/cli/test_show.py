@@ -30,7 +30,9 @@ def test_a_recipe_is_printed_as_it_stands(tmp_path):
 
 def test_a_recipe_that_extends_another_is_printed_as_a_whole(tmp_path):
     (tmp_path / "mine.toml").write_text(text := show("core50-clip"), encoding="utf-8")
-    assert text.startswith("# The settings that differ on CORe50;")
+    head = [line for line in text.splitlines() if line.startswith("#")]
+    own = recipe_file("core50-clip").read_text(encoding="utf-8").splitlines()
+    assert head == own[: len(head)]  # comments of the other recipe need not hold for this one
     assert "extends" not in text
     assert load_recipe(str(tmp_path / "mine.toml")) == load_recipe("core50-clip")
 
@@ -82,6 +84,16 @@ def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path, tmp_path_fac
         assert folder.path.name in line
         assert state in line
         assert part in line
+
+
+def test_the_status_of_several_recipes_names_them(tmp_path):
+    recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=FEW)
+    for name in ("mine", "yours"):
+        folder = RunFolder(tmp_path / name, recipe, "finetune", 0)
+        folder.path.mkdir(parents=True)
+        folder.write_start({})
+    lines = [line for line in show(tmp_path, "status").splitlines() if "seed-" in line]
+    assert [line.split()[1] for line in lines] == ["mine", "yours"]
 
 
 def test_names_of_runs_are_whole_in_a_narrow_terminal(tmp_path):

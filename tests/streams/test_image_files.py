@@ -46,6 +46,20 @@ def test_hidden_files_and_folders_do_not_count(tmp_path):
     assert found == [tmp_path / ".data" / "cat" / "1.jpg"]
 
 
+def test_files_that_are_not_images_are_a_warning(tmp_path):
+    root = tmp_path / "day"
+    for name in ("cat/1.jpg", "cat/Thumbs.db", "dog/2.PNG"):
+        paint(root / name, 0)
+    class_folders([root], ["cat", "dog"])
+    (root / "dog/2.gif").touch()
+    with pytest.warns(UserWarning, match=r"^/.*dog/2\.gif, which is not an image, is ignored: exp"):
+        found = class_folders([root], ["cat", "dog"])
+    assert found.files == [root / "cat/1.jpg", root / "dog/2.PNG"]
+    (root / "cat/a.heic").touch()
+    with pytest.warns(UserWarning, match=r"^2 files that are not images, such as /.*/cat/a\.heic"):
+        class_folders([root], ["cat", "dog"])
+
+
 @pytest.mark.parametrize("name", ["x.png", "x.tif"])
 def test_sixteen_bits_become_eight_and_an_unknown_range_is_refused(tmp_path, name):
     values = np.arange(256, dtype=np.uint16).reshape(16, 16)
