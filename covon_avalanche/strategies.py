@@ -1,13 +1,13 @@
-"""Ready-made strategies: Avalanche's ``SupervisedTemplate`` with a plugin of this package, and its
-ER-ACE, made to work in several processes.
+"""Ready-made strategies: Avalanche's ``SupervisedTemplate`` with a plugin of this package, and
+Avalanche's ER-ACE, made to work in several processes.
 
 Constructors are keyword-only and follow Avalanche's order: the model (its head may grow), the
 optimizer, the criterion (averaged over the batch), the arguments of the strategy's plugin, which
-documents them, and those of ``SupervisedTemplate`` with its defaults; only ``eval_mb_size`` is
-``train_mb_size`` by default. ``plugins`` come after the strategy's own plugin, so that they see the
-consolidated weights, except for a :class:`MergePlugin`, which comes first. Evaluations inside
-``train`` (``eval_every``) come before the merge. Batches come from tensors where the data allow it,
-see :class:`TensorBatches`.
+documents them, and those of ``SupervisedTemplate`` with its defaults, except that ``eval_mb_size``
+defaults to ``train_mb_size``. ``plugins`` come after the strategy's own plugin, so that they see
+the consolidated weights, except for a :class:`MergePlugin`, which comes first. Evaluations inside
+``train`` (``eval_every``) come before the merge. Batches are read directly from tensors where the
+data allow it, see :class:`TensorBatches`.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class ERACEStrategy(ER_ACE):
     As in the authors' code, the two losses are added, and a step has as many stored examples as new
     ones; Avalanche halves the sum and uses 10. Replay starts with the second experience, and the
     memory then also has examples of the current one. Classes that are not in the current batch are
-    masked, also those that no task has had. Under :class:`DataParallel` the loss is that of the
-    whole batch.
+    masked, including those that no task has had. Under :class:`DataParallel` the loss is that of
+    the whole batch.
     """
 
     replay_loader: Any

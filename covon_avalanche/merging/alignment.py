@@ -97,7 +97,7 @@ def align_layers(
 
     :param layers: one for all domains, or one for each, whose outputs are then distinct classes.
     :param domains: in the order of training, see :func:`fit_gaussians`.
-    :param samples: features per class and domain in each epoch.
+    :param samples: features drawn per class and domain in each epoch.
     :raises ValueError: if all layers are frozen.
     """
     parameters = [p for layer in layers for p in layer.parameters() if p.requires_grad]

@@ -44,7 +44,7 @@ class DUCT(DomainHeads):
     """A network for DUCT: a backbone that is merged after each domain, and a classifier per domain.
 
     Zhou et al., "Dual Consolidation for Pre-Trained Model-Based Domain-Incremental Learning" (CVPR
-    2025), as in the authors' released experiments, which weigh all domains alike.
+    2025), as in the authors' released experiments, which give all domains the same weight.
 
     Each domain fine-tunes the pretrained backbone ``θ0`` and its own classifier, with a scale that
     begins at 1. Then the backbones are merged, ``θ = θ0 + Σ alpha (θ_t - θ0)`` over the domains so

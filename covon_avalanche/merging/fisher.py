@@ -41,8 +41,9 @@ class FisherMerge(MergeRule):
 
     def __init__(self, criterion: Criterion | None = None) -> None:
         """
-        :param criterion: a training loss, averaged over the batch: squares its gradients, with the
-            data's labels, instead of those of the model's own predictions, in one pass.
+        :param criterion: a training loss, averaged over the batch. If given, its gradients with the
+            data's labels are squared, in one pass, instead of gradients with labels from the
+            model's own predictions.
         """
         self.criterion = criterion
         self.fisher: dict[str, Tensor] = {}

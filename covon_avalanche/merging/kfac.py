@@ -20,7 +20,7 @@ _DAMPING = 1e-3  # outputs without any gradient are merged as by RegMean
 
 
 class KFACMerge(RegMean):
-    """RegMean that also weighs the outputs, by the second moments of their gradients.
+    """RegMean that also weights the outputs, by the second moments of their gradients.
 
     With a layer's inputs ``x`` and the gradients ``g`` of an example's loss with respect to its
     outputs, ``A = sum x xᵀ`` and ``G = sum g gᵀ`` over a task's data, the task's
@@ -32,19 +32,20 @@ class KFACMerge(RegMean):
         G0 (V - W0) A0 + G (V - W) A = 0
 
     which is exact in the bases in which ``A0`` and ``A``, and ``G0`` and ``G``, are diagonal
-    together. ``G`` is scaled to a mean diagonal of 1: it weighs outputs within a task, and the
-    tasks count by their inputs, as in RegMean. (Without this, a task that is predicted with
-    confidence has little weight; on PACS that was worse.) The sum of two such precisions is then
-    replaced by the Kronecker product with the same partial traces, ``A0 + A`` and the mean of
-    ``G0`` and ``G`` weighted by the traces of ``A0`` and ``A``. So memory is constant in the number
-    of tasks: for each layer that of RegMean, and a matrix of the size of its outputs. Online
-    Laplace approximations sum factors likewise, for a penalty in training (Ritter et al., "Online
-    Structured Laplace Approximations for Overcoming Catastrophic Forgetting", NeurIPS 2018).
+    together. ``G`` is scaled to a mean diagonal of 1: it weights outputs within a task, while the
+    weight of a task comes from its inputs, as in RegMean. (Without this scaling, a task that is
+    predicted with confidence has little weight; on PACS that was worse.) The sum of two such
+    precisions is then replaced by the Kronecker product with the same partial traces, ``A0 + A``
+    and the mean of ``G0`` and ``G`` weighted by the traces of ``A0`` and ``A``. So memory is
+    constant in the number of tasks: for each layer, that of RegMean and a matrix of outputs by
+    outputs. Online Laplace approximations sum factors likewise, for a penalty in training (Ritter
+    et al., "Online Structured Laplace Approximations for Overcoming Catastrophic Forgetting",
+    NeurIPS 2018).
 
     The labels behind ``g`` are samples of the network's predictions, the same in each pass, which
     makes ``G`` a Fisher information and not an empirical one. For classifiers only. The input
-    projection of attention has ``G = 1``, which is RegMean. Each pass of RegMean comes with one
-    more, which has a backward pass.
+    projection of attention has ``G = 1``, which is RegMean. In addition to each pass of RegMean
+    there is one with a backward pass.
     """
 
     _ridge = 1e-3

@@ -20,10 +20,10 @@ class RegMean(MergeRule):
     moments of their inputs.
 
     Let a layer have the weights ``W0`` before the task and ``W`` after it. With its inputs ``x``
-    (1 appended for a bias) and ``A = sum x xᵀ`` over a task's data, other weights ``V`` change
-    the layer's outputs by ``trace((V - W) A (V - W)ᵀ)`` in sum of squares. The weights that
-    minimise the total change over the earlier tasks (``A0``, ``W0``) and the new one (``A``, ``W``)
-    are ::
+    (1 appended for a bias) and ``A = sum x xᵀ`` over a task's data, replacing ``W`` by other
+    weights ``V`` changes the layer's outputs by ``trace((V - W) A (V - W)ᵀ)``, as a sum of squares.
+    The weights that minimise the total change over the earlier tasks (``A0``, ``W0``) and the new
+    one (``A``, ``W``) are ::
 
         W0 + (W - W0) A (A0 + A)⁻¹,    A0 ← A0 + A
 
@@ -47,8 +47,8 @@ class RegMean(MergeRule):
 
     def __init__(self, *, share: float = 1.0) -> None:
         """
-        :param share: of a task's examples that ``A`` is measured on, evenly spaced, in (0, 1]; the
-            time of the passes is proportional to it. ``A`` is scaled to all examples.
+        :param share: fraction of a task's examples, evenly spaced, on which ``A`` is measured, in
+            (0, 1]; the time of the passes is proportional to it. ``A`` is scaled to all examples.
         """
         check_fraction("share", share)
         self.share = share

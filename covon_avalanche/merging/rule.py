@@ -146,8 +146,8 @@ def merge_into(
 
     :param rule: a rule of :mod:`covon_avalanche.merging` or, with CoVON, what ``consolidate()``
         takes, such as ``"eq8"``.
-    :param before: copies of the weights before the task, by parameter name. CoVON needs none:
-        the mean of its prior is used, for parameters that had no step their present weights.
+    :param before: copies of the weights before the task, by parameter name. CoVON needs none: the
+        mean of its prior is used or, for parameters that had no step, their present weights.
     :param batches: starts a pass over the task's data, for rules with ``needs_data``:
         ``(input, target, *more)``, for ``model(input, *more)``.
     :param batch_norm_batches: starts a pass over shuffled data, to re-estimate the running

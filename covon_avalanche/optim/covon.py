@@ -102,9 +102,10 @@ def fast_step(
     retraction: float = 0.5,
     step_square: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Iteration ``i`` of Algorithm 1's inner loop for one parameter tensor, after the gradient.
+    """Iteration ``i`` of Algorithm 1's inner loop for one parameter tensor, given the gradient.
 
-    The reference: to try a change, edit it and pass ``implementation="reference"``.
+    This is the reference implementation: to try a change, edit it and pass
+    ``implementation="reference"``.
 
     :param statistic: average over the posterior samples of ``grad * (theta - mean)``, or, for
         ``"gradsq"``, of ``grad²``; theta was drawn with the variance of line 4.
@@ -139,8 +140,8 @@ def fast_step(
 
 
 class Bucket(NamedTuple):
-    """Parameters that one call of a fast version can take: of one group, device and dtype, at the
-    same step of the task, and with the same kind of prior."""
+    """Parameters that one call of a fast version can process: of one group, device and dtype, at
+    the same step of the task, and with the same kind of prior."""
 
     group: Group
     params: list[Tensor]
@@ -165,37 +166,39 @@ class CoVON(PosteriorOptimizer):
     The posterior of a parameter is N(m, 1/(ess * hess + prior_precision)), where ``m`` is
     the parameter itself. See :class:`PosteriorOptimizer` for how to step.
 
-    Settings have natural units: ``lr`` is AdamW's, noise and prior are relative to the weights, and
-    ``gamma`` is the one knob between plasticity and stability. Other defaults are those of
-    ``presets.FROM_SCRATCH``, for networks with random weights; for pretrained ones use
-    :meth:`finetuning`. With ``ess`` or ``hess_init`` settings have the paper's units instead, see
-    *Settings in the paper's units* below.
+    By default settings have natural units: ``lr`` is AdamW's learning rate, noise and prior are
+    relative to the weights, and ``gamma`` trades off plasticity against stability. The other
+    defaults are those of ``presets.FROM_SCRATCH``, for networks with random weights; for pretrained
+    ones use :meth:`finetuning`. With ``ess`` or ``hess_init`` settings have the paper's units
+    instead, see *Settings in the paper's units* below.
 
-    :param params: parameters, named parameters or groups, as for any torch optimizer. With
-        names (``model.named_parameters()``) posteriors and errors carry them.
-    :param lr: learning rate as AdamW's: the largest change of a weight in a step is
+    :param params: parameters, named parameters or groups, as for any torch optimizer. With names
+        (``model.named_parameters()``), posteriors and error messages use them.
+    :param lr: learning rate, as for AdamW: the largest change of a weight in a step is
         ``lr * clip_radius``, a typical one a third of ``lr``. Default 1e-3.
     :param gamma: merging coefficient of Eq. 8 in (0, 1]. Lower values are more stable, higher ones
         more plastic; 1, for the precision too, is CoVON-NoM, plain VCL. Above 1, an
         over-relaxation, is allowed with a warning.
-    :param examples: training examples of the task, for tasks of different sizes: each weighs in
-        proportion. With Avalanche :class:`CoVONPlugin` sets it. By default all weigh the same.
-    :param batch_size: examples behind a step's gradient (over all processes), of whose losses it is
-        the gradient of the mean: after a sum, squared gradients are ``batch_size²`` times too
-        large. With Avalanche, Lightning and the Hugging Face Trainer, the plugin or callback sets
-        it. ``"gradsq"`` needs it: in natural units the pull toward the prior, which protects
-        earlier tasks, is proportional to it, and a task that ends without it gives a warning; in
-        the paper's units it is required. A step with fewer examples overestimates the
-        Hessian: drop an incomplete last batch, or set the value in ``param_groups[0]`` before the
-        step. Only the first group's value is used.
+    :param examples: number of training examples of the task, for tasks of different sizes: each
+        task is weighted in proportion. With Avalanche, :class:`CoVONPlugin` sets it. By default all
+        tasks have the same weight.
+    :param batch_size: number of examples in a step, over all processes. The loss must be the mean
+        over them: with a sum, squared gradients are ``batch_size²`` times too large. With
+        Avalanche, Lightning and the Hugging Face Trainer, the plugin or callback sets it.
+        ``"gradsq"`` needs it: in natural units the pull toward the prior, which protects earlier
+        tasks, is proportional to it, and a warning is issued if a task ends without it; in the
+        paper's units it is required. A step with fewer examples overestimates the Hessian: drop an
+        incomplete last batch, or set the value in ``param_groups[0]`` before the step. Only the
+        first group's value is used.
     :param noise: standard deviation of the posterior at the start of the first task, relative to
         the root mean square of a parameter tensor.
-    :param prior_width: standard deviation of the first prior, relative to the same.
-    :param data_precision: how many times the initial precision the data of a task add to it, judged
-        by the gradients of the very first step. It sets ``ess``, the effective sample size: see
-        ``optim/natural_units.py``.
-    :param ess_per_example: sets the effective sample size directly, as this times ``examples``,
-        instead of ``data_precision``.
+    :param prior_width: standard deviation of the first prior, relative to the same root mean
+        square.
+    :param data_precision: the precision that the data of a task add, in units of the initial
+        precision, as estimated from the gradients of the very first step. It determines ``ess``,
+        the effective sample size: see ``optim/natural_units.py``.
+    :param ess_per_example: sets the effective sample size directly, to this times ``examples``,
+        instead of by ``data_precision``.
     :param betas: averaging coefficients of gradient and Hessian. ``None`` for the latter: an
         average whose window grows within the task, to ``50 + t / 10`` after ``t`` steps, see
         :func:`beta2_at`; a number gives the fixed coefficient of Algorithm 1.
@@ -208,18 +211,18 @@ class CoVON(PosteriorOptimizer):
     :param clip_radius: largest change of a weight in a step, in units of ``lr``, 2 by default, 1
         with :meth:`finetuning`; ``float("inf")`` for none. While the Hessian estimate is dominated
         by noise, unlimited Newton steps diverge.
-    :param debias: correct the gradient average for its start at zero.
+    :param debias: correct the gradient average for its initialisation at zero.
     :param mc_samples: posterior samples per step.
     :param prior_mean: centre of the first prior: ``"zero"`` (the paper's), or ``"init"``,
         the starting weights, which is what fine-tuning a pretrained network needs.
     :param prior: Gaussian to use as the first prior, by parameter name, such as the posterior of
         an earlier run; parameters it lacks get the default prior. The weights are not changed: to
         continue from the prior, load its mean into the model. Move the model to its device first.
-    :param bfloat16_prior: keep the prior's mean and precision in bfloat16, so that four tensors of
-        the size of the weights are kept, not five. They are merged in float32 and then rounded up
-        or down at random, by at most 0.8 % and without bias; float32 weights are the merged mean
-        itself. Applies from the next consolidation on, if changed in a group; a loaded state brings
-        its own.
+    :param bfloat16_prior: keep the prior's mean and precision in bfloat16, which reduces the memory
+        from five to four tensors of the size of the weights. They are merged in float32 and then
+        rounded up or down at random, by at most 0.8 % and without bias; float32 weights are the
+        merged mean itself. A change of this setting in a group applies from the next consolidation
+        on; a loaded state brings its own setting.
     :param hess_approx: the estimate of the Hessian's diagonal: ``"gradsq"``, the squared gradient
         times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. See
         ``optim/hessian.py`` for derivations and noise. The same in all groups.
@@ -258,10 +261,10 @@ class CoVON(PosteriorOptimizer):
     ``prior``: until then the prior's precision is a number, and so is its mean, except with
     ``"init"``.
 
-    On a CPU all gradients are checked before a step changes anything. An accelerator skips a step
-    with gradients that are not finite, or so large that a float32 Hessian might overflow, without
-    synchronisation; a later step, ``consolidate()`` or ``state_dict()`` raises. A skipped step
-    still counts for the averages.
+    On a CPU all gradients are checked before a step changes anything. On an accelerator, a step
+    with gradients that are not finite, or so large that a float32 Hessian might overflow, is
+    skipped without synchronisation; a later step, ``consolidate()`` or ``state_dict()`` raises an
+    error. A skipped step still counts for the averages.
     """
 
     own_setting = "hess_init"
@@ -338,7 +341,7 @@ class CoVON(PosteriorOptimizer):
         Adapters, such as those of LoRA, count as pretrained.
 
         :param lr: as for AdamW.
-        :param settings: instead of the preset's, see :class:`CoVON`.
+        :param settings: settings that replace those of the preset, see :class:`CoVON`.
         """
         return cls(params, lr=lr, **{**FINETUNING, **settings})
 
@@ -792,13 +795,13 @@ class CoVON(PosteriorOptimizer):
     # torch.optim -----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and state, the noise included."""
+        """Groups and state, including that of the noise."""
         self._deferred.raise_if_bad(wait=True)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See :meth:`PosteriorOptimizer.load_state_dict`. States of before the natural units load
-        with theirs."""
+        """See :meth:`PosteriorOptimizer.load_state_dict`. States saved before there were natural
+        units load with the paper's units."""
         groups = [dict(group) for group in state_dict["param_groups"]]
         for group in groups:
             if self.own_setting in group:

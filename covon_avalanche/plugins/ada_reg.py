@@ -14,11 +14,11 @@ class AdaRegPlugin(QuadraticAnchorPlugin, supports_distributed=True):  # type: i
     """AdamW-Regularized (Algorithm 2): Adam's second moment is the importance.
 
     Needs an optimizer of the Adam family, whose bias-corrected average of squared
-    gradients at the end of a task, times ``ess``, adds to the precision. Adam's state is reset
+    gradients at the end of a task, times ``ess``, is added to the precision. Adam's state is reset
     at the start of each task. With ``strength=1``, as published, the regularisation is very weak,
-    because squared gradients of mini-batches are small and ``ess`` cancels; values around 1e5
-    to 1e6 are useful. The printed algorithm squares the average of gradients; like Adam, this
-    averages squared gradients. Task identities are not used.
+    because squared gradients of mini-batches are small and ``ess`` cancels; values around 1e5 to
+    1e6 are useful. The printed algorithm squares the average of gradients; like Adam, this averages
+    squared gradients. Task identities are not used.
     """
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:

@@ -13,10 +13,10 @@ from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 class ClosedFormPlugin(SupervisedPlugin):
     """Computes the classifier of a :class:`ClosedFormModel` after each domain.
 
-    Takes one pass over the domain's training data with the evaluation transform. Nothing is
-    trained by gradients, except what the model adapts in the first domain, for the strategy's
-    number of epochs: otherwise the plugin sets it to 0, and the optimizer is not used. Does not use
-    task identities.
+    Takes one pass over the domain's training data with the evaluation transform. Nothing is trained
+    by gradient descent, except the weights that a model adapts in the first domain, for the
+    strategy's number of epochs. Otherwise the plugin sets this number to 0, and the optimizer is
+    not used. Does not use task identities.
     """
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:

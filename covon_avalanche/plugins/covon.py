@@ -46,18 +46,19 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         """
         :param merge: the slow step: ``"eq8"``, or ``"replace"`` or ``"none"``, its ablations, as in
             :meth:`CoVON.consolidate`; or a rule of ``covon_avalanche.merging`` for the merged mean.
-            ``RegMean()`` forgets far less where Eq. 8 has to choose between keeping and learning,
-            as on PACS. With any rule the merged precision is that of Eq. 8: ``posterior()``,
-            samples for prediction and the next prior are N(merged weights, 1 / precision).
+            ``RegMean()`` forgets far less where Eq. 8 cannot both retain earlier tasks and learn
+            the new one, as on PACS. With any rule the merged precision is that of Eq. 8:
+            ``posterior()``, samples for prediction and the next prior are N(merged weights,
+            1 / precision).
         :param gamma: merging coefficient, instead of the optimizer's; the schedule takes
             precedence.
         :param ess_per_example: sets ``ess`` at the start of each task to this times the task's
-            training examples, so that every example counts alike whatever its domain. 1 is
-            Bayes' rule, above it a "cold" posterior of temperature ``1 / ess_per_example``. The
-            schedule takes precedence.
-        :param consolidate_every: merge every so many optimizer steps instead of after each
-            experience (section 3.2 of the paper). ``ess`` should then be the examples seen
-            in that many steps. Steps after the last merge stay unmerged; call
+            training examples, so that examples of all domains have the same weight. 1 is Bayes'
+            rule; a value above 1 gives a "cold" posterior of temperature ``1 / ess_per_example``.
+            The schedule takes precedence.
+        :param consolidate_every: merge each time this number of optimizer steps has passed, instead
+            of after each experience (section 3.2 of the paper). ``ess`` should then be the number
+            of examples seen in that many steps. Steps after the last merge stay unmerged; call
             ``strategy.optimizer.consolidate()`` at the end to merge them.
 
         See :class:`PosteriorPlugin` for ``schedule``, ``eval_samples`` and ``eval_temperature``.
@@ -104,8 +105,8 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         return {"ess": self.ess_per_example * examples, **scheduled}
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Restore and schedule as :class:`PosteriorPlugin`; put in place the weights that the merge
-        rule lets training start from."""
+        """Restore the state and apply the schedule as :class:`PosteriorPlugin` does; set the
+        weights from which the merge rule lets training start."""
         super().before_training_exp(strategy, **kwargs)
         if isinstance(self.merge, MergeRule):
             self.merge.begin_task(strategy.model)

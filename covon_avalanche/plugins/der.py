@@ -20,14 +20,14 @@ class DERPlugin(SupervisedPlugin):
 
     After the loss of the current batch it adds ``alpha`` times the mean squared difference between
     the logits of stored inputs and those stored with them, and ``beta`` times the loss of other
-    stored examples, in a forward pass each. Every batch goes into a memory of reservoir sampling
-    as training sees it: transformed inputs with the logits of that step, before its update.
-    Buzzega et al., "Dark Experience for General Continual Learning" (NeurIPS 2020); written from
-    the paper and the formulas of the authors' code (github.com/aimagelab/mammoth), which stores
-    inputs without their random transform, and transforms them anew. Avalanche's computes logits
-    after each task, of other inputs than trained ones, in one forward pass with the current batch.
-    Stored logits of classes that are new count as 0. Task identities are used for multi-head models
-    only.
+    stored examples, in a forward pass each. Reservoir sampling adds the examples of every batch to
+    the memory as used in training: the transformed inputs, with the logits of that step before its
+    update. Buzzega et al., "Dark Experience for General Continual Learning" (NeurIPS 2020); written
+    from the paper and the formulas of the authors' code (github.com/aimagelab/mammoth), which
+    stores inputs without their random transform, and transforms them anew. Avalanche's
+    implementation computes logits after each task, on other inputs than those trained on, and
+    trains on stored and current examples in one forward pass. Stored logits of classes that are new
+    count as 0. Task identities are used for multi-head models only.
     """
 
     def __init__(

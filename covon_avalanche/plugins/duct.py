@@ -30,7 +30,7 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
     is merged, statistics of batch norm are re-estimated, and the domain's classifier is retrained
     on the merged backbone, with the training transform.
 
-    Works with any optimizer without a posterior. Evaluations inside ``train`` (``eval_every``) see
+    Works with any optimizer without a posterior. Evaluations inside ``train`` (``eval_every``) use
     the domain's own backbone instead of the merged one. A domain that was interrupted does not
     count: the next one takes its place. Task identities are not used.
     """

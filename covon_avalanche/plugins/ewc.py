@@ -17,13 +17,13 @@ class EWCPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: ign
     ``ewc_lambda / 2 * sum over tasks t of sum(F_t (theta - theta_t)²)`` added.
 
     Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks" (PNAS 2017), Eq. 3.
-    The sum of the penalties is one quadratic, which is kept instead of them: its precision is the
-    sum of the ``F_t``, its centre the mean of the ``theta_t`` weighted by them. Memory and time do
-    not grow with the tasks. ``F_t`` is the diagonal Fisher information of the task's data at
-    ``theta_t``: squared gradients of single examples, with the data's labels, the evaluation
+    The sum of the penalties is one quadratic, which is stored instead: its precision is the sum of
+    the ``F_t``, its centre the mean of the ``theta_t`` weighted by the ``F_t``. Memory and time do
+    not grow with the number of tasks. ``F_t`` is the diagonal Fisher information of the task's data
+    at ``theta_t``: squared gradients of single examples, with the data's labels, the evaluation
     transform and the model in evaluation mode, so that neither batches nor their order matter.
-    Avalanche's (recipes' ``avalanche-ewc``) squares gradients of batches, and has no 1/2. Task
-    identities are used for multi-head models only.
+    Avalanche's plugin (``avalanche-ewc`` in recipes) squares gradients of batches, and has no
+    factor 1/2. Task identities are used for multi-head models only.
     """
 
     def __init__(self, ewc_lambda: float) -> None:

@@ -34,8 +34,8 @@ class EWCStarPlugin(QuadraticAnchorPlugin, supports_distributed=True):  # type: 
         schedule: Schedule | None = None,
     ) -> None:
         """
-        :param fisher: ``"exact"`` squares each example's gradient; ``"batch"`` squares
-            gradients of mini-batches of the training's size and multiplies by that, as the paper
+        :param fisher: ``"exact"`` squares each example's gradient; ``"batch"`` squares gradients of
+            mini-batches of the size used in training, and multiplies by this size, as the paper
             does.
 
         See :class:`QuadraticAnchorPlugin` for the others.

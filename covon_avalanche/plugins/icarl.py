@@ -33,13 +33,13 @@ class ICaRLPlugin(SupervisedPlugin):
     from labels, so here both are targets of all outputs. The memory is shared equally by the
     classes of each task. As in the authors' code, a mean is over exemplars and, for images, their
     mirror images; each class has a mean for each task, because its features differ by domain, and
-    the nearest counts.
+    the nearest one is used.
 
     After the first task the output in ``strategy.eval`` is, for each class, minus the squared
     distance between its nearest mean and the features (the last layer's input, normalised), and -4,
-    the largest possible distance, for classes not seen yet. Losses and calibration of evaluations
-    are therefore those of distances instead of logits; evaluations inside ``train`` use the means
-    of the last finished task. In training the output is the network's.
+    the largest possible distance, for classes not seen yet. Losses and calibration in evaluations
+    are therefore computed from distances instead of logits; evaluations inside ``train`` use the
+    means of the last finished task. In training the output is that of the network.
 
     In training the strategy's criterion is not used: give the plugin to the strategy after a
     :class:`CoVONPlugin` or :class:`VCLPlugin`, and before plugins that add to the loss (so it

@@ -19,11 +19,11 @@ class LwFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[ca
     The loss has ``alpha * KL(teacher || model)`` added, the mean over the batch of the divergence
     between softmaxes of the logits divided by ``temperature``, over the classes of earlier tasks,
     without a factor ``temperature²``.
-    The teacher, a copy of the model at the end of the last task, is in evaluation mode; Avalanche's
-    (recipes' ``avalanche-lwf``) stays in training mode, so that dropout changes what is distilled.
-    Li and Hoiem, "Learning without Forgetting" (TPAMI 2018). The authors first train new outputs
-    with all other weights frozen; in a domain-incremental stream there are none. Keeps a copy of
-    the model. Task identities are not used.
+    The teacher, a copy of the model at the end of the last task, is in evaluation mode; that of
+    Avalanche's plugin (``avalanche-lwf`` in recipes) stays in training mode, so that dropout
+    changes what is distilled. Li and Hoiem, "Learning without Forgetting" (TPAMI 2018). The authors
+    first train new outputs with all other weights frozen; in a domain-incremental stream there are
+    no new outputs. Keeps a copy of the model. Task identities are not used.
     """
 
     def __init__(self, alpha: float = 1.0, temperature: float = 2.0) -> None:

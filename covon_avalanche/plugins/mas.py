@@ -22,9 +22,9 @@ class MASPlugin(QuadraticPenaltyPlugin, supports_distributed=True):  # type: ign
     gradient of the squared L2 norm of the outputs, in evaluation mode, summed over the tasks.
     Labels are not used. Aljundi et al., "Memory Aware Synapses: Learning what (not) to forget"
     (ECCV 2018). The authors' code takes absolute values of gradients that are summed over a batch;
-    this follows the paper's Eq. 2, example by example. Avalanche's (recipes' ``avalanche-mas``)
-    measures in training mode, and averages over tasks, so that early tasks are forgotten. Task
-    identities are used for multi-head models only.
+    this follows the paper's Eq. 2, example by example. Avalanche's plugin (``avalanche-mas`` in
+    recipes) measures importances in training mode and averages them over tasks, so that early tasks
+    are forgotten. Task identities are used for multi-head models only.
     """
 
     def __init__(self, mas_lambda: float) -> None:

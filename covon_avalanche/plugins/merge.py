@@ -31,8 +31,8 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
     at the end of an experience. Where the model has batch norm, its running statistics are
     re-estimated after the merge, in one more pass over the task's data. Keeps one copy of the
     weights during a task, if the rule needs it. Task identities are used for multi-head models
-    only. Passes over the data compute at the strategy's ``autocast_dtype``, if it has one, as
-    recipes with ``precision = "bfloat16"`` do.
+    only. Passes over the data use the strategy's ``autocast_dtype``, if it has one, as recipes with
+    ``precision = "bfloat16"`` do.
 
     With ``eval_every=1`` the last evaluation inside ``train`` comes before the merge; call
     ``strategy.eval`` afterwards to evaluate the merged weights.
@@ -40,8 +40,8 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
 
     def __init__(self, rule: MergeRule) -> None:
         """
-        :param rule: how to merge, and what is remembered of earlier tasks: a new object for each
-            strategy.
+        :param rule: how to merge. It also stores what it needs of earlier tasks: create a new
+            object for each strategy.
         """
         super().__init__()
         self.rule = rule

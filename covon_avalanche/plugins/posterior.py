@@ -1,4 +1,4 @@
-"""Sampling, stepping and consolidating with a posterior optimizer in an Avalanche strategy."""
+"""Sampling, stepping and consolidation with a posterior optimizer in an Avalanche strategy."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class PosteriorPlugin(SupervisedPlugin):
     ) -> None:
         """
         :param schedule: hyperparameters by experience: a list of dicts, in the order of training.
-            They may set what the class attribute ``scheduled`` lists; a value that an experience
-            does not set stays as in the one before.
+            They may set what the class attribute ``scheduled`` lists; a setting that an experience
+            leaves out keeps its previous value.
         :param eval_samples: predict in ``strategy.eval`` with class probabilities averaged
             over this many posterior samples (the output becomes log-probabilities). 0 predicts
             with the mean weights, as does every evaluation before ``ess`` is known.

@@ -35,7 +35,7 @@ class QuadraticPenaltyPlugin(SupervisedPlugin):
         """The anchor after the task just trained."""
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Extend the anchor if the model grew; new weights are not important."""
+        """Extend the anchor if the model grew; new weights have importance 0."""
         check_whole_task(strategy.experience)
         self.anchor = grown(self.anchor, strategy.model.named_parameters())
 
@@ -57,8 +57,8 @@ class QuadraticPenaltyPlugin(SupervisedPlugin):
 
 
 class PathPlugin(QuadraticPenaltyPlugin):
-    """Base of :class:`SIPlugin` and :class:`RWalkPlugin`: the decrease of the loss by each weight,
-    ``-sum of g * (change in the step)``."""
+    """Base of :class:`SIPlugin` and :class:`RWalkPlugin`: how much each weight contributes to the
+    decrease of the loss, ``-sum of g * (change in the step)``."""
 
     def __init__(self, factor: float) -> None:
         super().__init__(factor)

@@ -15,8 +15,8 @@ _DAMPING = 1e-3  # the authors' code
 
 
 class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-arg]
-    """Riemannian Walk: a running Fisher information, and the decrease of the loss by each weight
-    relative to its distance in that information.
+    """Riemannian Walk: a running Fisher information, and each weight's contribution to the decrease
+    of the loss, relative to its distance in the metric of that information.
 
     The loss has ``rwalk_lambda * sum((F / max F + s / max s) (theta - anchor)²)`` added, with the
     weights after the last task as the anchor. After every ``delta_t`` steps::
@@ -30,9 +30,9 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
     written from the formulas of the paper and of the authors' code
     (github.com/facebookresearch/agem), which has no 1/2 in the distance, starts ``F`` from an
     estimate of its own, and adds the mean of both scores to the old one. A last window is used even
-    if it is incomplete. Avalanche's (recipes' ``avalanche-rwalk``) computes a second gradient in
-    each step and leaves the model in evaluation mode, so that nothing is trained with dropout or
-    batch statistics. Task identities are not used.
+    if it is incomplete. Avalanche's plugin (``avalanche-rwalk`` in recipes) computes a second
+    gradient in each step and leaves the model in evaluation mode, so that it is trained without
+    dropout and batch statistics. Task identities are not used.
     """
 
     def __init__(self, rwalk_lambda: float, fisher_decay: float = 0.9, delta_t: int = 50) -> None:

@@ -23,9 +23,9 @@ class SIPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-arg]
     after the last task as the anchor. ``g`` is the gradient of the loss without this penalty.
     Zenke, Poole and Ganguli, "Continual Learning Through Synaptic Intelligence" (ICML 2017);
     written from the formulas of the paper and of the authors' code, which it follows
-    (github.com/ganguli-lab/pathint). Avalanche's (recipes' ``avalanche-si``) is the variant of
-    Maltoni and Lomonaco (2019): it has a damping of 1e-7 and clips importances at 0.001. Task
-    identities are not used.
+    (github.com/ganguli-lab/pathint). Avalanche's plugin (``avalanche-si`` in recipes) is the
+    variant of Maltoni and Lomonaco (2019): it has a damping of 1e-7 and clips importances at 0.001.
+    Task identities are not used.
     """
 
     def __init__(self, si_lambda: float, xi: float = 0.1) -> None:

@@ -30,14 +30,15 @@ class SLCAPlugin(ClassifierAlignmentPlugin):
     domain features (with the evaluation transform) are summarised by a mean and a covariance for
     each class; from the second domain on, the classifiers of all domains are retrained on samples
     of these Gaussians, see :func:`covon_avalanche.merging.alignment.align_layers`. The retrained
-    classifiers are for predictions only: the next domain starts from those before.
+    classifiers are for predictions only: the next domain starts from the classifiers as they were
+    before.
 
     With ``rule`` the weights are merged with those after the domain before: :class:`EMA` is CoMA,
     and :class:`CoFiMA` CoFiMA, of Marouf et al., "Weighted Ensemble Models Are Strong Continual
     Learners" (ECCV 2024). The weights before are those after alignment, the Gaussians are those of
     the merged backbone, and alignment starts from merged classifiers; the next domain starts from
     the merged backbone, but from unmerged classifiers. CoFiMA's Fisher information is that of the
-    loss of the current classifier (the authors': of all classifiers together).
+    loss of the current classifier (in the authors' code, of all classifiers together).
 
     Works with any optimizer without a posterior. A domain that was interrupted does not count.
     Task identities are not used.
