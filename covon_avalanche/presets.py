@@ -1,6 +1,7 @@
 """Settings of CoVON for kinds of networks, and those of Algorithm 1. Nothing here imports torch.
 
-``optim/natural_units.py`` says what they mean, ``docs/presets.md`` how they were chosen.
+``optim/natural_units.py`` says what they mean. Values were chosen by hand in pilot runs that are
+not stored; ``docs/presets.md`` has measurements.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ PERCEPTRON: dict[str, Any] = {
 }  # fmt: skip
 """For multilayer perceptrons that classify, with random weights: the paper's estimate of the
 Hessian, and noise that stays large, which it needs and which protects earlier tasks. The data add
-little to the precision: residual networks learn less with it, and regression may not learn."""
+little to the precision: residual networks learn less with it, and in pilot runs regression did
+not learn."""
 
 FINETUNING: dict[str, Any] = dict(
     noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.5,

@@ -16,7 +16,8 @@ mean square of a parameter tensor at the start of a task.
   of the posterior, and ``rms`` the root mean square of ``g_hat / sqrt(h + delta)`` over the tensor,
   a bias-corrected running average over the task. Where squared gradients dominate ``h``, it has
   the direction of Adam's step. So ``lr`` is a change of weights: at most ``lr * clip_radius``,
-  typically a third of ``lr``.
+  and in root mean square about ``lr * sqrt((1 - beta1) / (1 + beta1))``, 0.23 ``lr`` by default,
+  where gradients are mostly noise.
 - **Hessian**: squared gradients are averaged without line 8's last term, which keeps ``h`` positive
   where estimates may be negative.
 
