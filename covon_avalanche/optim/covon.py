@@ -41,6 +41,7 @@ from covon_avalanche.optim.posterior_optimizer import (
     NamedParam,
     PosteriorOptimizer,
     State,
+    current_prior,
     first_precision,
     prior_dtype,
 )
@@ -428,19 +429,12 @@ class CoVON(PosteriorOptimizer):
             "step_square": {"step", "scale"},
         }
 
-    def _prior_precision(self, state: State, group: Group) -> Tensor | float:
-        """Precision of the current prior; a number until the first consolidation."""
-        if "prior_precision" in state:
-            precision: Tensor = state["prior_precision"]
-            return precision
-        return first_precision(group)
-
     def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor:
         if not train and "hess" not in self.state[p]:  # the posterior is the next task's prior
             return self.state[p]["prior_precision"].to(state_dtype(p), copy=True)
         state = self._task_state(p, group)
         precision: Tensor = ess_of(group) * state["hess"]
-        return precision.add_(self._prior_precision(state, group))
+        return precision.add_(current_prior(state, group)[1])
 
     # Sampling and the fast step --------------------------------------------------------
 
@@ -642,7 +636,7 @@ class CoVON(PosteriorOptimizer):
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         i = state["step"] + 1
-        prior = state.get("prior_mean", 0.0), self._prior_precision(state, group)
+        prior = current_prior(state, group)
         mean, momentum, hess, step_square = fast_step(
             p,
             statistic,
@@ -743,10 +737,10 @@ class CoVON(PosteriorOptimizer):
             for m, hess, s0 in pieces(*map(local, (mean, state["hess"], first))):
                 yield m, ess * hess.clamp(min=0) + s0
             return
-        prior = state.get("prior_mean", 0.0), self._prior_precision(state, group)
-        gamma, gamma_precision = group["gamma"], group["gamma_precision"]
-        for m, hess, m0, s0 in pieces(*map(local, (mean, state["hess"], *prior))):
-            yield merge_tensors(m0, s0, m, ess * hess + s0, gamma, gamma_precision)
+        tensors = mean, state["hess"], *current_prior(state, group)
+        gammas = group["gamma"], group["gamma_precision"]
+        for m, hess, m0, s0 in pieces(*map(local, tensors)):
+            yield merge_tensors(m0, s0, m, ess * hess + s0, *gammas)
 
     def _write_merged(
         self,
@@ -780,7 +774,7 @@ class CoVON(PosteriorOptimizer):
         ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
         and the next ``zero_grad``; empty before the first step."""
         trained = {
-            name: (p, group, state, self._prior_precision(state, group))
+            name: (p, group, state)
             for name, p, group, _ in self._named_params()
             if "hess" in (state := self.state.get(p, {}))
         }

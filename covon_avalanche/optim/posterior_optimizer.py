@@ -59,6 +59,11 @@ def first_precision(group: Group) -> float:
     return ess_of(group) * float(group["weight_decay"])
 
 
+def current_prior(state: State, group: Group) -> tuple[Any, Any]:
+    """Mean and precision of a parameter's prior; numbers until the first consolidation."""
+    return state.get("prior_mean", 0.0), state.get("prior_precision", first_precision(group))
+
+
 def prior_dtype(p: Tensor, group: Group) -> torch.dtype:
     """What mean and precision of a parameter's prior are kept in."""
     return torch.bfloat16 if group.get("bfloat16_prior") else state_dtype(p)
