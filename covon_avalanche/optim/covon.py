@@ -266,6 +266,7 @@ class CoVON(PosteriorOptimizer):
     """
 
     own_setting = "hess_init"
+    former_defaults = dict.fromkeys(natural_units.RELATIVE)  # the units were the paper's
     allows_bfloat16 = True
 
     def __init__(
@@ -789,21 +790,9 @@ class CoVON(PosteriorOptimizer):
         self._deferred.raise_if_bad(wait=True)
         return super().state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See :meth:`PosteriorOptimizer.load_state_dict`. States of before the natural units load
-        with theirs."""
-        groups = [dict(group) for group in state_dict["param_groups"]]
-        for group in groups:
-            if self.own_setting in group:
-                natural_units.complete(group)
-        super().load_state_dict({**state_dict, "param_groups": groups})
-
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "implementation": self.implementation}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:
-            natural_units.complete(group)
-            group.setdefault("bfloat16_prior", False)
         self._deferred = multi_tensor.DeferredCheck()

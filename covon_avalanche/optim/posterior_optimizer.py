@@ -107,6 +107,9 @@ class PosteriorOptimizer(Optimizer, ABC):
     """A setting that no other optimizer has, which identifies the optimizer that wrote a
     ``state_dict``."""
 
+    former_defaults: ClassVar[Group] = {}
+    """Settings of states saved before they existed, where they differ from ``defaults``."""
+
     def __init__(
         self,
         params: Any,
@@ -117,23 +120,27 @@ class PosteriorOptimizer(Optimizer, ABC):
     ) -> None:
         self._generator = generator
         self._names = WeakTensorKeyDictionary()  # where parameters were taken out of a group
-        self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
-        self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
-        self._weights = WeightVersions()
         self._attachment = Attachment()
-        self._loaded = False  # a state, and no sample drawn since
-        self._loaded_squares: list[float] = []  # of the weights that it was saved with
         self._placeholders = False  # whether the state only waits for one that is loaded
-        self._known_grads: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # stepped or cleared
-        self._other_grads: dict[Tensor, tuple[weakref.ref[Tensor], Tensor]] = {}
-        """Those that the sample in place found, and whether they have entries that are not zero."""
         noise = {"noise_seed": None, "noise_draws": 0}
         super().__init__(
             params, {**defaults, **noise, "saved_entries": None, "saved_squares": None}
         )
-        self._record = self._new_record()
+        self._start_unsampled()
         if prior is not None:
             self._set_prior(prior)
+
+    def _start_unsampled(self) -> None:
+        """Set what neither copies nor states contain."""
+        self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
+        self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
+        self._weights = WeightVersions()
+        self._record = self._new_record()
+        self._loaded = False  # a state, and no sample drawn since
+        self._loaded_squares: list[float] = []  # of the weights that it was saved with
+        self._known_grads: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # stepped or cleared
+        self._other_grads: dict[Tensor, tuple[weakref.ref[Tensor], Tensor]] = {}
+        """Those that the sample in place found, and whether they have entries that are not zero."""
 
     # What an algorithm defines ---------------------------------------------------------
 
@@ -840,9 +847,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             raise ValueError(
                 f"this is another optimizer's state: its groups have no {self.own_setting}"
             )
-        saved = state_dict["param_groups"]
-        # Checkpoints of earlier versions lack newer settings.
-        groups = [{**self.defaults, **group} for group in match_groups(saved, self.param_groups)]
+        saved = match_groups(state_dict["param_groups"], self.param_groups)
+        groups = [{**self.defaults, **self.former_defaults, **group} for group in saved]
         before = dict(vars(self))
         with defer_interrupt():
             try:
@@ -910,14 +916,8 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buffers, self._in_place, self._weights = {}, {}, WeightVersions()
-        self._known_grads, self._other_grads = {}, {}
-        self._loaded, self._placeholders = False, state.get("_placeholders", False)
-        self._loaded_squares = []
         if not hasattr(self, "_names"):  # of a copy, not while a state is loaded
             self._names = WeakTensorKeyDictionary()
             self._attachment = Attachment()
-        for group in self.param_groups:
-            group.setdefault("saved_entries", None)
-            group.setdefault("saved_squares", None)
-        self._record = self._new_record()
+        self._placeholders = state.get("_placeholders", False)
+        self._start_unsampled()
