@@ -207,8 +207,9 @@ class PosteriorOptimizer(Optimizer, ABC):
             yield
             self._restore_mean(check=True)
         except BaseException:
-            # Never keep an incomplete sample; one that could not be drawn leaves others waiting.
-            self._discard() if drawn and train else self._restore_mean()
+            self._restore_mean()
+            if drawn and train:  # one that could not be drawn leaves others waiting
+                self._record = self._new_record()
             raise
         if train:
             self._record_sample(drawn)
@@ -265,9 +266,6 @@ class PosteriorOptimizer(Optimizer, ABC):
         """Drop the samples drawn since the last step, and put back the mean if an interrupt has
         left a sample in place."""
         self._attachment.drop_sample()
-        self._discard()
-
-    def _discard(self) -> None:
         self._restore_mean()
         self._record = self._new_record()
 
@@ -414,11 +412,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _draw(
         self, params: list[NamedParam], buffers: dict[Tensor, SampleBuffer], train: bool, key: int
     ) -> dict[Tensor, SampleBuffer]:
-        """Write samples into buffers: known ones, or new ones that are added.
-
-        :param key: of the noise.
-        :return: the buffers of the parameters to sample.
-        """
+        """Write samples into the buffers of parameters, which are added where they are missing."""
         lowest: list[tuple[str, Tensor]] = []
         drawn: dict[Tensor, SampleBuffer] = {}
         for name, p, group, number in params:
@@ -463,13 +457,8 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _is_known(self, p: Tensor) -> bool:
         """Whether a parameter's gradient is the one of the last step, or of ``zero_grad``."""
-        known, grad = self._known_grads.get(p), p.grad
-        return (
-            known is not None
-            and grad is not None
-            and known[0]() is grad
-            and known[1] == grad._version
-        )
+        reference, version = self._known_grads.get(p, (lambda: None, 0))
+        return p.grad is not None and reference() is p.grad and version == p.grad._version
 
     # Stepping --------------------------------------------------------------------------
 
@@ -535,22 +524,20 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _params_with_gradient(self, record: SampleAccumulator) -> list[NamedParam]:
         params = []
         for named in self._named_params():
-            p = named.param
+            name, p = named.name, named.param
             if p.grad is None or not p.requires_grad or not p.numel():
                 continue
             late = p in record.without_backward and not self._is_known(p) and local(p.grad).any()
             if p not in record.buffers or late:
                 raise RuntimeError(
-                    f"{named.name!r} has a gradient that was computed outside of sampled_params()"
+                    f"{name!r} has a gradient that was computed outside of sampled_params()"
                 )
             if p.grad.is_sparse:
-                raise ValueError(f"{named.name!r} has a sparse gradient, which is not supported")
+                raise ValueError(f"{name!r} has a sparse gradient, which is not supported")
             if not record.buffers[p].fits(p):
-                raise RuntimeError(
-                    f"{named.name!r} was cast or moved between its sample and step()"
-                )
+                raise RuntimeError(f"{name!r} was cast or moved between its sample and step()")
             if record.buffers[p].version != self._weights.version(p):
-                raise RuntimeError(f"{named.name!r} was changed between its sample and step()")
+                raise RuntimeError(f"{name!r} was changed between its sample and step()")
             params.append(named)
         return params
 
@@ -697,11 +684,8 @@ class PosteriorOptimizer(Optimizer, ABC):
                 f"a parameter of shape {tuple(parameter.shape)} is not in the optimizer"
             )
         mean = parameter.detach().to(state_dtype(parameter))
-        fresh = {
-            "mean": mean,
-            **self._start_task(parameter, groups[0]),
-            **self._first_prior(mean, groups[0]),
-        }
+        start, prior = self._start_task(parameter, groups[0]), self._first_prior(mean, groups[0])
+        fresh = {"mean": mean, **start, **prior}
         self._buffers.pop(parameter, None)
         self._weights.forget(parameter)
         zeros = torch.zeros_like(mean)
@@ -825,13 +809,12 @@ class PosteriorOptimizer(Optimizer, ABC):
         """The sum of each parameter's squared weights, 0 for those that were never trained; unknown
         if some are sharded."""
         params = [p for _, p, *_ in self._named_params()]
-        trained = [p for p in params if p.requires_grad or self.state.get(p)]
-        weights = [self.mean_of(p) for p in trained]
-        if any(map(is_sharded, weights)):
+        weights = {p: self.mean_of(p) for p in params if p.requires_grad or self.state.get(p)}
+        if any(map(is_sharded, weights.values())):
             return None
-        squares = [w.square().sum(dtype=torch.float64) for w in weights]
+        squares = [w.square().sum(dtype=torch.float64) for w in weights.values()]
         values = torch.stack([s.to(squares[0].device) for s in squares]).tolist() if squares else []
-        found = dict(zip(trained, values, strict=True))
+        found = dict(zip(weights, values, strict=True))
         return [found.get(p, 0.0) for p in params]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -884,9 +867,8 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _keep_dtypes(self, saved: dict[Any, State], groups: list[Group]) -> None:
         """Undo that torch casts a loaded state to the dtype of the weights."""
-        numbers = [number for group in groups for number in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        for number, p in zip(numbers, params, strict=True):
+        numbers = (number for group in groups for number in group["params"])
+        for number, (_, p, *_) in zip(numbers, self._named_params(), strict=True):
             if number in saved:
                 self.state[p] = {
                     key: value.to(p.device) if torch.is_tensor(value) else value
