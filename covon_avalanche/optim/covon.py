@@ -696,11 +696,8 @@ class CoVON(PosteriorOptimizer):
         instead = {key: value for key, value in given.items() if value is not None}
         for key, value in instead.items():
             check_gamma(value, key)
-        trained = [
-            named
-            for named in self._named_params()
-            if "hess" in self.state.get(named.param, {}) and merge != "none"
-        ]
+        in_task = [n for n in self._named_params() if "hess" in self.state.get(n.param, {})]
+        trained = in_task if merge != "none" else []
         replace = merge == "replace"
         steps = max((self.state[named.param]["step"] for named in trained), default=0)
         if steps >= _MANY_STEPS:
@@ -721,7 +718,7 @@ class CoVON(PosteriorOptimizer):
             self._buffers = {}  # their memory is needed now
             self.discard_samples()
             first = self.param_groups[0]
-            last_key = noise_key(first["noise_seed"] or 0, first["noise_draws"])
+            last_key = noise_key(first["noise_seed"] or 0, first["noise_draws"])  # of the rounding
             for named in trained:
                 news = self._merged(named.param, {**named.group, **instead}, replace)
                 self._write_merged(named, news, (means or {}).get(named.param), last_key)
@@ -749,10 +746,7 @@ class CoVON(PosteriorOptimizer):
         given_mean: Tensor | None,
         key: int,
     ) -> None:
-        """Make mean and precision after the task the weights and the prior.
-
-        :param key: of the noise that rounds a bfloat16 prior.
-        """
+        """Make mean and precision after the task the weights and the prior."""
         _, p, group, number = named
         prior_mean = torch.empty_like(self.state[p]["hess"], dtype=prior_dtype(p, group))
         prior_precision = torch.empty_like(prior_mean)
@@ -778,10 +772,8 @@ class CoVON(PosteriorOptimizer):
             for name, p, group, _ in self._named_params()
             if "hess" in (state := self.state.get(p, {}))
         }
-        if not trained:
-            return {}
-        found = {name: diagnose([one], self.hess_approx) for name, one in trained.items()}
-        return {"all": diagnose(list(trained.values()), self.hess_approx), **found}
+        parts = {"all": list(trained.values()), **{name: [one] for name, one in trained.items()}}
+        return {name: diagnose(part, self.hess_approx) for name, part in parts.items() if part}
 
     # torch.optim -----------------------------------------------------------------------
 

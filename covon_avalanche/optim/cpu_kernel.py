@@ -232,13 +232,7 @@ def _pair(word):
 
 @njit(fastmath=_FAST_MATH, **OPTIONS)
 def _fill_group(out, key, number, group):
-    """Write a group of a parameter's standard normals.
-
-    :param out: float32 array of ``GROUP`` entries.
-    :param key: of the draw, 64 bits.
-    :param number: of the parameter, below 2**32.
-    :param group: index of the group within the parameter.
-    """
+    """Write a group of standard normals of a parameter, whose number is below 2**32."""
     state = _mix64(u64(key + _mix64(u64(u64(u64(number) << u64(32)) + u64(group) + u64(1)))))
     word, increment = u32(state), u32(u32(state >> u64(32)) | u32(1))
     for k in range(_HALF):
