@@ -162,15 +162,16 @@ class BayesByBackprop(PosteriorOptimizer):
             all tasks add up.
         """
         self._check_consolidation()
+        importance = importance or {}
         for name, p, *_ in self._named_params():
-            if importance is not None and p in importance:
+            if p in importance:
                 check_given(name, importance[p], p, "importance")
         with defer_interrupt(), torch.no_grad():
             for _, p, *_ in self._named_params():
                 state = self.state.get(p, {})
                 if "step" in state:
                     kept = {k: state[k] for k in ("log_std", "importance") if k in state}
-                    if importance is not None and p in importance:
+                    if p in importance:
                         kept["importance"] = kept.get("importance", 0.0) + importance[p]
                     self.state[p] = {
                         **kept,

@@ -750,7 +750,7 @@ class CoVON(PosteriorOptimizer):
         _, p, group, number = named
         prior_mean = torch.empty_like(self.state[p]["hess"], dtype=prior_dtype(p, group))
         prior_precision = torch.empty_like(prior_mean)
-        begin = first_entry(p) if is_sharded(p) else 0
+        begin = first_entry(p)
         if given_mean is not None and is_sharded(p) and not is_sharded(given_mean):
             given_mean = sharded_like(given_mean, p)
         parts = pieces(*map(local, (prior_mean, prior_precision, p.detach(), given_mean)))
