@@ -107,8 +107,11 @@ def align_layers(
     means = torch.cat([(0.9 + 0.1 * t / len(domains)) * d.means for t, d in enumerate(domains, 1)])
     offset = len(layers[0].weight) if len(layers) > 1 else 0
     labels = torch.cat([d.classes + t * offset for t, d in enumerate(domains)])
-    roots = torch.cat([_root(d.covariance) for d in domains])
-    root_of = _positions([d.covariance.dim() > 2 for d in domains], [len(d.means) for d in domains])
+    of_domains = [_root(d.covariance) for d in domains]  # one, or one for each class
+    roots = torch.cat(of_domains)
+    pairs = [len(d.means) // len(r) for d, r in zip(domains, of_domains, strict=True) for _ in r]
+    index = [i for i, n in enumerate(pairs) for _ in range(n)]
+    root_of = torch.tensor(index, dtype=torch.int64, device="cpu")
     optimizer = torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=weight_decay)
     schedule = CosineAnnealingLR(optimizer, epochs)
     with torch.enable_grad():
@@ -131,15 +134,6 @@ def _normalised_loss(layers: Sequence[Layer], x: Tensor, labels: Tensor) -> Tens
     z = [F.linear(x, layer.weight.flatten(1), layer.bias) for layer in layers]
     norm = torch.stack([part.norm(dim=1, keepdim=True) + 1e-7 for part in z]).mean(0)
     return F.cross_entropy(torch.cat(z, 1) / (_TEMPERATURE * norm), labels.to(x.device))
-
-
-def _positions(per_class: Sequence[bool], classes: Sequence[int]) -> Tensor:
-    """Index of each pair's covariance among those of all domains, of shape (pairs,)."""
-    positions, start = [], 0
-    for own, n in zip(per_class, classes, strict=True):
-        positions.append(start + torch.arange(n, device="cpu") * own)
-        start += n if own else 1
-    return torch.cat(positions)
 
 
 def _root(covariance: Tensor) -> Tensor:

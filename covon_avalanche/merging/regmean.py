@@ -133,9 +133,5 @@ class RegMean(MergeRule):
     def _merged_change(
         self, task: Task, layer: str, change: Tensor, a0: Tensor, a: Tensor
     ) -> Tensor:
-        """``(W - W0) A (A0 + A)⁻¹``, in float64.
-
-        :param change: ``W - W0``, of shape (groups, outputs, d).
-        :param a0: and ``a``, of shape (groups, d, d).
-        """
+        """``(W - W0) A (A0 + A)⁻¹`` by groups, in float64."""
         return torch.linalg.solve(with_ridge(a0 + a, self._ridge), (change @ a).mT).mT

@@ -50,7 +50,7 @@ class Attachment:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Context manager: the model draws no samples; one that waits is dropped first."""
+        """The model draws no samples inside; one that waits is dropped first."""
         self.drop_sample()
         optimizer, self._optimizer = self._optimizer, None
         try:

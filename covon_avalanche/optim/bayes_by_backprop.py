@@ -20,7 +20,7 @@ from covon_avalanche.optim.posterior_optimizer import (
     Group,
     PosteriorOptimizer,
     State,
-    first_precision,
+    current_prior,
 )
 from covon_avalanche.posterior.gaussian import DiagGaussian
 
@@ -135,15 +135,15 @@ class BayesByBackprop(PosteriorOptimizer):
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         """Gradient step on ``E_q[loss] + KL(q || prior) / ess``; theta = m + exp(log_std) eps."""
-        prior_precision = state.get("prior_precision", first_precision(group))
+        prior_mean, prior_precision = current_prior(state, group)
         prior_hess = prior_precision / group["ess"]
         variance = torch.exp(2 * state["log_std"])
-        mean_grad = grad + prior_hess * (p - state.get("prior_mean", 0.0))
+        mean_grad = grad + prior_hess * (p - prior_mean)
         log_std_grad = statistic + prior_hess * variance - 1 / group["ess"]
         if "importance" in state and group["importance_strength"] > 0:
             weight = group["importance_strength"] * state["importance"]
             std = variance.sqrt()
-            mean_grad += weight * (p - state["prior_mean"])
+            mean_grad += weight * (p - prior_mean)
             log_std_grad += weight * (std - prior_precision.rsqrt()) * std
         new: State = {"step": state["step"] + 1}
         if group["inner"] == "adam":  # the gradients become Adam's directions
@@ -162,15 +162,16 @@ class BayesByBackprop(PosteriorOptimizer):
             all tasks add up.
         """
         self._check_consolidation()
+        importance = importance or {}
         for name, p, *_ in self._named_params():
-            if importance is not None and p in importance:
+            if p in importance:
                 check_given(name, importance[p], p, "importance")
         with defer_interrupt(), torch.no_grad():
             for _, p, *_ in self._named_params():
                 state = self.state.get(p, {})
                 if "step" in state:
                     kept = {k: state[k] for k in ("log_std", "importance") if k in state}
-                    if importance is not None and p in importance:
+                    if p in importance:
                         kept["importance"] = kept.get("importance", 0.0) + importance[p]
                     self.state[p] = {
                         **kept,

@@ -41,6 +41,7 @@ from covon_avalanche.optim.posterior_optimizer import (
     NamedParam,
     PosteriorOptimizer,
     State,
+    current_prior,
     first_precision,
     prior_dtype,
 )
@@ -268,6 +269,7 @@ class CoVON(PosteriorOptimizer):
     """
 
     own_setting = "hess_init"
+    former_defaults = dict.fromkeys(natural_units.RELATIVE)  # the units were the paper's
     allows_bfloat16 = True
 
     def __init__(
@@ -431,19 +433,12 @@ class CoVON(PosteriorOptimizer):
             "step_square": {"step", "scale"},
         }
 
-    def _prior_precision(self, state: State, group: Group) -> Tensor | float:
-        """Precision of the current prior; a number until the first consolidation."""
-        if "prior_precision" in state:
-            precision: Tensor = state["prior_precision"]
-            return precision
-        return first_precision(group)
-
     def _precision(self, p: Tensor, group: Group, train: bool) -> Tensor:
         if not train and "hess" not in self.state[p]:  # the posterior is the next task's prior
             return self.state[p]["prior_precision"].to(state_dtype(p), copy=True)
         state = self._task_state(p, group)
         precision: Tensor = ess_of(group) * state["hess"]
-        return precision.add_(self._prior_precision(state, group))
+        return precision.add_(current_prior(state, group)[1])
 
     # Sampling and the fast step --------------------------------------------------------
 
@@ -533,20 +528,19 @@ class CoVON(PosteriorOptimizer):
         # so that neither Hessian estimates nor their squares overflow float32
         largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE
         limit = min(_LARGEST_GRADIENT, largest**0.5) if record.squared else _LARGEST_GRADIENT
-        kernel = None if averaged else self._cpu_kernel(record.buffers[p] for p in samples)
-        if kernel is not None:
-            step, fit = kernel.step, kernel.all_below(list(grads.values()), limit)
-        else:
-            bounds = [(list(grads.values()), limit)]
-            if averaged:
-                bounds.append((list(samples.values()), largest))
-            names = [named.name for named in params]
-            fit, allowed = self._deferred.check(names, list(samples), bounds, self._iteration())
-            compiled = self.implementation == "compiled"
-            step = partial(multi_tensor.step, averaged=averaged, compiled=compiled, allowed=allowed)
+        bounds = [(list(grads.values()), limit)]
+        if averaged:
+            bounds.append((list(samples.values()), largest))
+        names = [named.name for named in params]
+        fit, allowed = self._deferred.check(names, list(samples), bounds, self._iteration())
         if not fit:
             super()._step(params, record)
             return
+        kernel = None if averaged else self._cpu_kernel(record.buffers[p] for p in samples)
+        options: dict[str, Any] = dict(
+            averaged=averaged, compiled=self.implementation == "compiled", allowed=allowed
+        )
+        step: Any = kernel.step if kernel else partial(multi_tensor.step, **options)
         bump_versions(named.param for named in params)
         for bucket in self._buckets(params, train=True):
             settings = self._settings(bucket.group, bucket.i)
@@ -645,7 +639,7 @@ class CoVON(PosteriorOptimizer):
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         i = state["step"] + 1
-        prior = state.get("prior_mean", 0.0), self._prior_precision(state, group)
+        prior = current_prior(state, group)
         mean, momentum, hess, step_square = fast_step(
             p,
             statistic,
@@ -705,11 +699,8 @@ class CoVON(PosteriorOptimizer):
         instead = {key: value for key, value in given.items() if value is not None}
         for key, value in instead.items():
             check_gamma(value, key)
-        trained = [
-            named
-            for named in self._named_params()
-            if "hess" in self.state.get(named.param, {}) and merge != "none"
-        ]
+        in_task = [n for n in self._named_params() if "hess" in self.state.get(n.param, {})]
+        trained = in_task if merge != "none" else []
         replace = merge == "replace"
         steps = max((self.state[named.param]["step"] for named in trained), default=0)
         if steps >= _MANY_STEPS:
@@ -730,7 +721,7 @@ class CoVON(PosteriorOptimizer):
             self._buffers = {}  # their memory is needed now
             self.discard_samples()
             first = self.param_groups[0]
-            last_key = noise_key(first["noise_seed"] or 0, first["noise_draws"])
+            last_key = noise_key(first["noise_seed"] or 0, first["noise_draws"])  # of the rounding
             for named in trained:
                 news = self._merged(named.param, {**named.group, **instead}, replace)
                 self._write_merged(named, news, (means or {}).get(named.param), last_key)
@@ -746,10 +737,10 @@ class CoVON(PosteriorOptimizer):
             for m, hess, s0 in pieces(*map(local, (mean, state["hess"], first))):
                 yield m, ess * hess.clamp(min=0) + s0
             return
-        prior = state.get("prior_mean", 0.0), self._prior_precision(state, group)
-        gamma, gamma_precision = group["gamma"], group["gamma_precision"]
-        for m, hess, m0, s0 in pieces(*map(local, (mean, state["hess"], *prior))):
-            yield merge_tensors(m0, s0, m, ess * hess + s0, gamma, gamma_precision)
+        tensors = mean, state["hess"], *current_prior(state, group)
+        gammas = group["gamma"], group["gamma_precision"]
+        for m, hess, m0, s0 in pieces(*map(local, tensors)):
+            yield merge_tensors(m0, s0, m, ess * hess + s0, *gammas)
 
     def _write_merged(
         self,
@@ -758,14 +749,11 @@ class CoVON(PosteriorOptimizer):
         given_mean: Tensor | None,
         key: int,
     ) -> None:
-        """Make mean and precision after the task the weights and the prior.
-
-        :param key: of the noise that rounds a bfloat16 prior.
-        """
+        """Make mean and precision after the task the weights and the prior."""
         _, p, group, number = named
         prior_mean = torch.empty_like(self.state[p]["hess"], dtype=prior_dtype(p, group))
         prior_precision = torch.empty_like(prior_mean)
-        begin = first_entry(p) if is_sharded(p) else 0
+        begin = first_entry(p)
         if given_mean is not None and is_sharded(p) and not is_sharded(given_mean):
             given_mean = sharded_like(given_mean, p)
         parts = pieces(*map(local, (prior_mean, prior_precision, p.detach(), given_mean)))
@@ -783,14 +771,12 @@ class CoVON(PosteriorOptimizer):
         ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
         and the next ``zero_grad``; empty before the first step."""
         trained = {
-            name: (p, group, state, self._prior_precision(state, group))
+            name: (p, group, state)
             for name, p, group, _ in self._named_params()
             if "hess" in (state := self.state.get(p, {}))
         }
-        if not trained:
-            return {}
-        found = {name: diagnose([one], self.hess_approx) for name, one in trained.items()}
-        return {"all": diagnose(list(trained.values()), self.hess_approx), **found}
+        parts = {"all": list(trained.values()), **{name: [one] for name, one in trained.items()}}
+        return {name: diagnose(part, self.hess_approx) for name, part in parts.items() if part}
 
     # torch.optim -----------------------------------------------------------------------
 
@@ -799,21 +785,9 @@ class CoVON(PosteriorOptimizer):
         self._deferred.raise_if_bad(wait=True)
         return super().state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See :meth:`PosteriorOptimizer.load_state_dict`. States saved before there were natural
-        units load with the paper's units."""
-        groups = [dict(group) for group in state_dict["param_groups"]]
-        for group in groups:
-            if self.own_setting in group:
-                natural_units.complete(group)
-        super().load_state_dict({**state_dict, "param_groups": groups})
-
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "implementation": self.implementation}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:
-            natural_units.complete(group)
-            group.setdefault("bfloat16_prior", False)
         self._deferred = multi_tensor.DeferredCheck()

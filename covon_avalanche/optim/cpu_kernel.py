@@ -64,14 +64,6 @@ def draw(
     return not flags.any()
 
 
-def all_below(grads: list[Tensor], limit: float) -> bool:
-    """Whether all entries are finite and of a magnitude below the limit, loss/weight."""
-    table = _addresses(grads)
-    flags = np.zeros(len(grads), np.bool_)
-    _run(_all_below, table, f32(limit), flags)
-    return not flags.any()
-
-
 def step(
     means: list[Tensor],
     samples: list[Tensor],
@@ -240,13 +232,7 @@ def _pair(word):
 
 @njit(fastmath=_FAST_MATH, **OPTIONS)
 def _fill_group(out, key, number, group):
-    """Write a group of a parameter's standard normals.
-
-    :param out: float32 array of ``GROUP`` entries.
-    :param key: of the draw, 64 bits.
-    :param number: of the parameter, below 2**32.
-    :param group: index of the group within the parameter.
-    """
+    """Write a group of standard normals of a parameter, whose number is below 2**32."""
     state = _mix64(u64(key + _mix64(u64(u64(u64(number) << u64(32)) + u64(group) + u64(1)))))
     word, increment = u32(state), u32(u32(state >> u64(32)) | u32(1))
     for k in range(_HALF):
@@ -274,6 +260,24 @@ def fill_normal(address, size, key, number, first):
 # Kernels -----------------------------------------------------------------------------------
 
 
+@njit(**{**OPTIONS, "cache": False})  # its callers are cached
+def _groups(sizes, first, stride):
+    """Parameter, tile, start and stop of each group that is a thread's."""
+    tile = 0
+    for k in range(len(sizes)):
+        for begin in range(0, sizes[k], _TILE):
+            if tile % stride == first:
+                for start in range(begin, min(begin + _TILE, sizes[k]), GROUP):
+                    yield k, tile, start, min(start + GROUP, sizes[k])
+            tile += 1
+
+
+@njit(inline="always")
+def _part(address, start, stop):
+    """Entries ``start`` to ``stop`` of a float32 tensor."""
+    return _array_at(address + 4 * start, stop - start)
+
+
 @njit(inline="always")
 def _prior_group(address, size, start, stop, group):
     """Entries ``start`` to ``stop`` of a prior, in ``group`` if it is bfloat16; if it is one
@@ -285,16 +289,6 @@ def _prior_group(address, size, start, stop, group):
         for j in range(stop - start):
             words[j] = _shl(u32(halves[u64(start + j)]), u32(16))
     return group[: stop - start]
-
-
-@njit(**OPTIONS)
-def _all_below(table, limit, flags, first, stride):
-    for k in range(first, table.shape[1], stride):
-        grad = _array_at(table[1, k], table[0, k])
-        largest = i32(0)  # the bits of a float32 without its sign; those of NaN are largest of all
-        for i in range(len(grad)):
-            largest = max(largest, i32(f32(grad[u64(i)]).view(np.int32) & i32(0x7FFFFFFF)))
-        flags[k] = largest >= f32(limit).view(np.int32)
 
 
 @njit(fastmath=_FAST_MATH, **{**OPTIONS, "cache": False})  # its caller is cached
@@ -312,27 +306,13 @@ def _draw_group(mean, sample, hess, prior, noise, ess):
 @njit(**OPTIONS)
 def _draw(table, numbers, ess, prior0, key, flags, first, stride):
     noise, precision = np.empty(GROUP, f32), np.full(GROUP, prior0)
-    tile = 0
-    for k in range(table.shape[1]):
-        size = table[0, k]
-        mean, sample = _array_at(table[1, k], size), _array_at(table[2, k], size)
-        hess = _array_at(table[3, k], size)
-        for begin in range(0, size, _TILE):
-            tile += 1
-            if tile % stride != first:
-                continue
-            for start in range(begin, min(begin + _TILE, size), GROUP):
-                stop = min(start + GROUP, size)
-                _fill_group(noise, key, numbers[k], start // GROUP)
-                if not _draw_group(
-                    mean[start:stop],
-                    sample[start:stop],
-                    hess[start:stop],
-                    _prior_group(table[4, k], size, start, stop, precision),
-                    noise,
-                    ess,
-                ):
-                    flags[k] = True
+    for k, _, start, stop in _groups(table[0], first, stride):
+        mean, sample = _part(table[1, k], start, stop), _part(table[2, k], start, stop)
+        hess = _part(table[3, k], start, stop)
+        prior = _prior_group(table[4, k], table[0, k], start, stop, precision)
+        _fill_group(noise, key, numbers[k], start // GROUP)
+        if not _draw_group(mean, sample, hess, prior, noise, ess):
+            flags[k] = True
 
 
 @njit(fastmath=_FAST_MATH, **{**OPTIONS, "cache": False})  # in this order nothing overflows
@@ -365,29 +345,16 @@ def _step_squares(
     table, sums, squared, ess, one_minus_beta2, batch_size, retraction, prior0, first, stride
 ):  # of the raw steps grad / sqrt(hess + delta), with the hess that the step will write
     precision = np.full(GROUP, prior0)
-    tile = 0
-    for k in range(table.shape[1]):
-        size = table[0, k]
-        mean, sample = _array_at(table[1, k], size), _array_at(table[2, k], size)
-        grad, hess = _array_at(table[3, k], size), _array_at(table[5, k], size)
-        for begin in range(0, size, _TILE):
-            tile += 1
-            if (tile - 1) % stride != first:
-                continue
-            for start in range(begin, min(begin + _TILE, size), GROUP):
-                stop = min(start + GROUP, size)
-                arrays = (
-                    mean[start:stop],
-                    sample[start:stop],
-                    grad[start:stop],
-                    hess[start:stop],
-                    _prior_group(table[7, k], size, start, stop, precision),
-                )
-                settings = ess, one_minus_beta2, batch_size, retraction
-                if squared:
-                    sums[tile - 1] += _step_squares_of_group(True, *arrays, *settings)
-                else:
-                    sums[tile - 1] += _step_squares_of_group(False, *arrays, *settings)
+    for k, tile, start, stop in _groups(table[0], first, stride):
+        mean, sample = _part(table[1, k], start, stop), _part(table[2, k], start, stop)
+        grad, hess = _part(table[3, k], start, stop), _part(table[5, k], start, stop)
+        prior = _prior_group(table[7, k], table[0, k], start, stop, precision)
+        arrays = mean, sample, grad, hess, prior
+        settings = ess, one_minus_beta2, batch_size, retraction
+        if squared:
+            sums[tile] += _step_squares_of_group(True, *arrays, *settings)
+        else:
+            sums[tile] += _step_squares_of_group(False, *arrays, *settings)
 
 
 @njit(**{**OPTIONS, "cache": False})
@@ -420,32 +387,18 @@ def _step(
     clip_radius, batch_size, retraction, prior0, first, stride,
 ):  # fmt: skip
     centre, precision = np.zeros(GROUP, f32), np.full(GROUP, prior0)
-    tile = 0
-    for k in range(table.shape[1]):
-        size = table[0, k]
-        mean, sample = _array_at(table[1, k], size), _array_at(table[2, k], size)
-        grad, momentum = _array_at(table[3, k], size), _array_at(table[4, k], size)
-        hess = _array_at(table[5, k], size)
-        for begin in range(0, size, _TILE):
-            tile += 1
-            if tile % stride != first:
-                continue
-            for start in range(begin, min(begin + _TILE, size), GROUP):
-                stop = min(start + GROUP, size)
-                arrays = (
-                    mean[start:stop],
-                    sample[start:stop],
-                    grad[start:stop],
-                    momentum[start:stop],
-                    hess[start:stop],
-                    _prior_group(table[6, k], size, start, stop, centre),
-                    _prior_group(table[7, k], size, start, stop, precision),
-                )
-                settings = (
-                    ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size,
-                    retraction, factors[k], natural,
-                )  # fmt: skip
-                if squared:  # a constant, so that each estimate gets a loop of its own
-                    _step_group(True, *arrays, *settings)
-                else:
-                    _step_group(False, *arrays, *settings)
+    for k, _, start, stop in _groups(table[0], first, stride):
+        mean, sample = _part(table[1, k], start, stop), _part(table[2, k], start, stop)
+        grad, momentum = _part(table[3, k], start, stop), _part(table[4, k], start, stop)
+        hess = _part(table[5, k], start, stop)
+        prior_mean = _prior_group(table[6, k], table[0, k], start, stop, centre)
+        prior = _prior_group(table[7, k], table[0, k], start, stop, precision)
+        arrays = mean, sample, grad, momentum, hess, prior_mean, prior
+        settings = (
+            ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size,
+            retraction, factors[k], natural,
+        )  # fmt: skip
+        if squared:  # a constant, so that each estimate gets a loop of its own
+            _step_group(True, *arrays, *settings)
+        else:
+            _step_group(False, *arrays, *settings)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from covon_avalanche.optim.hessian import HessApprox, ema_weights
 from covon_avalanche.optim.natural_units import ess_of, first_hess
+from covon_avalanche.optim.posterior_optimizer import Group, State, current_prior
 from covon_avalanche.optim.samples import pieces
 from covon_avalanche.optim.sharding import local
 
@@ -44,23 +45,20 @@ class Diagnostics(NamedTuple):
     noise_to_weights: float
 
 
-#: A parameter within a task, its group, its state (``hess``, ``momentum``, ``step``), and the
-#: precision of its prior (1/weight²).
-Trained = tuple[Tensor, Mapping[str, Any], Mapping[str, Any], Tensor | float]
-
-
-def diagnose(parameters: Sequence[Trained], hess_approx: HessApprox) -> Diagnostics:
-    """The diagnostics of parameters, pooled over their entries; of sharded ones over those of this
-    process."""
+def diagnose(
+    parameters: Sequence[tuple[Tensor, Group, State]], hess_approx: HessApprox
+) -> Diagnostics:
+    """The diagnostics of parameters within a task, given with their groups and states, pooled over
+    their entries; of sharded ones over those of this process."""
     entries = at_start = 0
     learned = noise = pull = data = variance = weights = 0.0
-    for p, group, state, prior_precision in parameters:
+    for p, group, state in parameters:
         step, ess = state["step"], ess_of(group)
         start = first_hess(group, state["scale"]) if "scale" in state else group["hess_init"]
         beta1, beta2 = group["betas"]
         initial, squared_weights = ema_weights(beta2, step)
         tensors = state.get("mean", p.detach()), p.grad, state["hess"], state["momentum"]
-        prior = state.get("prior_mean", 0.0), prior_precision
+        prior = current_prior(state, group)
         for mean, grad, hess, momentum, m0, s0 in pieces(*map(local, tensors + prior)):
             precision = ess * hess + s0
             near = (hess - start).abs() <= _NEAR * start

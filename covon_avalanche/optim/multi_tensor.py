@@ -95,9 +95,8 @@ def step(
         one_minus_beta2=1 - beta2,
         bias_correction=1 - beta1**i if debias else 1.0,
         batch_size=batch_size,
+        step_correction=1 - AVERAGING**i,
     )
-    if step_squares is not None:
-        scalars["step_correction"] = 1 - AVERAGING**i
     sharded = any(is_sharded(mean) for mean in means)
     run: Callable[..., None] = update
     if compiled and device.type != "cpu" and not (sharded and step_squares):

@@ -41,7 +41,7 @@ _DEFAULTS: dict[str, Any] = dict(
     **{key: FROM_SCRATCH[key] for key in ("noise", "prior_width", "data_precision", "gamma")},
 )  # fmt: skip
 _PAPERS_DEFAULTS = dict(lr=0.01, clip_radius=0.1, weight_decay=1e-4, hess_init=0.03, gamma=0.9)
-_RELATIVE = {"examples", "noise", "prior_width", "data_precision", "ess_per_example"}
+RELATIVE = {"examples", "noise", "prior_width", "data_precision", "ess_per_example"}
 _PAPERS = {"ess", "hess_init"}
 
 AVERAGING = 0.99  # of the squared raw steps
@@ -59,20 +59,14 @@ def with_defaults(settings: Group) -> dict[str, Any]:
     :raises ValueError: if settings of both kinds are given.
     """
     given = {name for name, value in settings.items() if value is not None}
-    if given & _PAPERS and given & _RELATIVE:
-        papers, relative = (" and ".join(sorted(given & kind)) for kind in (_PAPERS, _RELATIVE))
+    if given & _PAPERS and given & RELATIVE:
+        papers, relative = (" and ".join(sorted(given & kind)) for kind in (_PAPERS, RELATIVE))
         raise ValueError(
             f"settings must have one kind of units, got {papers} in the paper's and {relative} "
             "relative to the weights"
         )
     defaults = _PAPERS_DEFAULTS if given & _PAPERS else _DEFAULTS
     return {**settings, **{name: defaults[name] for name in defaults.keys() - given}}
-
-
-def complete(group: dict[str, Any]) -> None:
-    """Add the settings that groups of earlier versions, in the paper's units, lack."""
-    for name in _RELATIVE:
-        group.setdefault(name, None)
 
 
 def has_natural_units(group: Group) -> bool:

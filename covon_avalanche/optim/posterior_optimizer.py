@@ -59,6 +59,11 @@ def first_precision(group: Group) -> float:
     return ess_of(group) * float(group["weight_decay"])
 
 
+def current_prior(state: State, group: Group) -> tuple[Any, Any]:
+    """Mean and precision of a parameter's prior; numbers until the first consolidation."""
+    return state.get("prior_mean", 0.0), state.get("prior_precision", first_precision(group))
+
+
 def prior_dtype(p: Tensor, group: Group) -> torch.dtype:
     """What mean and precision of a parameter's prior are kept in."""
     return torch.bfloat16 if group.get("bfloat16_prior") else state_dtype(p)
@@ -102,6 +107,9 @@ class PosteriorOptimizer(Optimizer, ABC):
     """A setting that no other optimizer has, which identifies the optimizer that wrote a
     ``state_dict``."""
 
+    former_defaults: ClassVar[Group] = {}
+    """Settings of states saved before they existed, where they differ from ``defaults``."""
+
     def __init__(
         self,
         params: Any,
@@ -112,23 +120,27 @@ class PosteriorOptimizer(Optimizer, ABC):
     ) -> None:
         self._generator = generator
         self._names = WeakTensorKeyDictionary()  # where parameters were taken out of a group
-        self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
-        self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
-        self._weights = WeightVersions()
         self._attachment = Attachment()
-        self._loaded = False  # a state, and no sample drawn since
-        self._loaded_squares: list[float] = []  # of the weights that it was saved with
         self._placeholders = False  # whether the state only waits for one that is loaded
-        self._known_grads: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # stepped or cleared
-        self._other_grads: dict[Tensor, tuple[weakref.ref[Tensor], Tensor]] = {}
-        """Those that the sample in place found, and whether they have entries that are not zero."""
         noise = {"noise_seed": None, "noise_draws": 0}
         super().__init__(
             params, {**defaults, **noise, "saved_entries": None, "saved_squares": None}
         )
-        self._record = self._new_record()
+        self._start_unsampled()
         if prior is not None:
             self._set_prior(prior)
+
+    def _start_unsampled(self) -> None:
+        """Set what neither copies nor states contain."""
+        self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
+        self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
+        self._weights = WeightVersions()
+        self._record = self._new_record()
+        self._loaded = False  # a state, and no sample drawn since
+        self._loaded_squares: list[float] = []  # of the weights that it was saved with
+        self._known_grads: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # stepped or cleared
+        self._other_grads: dict[Tensor, tuple[weakref.ref[Tensor], Tensor]] = {}
+        """Those that the sample in place found, and whether they have entries that are not zero."""
 
     # What an algorithm defines ---------------------------------------------------------
 
@@ -195,8 +207,9 @@ class PosteriorOptimizer(Optimizer, ABC):
             yield
             self._restore_mean(check=True)
         except BaseException:
-            # Never keep an incomplete sample; one that could not be drawn leaves others waiting.
-            self._discard() if drawn and train else self._restore_mean()
+            self._restore_mean()
+            if drawn and train:  # one that could not be drawn leaves others waiting
+                self._record = self._new_record()
             raise
         if train:
             self._record_sample(drawn)
@@ -253,9 +266,6 @@ class PosteriorOptimizer(Optimizer, ABC):
         """Drop the samples drawn since the last step, and put back the mean if an interrupt has
         left a sample in place."""
         self._attachment.drop_sample()
-        self._discard()
-
-    def _discard(self) -> None:
         self._restore_mean()
         self._record = self._new_record()
 
@@ -402,11 +412,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _draw(
         self, params: list[NamedParam], buffers: dict[Tensor, SampleBuffer], train: bool, key: int
     ) -> dict[Tensor, SampleBuffer]:
-        """Write samples into buffers: known ones, or new ones that are added.
-
-        :param key: of the noise.
-        :return: the buffers of the parameters to sample.
-        """
+        """Write samples into the buffers of parameters, which are added where they are missing."""
         lowest: list[tuple[str, Tensor]] = []
         drawn: dict[Tensor, SampleBuffer] = {}
         for name, p, group, number in params:
@@ -451,13 +457,8 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _is_known(self, p: Tensor) -> bool:
         """Whether a parameter's gradient is the one of the last step, or of ``zero_grad``."""
-        known, grad = self._known_grads.get(p), p.grad
-        return (
-            known is not None
-            and grad is not None
-            and known[0]() is grad
-            and known[1] == grad._version
-        )
+        reference, version = self._known_grads.get(p, (lambda: None, 0))
+        return p.grad is not None and reference() is p.grad and version == p.grad._version
 
     # Stepping --------------------------------------------------------------------------
 
@@ -523,22 +524,20 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _params_with_gradient(self, record: SampleAccumulator) -> list[NamedParam]:
         params = []
         for named in self._named_params():
-            p = named.param
+            name, p = named.name, named.param
             if p.grad is None or not p.requires_grad or not p.numel():
                 continue
             late = p in record.without_backward and not self._is_known(p) and local(p.grad).any()
             if p not in record.buffers or late:
                 raise RuntimeError(
-                    f"{named.name!r} has a gradient that was computed outside of sampled_params()"
+                    f"{name!r} has a gradient that was computed outside of sampled_params()"
                 )
             if p.grad.is_sparse:
-                raise ValueError(f"{named.name!r} has a sparse gradient, which is not supported")
+                raise ValueError(f"{name!r} has a sparse gradient, which is not supported")
             if not record.buffers[p].fits(p):
-                raise RuntimeError(
-                    f"{named.name!r} was cast or moved between its sample and step()"
-                )
+                raise RuntimeError(f"{name!r} was cast or moved between its sample and step()")
             if record.buffers[p].version != self._weights.version(p):
-                raise RuntimeError(f"{named.name!r} was changed between its sample and step()")
+                raise RuntimeError(f"{name!r} was changed between its sample and step()")
             params.append(named)
         return params
 
@@ -685,11 +684,8 @@ class PosteriorOptimizer(Optimizer, ABC):
                 f"a parameter of shape {tuple(parameter.shape)} is not in the optimizer"
             )
         mean = parameter.detach().to(state_dtype(parameter))
-        fresh = {
-            "mean": mean,
-            **self._start_task(parameter, groups[0]),
-            **self._first_prior(mean, groups[0]),
-        }
+        start, prior = self._start_task(parameter, groups[0]), self._first_prior(mean, groups[0])
+        fresh = {"mean": mean, **start, **prior}
         self._buffers.pop(parameter, None)
         self._weights.forget(parameter)
         zeros = torch.zeros_like(mean)
@@ -813,13 +809,12 @@ class PosteriorOptimizer(Optimizer, ABC):
         """The sum of each parameter's squared weights, 0 for those that were never trained; unknown
         if some are sharded."""
         params = [p for _, p, *_ in self._named_params()]
-        trained = [p for p in params if p.requires_grad or self.state.get(p)]
-        weights = [self.mean_of(p) for p in trained]
-        if any(map(is_sharded, weights)):
+        weights = {p: self.mean_of(p) for p in params if p.requires_grad or self.state.get(p)}
+        if any(map(is_sharded, weights.values())):
             return None
-        squares = [w.square().sum(dtype=torch.float64) for w in weights]
+        squares = [w.square().sum(dtype=torch.float64) for w in weights.values()]
         values = torch.stack([s.to(squares[0].device) for s in squares]).tolist() if squares else []
-        found = dict(zip(trained, values, strict=True))
+        found = dict(zip(weights, values, strict=True))
         return [found.get(p, 0.0) for p in params]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -835,9 +830,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             raise ValueError(
                 f"this is another optimizer's state: its groups have no {self.own_setting}"
             )
-        saved = state_dict["param_groups"]
-        # Checkpoints of earlier versions lack newer settings.
-        groups = [{**self.defaults, **group} for group in match_groups(saved, self.param_groups)]
+        saved = match_groups(state_dict["param_groups"], self.param_groups)
+        groups = [{**self.defaults, **self.former_defaults, **group} for group in saved]
         before = dict(vars(self))
         with defer_interrupt():
             try:
@@ -873,9 +867,8 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _keep_dtypes(self, saved: dict[Any, State], groups: list[Group]) -> None:
         """Undo that torch casts a loaded state to the dtype of the weights."""
-        numbers = [number for group in groups for number in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        for number, p in zip(numbers, params, strict=True):
+        numbers = (number for group in groups for number in group["params"])
+        for number, (_, p, *_) in zip(numbers, self._named_params(), strict=True):
             if number in saved:
                 self.state[p] = {
                     key: value.to(p.device) if torch.is_tensor(value) else value
@@ -905,14 +898,8 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buffers, self._in_place, self._weights = {}, {}, WeightVersions()
-        self._known_grads, self._other_grads = {}, {}
-        self._loaded, self._placeholders = False, state.get("_placeholders", False)
-        self._loaded_squares = []
         if not hasattr(self, "_names"):  # of a copy, not while a state is loaded
             self._names = WeakTensorKeyDictionary()
             self._attachment = Attachment()
-        for group in self.param_groups:
-            group.setdefault("saved_entries", None)
-            group.setdefault("saved_squares", None)
-        self._record = self._new_record()
+        self._placeholders = state.get("_placeholders", False)
+        self._start_unsampled()

@@ -64,18 +64,16 @@ def fill_normal_(out: Tensor, key: int, number: int) -> Tensor:
     :param key: of the draw, see :func:`noise_key`.
     :param number: of the parameter within the optimizer.
     """
-    if is_sharded(out):
-        begin, part = first_entry(out), local(out)
-        part.copy_(_noise(begin, part.numel(), out.numel(), key, number, part).view(part.shape))
-        return out
+    part = local(out)
     fill = compiled_fill() if out.device.type == "cpu" else None
     if fill is not None and type(out) is Tensor and is_dense(out) and out.dtype == torch.float32:
         fill(out.data_ptr(), out.numel(), key, number, 0)  # in order of memory
-    elif fill is None and out.numel() <= _BLOCK:
+    elif fill is None and part is out and out.numel() <= _BLOCK:
         generator = torch.Generator(out.device)
         out.normal_(generator=generator.manual_seed(noise_key(key, number)))
     else:
-        out.copy_(_noise(0, out.numel(), out.numel(), key, number, out).view(out.shape))
+        noise = _noise(first_entry(out), part.numel(), out.numel(), key, number, part)
+        part.copy_(noise.view(part.shape))
     return out
 
 
@@ -339,13 +337,10 @@ class SampleAccumulator:
         mean = p if mean is None else mean
         if self.mc_samples == 1:
             return self._statistic_of(mean, self.buffers[p].content, p.grad.to(mean.dtype))
-        grad, average, statistic = (
-            local(p.grad),
-            local(self._average[p]),
-            self._statistic[p].clone(),
-        )
+        grad, average = local(p.grad), local(self._average[p])
         norm = torch.linalg.vector_norm(average)
         whole = torch.where(norm > 0, torch.linalg.vector_norm(grad) / norm, 1.0)
         scale = torch.where(average != 0, grad / average, whole)
+        statistic = self._statistic[p].clone()
         local(statistic).mul_(scale.square() if self.squared else scale)
         return statistic

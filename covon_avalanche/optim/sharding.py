@@ -32,8 +32,8 @@ def check_sharding(p: Any, name: str) -> None:
 
 
 def first_entry(p: Any) -> int:
-    """How many entries of a DTensor come before this process's part."""
-    for dim, placement in enumerate(p.placements):
+    """How many entries of a parameter come before this process's part."""
+    for dim, placement in enumerate(p.placements if is_sharded(p) else ()):
         if not placement.is_replicate():
             rows = -(-p.shape[0] // p.device_mesh.size(dim))
             before = min(p.device_mesh.get_local_rank(dim) * rows, p.shape[0])

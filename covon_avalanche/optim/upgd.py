@@ -145,12 +145,5 @@ class UPGD(Optimizer):
         root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
         return state["exp_avg"] / (1 - beta1 ** state["step"]) / root
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state, also of before ``betas``."""
-        super().__setstate__(state)
-        for group in self.param_groups:
-            group.setdefault("betas", None)
-            group.setdefault("eps", 1e-5)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_generator": self._generator}
