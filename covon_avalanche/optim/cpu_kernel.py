@@ -38,6 +38,9 @@ _HALF = GROUP // 2
 _TILE = 16 * GROUP  # entries that a thread takes at a time
 _ONE_THREAD = 2**20  # entries below which starting threads takes longer than the work
 OPTIONS = dict(nogil=True, cache=True, error_model="numpy")
+# Without forceinline, a function is compiled by itself and with its cached caller, which may round
+# differently, and the cache decides which of the two runs.
+_INLINED = dict(nogil=True, error_model="numpy", forceinline=True)
 _FAST_MATH = {"contract", "nsz", "arcp", "afn"}
 
 i32, i64, u32, u64, f32 = np.int32, np.int64, np.uint32, np.uint64, np.float32
@@ -230,7 +233,7 @@ def _pair(word):
     return signed * (sine if odd else cosine), signed * (cosine if odd else sine)
 
 
-@njit(fastmath=_FAST_MATH, **OPTIONS)
+@njit(fastmath=_FAST_MATH, **_INLINED)
 def _fill_group(out, key, number, group):
     """Write a group of standard normals of a parameter, whose number is below 2**32."""
     state = _mix64(u64(key + _mix64(u64(u64(u64(number) << u64(32)) + u64(group) + u64(1)))))
@@ -260,7 +263,7 @@ def fill_normal(address, size, key, number, first):
 # Kernels -----------------------------------------------------------------------------------
 
 
-@njit(**{**OPTIONS, "cache": False})  # its callers are cached
+@njit(**_INLINED)
 def _groups(sizes, first, stride):
     """Parameter, tile, start and stop of each group that is a thread's."""
     tile = 0
@@ -291,7 +294,7 @@ def _prior_group(address, size, start, stop, group):
     return group[: stop - start]
 
 
-@njit(fastmath=_FAST_MATH, **{**OPTIONS, "cache": False})  # its caller is cached
+@njit(fastmath=_FAST_MATH, **_INLINED)
 def _draw_group(mean, sample, hess, prior, noise, ess):
     """Write a group of samples; return whether all precisions are positive."""
     good = i32(0)
@@ -315,7 +318,7 @@ def _draw(table, numbers, ess, prior0, key, flags, first, stride):
             flags[k] = True
 
 
-@njit(fastmath=_FAST_MATH, **{**OPTIONS, "cache": False})  # in this order nothing overflows
+@njit(fastmath=_FAST_MATH, **_INLINED)  # in this order nothing overflows
 def _new_hess(squared, g, theta_minus_m, h, delta, ess, one_minus_beta2, batch_size, retraction):
     reparam = g * theta_minus_m * ess * (h + delta)  # line 6
     hess_hat = batch_size * g * g if squared else reparam
@@ -323,7 +326,7 @@ def _new_hess(squared, g, theta_minus_m, h, delta, ess, one_minus_beta2, batch_s
     return h + change + retraction * change * (change / (h + delta))  # line 8
 
 
-@njit(fastmath=_FAST_MATH | {"reassoc"}, **{**OPTIONS, "cache": False})  # a sum in vectors
+@njit(fastmath=_FAST_MATH | {"reassoc"}, **_INLINED)  # a sum in vectors
 def _step_squares_of_group(
     squared, mean, sample, grad, hess, prior, ess, one_minus_beta2, batch_size, retraction
 ):
@@ -357,7 +360,7 @@ def _step_squares(
             sums[tile] += _step_squares_of_group(False, *arrays, *settings)
 
 
-@njit(**{**OPTIONS, "cache": False})
+@njit(**_INLINED)
 def _step_group(
     squared, mean, sample, grad, momentum, hess, prior_mean, prior,
     ess, one_minus_beta1, one_minus_beta2, lr, clip_radius, debiasing, batch_size, retraction,

@@ -35,6 +35,17 @@ def test_the_number_of_threads_changes_nothing(monkeypatch):
     assert any(thread.name.startswith("covon-step") for thread in threading.enumerate())
 
 
+def test_only_kernels_are_compiled_by_themselves():
+    """So that the process that fills numba's cache gets the bits of those that read it."""
+    compiled = [f for f in vars(cpu_kernel).values() if hasattr(f, "targetoptions")]
+    alone = [
+        f.__name__
+        for f in compiled
+        if not f.targetoptions.get("forceinline") and f.targetoptions.get("inline") != "always"
+    ]
+    assert {*alone} == {"fill_normal", "_draw", "_step_squares", "_step"}
+
+
 @pytest.mark.parametrize("prior", ["tensors", "numbers"])
 @pytest.mark.parametrize("size", [1, 1000, 1024, 16 * 1024 + 1])
 @pytest.mark.parametrize("hess_approx", ["gradsq", "reparam"])
