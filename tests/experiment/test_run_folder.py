@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from interrupted_runs import run_until_killed
 from made_up_results import made_up
-from small_recipes import FEW, OFTEN, STRATEGIES, small_recipe
+from small_recipes import FEW, OFTEN, STRATEGIES, run_strategy, small_recipe
 
 from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
 from covon_avalanche.experiment.data_settings import ImageStream
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
-from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import (
     RunFolder,
     Status,
