@@ -39,8 +39,12 @@ class PermutedStream(Table):
 
 
 _FOLDERS = {
-    **{name: name for name in ("PACS", "OfficeHome", "CDDB")},
-    **{"DomainNet": "domainnet", "ImageNetR": "imagenet-r", "CORe50": "core50"},
+    "PACS": "PACS",
+    "OfficeHome": "OfficeHome",
+    "CDDB": "CDDB",
+    "DomainNet": "domainnet",
+    "ImageNetR": "imagenet-r",
+    "CORe50": "core50",
 }
 
 
@@ -79,11 +83,6 @@ class _Images(Table):
         if len({*self.domains}) < len(self.domains):
             raise ValueError(f"domains must be distinct, got {self.domains}")
         return self
-
-    @property
-    def data_folder(self) -> str:
-        """Where the images are, below the folder of all data."""
-        return _FOLDERS[self.name]
 
     @property
     def n_experiences(self) -> int:
@@ -154,10 +153,6 @@ class FolderStream(_Images):
     """A column of the table, or a regular expression on file names: images of one group are all for
     training, for validation or for testing."""
 
-    @property
-    def data_folder(self) -> str:
-        return self.folder
-
 
 _AnyStream = PermutedStream | ImageStream | SplitStream | CDDBStream | CORe50Stream | FolderStream
 Stream = Annotated[_AnyStream, Field(discriminator="name")]
@@ -180,12 +175,12 @@ def missing_files(
 ) -> tuple[str, Path] | None:
     """``"data"`` or ``"weights"`` and the path of them that does not exist, if one is missing;
     nothing is imported to look."""
-    needed = {"data": stream.data_folder} if isinstance(stream, _Images) else {}
-    if isinstance(model, Backbone) and model.weights not in ("", "default"):
-        needed["weights"] = model.weights
-    root = data_root(dataset_root)
-    paths = {what: located(root, path) for what, path in needed.items()}
-    return next(((what, path) for what, path in paths.items() if not path.exists()), None)
+    weights = getattr(model, "weights", None)
+    for what, name in (("data", data_folder(stream.model_dump())), ("weights", weights)):
+        path = located(dataset_root, name)
+        if path is not None and not path.exists():
+            return what, path
+    return None
 
 
 _ABSOLUTE = re.compile(
@@ -215,9 +210,13 @@ def published(settings: Any) -> Any:
     return settings
 
 
-def located(root: Path, path: str) -> Path:
-    """A recipe's path of data or weights, below a folder if it is relative; unless it exists,
-    without what :func:`published` has added to its name."""
+def located(dataset_root: Path | None, path: str | None) -> Path | None:
+    """A recipe's path of data or weights, below the folder of all data if it is relative; unless it
+    exists, without what :func:`published` has added to its name. ``None`` without a path and for
+    random or the library's own weights."""
+    if not path or path == "default":
+        return None
+    root = data_root(dataset_root)
     whole = root / path
     return whole if whole.exists() else root / re.sub("@[0-9a-f]{8}$", "", path)
 

@@ -12,7 +12,7 @@ from made_up_results import made_up
 from small_recipes import FEW, OFTEN, STRATEGIES, run_strategy, small_recipe
 
 from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
-from covon_avalanche.experiment.data_settings import ImageStream
+from covon_avalanche.experiment.data_settings import ImageStream, data_folder
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import (
@@ -250,7 +250,7 @@ def test_runs_with_data_or_weights_in_another_folder_are_named_unless_these_have
             again = RunFolder(runs / name, recipe, "finetune", seed, roots[0] / "../a")
             assert other_data([again]) is None
             again = RunFolder(runs / name, recipe, "finetune", seed, roots[1])
-            folders = [str(root / recipe.stream.data_folder) for root in roots]
+            folders = [str(root / data_folder(recipe.stream.model_dump())) for root in roots]
             says = f"{first.path} used {folders[0]}, not {folders[1]}: choose another --out"
             assert other_data([again]) == says
         other = recipe.model_copy(update={"epochs": 8})
