@@ -22,6 +22,7 @@ from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron
 from covon_avalanche.experiment.machine import versions
 from covon_avalanche.experiment.network import build_network
 from covon_avalanche.experiment.registry import Strategy
+from covon_avalanche.experiment.registry.base import Problem
 from covon_avalanche.experiment.result import first_error
 from covon_avalanche.posterior import DiagGaussian
 from covon_avalanche.streams.transforms import image_transforms
@@ -274,5 +275,5 @@ def _build(folder: Path, info: BundleInfo) -> nn.Module:
     network = build_network(info.model, len(info.class_names), info.input_shape, None, names)
     if strategy is None:
         return network
-    example = next(network.parameters()).new_zeros(1, *info.input_shape)
-    return strategy.wrap_model(network, len(info.class_names), info.num_domains, example)
+    x = next(network.parameters()).new_zeros(1, *info.input_shape)
+    return strategy.wrap_model(network, Problem(len(info.class_names), info.num_domains, x))

@@ -30,6 +30,7 @@ from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
 from covon_avalanche.experiment.precision import SLOW, is_slow, used_precision
 from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.registry.base import Problem
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, ReliabilityBin, Result
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run_folder import RunFolder, Status
@@ -69,7 +70,7 @@ def run_in_folder(folder: RunFolder, options: RunOptions = RunOptions()) -> Resu
 def train_in_folder(folder: RunFolder, options: RunOptions) -> Result:
     """Train in one of the run's processes. Only the main one writes, except for tracebacks."""
     main = DistributedHelper.is_main_process
-    title = f"{folder.recipe.name}, {folder.spec.strategy}, seed {folder.spec.seed}"
+    title = f"{folder.recipe.name}, {folder.title}"
     asked = options if main else RunOptions()
     with (
         folder.logged(logging.INFO if main else logging.ERROR),
@@ -173,9 +174,8 @@ class Run:
         torch.manual_seed(self.seed)
         network = build_model(recipe.model, self.benchmark, root, self.settings.needs_text)
         self.example = self.benchmark.test_stream[0].dataset.eval()[0][0]
-        self.model = self.settings.wrap_model(
-            network, self.benchmark.n_classes, recipe.stream.n_experiences, self.example[None]
-        )
+        problem = Problem(self.benchmark.n_classes, recipe.stream.n_experiences, self.example[None])
+        self.model = self.settings.wrap_model(network, problem)
         self.metrics = DomainMetrics(self.folder.evaluated_on)
         self.log = EpochLog(self._write_progress)
         self._written_at, self._written_epochs = 0.0, 0

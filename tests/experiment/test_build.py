@@ -14,6 +14,7 @@ from toy_vits import add_tiny_clip
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, validate
+from covon_avalanche.experiment.registry.base import Problem
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
@@ -198,7 +199,7 @@ def built(recipe, settings, benchmark, root=None):
     """The strategy, as a run builds it."""
     network = build_model(recipe.model, benchmark, root, settings.needs_text)
     x, domains = benchmark.train_stream[0].dataset.eval()[0][0][None], len(benchmark.train_stream)
-    model = settings.wrap_model(network, benchmark.n_classes, domains, x)
+    model = settings.wrap_model(network, Problem(benchmark.n_classes, domains, x))
     return build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
 
 
