@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pandas as pd
 from avalanche.evaluation import PluginMetric
-from avalanche.logging import BaseLogger, TensorboardLogger, WandBLogger
+from avalanche.logging import BaseLogger, TensorboardLogger
 from avalanche.training.plugins import EvaluationPlugin
 
 from covon_avalanche.atomic_write import write_atomically
@@ -89,28 +89,24 @@ class _MLflow(BaseLogger):
         self.mlflow.end_run("FINISHED" if error is None else "FAILED")
 
 
-class _Wandb(WandBLogger):
-    """Avalanche's logger without its charts, which newer W&B no longer has."""
+class _Wandb(BaseLogger):
+    """A run of W&B; a resumed run is one run."""
 
     def __init__(self, project: str, folder: Path, title: str, settings: dict[str, Any]) -> None:
+        import wandb
+
+        super().__init__()
+        self.wandb = wandb
         id_file = folder / "wandb-id.txt"
         if not id_file.exists():
             write_atomically(id_file, f"{secrets.token_hex(8)}\n")
-        run_id = id_file.read_text(encoding="utf-8").strip()
-        params = {"dir": str(folder), "id": run_id, "resume": "allow"}
-        import wandb
-
+        about: Any = {"id": id_file.read_text(encoding="utf-8").strip(), "resume": "allow"}
         try:
-            super().__init__(project_name=project, run_name=title, config=settings, params=params)
+            wandb.init(project=project, name=title, config=settings, dir=str(folder), **about)
         except wandb.Error as error:
             raise ValueError(f"W&B cannot log: {error}") from error
 
-    def after_training_exp(self, strategy: Any, metric_values: Any, **kwargs: Any) -> None:
-        self.exp_count = strategy.clock.train_exp_counter  # also of a resumed run
-        super().after_training_exp(strategy, metric_values, **kwargs)
-
     def log_single_metric(self, name: str, value: Any, x_plot: int) -> None:
-        self.step = x_plot
         if isinstance(value, (int, float)):
             self.wandb.log({name: value}, step=x_plot)
 
