@@ -347,12 +347,7 @@ class RunFolder(StoredRun):
     @property
     def starts(self) -> int:
         """How often it was started."""
-        file = self.path / "run.json"
-        try:
-            return int(_stored(file).get("starts", 0))
-        except (ValueError, TypeError, OverflowError):
-            _log.warning("%s is damaged: this start of the run counts as the first", file)
-            return 0
+        return int(_stored(self.path / "run.json").get("starts", 0))
 
     def write_start(self, about: dict[str, Any]) -> int:
         """Write ``run.json``, and return how often the run was started, this time included."""
