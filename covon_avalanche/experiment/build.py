@@ -27,7 +27,6 @@ from covon_avalanche.experiment.data_settings import (
     located,
 )
 from covon_avalanche.experiment.epoch_log import EpochLog
-from covon_avalanche.experiment.network import build_network
 from covon_avalanche.experiment.precision import used_precision
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import StrategySettings
@@ -73,11 +72,13 @@ def build_model(
     """
     example = benchmark.test_stream[0].dataset.eval()[0][0]
     if not isinstance(model, Backbone):
-        return build_network(model, benchmark.n_classes, example.shape)
+        return model.build(benchmark.n_classes, example.shape)
     weights = located(dataset_root, model.weights) or model.weights or None
     names = benchmark.classes if with_text else None
     try:
-        network = build_network(model, benchmark.n_classes, example.shape, weights, names)
+        network = model.build(
+            benchmark.n_classes, example.shape, weights=weights, class_names=names
+        )
         with torch.no_grad():
             network.eval()(example[None])
     except (RuntimeError, AssertionError) as error:

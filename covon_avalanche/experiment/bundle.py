@@ -20,7 +20,6 @@ from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.backbones import normalisation
 from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron, published
 from covon_avalanche.experiment.machine import versions
-from covon_avalanche.experiment.network import build_network
 from covon_avalanche.experiment.registry import Strategy
 from covon_avalanche.experiment.registry.base import Problem
 from covon_avalanche.experiment.result import first_error
@@ -272,7 +271,7 @@ def _build(folder: Path, info: BundleInfo) -> nn.Module:
             raise ValueError(f"{folder / _INFO} has a model of {n} weights, unlike {_WEIGHTS}")
     strategy = info.strategy
     names = info.class_names if strategy is not None and strategy.needs_text else None
-    network = build_network(info.model, len(info.class_names), info.input_shape, None, names)
+    network = info.model.build(len(info.class_names), info.input_shape, class_names=names)
     if strategy is None:
         return network
     x = next(network.parameters()).new_zeros(1, *info.input_shape)

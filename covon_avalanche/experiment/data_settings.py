@@ -1,19 +1,23 @@
-"""Settings of stream and model in a recipe. Nothing here imports torch."""
+"""Settings of stream and model in a recipe. Importing it does not import torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PureWindowsPath
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 
 from covon_avalanche import domain_orders
 from covon_avalanche.experiment.registry.base import Count, Seed, Table
 from covon_avalanche.safe_text import PrintableName
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def _images(value: Any) -> int | float:
@@ -247,6 +251,18 @@ class Perceptron(Table):
     hidden_size: Count
     hidden_layers: Count
 
+    def build(self, num_classes: int, input_shape: Sequence[int], **_: Any) -> nn.Module:
+        """A network for examples of this shape."""
+        from avalanche.models import SimpleMLP
+
+        return SimpleMLP(
+            num_classes=num_classes,
+            input_size=math.prod(input_shape),
+            hidden_size=self.hidden_size,
+            hidden_layers=self.hidden_layers,
+            drop_rate=0,
+        )
+
 
 class Backbone(Table):
     """A network of ``covon_avalanche.backbones``, with a new last layer."""
@@ -255,6 +271,18 @@ class Backbone(Table):
     weights: str
     """``default`` for the library's own, or a file; a relative path is below the data folder.
     ``""`` asks for random weights."""
+
+    def build(self, num_classes: int, input_shape: Sequence[int], **options: Any) -> nn.Module:
+        """A network for images of this shape, with random weights unless the options of
+        ``create_backbone`` say which. It holds them with channels last, for which convolutions are
+        faster."""
+        import torch
+
+        from covon_avalanche.backbones import create_backbone
+
+        size = input_shape[-2]
+        network = create_backbone(self.backbone, num_classes, image_size=size, **options)
+        return network.to(memory_format=torch.channels_last)
 
 
 def _kind_of_model(value: object) -> str:
