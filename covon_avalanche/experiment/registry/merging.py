@@ -51,10 +51,8 @@ class DUCT(DomainHeads):
     def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
         from covon_avalanche.merging import DUCT as Model
 
-        sizes, keep_means = (
-            (problem.num_classes, problem.num_domains),
-            self.transport_reg is not None,
-        )
+        sizes = problem.num_classes, problem.num_domains
+        keep_means = self.transport_reg is not None
         return Model(network, *sizes, alpha=self.alpha, keep_means=keep_means)
 
 
@@ -77,5 +75,5 @@ class SLCA(DomainHeads):
         return Model(network, problem.num_classes, problem.num_domains)
 
     def build(self) -> Method:
-        rule = self.merge.build(gamma=0.4) if self.merge.class_name else None
+        rule = self.merge.build(gamma=0.4)
         return Method.of(self.class_path, {"rule": rule, "per_class": self.covariance == "class"})
