@@ -22,8 +22,8 @@ from pydantic import (
 
 from covon_avalanche.did_you_mean import did_you_mean
 from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream
-from covon_avalanche.experiment.registry import KINDS, Strategy, Table
-from covon_avalanche.experiment.registry.base import Count, Fraction, Seed
+from covon_avalanche.experiment.registry import KINDS, Strategy
+from covon_avalanche.experiment.registry.base import Count, Fraction, Seed, Table
 from covon_avalanche.experiment.registry.merge_rules import RULES, MergeSettings
 from covon_avalanche.experiment.search_space import Searched, Space, check_space
 from covon_avalanche.safe_text import Printable

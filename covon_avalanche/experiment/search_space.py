@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from covon_avalanche.experiment.registry import StrategySettings, Table
+from covon_avalanche.experiment.registry.base import StrategySettings, Table
 from covon_avalanche.experiment.result import first_error
 
 _TWO_DECADES = 99.9
