@@ -174,19 +174,6 @@ def data_folder(stream: Mapping[str, Any]) -> str | None:
     return stream.get("folder") or _FOLDERS.get(stream["name"])
 
 
-def missing_files(
-    stream: Table, model: Table, dataset_root: Path | None
-) -> tuple[str, Path] | None:
-    """``"data"`` or ``"weights"`` and the path of them that does not exist, if one is missing;
-    nothing is imported to look."""
-    weights = getattr(model, "weights", None)
-    for what, name in (("data", data_folder(stream.model_dump())), ("weights", weights)):
-        path = located(dataset_root, name)
-        if path is not None and not path.exists():
-            return what, path
-    return None
-
-
 _ABSOLUTE = re.compile(
     r"""^/\S|(?:(?<![\w.~/*:?])|(?<=:)(?!//))(?:file:/|/[^/\s]+/|\\\\|[A-Z]:[/\\])\S""", re.I
 )
