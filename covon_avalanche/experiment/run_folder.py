@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.data_settings import data_root
 from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.registry.base import flat
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, Result, ResultError
 from covon_avalanche.experiment.run_errors import run_error
 from covon_avalanche.experiment.run_settings import (
@@ -189,7 +190,7 @@ class StoredRun:
             root = Path(stored.get("dataset_root", ""))
             if not moved and root.is_absolute() and root.is_dir():
                 dataset_root = root
-            return _flat(same_settings(upgrade_settings(stored["settings"]), dataset_root))
+            return flat(same_settings(upgrade_settings(stored["settings"]), dataset_root))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -251,7 +252,7 @@ class RunFolder(StoredRun):
         """
         if (theirs := StoredRun(other).own_settings(self._root, moved=moved)) is None:
             return None
-        ours = _flat(same_settings(self.settings, self._root))
+        ours = flat(same_settings(self.settings, self._root))
         keys = [key for key in ours | theirs if theirs.get(key) != ours.get(key)]
         return {key: (theirs.get(key, "unset"), ours.get(key, "unset")) for key in keys}
 
@@ -396,12 +397,6 @@ class RunFolder(StoredRun):
                     f"now there are {now}; remove the folder or choose another --out"
                 )
         write_atomically(file, json.dumps({**data, "warnings": said}))
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Values of tables by dotted key."""
-    tables = {k: v if isinstance(v, dict) else {"": v} for k, v in settings.items()}
-    return {f"{name}.{k}".rstrip("."): v for name, own in tables.items() for k, v in own.items()}
 
 
 def _stored(file: Path) -> dict[str, Any]:

@@ -41,6 +41,12 @@ class Table(BaseModel):
     )
 
 
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of tables by dotted key."""
+    tables = {k: v if isinstance(v, dict) else {"": v} for k, v in settings.items()}
+    return {f"{name}.{k}".rstrip("."): v for name, own in tables.items() for k, v in own.items()}
+
+
 class Problem(NamedTuple):
     """What a model has to learn."""
 
