@@ -355,6 +355,12 @@ def choose(
     :raises RecipeError: naming what is unknown or out of range.
     """
     data = recipe.model_dump()
+    if epochs is not None:
+        data["epochs"] = epochs
+        for own in data["strategies"].values():
+            for table in (own, *(own.get("schedule") or ())):
+                table["epochs"] = None
+        _drop_searches(data, recipe.model_dump())
     if strategies is not None:
         names = list(dict.fromkeys(name.strip() for name in strategies.split(",")))
         unknown = [name for name in names if name not in recipe.strategies]
@@ -367,13 +373,6 @@ def choose(
             data[key] = {name: data[key][name] for name in names if name in data[key]}
     if seeds is not None:
         data["seeds"] = parse_seeds(seeds)
-    if epochs is not None:
-        if epochs != recipe.epochs:
-            data["searched"] = {}
-        data["epochs"] = epochs
-        for own in data["strategies"].values():
-            for table in (own, *(own.get("schedule") or ())):
-                table["epochs"] = None
     return validate(data, f"recipe {recipe.name}")
 
 
