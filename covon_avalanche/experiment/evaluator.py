@@ -17,6 +17,8 @@ from avalanche.logging import BaseLogger, TensorboardLogger
 from avalanche.training.plugins import EvaluationPlugin
 
 from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.experiment.data_settings import published
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
 
@@ -36,24 +38,19 @@ class Evaluator(EvaluationPlugin):
 
 
 @contextmanager
-def training_loggers(
-    folder: Path, options: RunOptions, title: str, settings: dict[str, Any]
-) -> Iterator[list[BaseLogger]]:
-    """The loggers that the options ask for.
-
-    :param folder: the run's; TensorBoard's files and W&B's go below.
-    :param title: name of the run in W&B, where a resumed run is one run.
-    """
+def training_loggers(folder: RunFolder, options: RunOptions) -> Iterator[list[BaseLogger]]:
+    """The loggers that the options ask for; TensorBoard's files and W&B's go below the folder."""
+    title, settings = f"{folder.recipe.name}, {folder.title}", published(folder.settings)
     loggers: list[BaseLogger] = []
     with ExitStack() as stack:
         if options.tensorboard:
             # Names of event files have that of the host in them, which has no place in shared runs.
             nowhere = SimpleNamespace(gethostname=lambda: "localhost")
             with patch("tensorboard.summary.writer.event_file_writer.socket", nowhere):
-                loggers.append(TensorboardLogger(folder / "tensorboard"))
+                loggers.append(TensorboardLogger(folder.path / "tensorboard"))
         for cls, project in ((_Wandb, options.wandb), (_MLflow, options.mlflow)):
             if project is not None:
-                logger = cls(project, folder, title, settings)
+                logger = cls(project, folder.path, title, settings)
                 loggers.append(logger)
                 stack.push(logger.finish)
         yield loggers

@@ -25,7 +25,7 @@ from covon_avalanche.experiment import machine
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.bundle import BundleInfo, write_bundle
 from covon_avalanche.experiment.data_parallel import run_in_processes
-from covon_avalanche.experiment.data_settings import FolderStream, published
+from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
 from covon_avalanche.experiment.precision import SLOW, is_slow, used_precision
@@ -70,11 +70,10 @@ def run_in_folder(folder: RunFolder, options: RunOptions = RunOptions()) -> Resu
 def train_in_folder(folder: RunFolder, options: RunOptions) -> Result:
     """Train in one of the run's processes. Only the main one writes, except for tracebacks."""
     main = DistributedHelper.is_main_process
-    title = f"{folder.recipe.name}, {folder.title}"
     asked = options if main else RunOptions()
     with (
         folder.logged(logging.INFO if main else logging.ERROR),
-        training_loggers(folder.path, asked, title, published(folder.settings)) as loggers,
+        training_loggers(folder, asked) as loggers,
     ):
         run = Run(folder, options, loggers)
         result = run.finish()
