@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from covon_avalanche.experiment.recipe import Recipe, load_recipe, recipe_text
+from covon_avalanche.experiment.result import EvaluatedOn, Result
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
 OFTEN = RunOptions(checkpoint_seconds=0, checkpoint_share=1)
@@ -112,3 +116,26 @@ def saved(recipe: Recipe, folder: Path) -> Path:
     file = folder / "tiny.toml"
     file.write_text(recipe_text(recipe), encoding="utf-8")
     return file
+
+
+def run_strategy(
+    recipe: Recipe,
+    strategy: str,
+    seed: int,
+    options: RunOptions = RunOptions(),
+    *,
+    stream: EvaluatedOn = "test",
+) -> Result:
+    """The result of a run with Avalanche's own training loop, which stores no checkpoints."""
+    from covon_avalanche.experiment.resumable import Checkpointer, Resumable
+    from covon_avalanche.experiment.run import Run
+
+    never = property(lambda self: None, lambda self, checkpointer: None)
+    with (
+        TemporaryDirectory() as path,
+        patch.object(Resumable, "checkpointer", never),
+        patch.object(Checkpointer, "end_experience", lambda self: None),
+    ):
+        folder = RunFolder(Path(path), recipe, strategy, seed)
+        folder.evaluated_on = stream
+        return Run(folder, options).finish()

@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from covon_avalanche.datasets.catalogue import CATALOGUE
-from covon_avalanche.experiment.data_settings import missing_files
+from covon_avalanche.experiment.data_settings import data_folder, located
 from covon_avalanche.experiment.recipe import Recipe, shipped_recipes
 
 BAD_INPUT = 2
@@ -74,10 +74,13 @@ def need(package: str, what: str, install: str) -> None:
 
 def missing_sentence(recipe: Recipe, dataset_root: Path | None) -> str | None:
     """What images or weights of a recipe are missing and how to get them, if any are."""
-    found = missing_files(recipe.stream, recipe.model, dataset_root)
-    if found is None:
+    names = {"data": data_folder(recipe.stream.model_dump())}
+    names["weights"] = getattr(recipe.model, "weights", None)
+    paths = {what: located(dataset_root, name) for what, name in names.items()}
+    missing = [(what, path) for what, path in paths.items() if path and not path.exists()]
+    if not missing:
         return None
-    what, path = found
+    what, path = missing[0]
     dataset = CATALOGUE.get(recipe.stream.name)
     how = "give the folder of all data by --dataset-root"
     if what == "weights":

@@ -121,11 +121,6 @@ def search(
     write_atomically(folder / "best.toml", recipe_text(best))
     write_atomically(folder / "trials.csv", csv_text(trials_in(folder)))
     print_searches(folder)
-    for name, found in best.searched.items():
-        if found.at_end:
-            typer.echo(
-                f"{name}: the best {' and '.join(found.at_end)} lies at an end of what was tried"
-            )
     root = [] if dataset_root is None else ["--dataset-root", str(dataset_root)]
     command = shlex.join(["covon", "run", f"{folder}/best.toml", *root])
     typer.echo(f"{folder}/best.toml: {command}")

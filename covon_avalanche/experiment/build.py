@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from avalanche.benchmarks import CLScenario
-from avalanche.benchmarks.datasets import default_dataset_location
 from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.templates import SupervisedTemplate
@@ -20,9 +18,15 @@ from covon_avalanche import streams
 from covon_avalanche.backbones import normalisation
 from covon_avalanche.data_loading import DataParallel, TensorBatches
 from covon_avalanche.evaluation.memory import MemoryFootprint
-from covon_avalanche.experiment.data_settings import Backbone, Model, PermutedStream, located
+from covon_avalanche.experiment.data_settings import (
+    Backbone,
+    Model,
+    PermutedStream,
+    data_folder,
+    data_root,
+    located,
+)
 from covon_avalanche.experiment.epoch_log import EpochLog
-from covon_avalanche.experiment.network import build_network
 from covon_avalanche.experiment.precision import used_precision
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import StrategySettings
@@ -31,9 +35,7 @@ from covon_avalanche.experiment.run_errors import is_out_of_memory
 from covon_avalanche.loops import Autocast
 
 
-def build_benchmark(
-    recipe: Recipe, *, seed: int, dataset_root: str | os.PathLike[str] | None = None
-) -> CLScenario:
+def build_benchmark(recipe: Recipe, *, seed: int, dataset_root: Path | None = None) -> CLScenario:
     """The recipe's stream with the permutations of a seed; images as its backbone expects them.
 
     :param dataset_root: the folder with the data of all streams, each in its own below; by
@@ -49,9 +51,9 @@ def build_benchmark(
         return build(stream.n_experiences, **options)
     colours = normalisation(model.backbone) if isinstance(model, Backbone) else {}
     train, evaluation = streams.image_transforms(stream.image_size, **colours)
-    root = _below(dataset_root, stream.data_folder)
+    root = located(dataset_root, data_folder(stream.model_dump()))
     if stream.cache_size is not None:
-        options["cache"] = _below(dataset_root, "cache")
+        options["cache"] = data_root(dataset_root) / "cache"
         options["cache_size"] = stream.cache_size
     return build(dataset_root=root, train_transform=train, eval_transform=evaluation, **options)
 
@@ -59,7 +61,7 @@ def build_benchmark(
 def build_model(
     model: Model,
     benchmark: CLScenario,
-    dataset_root: str | os.PathLike[str] | None = None,
+    dataset_root: Path | None = None,
     with_text: bool = False,
 ) -> nn.Module:
     """The recipe's network, with inputs and outputs as the benchmark needs them.
@@ -70,13 +72,13 @@ def build_model(
     """
     example = benchmark.test_stream[0].dataset.eval()[0][0]
     if not isinstance(model, Backbone):
-        return build_network(model, benchmark.n_classes, example.shape)
-    weights: Any = model.weights or None
-    if weights not in (None, "default"):
-        weights = _below(dataset_root, weights)
+        return model.build(benchmark.n_classes, example.shape)
+    weights = located(dataset_root, model.weights) or model.weights or None
     names = benchmark.classes if with_text else None
     try:
-        network = build_network(model, benchmark.n_classes, example.shape, weights, names)
+        network = model.build(
+            benchmark.n_classes, example.shape, weights=weights, class_names=names
+        )
         with torch.no_grad():
             network.eval()(example[None])
     except (RuntimeError, AssertionError) as error:
@@ -85,12 +87,6 @@ def build_model(
         size = example.shape[-1]
         raise ValueError(f"image_size = {size} does not fit {model.backbone}: {error}") from error
     return network.train()
-
-
-def _below(dataset_root: str | os.PathLike[str] | None, path: str) -> Path:
-    """A path below the data folder; absolute paths stay as they are."""
-    root = Path(default_dataset_location("") if dataset_root is None else dataset_root)
-    return located(root, path)
 
 
 class CosinePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]

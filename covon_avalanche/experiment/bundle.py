@@ -20,8 +20,8 @@ from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.backbones import normalisation
 from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron, published
 from covon_avalanche.experiment.machine import versions
-from covon_avalanche.experiment.network import build_network
 from covon_avalanche.experiment.registry import Strategy
+from covon_avalanche.experiment.registry.base import Problem
 from covon_avalanche.experiment.result import first_error
 from covon_avalanche.posterior import DiagGaussian
 from covon_avalanche.streams.transforms import image_transforms
@@ -271,8 +271,8 @@ def _build(folder: Path, info: BundleInfo) -> nn.Module:
             raise ValueError(f"{folder / _INFO} has a model of {n} weights, unlike {_WEIGHTS}")
     strategy = info.strategy
     names = info.class_names if strategy is not None and strategy.needs_text else None
-    network = build_network(info.model, len(info.class_names), info.input_shape, None, names)
+    network = info.model.build(len(info.class_names), info.input_shape, class_names=names)
     if strategy is None:
         return network
-    example = next(network.parameters()).new_zeros(1, *info.input_shape)
-    return strategy.wrap_model(network, len(info.class_names), info.num_domains, example)
+    x = next(network.parameters()).new_zeros(1, *info.input_shape)
+    return strategy.wrap_model(network, Problem(len(info.class_names), info.num_domains, x))

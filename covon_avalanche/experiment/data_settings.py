@@ -1,19 +1,23 @@
-"""Settings of stream and model in a recipe. Nothing here imports torch."""
+"""Settings of stream and model in a recipe. Importing it does not import torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PureWindowsPath
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 
 from covon_avalanche import domain_orders
 from covon_avalanche.experiment.registry.base import Count, Seed, Table
 from covon_avalanche.safe_text import PrintableName
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def _images(value: Any) -> int | float:
@@ -39,8 +43,12 @@ class PermutedStream(Table):
 
 
 _FOLDERS = {
-    **{name: name for name in ("PACS", "OfficeHome", "CDDB")},
-    **{"DomainNet": "domainnet", "ImageNetR": "imagenet-r", "CORe50": "core50"},
+    "PACS": "PACS",
+    "OfficeHome": "OfficeHome",
+    "CDDB": "CDDB",
+    "DomainNet": "domainnet",
+    "ImageNetR": "imagenet-r",
+    "CORe50": "core50",
 }
 
 
@@ -79,11 +87,6 @@ class _Images(Table):
         if len({*self.domains}) < len(self.domains):
             raise ValueError(f"domains must be distinct, got {self.domains}")
         return self
-
-    @property
-    def data_folder(self) -> str:
-        """Where the images are, below the folder of all data."""
-        return _FOLDERS[self.name]
 
     @property
     def n_experiences(self) -> int:
@@ -154,10 +157,6 @@ class FolderStream(_Images):
     """A column of the table, or a regular expression on file names: images of one group are all for
     training, for validation or for testing."""
 
-    @property
-    def data_folder(self) -> str:
-        return self.folder
-
 
 _AnyStream = PermutedStream | ImageStream | SplitStream | CDDBStream | CORe50Stream | FolderStream
 Stream = Annotated[_AnyStream, Field(discriminator="name")]
@@ -173,19 +172,6 @@ def data_folder(stream: Mapping[str, Any]) -> str | None:
     """The folder or table of a stream's images, from its settings as plain data; ``None`` of
     streams without image files."""
     return stream.get("folder") or _FOLDERS.get(stream["name"])
-
-
-def missing_files(
-    stream: Table, model: Table, dataset_root: Path | None
-) -> tuple[str, Path] | None:
-    """``"data"`` or ``"weights"`` and the path of them that does not exist, if one is missing;
-    nothing is imported to look."""
-    needed = {"data": stream.data_folder} if isinstance(stream, _Images) else {}
-    if isinstance(model, Backbone) and model.weights not in ("", "default"):
-        needed["weights"] = model.weights
-    root = data_root(dataset_root)
-    paths = {what: located(root, path) for what, path in needed.items()}
-    return next(((what, path) for what, path in paths.items() if not path.exists()), None)
 
 
 _ABSOLUTE = re.compile(
@@ -215,9 +201,13 @@ def published(settings: Any) -> Any:
     return settings
 
 
-def located(root: Path, path: str) -> Path:
-    """A recipe's path of data or weights, below a folder if it is relative; unless it exists,
-    without what :func:`published` has added to its name."""
+def located(dataset_root: Path | None, path: str | None) -> Path | None:
+    """A recipe's path of data or weights, below the folder of all data if it is relative; unless it
+    exists, without what :func:`published` has added to its name. ``None`` without a path and for
+    random or the library's own weights."""
+    if not path or path == "default":
+        return None
+    root = data_root(dataset_root)
     whole = root / path
     return whole if whole.exists() else root / re.sub("@[0-9a-f]{8}$", "", path)
 
@@ -248,6 +238,18 @@ class Perceptron(Table):
     hidden_size: Count
     hidden_layers: Count
 
+    def build(self, num_classes: int, input_shape: Sequence[int], **_: Any) -> nn.Module:
+        """A network for examples of this shape."""
+        from avalanche.models import SimpleMLP
+
+        return SimpleMLP(
+            num_classes=num_classes,
+            input_size=math.prod(input_shape),
+            hidden_size=self.hidden_size,
+            hidden_layers=self.hidden_layers,
+            drop_rate=0,
+        )
+
 
 class Backbone(Table):
     """A network of ``covon_avalanche.backbones``, with a new last layer."""
@@ -256,6 +258,18 @@ class Backbone(Table):
     weights: str
     """``default`` for the library's own, or a file; a relative path is below the data folder.
     ``""`` asks for random weights."""
+
+    def build(self, num_classes: int, input_shape: Sequence[int], **options: Any) -> nn.Module:
+        """A network for images of this shape, with random weights unless the options of
+        ``create_backbone`` say which. It holds them with channels last, for which convolutions are
+        faster."""
+        import torch
+
+        from covon_avalanche.backbones import create_backbone
+
+        size = input_shape[-2]
+        network = create_backbone(self.backbone, num_classes, image_size=size, **options)
+        return network.to(memory_format=torch.channels_last)
 
 
 def _kind_of_model(value: object) -> str:

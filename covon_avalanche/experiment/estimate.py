@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from copy import copy
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from covon_avalanche.experiment.recipe import Recipe, choose
 from covon_avalanche.experiment.registry.bayesian import CoVON, Variational
 from covon_avalanche.experiment.registry.closed_form import ClosedForm, RanPAC
 from covon_avalanche.experiment.run import Run
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
 _TIMED = 6  # batches of an estimate
@@ -43,7 +45,7 @@ def estimated_seconds(
     grows from domain to domain is left out. No weights are downloaded: they are random instead.
 
     :param benchmark: see :func:`checked_benchmark`.
-    :raises ValueError: as :func:`run_strategy`.
+    :raises ValueError: if data and recipe do not fit.
     :raises FloatingPointError: if the first batches diverge.
     """
     if isinstance(recipe.model, Backbone) and recipe.model.weights == "default":
@@ -51,8 +53,10 @@ def estimated_seconds(
         recipe = recipe.model_copy(update={"model": model})
     one_epoch = choose(recipe, strategy, epochs=1)
 
+    folder = RunFolder(Path(), one_epoch, strategy, recipe.seeds[0])  # nothing is written to it
+
     def timed(size: int, batches: int) -> _Timed | None:
-        run = Run(one_epoch, strategy, recipe.seeds[0], options, checked=benchmark)
+        run = Run(folder, options, checked=benchmark)
         run.build()
         return _time_batches(run, size, batches)
 

@@ -13,10 +13,12 @@ from unittest.mock import patch
 
 import pandas as pd
 from avalanche.evaluation import PluginMetric
-from avalanche.logging import BaseLogger, TensorboardLogger, WandBLogger
+from avalanche.logging import BaseLogger, TensorboardLogger
 from avalanche.training.plugins import EvaluationPlugin
 
 from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.experiment.data_settings import published
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
 
@@ -36,24 +38,19 @@ class Evaluator(EvaluationPlugin):
 
 
 @contextmanager
-def training_loggers(
-    folder: Path, options: RunOptions, title: str, settings: dict[str, Any]
-) -> Iterator[list[BaseLogger]]:
-    """The loggers that the options ask for.
-
-    :param folder: the run's; TensorBoard's files and W&B's go below.
-    :param title: name of the run in W&B, where a resumed run is one run.
-    """
+def training_loggers(folder: RunFolder, options: RunOptions) -> Iterator[list[BaseLogger]]:
+    """The loggers that the options ask for; TensorBoard's files and W&B's go below the folder."""
+    title, settings = f"{folder.recipe.name}, {folder.title}", published(folder.settings)
     loggers: list[BaseLogger] = []
     with ExitStack() as stack:
         if options.tensorboard:
             # Names of event files have that of the host in them, which has no place in shared runs.
             nowhere = SimpleNamespace(gethostname=lambda: "localhost")
             with patch("tensorboard.summary.writer.event_file_writer.socket", nowhere):
-                loggers.append(TensorboardLogger(folder / "tensorboard"))
+                loggers.append(TensorboardLogger(folder.path / "tensorboard"))
         for cls, project in ((_Wandb, options.wandb), (_MLflow, options.mlflow)):
             if project is not None:
-                logger = cls(project, folder, title, settings)
+                logger = cls(project, folder.path, title, settings)
                 loggers.append(logger)
                 stack.push(logger.finish)
         yield loggers
@@ -89,28 +86,24 @@ class _MLflow(BaseLogger):
         self.mlflow.end_run("FINISHED" if error is None else "FAILED")
 
 
-class _Wandb(WandBLogger):
-    """Avalanche's logger without its charts, which newer W&B no longer has."""
+class _Wandb(BaseLogger):
+    """A run of W&B; a resumed run is one run."""
 
     def __init__(self, project: str, folder: Path, title: str, settings: dict[str, Any]) -> None:
+        import wandb
+
+        super().__init__()
+        self.wandb = wandb
         id_file = folder / "wandb-id.txt"
         if not id_file.exists():
             write_atomically(id_file, f"{secrets.token_hex(8)}\n")
-        run_id = id_file.read_text(encoding="utf-8").strip()
-        params = {"dir": str(folder), "id": run_id, "resume": "allow"}
-        import wandb
-
+        about: Any = {"id": id_file.read_text(encoding="utf-8").strip(), "resume": "allow"}
         try:
-            super().__init__(project_name=project, run_name=title, config=settings, params=params)
+            wandb.init(project=project, name=title, config=settings, dir=str(folder), **about)
         except wandb.Error as error:
             raise ValueError(f"W&B cannot log: {error}") from error
 
-    def after_training_exp(self, strategy: Any, metric_values: Any, **kwargs: Any) -> None:
-        self.exp_count = strategy.clock.train_exp_counter  # also of a resumed run
-        super().after_training_exp(strategy, metric_values, **kwargs)
-
     def log_single_metric(self, name: str, value: Any, x_plot: int) -> None:
-        self.step = x_plot
         if isinstance(value, (int, float)):
             self.wandb.log({name: value}, step=x_plot)
 

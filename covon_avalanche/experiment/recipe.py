@@ -22,8 +22,8 @@ from pydantic import (
 
 from covon_avalanche.did_you_mean import did_you_mean
 from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream
-from covon_avalanche.experiment.registry import KINDS, Strategy, Table
-from covon_avalanche.experiment.registry.base import Count, Fraction, Seed
+from covon_avalanche.experiment.registry import KINDS, Strategy
+from covon_avalanche.experiment.registry.base import Count, Fraction, Seed, Table
 from covon_avalanche.experiment.registry.merge_rules import RULES, MergeSettings
 from covon_avalanche.experiment.search_space import Searched, Space, check_space
 from covon_avalanche.safe_text import Printable
@@ -355,6 +355,12 @@ def choose(
     :raises RecipeError: naming what is unknown or out of range.
     """
     data = recipe.model_dump()
+    if epochs is not None:
+        data["epochs"] = epochs
+        for own in data["strategies"].values():
+            for table in (own, *(own.get("schedule") or ())):
+                table["epochs"] = None
+        _drop_searches(data, recipe.model_dump())
     if strategies is not None:
         names = list(dict.fromkeys(name.strip() for name in strategies.split(",")))
         unknown = [name for name in names if name not in recipe.strategies]
@@ -367,13 +373,6 @@ def choose(
             data[key] = {name: data[key][name] for name in names if name in data[key]}
     if seeds is not None:
         data["seeds"] = parse_seeds(seeds)
-    if epochs is not None:
-        if epochs != recipe.epochs:
-            data["searched"] = {}
-        data["epochs"] = epochs
-        for own in data["strategies"].values():
-            for table in (own, *(own.get("schedule") or ())):
-                table["epochs"] = None
     return validate(data, f"recipe {recipe.name}")
 
 

@@ -8,7 +8,7 @@ import random
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -25,16 +25,16 @@ from covon_avalanche.experiment import machine
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.bundle import BundleInfo, write_bundle
 from covon_avalanche.experiment.data_parallel import run_in_processes
-from covon_avalanche.experiment.data_settings import FolderStream, published
+from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
 from covon_avalanche.experiment.precision import SLOW, is_slow, used_precision
 from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.registry.base import Problem
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, ReliabilityBin, Result
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run_folder import RunFolder, Status
 from covon_avalanche.experiment.run_options import RunOptions
-from covon_avalanche.experiment.run_settings import run_hash, settings_of
 from covon_avalanche.experiment.state import StateError, benchmark_data
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins import CoVONPlugin
@@ -47,7 +47,11 @@ _WRITE_EVERY = 1.0  # seconds
 def run_in_folder(folder: RunFolder, options: RunOptions = RunOptions()) -> Result:
     """Run, resume an interrupted run, or return the result of a finished one.
 
-    :raises RunningElsewhere: if another process is running it; otherwise as :func:`run_strategy`.
+    The same seed gives the same result on the same machine with the same number of threads.
+
+    :raises RunningElsewhere: if another process is running it.
+    :raises ValueError: if data and recipe do not fit, or the device does not exist.
+    :raises FloatingPointError: if the training diverges.
     """
     with folder.opened():
         if (stored := folder.result(store=True)) is not None:
@@ -65,38 +69,17 @@ def run_in_folder(folder: RunFolder, options: RunOptions = RunOptions()) -> Resu
 
 def train_in_folder(folder: RunFolder, options: RunOptions) -> Result:
     """Train in one of the run's processes. Only the main one writes, except for tracebacks."""
-    recipe, (strategy, seed) = folder.recipe, folder.spec
     main = DistributedHelper.is_main_process
-    title = f"{recipe.name}, {strategy}, seed {seed}"
     asked = options if main else RunOptions()
     with (
         folder.logged(logging.INFO if main else logging.ERROR),
-        training_loggers(folder.path, asked, title, published(folder.settings)) as loggers,
+        training_loggers(folder, asked) as loggers,
     ):
-        run = Run(recipe, strategy, seed, options, folder.evaluated_on, folder, loggers)
+        run = Run(folder, options, loggers)
         result = run.finish()
         if asked.bundle:
             run.write_bundle(folder.path / "bundle", result)
     return result
-
-
-def run_strategy(
-    recipe: Recipe,
-    strategy: str,
-    seed: int,
-    options: RunOptions = RunOptions(),
-    *,
-    stream: EvaluatedOn = "test",
-) -> Result:
-    """Train through the stream, evaluating on all domains after each. Writes no files.
-
-    :param seed: seed of permutations, initial weights, data order and noise. The same seed gives
-        the same result on the same machine with the same number of threads.
-    :param stream: what to evaluate on; ``valid`` needs the recipe's ``stream.validation_size``.
-    :raises ValueError: if data and recipe do not fit, or the device does not exist.
-    :raises FloatingPointError: if the training diverges.
-    """
-    return Run(recipe, strategy, seed, options, stream).finish()
 
 
 def checked_benchmark(
@@ -104,7 +87,7 @@ def checked_benchmark(
 ) -> CLScenario:
     """The data of a seed's runs, if they fit the recipe.
 
-    :raises ValueError: as :func:`run_strategy`.
+    :raises ValueError: if they do not.
     """
     benchmark = build_benchmark(recipe, seed=seed, dataset_root=options.dataset_root)
     if recipe.posterior_temperature == "validation" and "valid" not in benchmark.streams:
@@ -132,19 +115,23 @@ def checked_benchmark(
     return benchmark
 
 
-@dataclass
 class Run:
-    """A run in progress; its parts are there after :meth:`build`."""
+    """A run in progress; its parts are there after :meth:`build`.
 
-    recipe: Recipe
-    name: str
-    seed: int
-    options: RunOptions
-    stream: EvaluatedOn = "test"
-    folder: RunFolder | None = None
-    loggers: Sequence[BaseLogger] = ()
-    checked: CLScenario | None = None
-    """The data, if they have been read and checked before."""
+    :param checked: the data, if they have been read and checked before; then :meth:`build` writes
+        nothing.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        options: RunOptions,
+        loggers: Sequence[BaseLogger] = (),
+        checked: CLScenario | None = None,
+    ) -> None:
+        self.folder, self.options, self.loggers, self.checked = folder, options, loggers, checked
+        self.recipe, (self.name, self.seed) = folder.recipe, folder.spec
+        self.settings = self.recipe.strategies[self.name]
 
     def finish(self) -> Result:
         """Build everything, restore the last checkpoint, if any, and train the rest."""
@@ -162,30 +149,33 @@ class Run:
             else:
                 return self._result()
 
-    def build(self) -> None:
-        """All objects, from the recipe and the seed."""
-        recipe, root = self.recipe, self.options.dataset_root
-        self.settings = recipe.strategies[self.name]
+    def _read_data(self) -> CLScenario:
+        """The data, if they fit the recipe and have not changed since the run was started."""
         with warnings.catch_warnings(record=True) as caught:
-            self.benchmark = self.checked or checked_benchmark(
-                recipe, self.seed, self.options, self.stream
+            benchmark = checked_benchmark(
+                self.recipe, self.seed, self.options, self.folder.evaluated_on
             )
         for w in caught:  # again, for the log
             warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
-        if self.folder is not None and DistributedHelper.is_main_process:
-            streams = self.benchmark.streams.items()
+        if DistributedHelper.is_main_process:
+            streams = benchmark.streams.items()
             images = {name: [len(e.dataset) for e in stream] for name, stream in streams}
             said = [str(w.message) for w in caught]
-            self.folder.check_data({**images, "classes": self.benchmark.classes}, said)
+            self.folder.check_data({**images, "classes": benchmark.classes}, said)
+        return benchmark
+
+    def build(self) -> None:
+        """All objects, from the recipe and the seed."""
+        recipe, root = self.recipe, self.options.dataset_root
+        self.benchmark = self.checked or self._read_data()
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
         torch.manual_seed(self.seed)
         network = build_model(recipe.model, self.benchmark, root, self.settings.needs_text)
         self.example = self.benchmark.test_stream[0].dataset.eval()[0][0]
-        self.model = self.settings.wrap_model(
-            network, self.benchmark.n_classes, recipe.stream.n_experiences, self.example[None]
-        )
-        self.metrics = DomainMetrics(self.stream)
+        problem = Problem(self.benchmark.n_classes, recipe.stream.n_experiences, self.example[None])
+        self.model = self.settings.wrap_model(network, problem)
+        self.metrics = DomainMetrics(self.folder.evaluated_on)
         self.log = EpochLog(self._write_progress)
         self._written_at, self._written_epochs = 0.0, 0
         logged = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
@@ -198,29 +188,23 @@ class Run:
     def _train(self) -> None:
         """Train on the remaining experiences, and evaluate after each."""
         machine.reset_peak_memory(self.recipe.device)
-        if self.folder is not None:
-            root = {"model": self.model, "strategy": self.strategy, "diagnostics": self.diagnostics}
-            data, on_store = benchmark_data(self.benchmark.streams), self.log.leave_out
-            self.strategy.checkpointer = Checkpointer(
-                self.folder, root, data, self.options, on_store
-            )
-        checkpointer: Checkpointer | None = self.strategy.checkpointer
-        first = 0 if checkpointer is None else checkpointer.resume()
+        root = {"model": self.model, "strategy": self.strategy, "diagnostics": self.diagnostics}
+        data = benchmark_data(self.benchmark.streams)
+        checkpointer = Checkpointer(self.folder, root, data, self.options, self.log.leave_out)
+        self.strategy.checkpointer = checkpointer
         stream, workers = self.benchmark.train_stream, {"num_workers": self.recipe.workers}
         experiences = [stream] if self.settings.kind == "joint" else list(stream)
-        for experience in experiences[first:]:
+        for experience in experiences[checkpointer.resume() :]:
             try:
                 self.strategy.train(experience, **workers)
             finally:
                 self.log.stop_counting()
             self._note_diagnostics()
-            self.strategy.eval(self.benchmark.streams[self.stream], **workers)
+            self.strategy.eval(self.benchmark.streams[self.folder.evaluated_on], **workers)
             curve = self.metrics.matrix.curve()
-            if self.folder is not None:
-                self.folder.on_domain(len(curve), curve[-1] or 0.0)
+            self.folder.on_domain(len(curve), curve[-1] or 0.0)
             self._write_progress()
-            if checkpointer is not None:
-                checkpointer.end_experience()
+            checkpointer.end_experience()
 
     def _write_progress(self, batch: int = 0) -> None:
         """Write the status and all epochs, because those after a checkpoint are repeated: at the
@@ -228,7 +212,7 @@ class Run:
         epochs, each = self.log.epochs, self.strategy.train_epochs
         at_end = batch == 0 and (not epochs or epochs[-1]["epoch"] + 1 == each)
         due = at_end or time.monotonic() > self._written_at + _WRITE_EVERY
-        if not due or self.folder is None or not DistributedHelper.is_main_process:
+        if not due or not DistributedHelper.is_main_process:
             return
         if len(epochs) != self._written_epochs:
             self.folder.write_epochs(epochs)
@@ -260,14 +244,12 @@ class Run:
         memory = next(p for p in self.strategy.plugins if isinstance(p, MemoryFootprint))
         names = self.benchmark.classes
         return Result(
-            run_hash=run_hash(self.recipe, self.name, self.seed)
-            if self.folder is None
-            else self.folder.hash,
+            run_hash=self.folder.hash,
             recipe=self.recipe.name,
             strategy=self.name,
             seed=self.seed,
-            stream=self.stream,
-            settings=settings_of(self.recipe, self.name),
+            stream=self.folder.evaluated_on,
+            settings=self.folder.settings,
             accuracy=matrix.rows,
             counts=matrix.counts,
             held_out=matrix.held_out,
@@ -298,14 +280,15 @@ class Run:
             return {}
         plugin.eval_samples = self.recipe.posterior_samples
         setting = self.recipe.posterior_temperature
+        stream = self.folder.evaluated_on
         if setting is None:
-            return self._evaluated(plugin, self.stream, 1.0)
+            return self._evaluated(plugin, stream, 1.0)
         if setting == "validation":
             nll = {t: self._evaluated(plugin, "valid", t)["nll"] for t in TEMPERATURES}
             temperature = min(nll, key=nll.__getitem__)
         else:
             temperature = setting
-        return {"temperature": temperature, **self._evaluated(plugin, self.stream, temperature)}
+        return {"temperature": temperature, **self._evaluated(plugin, stream, temperature)}
 
     def _evaluated(
         self, plugin: PosteriorPlugin, stream: EvaluatedOn, temperature: float

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.data_settings import data_root
 from covon_avalanche.experiment.recipe import Recipe
+from covon_avalanche.experiment.registry.base import flat
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, Result, ResultError
 from covon_avalanche.experiment.run_errors import run_error
 from covon_avalanche.experiment.run_settings import (
@@ -189,7 +190,7 @@ class StoredRun:
             root = Path(stored.get("dataset_root", ""))
             if not moved and root.is_absolute() and root.is_dir():
                 dataset_root = root
-            return _flat(same_settings(upgrade_settings(stored["settings"]), dataset_root))
+            return flat(same_settings(upgrade_settings(stored["settings"]), dataset_root))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -251,7 +252,7 @@ class RunFolder(StoredRun):
         """
         if (theirs := StoredRun(other).own_settings(self._root, moved=moved)) is None:
             return None
-        ours = _flat(same_settings(self.settings, self._root))
+        ours = flat(same_settings(self.settings, self._root))
         keys = [key for key in ours | theirs if theirs.get(key) != ours.get(key)]
         return {key: (theirs.get(key, "unset"), ours.get(key, "unset")) for key in keys}
 
@@ -347,12 +348,7 @@ class RunFolder(StoredRun):
     @property
     def starts(self) -> int:
         """How often it was started."""
-        file = self.path / "run.json"
-        try:
-            return int(_stored(file).get("starts", 0))
-        except (ValueError, TypeError, OverflowError):
-            _log.warning("%s is damaged: this start of the run counts as the first", file)
-            return 0
+        return int(_stored(self.path / "run.json").get("starts", 0))
 
     def write_start(self, about: dict[str, Any]) -> int:
         """Write ``run.json``, and return how often the run was started, this time included."""
@@ -401,12 +397,6 @@ class RunFolder(StoredRun):
                     f"now there are {now}; remove the folder or choose another --out"
                 )
         write_atomically(file, json.dumps({**data, "warnings": said}))
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Values of tables by dotted key."""
-    tables = {k: v if isinstance(v, dict) else {"": v} for k, v in settings.items()}
-    return {f"{name}.{k}".rstrip("."): v for name, own in tables.items() for k, v in own.items()}
 
 
 def _stored(file: Path) -> dict[str, Any]:

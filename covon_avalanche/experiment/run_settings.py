@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from covon_avalanche.experiment.data_settings import data_folder, data_root, located
+from covon_avalanche.experiment.data_settings import data_folder, located
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.registry.closed_form import ClosedForm
@@ -64,8 +64,7 @@ def same_settings(settings: dict[str, Any], dataset_root: Path | None) -> dict[s
     stream, model = own["stream"], own["model"]
     paths = ("stream", "folder", data_folder(stream)), ("model", "weights", model.get("weights"))
     for table, key, path in paths:
-        if path not in (None, "", "default"):
-            whole = located(data_root(dataset_root), path)
+        if (whole := located(dataset_root, path)) is not None:
             own[table] = {**own[table], key: str(whole.resolve())}
     return own
 

@@ -16,7 +16,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -130,7 +129,7 @@ def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     logging.raiseExceptions = False  # no traceback for each line of a log on a full disk
     prepare_output()
-    import_wandb_when_used()
+    import_avalanche()
     import torch
 
     torch.set_num_threads(1)
@@ -144,24 +143,13 @@ def ignore_imports_in_gc() -> None:
         gc.freeze()
 
 
-class _LazyModule(ModuleType):
-    """Stands in for a package until one of its names is used."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__version__":  # ``inspect`` asks all for __file__
-            raise AttributeError(name)
-        if sys.modules[self.__name__] is self:
-            del sys.modules[self.__name__]
-        return getattr(import_module(self.__name__), name)
-
-
-def import_wandb_when_used() -> None:
-    """Import wandb when one of its names is used. Avalanche always imports it, and a kill then
-    leaves temporary folders."""
+def import_avalanche() -> None:
+    """Import Avalanche without W&B, which one of its metrics needs, and which leaves temporary
+    folders if its process is killed. Later imports of W&B find it."""
     if "wandb" not in sys.modules:
-        module = _LazyModule("wandb")
-        module.__spec__ = find_spec("wandb")
-        sys.modules["wandb"] = module
+        sys.modules["wandb"] = ModuleType("wandb")
+        import_module("avalanche.evaluation.metrics")
+        del sys.modules["wandb"]
 
 
 def _end_after(parent: multiprocessing.process.BaseProcess) -> None:

@@ -6,10 +6,9 @@ import subprocess
 from functools import partial
 
 import pytest
-from small_recipes import FEW, saved, small_recipe
+from small_recipes import FEW, run_strategy, saved, small_recipe
 from terminal import covon, wait_until
 
-from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_folder import run_folders
 
 WAITS = """

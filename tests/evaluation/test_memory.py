@@ -5,11 +5,10 @@ import torch
 from avalanche.benchmarks.utils import TransformGroups, make_avalanche_dataset
 from avalanche.training.plugins import EWCPlugin, ReplayPlugin, SupervisedPlugin
 from avalanche.training.storage_policy import ReservoirSamplingBuffer
-from small_recipes import STRATEGIES, small_recipe
+from small_recipes import STRATEGIES, run_strategy, small_recipe
 from toys import Watch, adamw, make_naive, make_strategy, toy_benchmark, toy_model
 
 from covon_avalanche.evaluation.memory import MemoryFootprint
-from covon_avalanche.experiment.run import run_strategy
 
 # weights 1; AdamW's moments 2; anchor and precision 2; CoVON's momentum, hess, prior and the
 # buffer of its samples 5; VCL's log std, four moments, prior and buffer 8

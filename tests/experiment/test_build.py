@@ -7,14 +7,15 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 from miniature import OWN_CLASSES, cddb, core50, domainnet, imagenet_r, office_home, own, pacs
-from small_recipes import FEW, STRATEGIES, small_recipe
+from small_recipes import FEW, STRATEGIES, run_strategy, small_recipe
 from torch.optim import SGD
 from toy_vits import add_tiny_clip
 
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, validate
-from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.registry.base import Problem
+from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.run_settings import settings_of
@@ -198,7 +199,7 @@ def built(recipe, settings, benchmark, root=None):
     """The strategy, as a run builds it."""
     network = build_model(recipe.model, benchmark, root, settings.needs_text)
     x, domains = benchmark.train_stream[0].dataset.eval()[0][0][None], len(benchmark.train_stream)
-    model = settings.wrap_model(network, benchmark.n_classes, domains, x)
+    model = settings.wrap_model(network, Problem(benchmark.n_classes, domains, x))
     return build_strategy(settings, recipe, model, EvaluationPlugin(), EpochLog())
 
 

@@ -5,10 +5,10 @@ from unittest.mock import MagicMock
 
 import pytest
 import submitit
+from small_recipes import run_strategy
 from terminal import wait_until
 
 from covon_avalanche.experiment.cluster import ClusterRun, submit
-from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 

@@ -9,14 +9,14 @@ from avalanche.benchmarks.utils import as_classification_dataset
 from data_parallel_processes import CLIP, KINDS, VIT, recipe, recipes, remove_randomness, work
 from interrupted_runs import run_until_killed
 from miniature import pacs
-from small_recipes import OFTEN, STRATEGIES, short_recipe, small_recipe
+from small_recipes import OFTEN, STRATEGIES, run_strategy, short_recipe, small_recipe
 from terminal import in_two_processes
 from torch.utils.data import TensorDataset
 
 from covon_avalanche.data_loading import ShareLoader, data_parallel
 from covon_avalanche.experiment import build
 from covon_avalanche.experiment.registry import KINDS as ALL_KINDS
-from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 

@@ -9,11 +9,12 @@ from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.logging import TextLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
+from small_recipes import run_strategy
 from toys import QUIET, toy_benchmark, toy_model
 
 from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.experiment.evaluator import Evaluator
-from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 

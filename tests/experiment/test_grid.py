@@ -2,10 +2,9 @@
 
 import pytest
 from filelock import FileLock
-from small_recipes import FEW, STRATEGIES, small_recipe
+from small_recipes import FEW, STRATEGIES, run_strategy, small_recipe
 
 from covon_avalanche.experiment.grid import run_grid
-from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_folder import RunFolder, RunSpec, run_folders
 
 MODULE = """

@@ -4,10 +4,9 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from small_recipes import short_recipe
+from small_recipes import run_strategy, short_recipe
 
 from covon_avalanche.experiment import precision
-from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.report import results_frame
 
 

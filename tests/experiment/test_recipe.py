@@ -99,7 +99,10 @@ def test_a_strategy_with_changed_settings_is_no_longer_called_searched(tmp_path,
     stream = 'stream={ name="PermutedMNIST", n_experiences=2 }'
     for other in ("epochs=3", "model.hidden_size=7", stream):
         assert load_recipe(base, [other]).searched == {}
-    assert choose(load_recipe(base), epochs=3).searched == {}
+    whole = load_recipe(base, ["strategies.own.epochs=3"])
+    whole = whole.model_copy(update={"searched": load_recipe(base).searched})
+    assert choose(whole, epochs=3).searched == {}
+    assert [*choose(whole, epochs=whole.epochs).searched] == ["mine"]  # the other had its own
     again = ["strategies.own.lr=0.2", "searched={ own = { trials = 5 } }"]
     assert load_recipe(base, again).searched["own"].trials == 5
     child = tmp_path / "child.toml"

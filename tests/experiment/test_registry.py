@@ -8,7 +8,8 @@ from torch import nn
 from covon_avalanche import BayesByBackprop, MergePlugin, merging
 from covon_avalanche import CoVON as Optimizer
 from covon_avalanche.experiment.recipe import load_recipe, shipped_recipes
-from covon_avalanche.experiment.registry import KINDS, CoVON, stored_strategy
+from covon_avalanche.experiment.registry import KINDS, stored_strategy
+from covon_avalanche.experiment.registry.bayesian import CoVON
 from covon_avalanche.experiment.run_settings import run_hash
 from covon_avalanche.plugins import ClassifierAlignmentPlugin
 from covon_avalanche.presets import PERCEPTRON

@@ -10,7 +10,7 @@ import torch
 from avalanche.training.supervised import Naive
 from interrupted_runs import run_until_killed, run_with_stops
 from miniature import pacs
-from small_recipes import CLOSED_FORM, FEW, OFTEN, STRATEGIES, small_recipe
+from small_recipes import CLOSED_FORM, FEW, OFTEN, STRATEGIES, run_strategy, small_recipe
 from torch import nn
 
 from covon_avalanche.experiment import checkpoint, resumable
@@ -18,7 +18,7 @@ from covon_avalanche.experiment import run as running
 from covon_avalanche.experiment.checkpoint import load_checkpoint, save_checkpoint, stored_points
 from covon_avalanche.experiment.result import Epoch
 from covon_avalanche.experiment.resumable import Checkpointer
-from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 

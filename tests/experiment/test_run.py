@@ -8,14 +8,14 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from small_recipes import CLOSED_FORM, FEW, STRATEGIES, short_recipe
+from small_recipes import CLOSED_FORM, FEW, STRATEGIES, run_strategy, short_recipe
 from toys import columns
 
 from covon_avalanche.experiment import run
 from covon_avalanche.experiment.build import build_benchmark, build_model
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.registry.prompting import Prompting
-from covon_avalanche.experiment.run import run_in_folder, run_strategy
+from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder
 
 

@@ -6,7 +6,7 @@ from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import EWC
 from interrupted_runs import run_with_stops
-from small_recipes import OFTEN, small_recipe
+from small_recipes import OFTEN, run_strategy, small_recipe
 from toy_merging import RULES
 from toys import (
     Head,
@@ -24,7 +24,6 @@ from toys import (
 )
 
 from covon_avalanche import MergePlugin
-from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.merging import EMA, CoFiMA, MagMax, RegMean, Task
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from interrupted_runs import run_with_stops
 from miniature import pacs
-from small_recipes import small_recipe
+from small_recipes import run_strategy, small_recipe
 from toy_prompting import (
     OPTIMIZERS,
     batches_of,
@@ -24,7 +24,6 @@ from covon_avalanche import prompting
 from covon_avalanche.experiment import run as running
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.registry.prompting import Prompting
-from covon_avalanche.experiment.run import run_strategy
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.prompting import (
     HEDP,

@@ -1,6 +1,7 @@
 """Decoded images kept on disk: the same pixels, others after changes, never half."""
 
 import copy
+import json
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from avalanche.benchmarks.datasets import dataset_utils
 from miniature import OWN_CODES, check_labels, open_stream, own, pacs, picture
 from small_recipes import STRATEGIES, small_recipe
 from torch.utils.data import DataLoader
@@ -181,7 +181,10 @@ def test_copies_map_the_file_and_workers_read_it(pictures, tmp_path):
 
 def test_the_cache_of_a_recipe_lies_below_the_folder_of_the_data(tmp_path, monkeypatch):
     """Avalanche's, where none is named."""
-    monkeypatch.setitem(dataset_utils.AVALANCHE_CONFIG, "dataset_location", str(tmp_path))
+    (tmp_path / ".avalanche").mkdir()
+    config = json.dumps({"dataset_location": str(tmp_path)})
+    (tmp_path / ".avalanche/config.json").write_text(config, encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path))
     pacs(tmp_path / "PACS")
     stream = {"name": "PACS", "domains": ["photo"], "image_size": 32, "cache_size": 20}
     model = {"backbone": "squeezenet", "weights": ""}

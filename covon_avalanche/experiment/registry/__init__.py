@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args
 from pydantic import Field
 
 from covon_avalanche.experiment.registry import baselines, bayesian, closed_form, merging, prompting
-from covon_avalanche.experiment.registry.base import StrategySettings, Table
-from covon_avalanche.experiment.registry.bayesian import CoVON, TaskSettings
+from covon_avalanche.experiment.registry.base import StrategySettings
 
 KINDS: dict[str, type[StrategySettings]] = {
     kind: cls
@@ -31,14 +30,3 @@ else:
 def stored_strategy(settings: Mapping[str, Any]) -> StrategySettings:
     """The settings of a stored result, not validated: it may be of another version."""
     return KINDS.get(settings["kind"], StrategySettings).model_construct(**settings)
-
-
-__all__ = [
-    "KINDS",
-    "CoVON",
-    "Strategy",
-    "StrategySettings",
-    "Table",
-    "TaskSettings",
-    "stored_strategy",
-]

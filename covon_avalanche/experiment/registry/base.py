@@ -6,7 +6,7 @@ import importlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -39,6 +39,22 @@ class Table(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, strict=True, defer_build=True
     )
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of tables by dotted key."""
+    tables = {k: v if isinstance(v, dict) else {"": v} for k, v in settings.items()}
+    return {f"{name}.{k}".rstrip("."): v for name, own in tables.items() for k, v in own.items()}
+
+
+class Problem(NamedTuple):
+    """What a model has to learn."""
+
+    num_classes: int
+    num_domains: int
+    """That will be learned."""
+    x: Tensor
+    """A batch of inputs."""
 
 
 @dataclass(frozen=True)
@@ -138,14 +154,8 @@ class StrategySettings(Table):
         """All the model's parameters, in groups as torch's optimizers take them."""
         return model.parameters()
 
-    def wrap_model(
-        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
-    ) -> nn.Module:
-        """The model to train, made from the recipe's network.
-
-        :param num_domains: number of domains that will be learned.
-        :param x: a batch of inputs.
-        """
+    def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
+        """The model to train, made from the recipe's network."""
         return network
 
     def build(self) -> Method:
@@ -176,9 +186,7 @@ class Tunable(StrategySettings):
             raise ValueError(f'needs tuning = "adapter" or "prompt"{got}')
         return size
 
-    def wrap_model(
-        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
-    ) -> nn.Module:
+    def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
         if self.tuning is None:
             return network
         from covon_avalanche.prompting import TunedViT

@@ -189,8 +189,8 @@ class CoVON(Mergeable):
         if self.schedule:
             schedule = [task.model_dump(exclude_none=True) for task in self.schedule]
         arguments: dict[str, Any] = {"schedule": schedule, **self.only("ess_per_example")}
-        merge = self.merge
-        arguments["merge"] = merge.build(self.gamma) if merge.class_name else merge.rule
+        rule = self.merge.build(self.gamma)
+        arguments["merge"] = self.merge.rule if rule is None else rule
         return self.aligned(Method.of("covon_avalanche.strategies:CoVONStrategy", arguments))
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from covon_avalanche.experiment.registry.base import StrategySettings
+from covon_avalanche.experiment.registry.base import Problem, StrategySettings
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from torch.optim import Optimizer
 
     from covon_avalanche.closed_form import ClosedFormHead
@@ -31,13 +31,11 @@ class ClosedForm(StrategySettings):
     class_path = "covon_avalanche.plugins:ClosedFormPlugin"
     has_probabilities = False
 
-    def wrap_model(
-        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
-    ) -> nn.Module:
+    def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
         from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor
 
         features = FeatureExtractor(network, self.blocks, self.pool)
-        head = self.make_head(features(x).shape[1], num_classes)
+        head = self.make_head(features(problem.x).shape[1], problem.num_classes)
         return ClosedFormModel(features, head, flip=bool(self.flip))
 
     @abstractmethod
@@ -97,11 +95,9 @@ class RanPAC(Ridge):
     """Bottleneck of adapters in a ViT's blocks, trained by SGD in the first domain, for ``epochs``
     (20 as published)."""
 
-    def wrap_model(
-        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
-    ) -> nn.Module:
+    def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
         if self.adapter is None:
-            return super().wrap_model(network, num_classes, num_domains, x)
+            return super().wrap_model(network, problem)
         if self.blocks is not None:
             raise ValueError("adapter takes the features of the last layer: leave out blocks")
         from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor
@@ -109,7 +105,7 @@ class RanPAC(Ridge):
 
         adapted = TunedViT(network, "adapter", bottleneck=self.adapter, cosine=True)
         features = FeatureExtractor(adapted)
-        head = self.make_head(features(x).shape[1], num_classes)
+        head = self.make_head(features(problem.x).shape[1], problem.num_classes)
         return ClosedFormModel(features, head, adapted.tuned_parameters(), bool(self.flip))
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:

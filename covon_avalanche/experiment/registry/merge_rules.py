@@ -7,7 +7,7 @@ arguments, too.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_serializer
 
@@ -24,22 +24,24 @@ class MergeSettings(Table):
     """
 
     rule: str
-    class_name: ClassVar[str] = ""
-    """The rule in :mod:`covon_avalanche.merging`; empty where the optimizer does the slow step."""
 
     @model_serializer(when_used="json")
     def _short(self) -> str | dict[str, Any]:
         given = {key: value for key, value in self if value is not None}
         return self.rule if len(given) == 1 else given
 
-    def build(self, gamma: float) -> MergeRule:
-        """The rule; ``gamma`` is the default of an argument with this name."""
+    def build(self, gamma: float) -> MergeRule | None:
+        """The class of the same name in :mod:`covon_avalanche.merging`, if there is one: otherwise
+        the optimizer does the slow step, or there is none.
+
+        :param gamma: default of the rule's argument with this name, if it has one.
+        """
         from covon_avalanche import merging
 
+        rule = getattr(merging, type(self).__name__, None)
         defaults = {"gamma": gamma} if "gamma" in type(self).model_fields else {}
         given = self.model_dump(exclude={"rule"}, exclude_none=True)
-        rule: MergeRule = getattr(merging, self.class_name)(**{**defaults, **given})
-        return rule
+        return rule and rule(**{**defaults, **given})
 
 
 class NoMerge(MergeSettings):
@@ -64,7 +66,6 @@ class Average(MergeSettings):
     """The mean of the weights over the domains."""
 
     rule: Literal["average"]
-    class_name = "Average"
 
 
 class EMA(MergeSettings):
@@ -73,14 +74,12 @@ class EMA(MergeSettings):
     rule: Literal["ema"]
     gamma: Fraction | None = None
     """Weight of the new domain. By default CoVON's ``gamma``, 0.4 with SLCA, otherwise 0.5."""
-    class_name = "EMA"
 
 
-class Fisher(MergeSettings):
+class FisherMerge(MergeSettings):
     """Averaging weighted by diagonal Fisher information."""
 
     rule: Literal["fisher"]
-    class_name = "FisherMerge"
 
 
 class CoFiMA(MergeSettings):
@@ -89,7 +88,6 @@ class CoFiMA(MergeSettings):
     rule: Literal["cofima"]
     gamma: Fraction | None = None
     """Weight of the new domain, with the default of ``ema``."""
-    class_name = "CoFiMA"
 
 
 class MagMax(MergeSettings):
@@ -99,7 +97,6 @@ class MagMax(MergeSettings):
     coefficient: PositiveFloat | None = None
     start: Literal["pretrained", "last"] | None = None
     """Weights that training starts from."""
-    class_name = "MagMax"
 
 
 class RegMean(MergeSettings):
@@ -108,14 +105,12 @@ class RegMean(MergeSettings):
     rule: Literal["regmean"]
     share: Fraction | None = None
     """Of the images, evenly spaced, on which the second moments are measured."""
-    class_name = "RegMean"
 
 
-class KFAC(MergeSettings):
+class KFACMerge(MergeSettings):
     """RegMean that also weights outputs, by their gradients."""
 
     rule: Literal["kfac"]
-    class_name = "KFACMerge"
 
 
 def _as_table(merge: Any) -> Any:
@@ -123,7 +118,7 @@ def _as_table(merge: Any) -> Any:
 
 
 _table = BeforeValidator(_as_table)
-_ForAnyOptimizer = NoMerge | Average | EMA | Fisher | CoFiMA | MagMax | RegMean | KFAC
+_ForAnyOptimizer = NoMerge | Average | EMA | FisherMerge | CoFiMA | MagMax | RegMean | KFACMerge
 Merge = Annotated[_ForAnyOptimizer, Field(discriminator="rule"), _table]
 CoVONMerge = Annotated[Eq8 | Replace | _ForAnyOptimizer, Field(discriminator="rule"), _table]
 SLCAMerge = Annotated[NoMerge | EMA | CoFiMA, Field(discriminator="rule"), _table]
@@ -148,11 +143,10 @@ class Mergeable(Tunable):
     def build(self) -> Method:
         """The method after the merge, so that it sees the merged weights."""
         method = super().build()
-        if self.merge.class_name:
+        if (rule := self.merge.build(gamma=0.5)) is not None:
             from covon_avalanche.plugins import MergePlugin
 
-            plugin = MergePlugin(self.merge.build(gamma=0.5))
-            method = replace(method, plugins=(plugin, *method.plugins))
+            method = replace(method, plugins=(MergePlugin(rule), *method.plugins))
         return self.aligned(method)
 
     def aligned(self, method: Method) -> Method:

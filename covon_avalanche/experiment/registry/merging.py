@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from covon_avalanche.experiment.registry.base import Fraction, Method, WithOptimizer
+from covon_avalanche.experiment.registry.base import Fraction, Method, Problem, WithOptimizer
 from covon_avalanche.experiment.registry.merge_rules import NoMerge, SLCAMerge
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 
 class DomainHeads(WithOptimizer):
@@ -48,13 +48,12 @@ class DUCT(DomainHeads):
     class_arguments = ("retrain_epochs", "retrain_lr", "transport_reg")
     not_searched = frozenset({"transport_reg"})
 
-    def wrap_model(
-        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
-    ) -> nn.Module:
+    def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
         from covon_avalanche.merging import DUCT as Model
 
+        sizes = problem.num_classes, problem.num_domains
         keep_means = self.transport_reg is not None
-        return Model(network, num_classes, num_domains, alpha=self.alpha, keep_means=keep_means)
+        return Model(network, *sizes, alpha=self.alpha, keep_means=keep_means)
 
 
 class SLCA(DomainHeads):
@@ -70,13 +69,11 @@ class SLCA(DomainHeads):
 
     class_path = "covon_avalanche.plugins:SLCAPlugin"
 
-    def wrap_model(
-        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
-    ) -> nn.Module:
+    def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
         from covon_avalanche.merging import SLCA as Model
 
-        return Model(network, num_classes, num_domains)
+        return Model(network, problem.num_classes, problem.num_domains)
 
     def build(self) -> Method:
-        rule = self.merge.build(gamma=0.4) if self.merge.class_name else None
+        rule = self.merge.build(gamma=0.4)
         return Method.of(self.class_path, {"rule": rule, "per_class": self.covariance == "class"})

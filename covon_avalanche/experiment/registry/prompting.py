@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from covon_avalanche.experiment.registry.base import Count, Method, Table, WithOptimizer
+from covon_avalanche.experiment.registry.base import Count, Method, Problem, Table, WithOptimizer
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from covon_avalanche.prompting import PromptModel
 
@@ -40,15 +40,13 @@ class Prompting(WithOptimizer):
         own = {"max_grad_norm": self.max_grad_norm, "schedule": schedule or None}
         return Method.of(self.class_path, own)
 
-    def wrap_model(
-        self, network: nn.Module, num_classes: int, num_domains: int, x: Tensor
-    ) -> nn.Module:
+    def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
         """The class of the same name in :mod:`covon_avalanche.prompting`, around the network."""
         from covon_avalanche import prompting
 
         own = type(self).model_fields.keys() - Prompting.model_fields.keys()
         method: type[PromptModel] = getattr(prompting, type(self).__name__)
-        return method(network, num_domains, **self.only(*own))
+        return method(network, problem.num_domains, **self.only(*own))
 
 
 class SPrompts(Prompting):
