@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too
@@ -12,11 +14,29 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests st
 import pytest
 import torch
 from hypothesis import settings
+from sklearn import datasets
 from torch import nn
 
 torch.set_num_threads(1)
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def little_garbage():
+    """Exempt what exists, such as all that was imported, from the collections before each run."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def digits_are_read_once():
+    """Reading the file takes longer than most runs on its images."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "load_digits", cache(datasets.load_digits))
+        yield
 
 
 @pytest.fixture

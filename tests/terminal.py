@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -16,6 +17,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import typer
@@ -82,6 +84,31 @@ def in_a_terminal(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
             raise
 
 
+def check_ctrl_c(command: Sequence[str], begun: Callable[[], object], times: int = 1) -> None:
+    """Press Ctrl-C once the command has begun: it ends, says so, and leaves no process behind."""
+    with in_a_terminal(command) as process:
+        assert wait_until(begun)
+        for _ in range(times):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.1)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Interrupted; the same command resumes from here." in output
+    assert "Traceback" not in errors
+    assert wait_until(lambda: not group_members(process.pid), seconds=20)
+
+
+def group_members(group: int) -> list[str]:
+    """Commands of the living processes of a process group (zombies do not live)."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+    return found
+
+
 def forks() -> BaseContext:
     """Processes that are forked from one that imports Avalanche, once for all tests."""
     context = multiprocessing.get_context("forkserver")
@@ -92,7 +119,12 @@ def forks() -> BaseContext:
 def in_two_processes(work: Callable[..., None], *arguments: object) -> None:
     """Call ``work(rank, *arguments)`` in two processes."""
     forks()
-    mp.start_processes(work, args=arguments, nprocs=2, start_method="forkserver")
+    mp.start_processes(_work, args=(work, *arguments), nprocs=2, start_method="forkserver")
+
+
+def _work(rank: int, work: Callable[..., None], *arguments: object) -> None:
+    gc.freeze()  # what was imported, so that runs collect garbage quickly
+    work(rank, *arguments)
 
 
 def covon_when_both_are_ready(rank: int, command: list[str], folder: str) -> None:

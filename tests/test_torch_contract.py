@@ -31,6 +31,7 @@ OPTIMIZERS = {
     "UPGD": partial(UPGD, lr=0.2),
     "AdaUPGD": partial(UPGD, lr=0.02, betas=(0.9, 0.99)),
 }
+IMPLEMENTATIONS = [partial(OPTIMIZERS["CoVON"], implementation=i) for i in ("foreach", "reference")]
 PARAMETERS = {
     "tensors": lambda net: net.parameters(),
     "named": lambda net: net.named_parameters(),
@@ -69,12 +70,6 @@ def make(request):
 @pytest.fixture(params=PARAMETERS)
 def case(request, make):
     return Case(make, request.param)
-
-
-def test_the_loss_decreases(case):
-    before = case.loss().item()
-    case.train(40)
-    assert case.loss().item() < before / 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -171,9 +166,13 @@ def test_gradients_are_left_alone(make):
         assert equal(kept[-1], [p.grad for p in case.net.parameters()])
 
 
+@pytest.mark.parametrize("make", [*OPTIMIZERS.values(), *IMPLEMENTATIONS])
 def test_an_optimizer_is_freed_at_once(make):
+    """Without the collector of reference cycles."""
     case = Case(make)
     case.train()
+    if hasattr(case.optimizer, "consolidate"):
+        case.optimizer.consolidate()
     optimizer, weight = weakref.ref(case.optimizer), weakref.ref(case.net.weight)
     gc.disable()
     try:
@@ -222,11 +221,6 @@ def test_a_learning_rate_may_be_a_tensor(make):
     torch.testing.assert_close(number, tensor)
 
 
-def test_a_negative_learning_rate_is_refused(make):
-    with pytest.raises(ValueError, match=r"(?i)lr|learning rate"):
-        Case(make, lr=-1.0)
-
-
 def test_the_state_follows_the_dtype_of_the_weights(make):
     case, other = Case(make), Case(make, dtype=torch.float64)
     case.train()
@@ -256,23 +250,6 @@ def only_torchs_own(reason):
 @only_torchs_own("trained weights are float32, float64 or, with CoVON, bfloat16")
 def test_weights_of_other_dtypes_train(make, dtype):
     Case(make, dtype=getattr(torch, dtype)).train()
-
-
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "CoVON", "CoVON_reparam"])
-def test_bfloat16_weights_train(name):
-    case = Case(OPTIMIZERS[name], dtype=torch.bfloat16)
-    before = case.net.weight.detach().clone()
-    case.train()
-    assert (case.net.weight != before).any()
-
-
-@only_torchs_own("the backward pass belongs inside sampled_params()")
-def test_a_step_follows_a_backward_pass_without_a_closure(make):
-    case = Case(make)
-    before = case.net.weight.detach().clone()
-    case.loss()
-    case.optimizer.step()
-    assert (case.net.weight != before).all()
 
 
 @pytest.mark.parametrize("make", [OPTIMIZERS["CoVON"], OPTIMIZERS["BayesByBackprop"]])

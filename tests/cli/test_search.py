@@ -1,27 +1,18 @@
 """``covon search`` as a user calls it."""
 
-import os
 import re
 import shutil
-import signal
-import sys
 
 import pandas as pd
-import psutil
 import pytest
 from small_recipes import STRATEGIES, saved, small_recipe
-from terminal import (
-    covon,
-    covon_when_both_are_ready,
-    in_a_terminal,
-    in_two_processes,
-    wait_until,
-)
+from terminal import covon, covon_when_both_are_ready, in_two_processes
 
 from covon_avalanche.cli import search
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment import grid
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
+from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run_folder import RunFolder, StoredRun
 from covon_avalanche.experiment.search import Search, searches_in
 from covon_avalanche.experiment.search_space import Searched
@@ -112,22 +103,19 @@ def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
         assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
 
 
-def test_ctrl_c_ends_a_search_and_leaves_its_trial_to_be_resumed(tmp_path):
-    recipe = recipe_of("finetune", "ewc-star").model_copy(update={"epochs": 1000})
-    command = [sys.executable, "-m", "covon_avalanche", "search", str(saved(recipe, tmp_path))]
-    command += ["--jobs", "1", "--out", str(tmp_path / "s"), "--seed", "77", "--trials", "1"]
+@pytest.mark.usefixtures("in_this_process")
+def test_ctrl_c_ends_a_search_and_leaves_its_trial_to_be_resumed(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpointer, "_store", interrupt)
+    recipe = recipe_of("finetune", "ewc-star")
     search = Search(recipe, "finetune", tmp_path / "s", 77, 1)
-    trial = search.trial(search.plan()[0])
-    with in_a_terminal(command) as process:
-        assert wait_until(lambda: any(trial.checkpoint_folder.glob("*.pt")))
-        children = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "Interrupted; the same command resumes from here." in output
-    assert "Traceback" not in errors
-    assert not psutil.wait_procs(children, timeout=20)[1]
-    assert trial.state()[0] == "interrupted"
+    command = ["search", saved(recipe, tmp_path), "--seed", 77, "--trials", 1]
+    done = covon(*command, "--out", tmp_path / "s")
+    assert done.exit_code == 130, done.output
+    assert "Interrupted; the same command resumes from here." in done.stdout
+    assert search.trial(search.plan()[0]).state()[0] == "interrupted"
 
 
 def test_several_commands_share_the_trials(tmp_path):

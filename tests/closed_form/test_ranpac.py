@@ -9,8 +9,6 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
-from toy_vits import toy_image_benchmark, toy_vit
-from toys import Watch, columns, make_naive
 
 from covon_avalanche.closed_form import (
     ClosedFormModel,
@@ -19,8 +17,6 @@ from covon_avalanche.closed_form import (
     RidgeClassifier,
 )
 from covon_avalanche.experiment.registry import KINDS
-from covon_avalanche.plugins import ClosedFormPlugin
-from covon_avalanche.prompting import TunedViT
 
 
 def domain(seed, examples=60, width=8, classes=3):
@@ -248,32 +244,3 @@ def test_a_singular_gram_matrix_gets_a_larger_ridge():
 def test_bad_arguments_are_named(options, says):
     with pytest.raises(ValueError, match=says):
         RidgeClassifier(1, 3, **options)
-
-
-def test_the_first_domain_adapts_the_network_and_later_ones_leave_it():
-    """In the adapted features it is a ridge regression on all domains at once."""
-    adapted = TunedViT(toy_vit(), "adapter", bottleneck=4, cosine=True)
-    features = FeatureExtractor(adapted)
-    model = ClosedFormModel(
-        features, RidgeClassifier(16, 3, ridges=[1.0]), adapted.tuned_parameters()
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
-    trained, states = [], []
-    benchmark = toy_image_benchmark(3)
-    watch = Watch(after_training_epoch=lambda s: trained.append(s.clock.train_exp_counter))
-    naive = make_naive(model, optimizer, ClosedFormPlugin(), watch, train_epochs=3)
-    before = {n: v.clone() for n, v in model.features.state_dict().items()}
-    for experience in benchmark.train_stream:
-        naive.train(experience)
-        states.append({n: v.clone() for n, v in model.features.state_dict().items()})
-    assert trained == [0, 0, 0]
-    changed = {n for n in before if not torch.equal(before[n], states[0][n])}
-    assert changed == {n for n in before if ".vit." not in n}
-    assert all(torch.equal(states[0][n], states[2][n]) for n in before)
-    x, y = (torch.cat(part) for part in zip(*map(columns, benchmark.train_stream), strict=True))
-    h = features(x).double()
-    wanted = torch.linalg.solve(
-        h.T @ h + torch.eye(16), h.T @ torch.nn.functional.one_hot(y, 3).double()
-    )
-    torch.testing.assert_close(model.head.weight.double(), wanted, rtol=1e-3, atol=1e-4)
-    assert not model.features.network.training

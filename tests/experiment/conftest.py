@@ -1,7 +1,4 @@
-"""A recipe of one short run; runs collect garbage quickly, without all that was imported, and start
-their processes quickly."""
-
-import gc
+"""A recipe of one short run; runs start their processes quickly."""
 
 import pytest
 from small_recipes import short_recipe
@@ -9,15 +6,6 @@ from terminal import forks
 
 from covon_avalanche.experiment import worker_pool
 from covon_avalanche.experiment.recipe import Recipe
-
-
-@pytest.fixture(scope="session", autouse=True)
-def little_garbage():
-    """Exempt what exists from the collections of the tests' runs."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -367,19 +367,6 @@ class TestMemory:
         gc.collect()
         assert gradient() is None
 
-    def test_an_optimizer_that_nobody_holds_is_freed_at_once(self, make_each, batch):
-        """Without the collector of reference cycles, as torch's optimizers are."""
-        model = nn.Linear(4, 3)
-        optimizer = make_each(model.parameters())
-        gc.disable()
-        try:
-            train_task(optimizer, model, batch)
-            references = weakref.ref(optimizer), weakref.ref(model.weight)
-            del optimizer, model
-            assert [reference() for reference in references] == [None, None]
-        finally:
-            gc.enable()
-
 
 @pytest.mark.parametrize("number", [np.float32, torch.tensor])
 def test_weight_decay_may_be_any_kind_of_number(number):

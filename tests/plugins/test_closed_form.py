@@ -2,24 +2,41 @@
 
 import pytest
 import torch
-from toys import columns, make_naive, toy_benchmark, toy_model
+from toy_vits import toy_image_benchmark, toy_vit
+from toys import Watch, columns, make_naive, toy_model
 
 from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
 from covon_avalanche.plugins import ClosedFormPlugin
+from covon_avalanche.prompting import TunedViT
 
 
-def test_after_two_domains_it_is_the_regression_on_both():
-    network = toy_model()
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    trained, direct = (
-        ClosedFormModel(FeatureExtractor(network), RidgeClassifier(10, 4, ridges=[0.1]))
-        for _ in range(2)
+def test_the_first_domain_adapts_the_network_and_later_ones_leave_it():
+    """In the adapted features it is a ridge regression on all domains at once."""
+    adapted = TunedViT(toy_vit(), "adapter", bottleneck=4, cosine=True)
+    features = FeatureExtractor(adapted)
+    model = ClosedFormModel(
+        features, RidgeClassifier(16, 3, ridges=[1.0]), adapted.tuned_parameters()
     )
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
-    make_naive(trained, optimizer, ClosedFormPlugin()).train(toy_benchmark(2).train_stream)
-    direct.learn(map(columns, toy_benchmark(2).train_stream))  # as one domain
-    torch.testing.assert_close(trained.head.weight, direct.head.weight, rtol=1e-4, atol=1e-6)
-    assert all(torch.equal(v, network.state_dict()[name]) for name, v in before.items())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+    trained, states = [], []
+    benchmark = toy_image_benchmark(3)
+    watch = Watch(after_training_epoch=lambda s: trained.append(s.clock.train_exp_counter))
+    naive = make_naive(model, optimizer, ClosedFormPlugin(), watch, train_epochs=3)
+    before = {n: v.clone() for n, v in model.features.state_dict().items()}
+    for experience in benchmark.train_stream:
+        naive.train(experience)
+        states.append({n: v.clone() for n, v in model.features.state_dict().items()})
+    assert trained == [0, 0, 0]
+    changed = {n for n in before if not torch.equal(before[n], states[0][n])}
+    assert changed == {n for n in before if ".vit." not in n}
+    assert all(torch.equal(states[0][n], states[2][n]) for n in before)
+    x, y = (torch.cat(part) for part in zip(*map(columns, benchmark.train_stream), strict=True))
+    h = features(x).double()
+    wanted = torch.linalg.solve(
+        h.T @ h + torch.eye(16), h.T @ torch.nn.functional.one_hot(y, 3).double()
+    )
+    torch.testing.assert_close(model.head.weight.double(), wanted, rtol=1e-3, atol=1e-4)
+    assert not model.features.network.training
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,11 @@ import pytest
 import torch
 from avalanche.training.supervised import Naive
 from torch import nn
-from toys import Watch, make_naive, toy_benchmark, toy_model, weights
+from toys import Watch, make_naive, sgd, toy_benchmark, toy_model, weights
 
 from covon_avalanche.loops import GradientAccumulation
 from covon_avalanche.plugins import DERPlugin
 from covon_avalanche.strategies import ERACEStrategy
-
-
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 class Accumulating(GradientAccumulation, Naive):

@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from toys import Watch, columns, make_naive, same, toy_benchmark, toy_model, weights
+from toys import Watch, columns, make_naive, same, sgd, toy_benchmark, toy_model, weights
 
 from covon_avalanche.plugins import LwFPlugin
 
@@ -10,10 +10,6 @@ from covon_avalanche.plugins import LwFPlugin
 def dropout_model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 10), nn.Dropout(0.5), nn.Linear(10, 4))
-
-
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def test_a_step_descends_on_cross_entropy_and_divergence_from_the_model_of_the_last_task():

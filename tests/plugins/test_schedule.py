@@ -24,19 +24,6 @@ def test_values_apply_from_their_experience_on():
     assert epochs == [1, 3, 3]
 
 
-def test_the_first_values_are_those_the_first_task_is_trained_and_merged_with():
-    """hess_init reaches the state, and each merge uses the ess of its own task."""
-    strategy = make_strategy("covon", toy_model(), schedule=[{"ess": 50.0}, {"ess": 200.0}])
-    precisions = []
-    for experience in toy_benchmark(2).train_stream:
-        strategy.train(experience)
-        state = strategy.optimizer.state[strategy.model[0].weight]
-        precisions.append(state["prior_precision"].clone())
-    first, second = precisions
-    assert first.min() >= 50 * 0.01 * 0.5  # from s0 = ess * weight_decay of the first task
-    assert (second - first).mean() > 2 * first.mean()
-
-
 def test_a_scheduled_ess_and_epochs_reach_the_quadratic_anchors():
     schedule = [{}, {"ess": 10.0, "epochs": 1, "lr": 0.5}]
     strategy = make_strategy("ada-reg", toy_model(), schedule=schedule)

@@ -1,0 +1,13 @@
+"""A grid of runs that is killed; tests of Ctrl-C and of kills of one process are in ``cli``."""
+
+import random
+
+import kills
+
+
+def test_a_killed_grid_loses_nothing_and_ends_with_the_same_results(tmp_path):
+    """All its processes are killed, soon after the first has begun to work."""
+    found = kills.measure(1, 4, tmp_path, random.Random(7))
+    assert found["kills"] == 1
+    assert found["results"] >= len(kills.STRATEGIES)
+    assert {what: found[what] for what in kills.WRONG} == dict.fromkeys(kills.WRONG, 0)
