@@ -85,7 +85,7 @@ def test_a_recipe_extends_another_with_its_own_keys(tmp_path):
     base["search"]["mine"]["gamma"] = {"low": 0.1, "high": 1}
     assert recipe == validate(base | {"epochs": 3}, "expected")
     text, _ = read_recipe(path)
-    assert text.startswith("# Child.\n# Base.\nname = ")
+    assert text.startswith("# Child.\nname = ")
     (tmp_path / "again.toml").write_text(text, encoding="utf-8")
     assert load_recipe(str(tmp_path / "again.toml")) == load_recipe(str(path))
 
