@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from covon_avalanche.merging.layers import as_rows, layer_names
-from covon_avalanche.merging.linalg import RIDGE, in_double, mean_diagonals, with_ridge
+from covon_avalanche.merging.linalg import in_double, mean_diagonals, with_ridge
 from covon_avalanche.merging.regmean import RegMean
 from covon_avalanche.merging.rule import Batch, Task
 from covon_avalanche.posterior.fisher import in_mode
 
+_TINY = 1e-9  # keeps 0 / 0 at 0
 _DAMPING = 1e-3  # outputs without any gradient are merged as by RegMean
 
 
@@ -47,10 +48,6 @@ class KFACMerge(RegMean):
     projection of attention has ``G = 1``, which is RegMean. In addition to each pass of RegMean
     there is one with a backward pass.
     """
-
-    _ridge = 1e-3
-    """Of layers that are merged as by RegMean: LayerNorm leaves a direction without variance, in
-    which weights would grow, and the other layers' merge gives it variance."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +106,7 @@ def merged_change(change: Tensor, a0: Tensor, g0: Tensor, a: Tensor, g: Tensor) 
     both = share_g[:, :, None] * share_a[:, None, :]
     neither = (1 - share_g)[:, :, None] * (1 - share_a)[:, None, :]
     inside = basis_g.mT @ root_g.mT @ change @ root_a @ basis_a
-    inside = basis_g @ (inside * both / (both + neither + RIDGE)) @ basis_a.mT
+    inside = basis_g @ (inside * both / (both + neither + _TINY)) @ basis_a.mT
     left = torch.linalg.solve_triangular(root_g.mT, inside, upper=True)
     return torch.linalg.solve_triangular(root_a, left, upper=False, left=False)
 

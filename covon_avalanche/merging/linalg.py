@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-RIDGE = 1e-6  # of the mean diagonal: directions without any input keep the old weights
+RIDGE = 1e-3
+"""Of the mean diagonal, added to second moments before they are inverted. Without it, weights grow
+from merge to merge in directions with little variance, where a layer has many inputs and few
+examples."""
 
 
 def in_double(tensor: Tensor) -> Tensor:
@@ -18,10 +21,7 @@ def mean_diagonals(matrices: Tensor) -> Tensor:
     return matrices.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
 
 
-def with_ridge(matrices: Tensor, ridge: float = RIDGE) -> Tensor:
-    """Positive semidefinite matrices of shape (groups, d, d), made invertible.
-
-    :param ridge: of the mean diagonal.
-    """
+def with_ridge(matrices: Tensor) -> Tensor:
+    """Positive semidefinite matrices of shape (groups, d, d), with the :data:`RIDGE`."""
     size = mean_diagonals(matrices).clamp(min=torch.finfo(matrices.dtype).tiny)
-    return matrices + ridge * size * matrices.new_ones(matrices.shape[-1]).diag()
+    return matrices + RIDGE * size * matrices.new_ones(matrices.shape[-1]).diag()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from covon_avalanche.checks import check_fraction
 from covon_avalanche.merging.layers import as_rows, from_rows, merged_layers, own_parameters
-from covon_avalanche.merging.linalg import RIDGE, in_double, with_ridge
+from covon_avalanche.merging.linalg import in_double, with_ridge
 from covon_avalanche.merging.rule import Batch, MergeRule, Task
 from covon_avalanche.merging.second_moments import input_second_moments
 
@@ -26,6 +25,9 @@ class RegMean(MergeRule):
     one (``A``, ``W``) are ::
 
         W0 + (W - W0) A (A0 + A)⁻¹,    A0 ← A0 + A
+
+    To the inverted sum a thousandth of its mean diagonal is added, so that weights change little in
+    directions in which the inputs hardly vary.
 
     This is the mean of a product of Gaussians as in Eq. 8, whose precision is not diagonal but
     ``A ⊗ I``, the input side of a Kronecker-factored curvature. For two networks trained from the
@@ -43,7 +45,6 @@ class RegMean(MergeRule):
     """
 
     needs_data = True
-    _ridge: ClassVar[float] = RIDGE
 
     def __init__(self, *, share: float = 1.0) -> None:
         """
@@ -134,4 +135,4 @@ class RegMean(MergeRule):
         self, task: Task, layer: str, change: Tensor, a0: Tensor, a: Tensor
     ) -> Tensor:
         """``(W - W0) A (A0 + A)⁻¹`` by groups, in float64."""
-        return torch.linalg.solve(with_ridge(a0 + a, self._ridge), (change @ a).mT).mT
+        return torch.linalg.solve(with_ridge(a0 + a), (change @ a).mT).mT

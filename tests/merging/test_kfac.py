@@ -18,7 +18,7 @@ def positive(n, seed, rank=None):
     return x @ x.mT
 
 
-def test_the_change_solves_the_linear_system_of_both_curvatures():
+def test_the_change_solves_the_linear_system_of_both_curvatures(almost_no_ridge):
     a0, a, g0, g = (positive(n, seed) for seed, n in enumerate((4, 4, 3, 3)))
     change = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     # row-major: vec(G D A) = (G ⊗ A) vec(D)
@@ -40,7 +40,7 @@ def test_directions_without_any_curvature_keep_the_old_weights():
     assert (found[0] @ outside.T).abs().max() < 1e-5 * change.norm()
 
 
-def test_equal_curvatures_of_the_outputs_give_regmean():
+def test_equal_curvatures_of_the_outputs_give_regmean(almost_no_ridge):
     torch.manual_seed(0)
     before, after, results = Net(), Net(), []
     for rule in (KFACMerge(), RegMean()):
@@ -109,7 +109,7 @@ def test_tied_layers_have_the_gradients_of_all():
     torch.testing.assert_close(output_gradient_moments(tied, [(x, None)]), {"0": wanted[None]})
 
 
-def test_merged_weights_solve_the_system_of_both_tasks():
+def test_merged_weights_solve_the_system_of_both_tasks(almost_no_ridge):
     torch.manual_seed(0)
     layers, inputs = [nn.Linear(4, 3, bias=False) for _ in range(2)], torch.randn(2, 30, 4)
     merged = merged_by(KFACMerge(), layers, inputs)["weight"]

@@ -4,11 +4,12 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from toy_merging import Net, end_task, images, merged_by, task_of
 from toys import weights
 
-from covon_avalanche.merging import RegMean, Task
+from covon_avalanche.merging import KFACMerge, RegMean, Task, merge_into
 from covon_avalanche.merging.second_moments import input_second_moments
 
 
@@ -31,7 +32,7 @@ def total_change(layer, old, new, inputs):
     return sum((layer(x) - which(x)).square().sum() for which, x in double)
 
 
-def test_merged_layers_change_the_outputs_of_all_tasks_least():
+def test_merged_layers_change_the_outputs_of_all_tasks_least(almost_no_ridge):
     """The sum of squares is convex, so its gradient tells; before and after the task it is far
     from zero."""
     torch.manual_seed(0)
@@ -55,7 +56,7 @@ def test_merged_layers_change_the_outputs_of_all_tasks_least():
         assert slopes[0] < 1e-4 * min(slopes[1:]), name
 
 
-def test_three_tasks_of_a_linear_layer_are_one_least_squares_problem():
+def test_three_tasks_of_a_linear_layer_are_one_least_squares_problem(almost_no_ridge):
     """Trained from task to task, the result is the layer that reproduces each task's outputs."""
     torch.manual_seed(3)
     rule, layer = RegMean(), nn.Linear(4, 3)
@@ -81,8 +82,30 @@ def test_directions_without_inputs_stay_and_those_of_one_task_follow_it():
     rule.outputs[""] = 1
     x = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]])
     merged = rule.merge(task_of(layer, x, {"weight": torch.ones(1, 4)}))
-    want = torch.tensor([[1 + 4 * 1 / 4, 1.0, 5.0, 1.0]])
-    torch.testing.assert_close(merged["weight"], want, rtol=1e-4, atol=0)
+    ridge = 0.001 * (4 + 2 + 4 + 0) / 4  # of the mean diagonal of the sum
+    want = torch.tensor([[1 + 4 * 1 / (4 + ridge), 1.0, 1 + 4 * 4 / (4 + ridge), 1.0]])
+    torch.testing.assert_close(merged["weight"], want, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("rule", [RegMean, KFACMerge])
+def test_weights_of_wide_layers_do_not_grow_with_few_examples(rule):
+    """Most directions have hardly any variance. With a ridge of 1e-6, RegMean ends at 0.56, and
+    KFACMerge's factorisation fails."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU())
+    model.append(nn.Linear(300, 4))
+    x, rule, optimizer = torch.randn(16, 20), rule(), torch.optim.AdamW(model.parameters(), lr=1e-3)
+    y, tasks = (x @ torch.randn(20, 4)).argmax(1), [x[:, torch.randperm(20)] for _ in range(6)]
+    for x in tasks:
+        before = weights(model)
+        for _ in range(30):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        merge_into(model, optimizer, rule, before, lambda x=x: [(x, y)])
+    with torch.no_grad():
+        hits = [(model(x).argmax(1) == y).float().mean().item() for x in tasks]
+    assert min(hits) > 0.8
 
 
 class Attention(nn.Module):
@@ -159,7 +182,7 @@ def test_moments_are_measured_for_the_merge_and_again_at_the_merged_weights():
     assert found == [1, 2, 2]
 
 
-def test_new_outputs_keep_their_weights():
+def test_new_outputs_keep_their_weights(almost_no_ridge):
     torch.manual_seed(2)
     small, grown = nn.Linear(3, 2), nn.Linear(3, 4)
     x, rule = torch.randn(20, 3), RegMean()

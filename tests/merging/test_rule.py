@@ -224,7 +224,9 @@ def test_eq_8_is_the_merge_of_prior_and_posterior(linear, batch, gamma_precision
 
 
 @pytest.mark.parametrize("rule", [EMA(1.0), Average(), MagMax(1.0), RegMean()])
-def test_bfloat16_weights_are_merged_with_covons_mean_in_float32(linear, batch, rule):
+def test_bfloat16_weights_are_merged_with_covons_mean_in_float32(
+    linear, batch, rule, almost_no_ridge
+):
     """With a single task these rules keep its weights, with changes that bfloat16 rounds away."""
     if isinstance(rule, RegMean):
         rule.moments, rule.outputs = {"": torch.zeros(1, 5, 5)}, {"": 3}  # no past
