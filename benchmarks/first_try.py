@@ -56,7 +56,8 @@ BESIDE = (
 """Searched methods, whose results are stored."""
 KNOB = {"pacs": 0.05116, "pacs-vit": 0.2288}
 """``gamma`` by a search in the first order (``pacs.toml``, ``pacs_vit_knob.toml``, strategy
-``covon-preset``; 6 trials)."""
+``covon-preset``; 6 trials). On permuted MNIST-Hard (``permuted_mnist_knob.toml``) it is the
+preset's."""
 _TITLES = {
     "covon": "CoVON",
     "covon-clip-2": "CoVON, `clip_radius` 2",
