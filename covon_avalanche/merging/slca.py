@@ -40,4 +40,4 @@ class SLCA(DomainHeads):
 
     def __init__(self, network: nn.Module, num_classes: int, num_domains: int) -> None:
         super().__init__(network, num_classes, num_domains)
-        self.head = LinearHeads(self.width, num_classes, num_domains)
+        self.head = LinearHeads(self.width, num_classes, num_domains).to(self.domains.device)

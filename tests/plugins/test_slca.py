@@ -12,6 +12,11 @@ from covon_avalanche.merging.alignment import align_layers, fit_gaussians
 from covon_avalanche.plugins import SLCAPlugin
 
 
+def test_new_classifiers_are_on_the_networks_device():
+    model = SLCA(toy_model().to("meta"), 4, 3)
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
 def sgd(model):
     groups = [{"params": model.head.parameters()}, {"params": model.backbone.parameters()}]
     return torch.optim.SGD(groups, lr=0.05, momentum=0.9, weight_decay=5e-4)
