@@ -528,19 +528,20 @@ class CoVON(PosteriorOptimizer):
         # so that neither Hessian estimates nor their squares overflow float32
         largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE
         limit = min(_LARGEST_GRADIENT, largest**0.5) if record.squared else _LARGEST_GRADIENT
-        bounds = [(list(grads.values()), limit)]
-        if averaged:
-            bounds.append((list(samples.values()), largest))
-        names = [named.name for named in params]
-        fit, allowed = self._deferred.check(names, list(samples), bounds, self._iteration())
+        kernel = None if averaged else self._cpu_kernel(record.buffers[p] for p in samples)
+        if kernel is not None:
+            step, fit = kernel.step, kernel.all_below(list(grads.values()), limit)
+        else:
+            bounds = [(list(grads.values()), limit)]
+            if averaged:
+                bounds.append((list(samples.values()), largest))
+            names = [named.name for named in params]
+            fit, allowed = self._deferred.check(names, list(samples), bounds, self._iteration())
+            compiled = self.implementation == "compiled"
+            step = partial(multi_tensor.step, averaged=averaged, compiled=compiled, allowed=allowed)
         if not fit:
             super()._step(params, record)
             return
-        kernel = None if averaged else self._cpu_kernel(record.buffers[p] for p in samples)
-        options: dict[str, Any] = dict(
-            averaged=averaged, compiled=self.implementation == "compiled", allowed=allowed
-        )
-        step: Any = kernel.step if kernel else partial(multi_tensor.step, **options)
         bump_versions(named.param for named in params)
         for bucket in self._buckets(params, train=True):
             settings = self._settings(bucket.group, bucket.i)

@@ -67,6 +67,14 @@ def draw(
     return not flags.any()
 
 
+def all_below(grads: list[Tensor], limit: float) -> bool:
+    """Whether all entries are finite and of a magnitude below the limit, loss/weight."""
+    table = _addresses(grads)
+    flags = np.zeros(len(grads), np.bool_)
+    _run(_all_below, table, f32(limit), flags)
+    return not flags.any()
+
+
 def step(
     means: list[Tensor],
     samples: list[Tensor],
@@ -292,6 +300,16 @@ def _prior_group(address, size, start, stop, group):
         for j in range(stop - start):
             words[j] = _shl(u32(halves[u64(start + j)]), u32(16))
     return group[: stop - start]
+
+
+@njit(**OPTIONS)
+def _all_below(table, limit, flags, first, stride):
+    for k in range(first, table.shape[1], stride):
+        grad = _array_at(table[1, k], table[0, k])
+        largest = i32(0)  # the bits of a float32 without its sign; those of NaN are largest of all
+        for i in range(len(grad)):
+            largest = max(largest, i32(f32(grad[u64(i)]).view(np.int32) & i32(0x7FFFFFFF)))
+        flags[k] = largest >= f32(limit).view(np.int32)
 
 
 @njit(fastmath=_FAST_MATH, **_INLINED)

@@ -43,7 +43,7 @@ def test_only_kernels_are_compiled_by_themselves():
         for f in compiled
         if not f.targetoptions.get("forceinline") and f.targetoptions.get("inline") != "always"
     ]
-    assert {*alone} == {"fill_normal", "_draw", "_step_squares", "_step"}
+    assert {*alone} == {"fill_normal", "_draw", "_all_below", "_step_squares", "_step"}
 
 
 @pytest.mark.parametrize("prior", ["tensors", "numbers"])
@@ -97,7 +97,7 @@ def test_kernels_are_loaded_from_files():
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for _ in range(4):  # keys of the noise below and above 2**63
             step_on(optimizer, lambda: sum(p.square().sum() for p in parameters))  # noqa: B023
-    for kernel in (cpu_kernel._draw, cpu_kernel._step):
+    for kernel in (cpu_kernel._draw, cpu_kernel._all_below, cpu_kernel._step):
         assert kernel.stats.cache_path is not None
         (signature,) = kernel.signatures
         again = njit(**OPTIONS)(kernel.py_func)  # as another process makes it
