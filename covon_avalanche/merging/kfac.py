@@ -49,6 +49,10 @@ class KFACMerge(RegMean):
     there is one with a backward pass.
     """
 
+    _ridge = 1e-3
+    """Of layers that are merged as by RegMean: LayerNorm leaves a direction without variance, in
+    which weights would grow, and the other layers' merge gives it variance."""
+
     def __init__(self) -> None:
         super().__init__()
         self.gradients: dict[str, Tensor] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,8 +27,8 @@ class RegMean(MergeRule):
 
         W0 + (W - W0) A (A0 + A)⁻¹,    A0 ← A0 + A
 
-    To the inverted sum a thousandth of its mean diagonal is added, so that weights change little in
-    directions in which the inputs hardly vary.
+    To the inverted sum a ten-thousandth of its mean diagonal is added, so that weights change
+    little in directions in which the inputs hardly vary.
 
     This is the mean of a product of Gaussians as in Eq. 8, whose precision is not diagonal but
     ``A ⊗ I``, the input side of a Kronecker-factored curvature. For two networks trained from the
@@ -45,6 +46,7 @@ class RegMean(MergeRule):
     """
 
     needs_data = True
+    _ridge: ClassVar[float | None] = None
 
     def __init__(self, *, share: float = 1.0) -> None:
         """
@@ -135,4 +137,4 @@ class RegMean(MergeRule):
         self, task: Task, layer: str, change: Tensor, a0: Tensor, a: Tensor
     ) -> Tensor:
         """``(W - W0) A (A0 + A)⁻¹`` by groups, in float64."""
-        return torch.linalg.solve(with_ridge(a0 + a), (change @ a).mT).mT
+        return torch.linalg.solve(with_ridge(a0 + a, self._ridge), (change @ a).mT).mT

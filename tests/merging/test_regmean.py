@@ -82,7 +82,7 @@ def test_directions_without_inputs_stay_and_those_of_one_task_follow_it():
     rule.outputs[""] = 1
     x = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]])
     merged = rule.merge(task_of(layer, x, {"weight": torch.ones(1, 4)}))
-    ridge = 0.001 * (4 + 2 + 4 + 0) / 4  # of the mean diagonal of the sum
+    ridge = 0.0001 * (4 + 2 + 4 + 0) / 4  # of the mean diagonal of the sum
     want = torch.tensor([[1 + 4 * 1 / (4 + ridge), 1.0, 1 + 4 * 4 / (4 + ridge), 1.0]])
     torch.testing.assert_close(merged["weight"], want, rtol=1e-6, atol=0)
 
