@@ -225,7 +225,9 @@ class CoVON(PosteriorOptimizer):
         merged mean itself. A change of this setting in a group applies from the next consolidation
         on; a loaded state brings its own setting.
     :param hess_approx: the estimate of the Hessian's diagonal: ``"gradsq"``, the squared gradient
-        times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. See
+        times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. In
+        natural units the latter needs a small ``data_precision``, such as that of ``PERCEPTRON``.
+        With bfloat16 weights it counts their rounding as noise, and may grow without bound. See
         ``optim/hessian.py`` for derivations and noise. The same in all groups.
     :param generator: gives the seed of the noise at the first sample; by default torch's global
         generator does. With several processes it is required, with the same seed on all ranks.
