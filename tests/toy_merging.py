@@ -1,6 +1,7 @@
 """All rules, a network with all kinds of layers that RegMean merges, and tasks of it."""
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from toy_optimizers import weights
 
@@ -64,3 +65,17 @@ def end_task(model, rule, values, batches=None) -> None:
     before = weights(model)
     model.load_state_dict(values, strict=False)
     merge_into(model, torch.optim.SGD(model.parameters(), lr=0.1), rule, before, batches)
+
+
+def accuracies(model, rule, tasks, y, lr, steps):
+    """On each task after the last merge; tasks have inputs of their own and the same labels."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    for x in tasks:
+        before = weights(model)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        merge_into(model, optimizer, rule, before, lambda x=x: [(x, y)])
+    with torch.no_grad():
+        return [(model(x).argmax(1) == y).float().mean().item() for x in tasks]

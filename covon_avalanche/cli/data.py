@@ -83,10 +83,10 @@ def list_data(
 def _stream_of(
     recipe: str, dataset_root: Path | None, settings: Sequence[str] = (), **stream: object
 ) -> Callable[..., Any]:
-    """A recipe's stream of image files for its first seed, without a cache, as a function of
-    ``dataset_root``.
+    """A function of ``dataset_root`` that makes a recipe's benchmark of image files, for the first
+    seed and without a cache.
 
-    :param stream: other keys of its stream.
+    :param stream: keys of the stream that replace the recipe's.
     """
     chosen = load_recipe(recipe, settings)
     own = chosen.stream

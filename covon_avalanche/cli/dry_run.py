@@ -90,7 +90,7 @@ def check_and_estimate(
 
 
 def _found(recipe: Recipe, benchmark: CLScenario) -> list[str]:
-    """The numbers of images, and the classes that a domain of own images lacks."""
+    """Sentences with the numbers of images and, for folders of one's own, missing classes."""
     if not (images := getattr(benchmark, "images", {})):  # permuted pixels
         return ["The data are there."]
     counts = ", ".join(f"{sum(map(len, own.values()))} {part}" for part, own in images.items())
@@ -98,8 +98,8 @@ def _found(recipe: Recipe, benchmark: CLScenario) -> list[str]:
     lines = [f"The data are there: {found}."]
     for part, own in images.items() if recipe.stream.name == "DomainFolders" else ():
         for domain, some in own.items():
-            absent = [c for i, c in enumerate(benchmark.classes) if i not in {*some.labels}]
-            if absent:
+            there = {*some.labels}
+            if absent := [c for i, c in enumerate(benchmark.classes) if i not in there]:
                 names = ", ".join(absent[:5]) + f" and {len(absent) - 5} others" * (len(absent) > 5)
                 lines.append(f"{domain} has no images of {names} ({part}).")
     return lines

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 RIDGE = 1e-4
-"""Of the mean diagonal, added to second moments before they are inverted. Without it, weights grow
-from merge to merge in directions with little variance, where a layer has many inputs and few
-examples."""
+"""Fraction of the mean diagonal, added to second moments before they are inverted. With less,
+weights grow from merge to merge in directions with little variance, in layers with many inputs and
+few examples (``docs/merging.md``)."""
 
 
 def in_double(tensor: Tensor) -> Tensor:

@@ -273,7 +273,7 @@ def fill_normal(address, size, key, number, first):
 
 @njit(**_INLINED)
 def _groups(sizes, first, stride):
-    """Parameter, tile, start and stop of each group that is a thread's."""
+    """Yield parameter, tile, start and stop of each group that a thread works on."""
     tile = 0
     for k in range(len(sizes)):
         for begin in range(0, sizes[k], _TILE):

@@ -187,7 +187,7 @@ def class_folders(
 ) -> ImageFiles:
     """The images of ``FOLDER/CLASS/*``, with class ids from a fixed table of names.
 
-    Other files give a warning.
+    Other files are ignored, with a warning.
 
     :param complete: whether there must be images of all classes.
     :raises ValueError: for a subfolder with images that is not a class, or a class without images.

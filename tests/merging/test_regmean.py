@@ -4,12 +4,11 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from toy_merging import Net, end_task, images, merged_by, task_of
+from toy_merging import Net, accuracies, end_task, images, merged_by, task_of
 from toys import weights
 
-from covon_avalanche.merging import KFACMerge, RegMean, Task, merge_into
+from covon_avalanche.merging import KFACMerge, RegMean, Task
 from covon_avalanche.merging.second_moments import input_second_moments
 
 
@@ -94,18 +93,9 @@ def test_weights_of_wide_layers_do_not_grow_with_few_examples(rule):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU())
     model.append(nn.Linear(300, 4))
-    x, rule, optimizer = torch.randn(16, 20), rule(), torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x = torch.randn(16, 20)
     y, tasks = (x @ torch.randn(20, 4)).argmax(1), [x[:, torch.randperm(20)] for _ in range(6)]
-    for x in tasks:
-        before = weights(model)
-        for _ in range(30):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        merge_into(model, optimizer, rule, before, lambda x=x: [(x, y)])
-    with torch.no_grad():
-        hits = [(model(x).argmax(1) == y).float().mean().item() for x in tasks]
-    assert min(hits) > 0.8
+    assert min(accuracies(model, rule(), tasks, y, lr=1e-3, steps=30)) > 0.8
 
 
 class Attention(nn.Module):
