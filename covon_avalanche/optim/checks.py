@@ -45,7 +45,7 @@ def check_parameter(p: Tensor, name: str, *, bfloat16: bool = False) -> None:
         raise ValueError(
             f"{name!r} is {p.dtype}: noise of size 1e-4 vanishes in it, so the posterior "
             "could not be sampled. Keep the weights in float32 and run the forward pass "
-            "under torch.autocast instead"
+            "under torch.autocast instead (bfloat16 needs CoVON with hess_approx='gradsq')"
         )
 
 

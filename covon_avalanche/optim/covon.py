@@ -226,9 +226,9 @@ class CoVON(PosteriorOptimizer):
         on; a loaded state brings its own setting.
     :param hess_approx: the estimate of the Hessian's diagonal: ``"gradsq"``, the squared gradient
         times ``batch_size``, or ``"reparam"``, the paper's, from the gradient and the noise. In
-        natural units the latter needs a small ``data_precision``, such as that of ``PERCEPTRON``.
-        With bfloat16 weights it counts their rounding as noise, and may grow without bound. See
-        ``optim/hessian.py`` for derivations and noise. The same in all groups.
+        natural units the latter needs a small ``data_precision``, such as that of ``PERCEPTRON``,
+        and in any units float32 weights. See ``optim/hessian.py`` for derivations and noise. The
+        same in all groups.
     :param generator: gives the seed of the noise at the first sample; by default torch's global
         generator does. With several processes it is required, with the same seed on all ranks.
     :param implementation: ``"foreach"``, torch's multi-tensor operations; ``"compiled"``, numba on
@@ -255,8 +255,8 @@ class CoVON(PosteriorOptimizer):
     - ``lr`` is that of the Newton step (dimensionless, not that of Adam), 0.01; ``clip_radius`` is
       0.1 and ``gamma`` 0.9.
 
-    Weights may be bfloat16: their mean is kept in float32 then (``mean`` in the state), and the
-    weights are its rounded values, or those of a sample. Float16 is refused.
+    With ``"gradsq"`` weights may be bfloat16: their mean is kept in float32 then (``mean`` in the
+    state), and the weights are its rounded values, or those of a sample. Float16 is refused.
 
     State per parameter: ``momentum``, ``hess``, ``step`` within a task, in natural units also the
     scalars ``scale`` and ``step_square`` (see ``natural_units``); ``prior_mean`` and
@@ -272,7 +272,6 @@ class CoVON(PosteriorOptimizer):
 
     own_setting = "hess_init"
     former_defaults = dict.fromkeys(natural_units.RELATIVE)  # the units were the paper's
-    allows_bfloat16 = True
 
     def __init__(
         self,
@@ -378,6 +377,11 @@ class CoVON(PosteriorOptimizer):
         """The estimate of the Hessian, the same in all groups."""
         approx: HessApprox = self.param_groups[0]["hess_approx"]
         return approx
+
+    @property
+    def allows_bfloat16(self) -> bool:
+        """With squared gradients only: the paper's estimate would take rounding for noise."""
+        return self.hess_approx == "gradsq"
 
     def _batch_size(self) -> float:
         size = self.param_groups[0]["batch_size"]

@@ -99,10 +99,6 @@ class PosteriorOptimizer(Optimizer, ABC):
       (``noise_seed``, ``noise_draws``), so ``state_dict()``, copies and pickles restore it.
     """
 
-    allows_bfloat16: ClassVar[bool] = False
-    """Whether weights may be bfloat16. Their mean is kept in float32 then, as ``"mean"`` in the
-    state, and the weights are its rounded values, or those of a sample."""
-
     own_setting: ClassVar[str]
     """A setting that no other optimizer has, which identifies the optimizer that wrote a
     ``state_dict``."""
@@ -777,6 +773,12 @@ class PosteriorOptimizer(Optimizer, ABC):
         except Exception:
             self.param_groups.pop()
             raise
+
+    @property
+    def allows_bfloat16(self) -> bool:
+        """Whether weights may be bfloat16. Their mean is kept in float32 then, as ``"mean"`` in the
+        state, and the weights are its rounded values, or those of a sample."""
+        return False
 
     def check_group(self, group: Group) -> None:
         """Raise a ``ValueError`` naming value and rule for a bad hyperparameter."""
