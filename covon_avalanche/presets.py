@@ -14,10 +14,11 @@ FROM_SCRATCH: dict[str, Any] = dict(
 )  # fmt: skip
 """For networks with random weights, transformers included."""
 
-PERCEPTRON: dict[str, Any] = {
-    **FROM_SCRATCH, "noise": 0.2, "prior_width": 20.0, "data_precision": 0.001,
-    "gamma_precision": None, "hess_approx": "reparam",
-}  # fmt: skip
+REPARAM: dict[str, Any] = dict(hess_approx="reparam", data_precision=0.001, gamma_precision=None)
+"""What the paper's estimate of the Hessian needs in place of a preset's settings: its noise grows
+with the effective sample size, and its values may be negative."""
+
+PERCEPTRON: dict[str, Any] = {**FROM_SCRATCH, "noise": 0.2, "prior_width": 20.0, **REPARAM}
 """For multilayer perceptrons that classify, with random weights: the paper's estimate of the
 Hessian, and noise that stays large, which it needs and which protects earlier tasks. The data add
 little to the precision: residual networks learn less with it, and in pilot runs regression did

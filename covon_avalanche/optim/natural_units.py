@@ -34,7 +34,7 @@ from torch import Tensor
 
 from covon_avalanche.checks import check_positive
 from covon_avalanche.optim.sharding import local, sum_everywhere
-from covon_avalanche.presets import CLIP_RADIUS, FROM_SCRATCH
+from covon_avalanche.presets import CLIP_RADIUS, FROM_SCRATCH, REPARAM
 
 _DEFAULTS: dict[str, Any] = dict(
     lr=1e-3, clip_radius=CLIP_RADIUS, weight_decay=0.0,
@@ -66,6 +66,8 @@ def with_defaults(settings: Group) -> dict[str, Any]:
             "relative to the weights"
         )
     defaults = _PAPERS_DEFAULTS if given & _PAPERS else _DEFAULTS
+    if settings["hess_approx"] == "reparam" and defaults is _DEFAULTS:
+        defaults = defaults | {"data_precision": REPARAM["data_precision"]}
     return {**settings, **{name: defaults[name] for name in defaults.keys() - given}}
 
 

@@ -3,6 +3,7 @@
 import copy
 import math
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from toy_optimizers import equal, nll, record_sample, step_on, train_step, train
 from covon_avalanche import DiagGaussian
 from covon_avalanche.optim import CoVON
 from covon_avalanche.posterior import merge
-from covon_avalanche.presets import FINETUNING, FROM_SCRATCH
+from covon_avalanche.presets import FINETUNING, FROM_SCRATCH, REPARAM
 
 PRESETS = {"scratch": CoVON, "finetuning": CoVON.finetuning}
 
@@ -208,8 +209,8 @@ def test_two_tasks_match_numpy(implementation, approx):
     curvature = rng.uniform(0.5, 2, size=60)
     p = nn.Parameter(torch.tensor(rng.normal(size=60)))
     optimizer = make(
-        [("w", p)], noise=0.1, prior_width=0.5, hess_approx=approx, betas=(0.9, 0.99),
-        clip_radius=2.0, implementation=implementation,
+        [("w", p)], noise=0.1, prior_width=0.5, data_precision=100.0, hess_approx=approx,
+        betas=(0.9, 0.99), clip_radius=2.0, implementation=implementation,
     )  # fmt: skip
     m = p.detach().numpy().copy()
     r = np.sqrt(np.mean(m**2))
@@ -467,3 +468,8 @@ def test_presets_are_what_the_constructors_use():
     group = CoVON.finetuning(network().parameters(), lr=1e-5).param_groups[0]
     assert {key: group[key] for key in FINETUNING} == FINETUNING
     assert CoVON.finetuning(network().parameters(), lr=1, gamma=0.4).param_groups[0]["gamma"] == 0.4
+    for make_one in (CoVON, partial(CoVON.finetuning, lr=1e-5)):
+        group = make_one(network().parameters(), hess_approx="reparam").param_groups[0]
+        assert {key: group[key] for key in REPARAM} == REPARAM
+        given = make_one(network().parameters(), hess_approx="reparam", data_precision=0.1)
+        assert given.param_groups[0]["data_precision"] == 0.1

@@ -30,6 +30,7 @@ from covon_avalanche.presets import (
     FINETUNING,
     FROM_SCRATCH,
     PERCEPTRON,
+    REPARAM,
 )
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ class CoVON(Mergeable):
                     )
         if (preset := PRESETS.get(data.get("preset", ""))) is not None:
             del data["preset"]
-            if data.get("hess_approx") == "reparam":  # whose estimates may be negative
-                preset = {**preset, "gamma_precision": None}
+            if data.get("hess_approx") == "reparam":
+                preset = preset | REPARAM
             data = {"clip_radius": CLIP_RADIUS, **preset, **data}
         return data
 
