@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from covon_avalanche.module_hooks import module_hooks
+
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
@@ -60,5 +62,6 @@ def penultimate_features(model: nn.Module) -> Iterator[list[Tensor]]:
         x = next(iter((*args, *kwargs.values()))).detach().float()
         features.append(x if isinstance(layer, nn.Linear) else pooled(x))
 
-    with layer.register_forward_pre_hook(keep, with_kwargs=True):
+    with module_hooks() as hooks:
+        hooks.enter_context(layer.register_forward_pre_hook(keep, with_kwargs=True))
         yield features

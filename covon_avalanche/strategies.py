@@ -168,10 +168,13 @@ class ERACEStrategy(ER_ACE):
     def _before_training_exp(self, **kwargs: Any) -> None:
         super()._before_training_exp(**kwargs)
         own: Any = self
-        buffer = own.storage_policy.buffer
-        if own.experience.current_experience > 0 and own.replay_loader is None and len(buffer):
-            # Avalanche does not replay at all from fewer examples than a batch has.
-            own.replay_loader = cycle(DataLoader(buffer, batch_size=len(buffer), shuffle=True))
+        # Avalanche goes by the index in the stream, not by what was trained, and does not replay at
+        # all from fewer examples than a batch has.
+        own.replay_loader = None
+        if own.clock.train_exp_counter > 0 and len(buffer := own.storage_policy.buffer):
+            size = min(own.batch_size_mem, len(buffer))
+            loader = DataLoader(buffer, batch_size=size, shuffle=True, drop_last=True)
+            own.replay_loader = cycle(loader)
 
 
 class _WholeBatchACE(ACECriterion):

@@ -16,7 +16,7 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
 #: Each may import what is further up; those of a line do not import each other. Those above
 #: data_loading do not import Avalanche.
 LAYERS = """
-    did_you_mean
+    did_you_mean module_hooks
     atomic_write checks domain_orders last_layer presets safe_text
     posterior
     optim

@@ -95,7 +95,7 @@ print("parameters:", {name: tuple(mean.shape) for name, mean in q.mean.items()})
 
 # %% [markdown]
 # `q.save("posterior.safetensors")` stores it, and `CoVON(...,
-# prior=DiagGaussian.load("posterior.safetensors"))` continues from it.
+# prior=DiagGaussian.load("posterior.safetensors"), ess_per_example=...)` continues from it.
 #
 # ## The same in Avalanche
 #

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torchvision.models import SwinTransformer
 
 from covon_avalanche.checks import check_choice
 from covon_avalanche.last_layer import last_layer
+from covon_avalanche.module_hooks import module_hooks
 
+_CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -69,7 +71,7 @@ class FeatureExtractor(nn.Module):
             found[layer] = next(iter((*args, *kwargs.values()))) if self._of_inputs else output
 
         layers = [self.network.get_submodule(name) for name in self._layers]
-        with ExitStack() as hooks:
+        with module_hooks() as hooks:
             for layer in layers:
                 hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
             self.network(x)
@@ -78,10 +80,11 @@ class FeatureExtractor(nn.Module):
     def _pooled(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
             names = (name for name, _ in self.network.named_parameters())
-            has_class_token = any(n.endswith(("cls_token", "class_embedding")) for n in names)
+            has_class_token = any(n.endswith(_CLASS_TOKENS) for n in names)
             return x[:, 0] if has_class_token else x.mean(1)
         if x.dim() == 4:
-            channels_last = getattr(self.network, "output_fmt", None) == "NHWC"  # timm's Swin
+            of_timm = getattr(self.network, "output_fmt", None) == "NHWC"
+            channels_last = of_timm or isinstance(self.network, SwinTransformer)  # torchvision's
             maps = (x.permute(0, 3, 1, 2) if channels_last else x).flatten(2)
             both = self.pool == "mean+max"
             return torch.cat([maps.mean(2), maps.amax(2)], 1) if both else maps.mean(2)

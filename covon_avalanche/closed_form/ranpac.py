@@ -27,7 +27,7 @@ class RidgeClassifier(ClosedFormHead):
     on four fifths of that domain's examples and validating on every fifth example; or, with
     ``folds``, by cross-validation over that domain's examples, in which each fit has the sums of
     all earlier domains, too. A domain with fewer than five examples, or than ``folds``, keeps the
-    ridge of the one before.
+    ridge of the one before, and a first one has the middle of the candidates.
 
     With ``standardize`` features are centred and divided by their standard deviation over all
     domains, and an intercept is fitted that the ridge leaves alone. Both follow from the sums.
@@ -108,7 +108,7 @@ class RidgeClassifier(ClosedFormHead):
         self.targets: Tensor
         self.weight: Tensor
         self.scores: Tensor | None  # of the ridges, over all domains
-        self.register_buffer("ridge", gram.new_tensor(self.ridges[-1]))
+        self.register_buffer("ridge", gram.new_tensor(self.ridges[len(self.ridges) // 2]))
         self.ridge: Tensor
         """The ridge of the last domain, a scalar."""
         self._domain: tuple[Tensor, Tensor]  # G and Q of what is not held out
@@ -142,7 +142,7 @@ class RidgeClassifier(ClosedFormHead):
         scores = self._held_out_scores(folds)
         if self.scores is not None:
             scores = self.scores if scores is None else self.scores + scores
-        if scores is not None:
+        if scores is not None and scores.any():
             pairs = zip(self.ridges, scores.tolist(), strict=True)
             best = float(scores.max()) - 1e-12  # folds' means are rounded
             ridge = max(r for r, score in pairs if score >= best)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sized
 from dataclasses import astuple
 from typing import Any
@@ -36,10 +37,11 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     (``ImageWeightedAccuracy``), the mean of the former over time (``IncrementalAccuracy``), BWT
     (the paper's F_T), forgetting as defined by Avalanche and from the best earlier accuracy
     (``MaxForgetting``), plasticity, forward transfer, and calibration. Undefined metrics, such as
-    BWT after one domain, are not reported. Comparisons with earlier rows are undefined if the test
-    domains differ from the trained ones in number, order or ``experience.domain`` (CORe50's test
-    sessions). Task identities are not used. In a distributed run all processes get the metrics of
-    all images.
+    BWT after one domain, are not reported, or NaN if they were before. Comparisons with earlier
+    rows are undefined, and A_T is over all test domains, if these differ from the trained ones in
+    number, order or ``experience.domain`` (CORe50's test sessions), or if the training stream was
+    not trained from its first experience on, in its order: reorder the benchmark instead. Task
+    identities are not used. In a distributed run all processes get the metrics of all images.
 
     Avalanche's ``StreamAccuracy`` is another number: it pools all evaluated images, including
     domains that have not been learned yet.
@@ -66,8 +68,9 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         self._n_domains = 0  # of the recorded stream
         self._row: dict[int, CalibrationSums] = {}  # by domain, during an evaluation
         self._tested: dict[int, str | None] = {}  # names of the test domains
-        self._trained: list[str | None] = []  # names of the trained domains, in order
+        self._trained: list[tuple[int, str | None]] = []  # indices and names, in order
         self._n_to_train: int | None = None  # length of the training stream, if it has one
+        self._reported: list[str] = []
 
     @property
     def calibration(self) -> list[list[Calibration]]:
@@ -105,8 +108,9 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         """Record which domains were trained."""
         joint = isinstance(strategy, JointTraining)
         for experience in strategy._experiences if joint else [strategy.experience]:
-            self._trained.append(getattr(experience.logging(), "domain", None))
-            stream = experience.logging().origin_stream
+            known = experience.logging()
+            self._trained.append((known.current_experience, getattr(known, "domain", None)))
+            stream = known.origin_stream
             self._n_to_train = len(stream) if isinstance(stream, Sized) else None
 
     def after_training(self, strategy: SupervisedTemplate) -> None:
@@ -155,14 +159,18 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         self.class_accuracy = class_accuracy(sums)
         self._row = {}
         suffix, x = f"/eval_phase/{self.stream}_stream", strategy.clock.train_iterations
-        return [MetricValue(self, name + suffix, value, x) for name, value in self.result().items()]
+        # Avalanche keeps the last value of a metric that is not reported any more.
+        reported = dict.fromkeys(self._reported, math.nan) | self.result()
+        self._reported = [*reported]
+        return [MetricValue(self, name + suffix, value, x) for name, value in reported.items()]
 
     def _is_held_out(self) -> bool:
-        """Whether number or names show that the test domains are not the trained ones."""
+        """Whether number, order or names show that the test domains are not the trained ones."""
         if self._n_to_train not in (None, self._n_domains):
             return True
-        pairs = [(name, self._tested.get(i)) for i, name in enumerate(self._trained)]
-        return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+        pairs = [(name, self._tested.get(i)) for i, name in self._trained]
+        others = any(None not in pair and pair[0] != pair[1] for pair in pairs)
+        return others or [i for i, _ in self._trained] != [*range(len(self._trained))]
 
     def __str__(self) -> str:
         return "DomainMetrics"

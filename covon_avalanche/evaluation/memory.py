@@ -30,6 +30,7 @@ class MemoryFootprint(SupervisedPlugin, supports_distributed=True):  # type: ign
         super().__init__()
         self.ratios: list[float] = []
         self._measured = False
+        self._steps = 0  # of the experience
 
     @property
     def ratio(self) -> float:
@@ -38,12 +39,16 @@ class MemoryFootprint(SupervisedPlugin, supports_distributed=True):  # type: ign
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """A new experience begins."""
-        self._measured = False
+        self._measured, self._steps = False, 0
+
+    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Count the steps."""
+        self._steps += 1
 
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         """Measure once, because it takes time; right after a step, so that a run that resumes from
         a checkpoint measures what an undisturbed one does."""
-        if not self._measured and strategy.clock.train_exp_iterations >= 1:
+        if not self._measured and self._steps >= 2:
             self._measure(strategy)
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:

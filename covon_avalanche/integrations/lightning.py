@@ -65,19 +65,17 @@ class PosteriorCallback(Callback):
 
         self._hook.enter_context(pl_module.register_state_dict_post_hook(replace_samples))
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Set the optimizer's ``batch_size``."""
-        group = _optimizer(trainer).param_groups[0]
-        size = getattr(trainer.train_dataloader, "batch_size", None)
-        if "batch_size" in group and size is not None:
-            group["batch_size"] = size * trainer.accumulate_grad_batches * trainer.world_size
-
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Replace the weights by a sample, at the first micro-batch of a step."""
+        """Replace the weights by a sample, at the first micro-batch of a step, and set the
+        optimizer's ``batch_size``."""
         if self._sample is None:
-            self._sample = _optimizer(trainer).sampled_params()
+            optimizer = _optimizer(trainer)
+            size = getattr(trainer.train_dataloader, "batch_size", None)
+            if "batch_size" in (group := optimizer.param_groups[0]) and size is not None:
+                group["batch_size"] = size * trainer.accumulate_grad_batches * trainer.world_size
+            self._sample = optimizer.sampled_params()
             self._sample.__enter__()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:

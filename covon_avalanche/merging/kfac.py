@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from covon_avalanche.merging.layers import as_rows, layer_names
 from covon_avalanche.merging.linalg import in_double, mean_diagonals, with_ridge
 from covon_avalanche.merging.regmean import RegMean
 from covon_avalanche.merging.rule import Batch, Task
+from covon_avalanche.module_hooks import module_hooks
 from covon_avalanche.posterior.fisher import in_mode
 
 _TINY = 1e-9  # keeps 0 / 0 at 0
@@ -148,7 +148,7 @@ def output_gradient_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[
 
     sums: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(0)
-    with in_mode(model, train=False), ExitStack() as hooks:
+    with in_mode(model, train=False), module_hooks() as hooks:
         for layer in names:
             hooks.enter_context(layer.register_forward_hook(keep))
         for x, _, *more in batches:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import torch
@@ -39,7 +39,8 @@ class RegMean(MergeRule):
 
     Takes two forward passes over each task's data, but only one for the first task. Outputs and
     layers that no earlier task has used keep their new weights. The parameters of other modules,
-    such as LayerNorm's and position embeddings, are averaged over the tasks, as published
+    such as LayerNorm's and position embeddings, and weights that are used otherwise than by calling
+    their layer, such as in torchvision's Swin, are averaged over the tasks, as published
     (:func:`~covon_avalanche.merging.layers.merged_layers` lists the layers; with CoVON all others
     are merged by Eq. 8). With CoVON ``A ⊗ I`` is used for the mean alone: the precision is
     that of Eq. 8.
@@ -67,20 +68,19 @@ class RegMean(MergeRule):
 
         :raises ValueError: for a layer whose number of inputs has changed, naming it.
         """
-        others = {} if task.has_prior else self._averaged_others(task)
-        if not self.moments:
-            return others
-        merged: dict[str, Tensor] = {}
-        for name, a in self._measure(task).items():
-            if name in self.moments:
-                merged |= self._merged_layer(task, name, a)
-        return others | merged
-
-    def _averaged_others(self, task: Task) -> dict[str, Tensor]:
-        """The mean over the tasks of the parameters of other modules, by name."""
         if self.tasks == 0:
             return {}
-        own = {p for layer in merged_layers(task.model).values() for p in own_parameters(layer)}
+        moments = self._measure(task)
+        merged = {} if task.has_prior else self._averaged_others(task, moments)
+        for name, a in moments.items():
+            if name in self.moments:
+                merged |= self._merged_layer(task, name, a)
+        return merged
+
+    def _averaged_others(self, task: Task, measured: Iterable[str]) -> dict[str, Tensor]:
+        """The mean over the tasks of the parameters of all but the measured layers, by name."""
+        layers = merged_layers(task.model)
+        own = {p for name in measured for p in own_parameters(layers[name])}
         names = [n for n, p in task.model.named_parameters() if p.requires_grad and p not in own]
         trained = task.trained()
         return {n: task.before[n] + (trained[n] - task.before[n]) / (self.tasks + 1) for n in names}
@@ -123,13 +123,15 @@ class RegMean(MergeRule):
                 f"but had {a0.shape[-1]} in earlier tasks: RegMean cannot merge it"
             )
         layer = merged_layers(task.model)[layer_name]
-        before: dict[Tensor, Tensor] = {p: task.before[names[p]] for p in own_parameters(layer)}
+        own = own_parameters(layer)
+        before: dict[Tensor, Tensor] = {p: task.before[names[p]] for p in own}
         w0 = in_double(as_rows(layer, before))
         w = in_double(as_rows(layer, {p: task.mean_of(p) for p in before}))
-        known = self.outputs[layer_name]
-        change = (w - w0)[:known].unflatten(0, (len(a), -1))
-        a0, a = in_double(a0), in_double(a)
-        w[:known] = w0[:known] + self._merged_change(task, layer_name, change, a0, a).flatten(0, 1)
+        # Outputs that earlier tasks have used, and columns that are trained: not a frozen bias.
+        used = slice(self.outputs[layer_name]), slice(None if own[-1].requires_grad else -1)
+        change = (w - w0)[used].unflatten(0, (len(a), -1))
+        a0, a = (in_double(moments)[:, used[1], used[1]] for moments in (a0, a))
+        w[used] = w0[used] + self._merged_change(task, layer_name, change, a0, a).flatten(0, 1)
         merged = from_rows(layer, w)
         return {names[p]: v.to(before[p]) for p, v in merged.items() if p.requires_grad}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from covon_avalanche.merging.moment_sums import (
     is_pointwise,
 )
 from covon_avalanche.merging.rule import Batch
+from covon_avalanche.module_hooks import module_hooks
 from covon_avalanche.posterior.fisher import in_mode
 
 
@@ -74,7 +74,7 @@ def input_second_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[str
         else:
             add_linear(layer, [x.permute(0, 2, 3, 1) if isinstance(layer, nn.Conv2d) else x])
 
-    with ExitStack() as hooks, in_mode(model, train=False), torch.no_grad():
+    with module_hooks() as hooks, in_mode(model, train=False), torch.no_grad():
         for layer in called:
             hooks.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
         for x, _, *more in batches:

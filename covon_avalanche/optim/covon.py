@@ -219,7 +219,8 @@ class CoVON(PosteriorOptimizer):
         the starting weights, which is what fine-tuning a pretrained network needs.
     :param prior: Gaussian to use as the first prior, by parameter name, such as the posterior of
         an earlier run; parameters it lacks get the default prior. The weights are not changed: to
-        continue from the prior, load its mean into the model. Move the model to its device first.
+        continue from the prior, load its mean into the model, and give that run's
+        ``ess_per_example``. Move the model to its device first.
     :param bfloat16_prior: keep the prior's mean and precision in bfloat16, which reduces the memory
         from five to four tensors of the size of the weights. They are merged in float32 and then
         rounded up or down at random, by at most 0.8 % and without bias; float32 weights are the

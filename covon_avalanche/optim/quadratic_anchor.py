@@ -44,7 +44,9 @@ def pull_(
     """
     lr = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
     for name, p in named_parameters:
-        if p not in lr or not p.requires_grad or p.grad is None or name not in largest:
+        if p not in lr or not p.requires_grad or name not in largest:
+            continue
+        if implicit and p.grad is None:  # before the step, a closure may have to compute it
             continue
         scale = lr[p] / ess
         most = scale * largest[name]

@@ -75,6 +75,7 @@ class PosteriorPlugin(SupervisedPlugin):
         self._saved: dict[str, dict[str, Any]] = {}
         self._sample: AbstractContextManager[None] | None = None
         self._best: tuple[Any, Any] = None, None  # weights of early stopping, and their state
+        self._draws = 0  # of the optimizer, before an evaluation
 
     # Training --------------------------------------------------------------------------
 
@@ -180,6 +181,7 @@ class PosteriorPlugin(SupervisedPlugin):
             self._discard(strategy)
             if strategy.optimized_param_id is None:  # as in the first ``train``
                 self._remake_optimizer(strategy)
+            self._draws = strategy.optimizer.param_groups[0]["noise_draws"]
 
     def before_eval_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Give the optimizer the parameters of a model that grew in an evaluation."""
@@ -193,8 +195,9 @@ class PosteriorPlugin(SupervisedPlugin):
         self._restore_states(strategy)
 
     def before_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Replace the weights by a sample, with ``eval_samples``."""
+        """Replace the weights by a sample, with ``eval_samples``; the same for all batches."""
         if self._averages_samples(strategy):
+            strategy.optimizer.param_groups[0]["noise_draws"] = self._draws
             self._open_sample(strategy, train=False)
 
     def after_eval_forward(self, strategy: Any, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ otherwise. A batch is ``(input, target, *more)``; the model is called as ``model
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call, grad, vmap
+
+from covon_avalanche.module_hooks import module_hooks
 
 Batch = Sequence[Tensor]
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -220,7 +222,7 @@ def _add_by_hooks(
         if x.requires_grad:
             inputs.append(get_gradient_edge(x).node)
 
-    with ExitStack() as hooks:
+    with module_hooks() as hooks:
         for layer in layers:
             hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
         output = model(x, *more)

@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 from torch import nn
-from torchvision.models import resnet18, squeezenet1_1
+from torchvision.models import SwinTransformer, VisionTransformer, resnet18, squeezenet1_1
 
 from covon_avalanche.closed_form import FeatureExtractor, blocks_of
 
@@ -50,6 +50,21 @@ def test_maps_with_channels_last_are_pooled_over_positions():
     x = torch.randn(2, 3, 64, 64)
     maps = network.forward_intermediates(x, indices=1, norm=False, intermediates_only=True)
     torch.testing.assert_close(FeatureExtractor(network, 1)(x), maps[-1].mean((2, 3)))
+
+
+def test_blocks_of_torchvisions_transformers():
+    """A class token of another name, and channels last without a note of it."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 32, 32)
+    sizes = dict(num_layers=3, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5)
+    vit = VisionTransformer(image_size=32, patch_size=8, **sizes).eval()
+    swin = SwinTransformer([2, 2], 8, [2, 2], [2, 2], [2, 2], num_classes=3).eval()
+    outputs = []
+    vit.encoder.layers[-1].register_forward_hook(lambda *call: outputs.append(call[2][:, 0]))
+    swin.features[-1][-1].register_forward_hook(lambda *call: outputs.append(call[2].mean((1, 2))))
+    for network in (vit, swin):
+        features = FeatureExtractor(network, 1)(x)
+        assert torch.equal(features, outputs[-1])
 
 
 def test_the_network_is_frozen_and_stays_in_evaluation_mode():

@@ -190,6 +190,7 @@ def test_a_domain_without_held_out_examples_keeps_the_ridge(ridge_from):
     options = {"ridges": [1.0, 1e8], "ridge_from": ridge_from}
     assert learned([domain(4)], **options).ridge == 1
     assert learned([domain(4), domain(1, examples=4)], **options).ridge == 1
+    assert learned([domain(4, examples=4)], ridge_from=ridge_from).ridge == 1  # of 1e-8 to 1e8
 
 
 @pytest.mark.parametrize("example", [3, 4])

@@ -3,12 +3,14 @@
 import pytest
 import torch
 from avalanche.benchmarks.utils import TransformGroups, make_avalanche_dataset
+from avalanche.training import Naive
 from avalanche.training.plugins import EWCPlugin, ReplayPlugin, SupervisedPlugin
 from avalanche.training.storage_policy import ReservoirSamplingBuffer
 from small_recipes import STRATEGIES, run_strategy, small_recipe
 from toys import Watch, adamw, make_naive, make_strategy, toy_benchmark, toy_model
 
 from covon_avalanche.evaluation.memory import MemoryFootprint
+from covon_avalanche.loops import GradientAccumulation
 
 # weights 1; AdamW's moments 2; anchor and precision 2; CoVON's momentum, hess, prior and the
 # buffer of its samples 5; VCL's log std, four moments, prior and buffer 8
@@ -26,6 +28,16 @@ def measured(kind, experiences, *plugins):
 def test_our_methods_are_constant_in_the_number_of_tasks(kind):
     assert measured(kind, 2) == pytest.approx(EXPECTED[kind], abs=0.01)
     assert measured(kind, 5) == pytest.approx(EXPECTED[kind], abs=0.01)
+
+
+def test_accumulated_mini_batches_are_one_step():
+    class Accumulating(GradientAccumulation, Naive):
+        accumulate = 3  # of the toy stream's three batches
+
+    footprint, model = MemoryFootprint(), toy_model()
+    strategy = make_naive(model, adamw(model), footprint, cls=Accumulating)
+    strategy.train(toy_benchmark(1).train_stream)
+    assert footprint.ratios == [3]
 
 
 def test_the_first_task_of_covon_needs_no_prior_tensors():

@@ -91,6 +91,16 @@ def test_validation_may_average_over_samples(linear):
     assert not any(same(drawn, weights(module.net)) for drawn in module.drawn)
 
 
+def test_the_batch_size_follows_a_schedule_of_the_accumulation(linear):
+    class Noting(Module):
+        def on_train_epoch_end(self):
+            sizes.append(self.trainer.optimizers[0].param_groups[0]["batch_size"])
+
+    sizes, schedule = [], lightning.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})
+    fit(Noting(linear), PosteriorCallback(), schedule, epochs=2)
+    assert sizes == [sizes[0], 2 * sizes[0]]
+
+
 def test_checkpoints_within_a_step_hold_the_mean_and_change_nothing(linear):
     """Lightning writes them on a cluster's signal, for instance."""
 

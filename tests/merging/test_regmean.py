@@ -4,11 +4,13 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from toy_merging import Net, accuracies, end_task, images, merged_by, task_of
 from toys import weights
 
 from covon_avalanche.merging import KFACMerge, RegMean, Task
+from covon_avalanche.merging.kfac import output_gradient_moments
 from covon_avalanche.merging.second_moments import input_second_moments
 
 
@@ -78,7 +80,7 @@ def test_directions_without_inputs_stay_and_those_of_one_task_follow_it():
     layer, rule = nn.Linear(4, 1, bias=False), RegMean()
     nn.init.constant_(layer.weight, 5.0)
     rule.moments[""] = torch.diag(torch.tensor([3.0, 2.0, 0.0, 0.0]))[None]
-    rule.outputs[""] = 1
+    rule.outputs[""] = rule.tasks = 1
     x = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]])
     merged = rule.merge(task_of(layer, x, {"weight": torch.ones(1, 4)}))
     ridge = 0.0001 * (4 + 2 + 4 + 0) / 4  # of the mean diagonal of the sum
@@ -191,8 +193,9 @@ def test_only_trained_layers_that_are_known_and_used_are_merged():
     rule, task = RegMean(), task_of(model, torch.randn(5, 3), weights(model))
     assert rule.merge(task) == {}
     rule.observe(task)
-    assert set(rule.merge(task)) == {"0.weight", "0.bias"}
-    assert rule.merge(Task(model, weights(model), lambda: [])) == {}
+    merged = rule.merge(task)
+    assert set(merged) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    assert torch.equal(merged["3.weight"], model[3].weight)
     rule.moments["0"] = torch.eye(7)[None]
     with pytest.raises(ValueError, match=r"layer '0' has 4 inputs .* but had 7 in earlier tasks"):
         rule.merge(task)
@@ -211,6 +214,56 @@ def test_parameters_of_other_modules_are_averaged_over_the_tasks():
             torch.testing.assert_close(model.get_parameter(name).detach(), mean)
     prior = Task(model, weights(model), lambda: [(x, None)], has_prior=True)
     assert set(rule.merge(prior)) == {"0.weight", "0.bias"}  # the others by Eq. 8
+
+
+def test_a_weight_that_is_used_without_its_layer_is_averaged():
+    """As torchvision's Swin uses those of its attention."""
+
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.head(F.linear(x, self.qkv.weight, self.qkv.bias))
+
+    before, after = Functional(), Functional()
+    inputs = torch.randn(20, 6), torch.randn(20, 6)
+    merged = merged_by(RegMean(), (before, after), inputs)
+    assert set(merged) == weights(after).keys()
+    mean = (before.qkv.weight + after.qkv.weight) / 2
+    torch.testing.assert_close(merged["qkv.weight"], mean)
+
+
+def test_a_frozen_bias_is_no_free_direction(almost_no_ridge):
+    """With the same bias before and after, the weights minimise the change of the outputs."""
+    torch.manual_seed(0)
+    before, after = nn.Linear(6, 5), nn.Linear(6, 5)
+    after.load_state_dict({"weight": after.weight.detach(), "bias": before.bias.detach()})
+    after.bias.requires_grad_(False)
+    x0, x1 = torch.randn(40, 6) + 1, torch.randn(40, 6) - 2
+    merged = merged_by(RegMean(), (before, after), (x0, x1))
+    assert list(merged) == ["weight"]
+    target = torch.cat([x0 @ before.weight.T, x1 @ after.weight.T]).double()
+    best = torch.linalg.lstsq(torch.cat([x0, x1]).double(), target).solution.T
+    torch.testing.assert_close(merged["weight"].double(), best, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("moments", [input_second_moments, output_gradient_moments])
+def test_a_compiled_network_that_was_evaluated_is_measured(moments):
+    """Its compiled code does not call hooks that are added later."""
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    compiled = torch.compile(net, backend="eager")
+    x = torch.randn(32, 6)
+    compiled.eval()
+    with torch.no_grad():
+        compiled(x)
+    compiled(x)
+    found = moments(compiled, [(x, None)])
+    expected = moments(net, [(x, None)])
+    assert found.keys() == {f"_orig_mod.{name}" for name in expected}
+    for name, moment in expected.items():
+        assert torch.equal(found[f"_orig_mod.{name}"], moment)
 
 
 def test_a_layer_with_tied_weights_is_merged_under_the_parameters_name():

@@ -31,6 +31,27 @@ def test_a_step_pulls_before_or_after_it():
     torch.testing.assert_close(weight.detach(), expected - 0.5)
 
 
+def test_a_closure_that_computes_the_gradients_is_pulled_like_a_plain_step():
+    found = []
+    for closed in (False, True):
+        p = nn.Parameter(torch.zeros(1))
+        anchor = QuadraticAnchor([("p", p)], ess=100)
+        anchor.add({"p": torch.full((1,), 50.0)})
+        optimizer = torch.optim.SGD([p], lr=0.01)  # a pull of 0.5 in a step
+
+        def closure(p=p):
+            loss = -p.sum()
+            loss.backward()
+            return loss
+
+        with anchor.pulling(optimizer):
+            for _ in range(5):
+                optimizer.zero_grad()
+                optimizer.step(closure) if closed else (closure(), optimizer.step())
+        found.append(p.item())
+    assert found[0] == found[1] == pytest.approx(0.02 * (1 - 0.5**5), rel=1e-5)
+
+
 def test_precisions_add_up_and_the_anchor_moves():
     model = one_weight(1.0, 1.0)
     anchor = QuadraticAnchor(model.named_parameters(), ess=2.0, strength=3.0)

@@ -90,3 +90,13 @@ def test_er_ace_replays_all_examples_where_a_batch_would_have_more():
     strategy.train(toy_benchmark(2).train_stream)
     assert len(sizes) == 2 * 2  # epochs and batches of the second experience
     assert set(sizes) == {20}
+
+
+def test_er_ace_replays_from_the_second_training_on_in_any_order():
+    replays = []
+    strategy = make_naive(toy_model(), sgd(toy_model()), cls=ERACEStrategy, mem_size=100)
+    watch = Watch(before_training_epoch=lambda s: replays.append(s.replay_loader is not None))
+    strategy.plugins.append(watch)
+    for experience in reversed(toy_benchmark(3).train_stream):
+        strategy.train(experience)
+    assert replays == [False] * 2 + [True] * 4  # two epochs each
