@@ -131,11 +131,7 @@ def train(kind: str, world: int = 1, device: str = "cpu", parallel: bool = False
             classes, options["train_mb_size"] = (ERACEStrategy, ParallelERACE), 7
             options |= {"mem_size": 20, "batch_size_mem": 8}
         strategy = make_naive(
-            model,
-            sgd(model),
-            plugin(),
-            cls=classes[parallel or world > 1],
-            **options,
+            model, sgd(model), plugin(), cls=classes[parallel or world > 1], **options
         )
     images = "prompt" in kind or kind in ("l2p", "coda-p")
     benchmark = toy_image_benchmark(n=IMAGES) if images else toy_benchmark(n=IMAGES)

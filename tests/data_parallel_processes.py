@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -90,6 +91,7 @@ def work(rank: int, folder: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     remove_randomness()
+    streams.PermutedDigits = cache(streams.PermutedDigits)  # runs share their data
     path, often = Path(folder), OFTEN.checkpoint_seconds
     options = RunOptions(path, processes=2, checkpoint_seconds=often)
     for name, own in recipes(path).items():

@@ -78,10 +78,7 @@ STRATEGIES = {
         align_classifier=True,
     ),
     "cofima": dict(
-        kind="finetune",
-        lr=0.01,
-        merge={"rule": "cofima", "gamma": 0.4},
-        align_classifier=True,
+        kind="finetune", lr=0.01, merge={"rule": "cofima", "gamma": 0.4}, align_classifier=True
     ),
 }
 CLOSED_FORM = {

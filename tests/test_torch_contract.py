@@ -230,28 +230,6 @@ def test_the_state_follows_the_dtype_of_the_weights(make):
     assert all(e.dtype == torch.float64 for e in entries if torch.is_tensor(e) and e.dim())
 
 
-# What torch's optimizers can and a posterior cannot ------------------------------------------
-
-
-def only_torchs_own(reason):
-    """Expect SGD and AdamW to pass, and posterior optimizers to raise an error."""
-    fails = pytest.mark.xfail(reason=reason, raises=(RuntimeError, ValueError), strict=True)
-    return pytest.mark.parametrize(
-        "make",
-        [
-            pytest.param(make, id=name, marks=() if name in ("SGD", "AdamW") else fails)
-            for name, make in OPTIMIZERS.items()
-            if "UPGD" not in name
-        ],
-    )
-
-
-@pytest.mark.parametrize("dtype", ["float16", "complex64"])
-@only_torchs_own("trained weights are float32, float64 or, with CoVON, bfloat16")
-def test_weights_of_other_dtypes_train(make, dtype):
-    Case(make, dtype=getattr(torch, dtype)).train()
-
-
 @pytest.mark.parametrize("make", [OPTIMIZERS["CoVON"], OPTIMIZERS["BayesByBackprop"]])
 def test_why_complex_weights_are_refused(make):
     with pytest.raises(ValueError, match=r"'weight' is torch.complex64.*real numbers"):

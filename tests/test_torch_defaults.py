@@ -148,46 +148,49 @@ def pixels() -> list[torch.Tensor]:
     return [image_transforms(32)[1](Image.fromarray(noise))]
 
 
-def aligned() -> list[torch.Tensor]:
-    """A classifier that is retrained on Gaussians of features."""
-    generator = seeded()
-    layer = torch.nn.Linear(6, 3, dtype=torch.float32, device="cpu")
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=seeded(), dtype=torch.float32, device="cpu")
+
+
+def labels(n: int) -> torch.Tensor:
+    return torch.arange(n, device="cpu") % 3
+
+
+def linear(width: int) -> torch.nn.Linear:
+    layer = torch.nn.Linear(width, 3, dtype=torch.float32, device="cpu")
     with torch.no_grad():
         for p in layer.parameters():
-            p.normal_(generator=generator)
-    features = torch.randn(30, 6, generator=generator, dtype=torch.float32, device="cpu")
-    gaussians = fit_gaussians(features, torch.arange(30, device="cpu") % 3)
+            p.normal_(generator=seeded())
+    return layer
+
+
+def aligned() -> list[torch.Tensor]:
+    """A classifier that is retrained on Gaussians of features."""
+    layer = linear(6)
+    gaussians = fit_gaussians(normal(30, 6), labels(30))
     torch.manual_seed(1)
     align_classifier(torch.nn.Sequential(layer), [gaussians], samples=4, epochs=2)
     return [p.detach() for p in layer.parameters()]
 
 
 def calibrated() -> list[torch.Tensor]:
-    generator = seeded()
-    logits = torch.randn(20, 3, generator=generator, dtype=torch.float32, device="cpu")
     sums = CalibrationSums()
-    sums.add(logits, torch.arange(20, device="cpu") % 3)
+    sums.add(normal(20, 3), labels(20))
     result = sums.result()
     return [torch.from_numpy(np.array([result.nll, result.ece]))]
 
 
 def ridge() -> list[torch.Tensor]:
-    generator = seeded()
-    features = torch.randn(40, 8, generator=generator, dtype=torch.float32, device="cpu")
     head = RidgeClassifier(8, 3, projection=12)
     head.begin_domain()
-    head.update(features, torch.arange(40, device="cpu") % 3)
+    head.update(normal(40, 8), labels(40))
     head.end_domain()
     return [head.weight, head.ridge]
 
 
 def fisher() -> list[torch.Tensor]:
-    net = torch.nn.Sequential(torch.nn.Linear(4, 3, dtype=torch.float32, device="cpu"))
-    with torch.no_grad():
-        for p in net.parameters():
-            p.normal_(generator=seeded())
-    x = torch.randn(9, 4, generator=seeded(), dtype=torch.float32, device="cpu")
-    return [*squared_example_gradients(net, [(x, torch.arange(9, device="cpu") % 3)]).values()]
+    batch = normal(9, 4), labels(9)
+    return [*squared_example_gradients(torch.nn.Sequential(linear(4)), [batch]).values()]
 
 
 def digits() -> list[torch.Tensor]:

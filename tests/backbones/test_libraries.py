@@ -59,9 +59,10 @@ def test_timm_heads_tags_and_sizes():
 @pytest.mark.parametrize(
     "name", ["vit_tiny_patch16_224.augreg_in21k_ft_in1k", "deit_tiny_distilled_patch16_224"]
 )
-def test_timm_networks_of_two_heads_or_none_and_their_files(name, tmp_path):
-    """The weights of DINOv2 or MAE have no classifier, distilled ones have two."""
+def test_timm_networks_of_two_heads_or_none_and_their_files(name, tmp_path, monkeypatch):
+    """The weights of DINOv2 or MAE have no classifier, distilled ones have two; of one layer."""
     timm = pytest.importorskip("timm", reason="needs the extra vision")
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, depth=1))
     bare = timm.create_model(name, num_classes=0).state_dict()
     save_file(bare, tmp_path / "bare.safetensors")
     other = timm.create_model(name, num_classes=9).state_dict()

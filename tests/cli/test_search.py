@@ -183,17 +183,6 @@ def test_the_state_of_a_search_is_shown_and_its_report_has_the_trials_and_what_w
     assert not (out / "table.md").exists()
 
 
-def test_a_misspelt_key_of_a_range_is_an_error_before_anything_runs(tmp_path):
-    own = STRATEGIES["custom"] | {"arguments": {"strength": 0.5}}
-    text = saved(small_recipe({"own": own}, stream=STREAM), tmp_path).read_text()
-    file = tmp_path / "mine.toml"
-    file.write_text(f'{text}\n[search.own]\n"arguments.stren" = {{ low = 0.1, high = 1 }}\n')
-    for command in ("show", "search", "run"):
-        done = covon(command, file)
-        assert done.exit_code == 2
-        assert "search: own.arguments.stren: own has no such setting; known are" in done.stderr
-
-
 @pytest.mark.usefixtures("in_this_process")
 def test_a_strategy_that_diverges_leaves_the_others_their_results(tmp_path):
     recipe = recipe_of("finetune", "ewc-star")

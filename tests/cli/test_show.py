@@ -14,6 +14,13 @@ from covon_avalanche.experiment.run_folder import RunFolder, Status
 EPOCH = Epoch(experience=1, epoch=2, loss=0.25, accuracy=0.5, images=3000, seconds=2.0)
 
 
+def begun(folder: RunFolder) -> RunFolder:
+    """The folder after a start of its run."""
+    folder.path.mkdir(parents=True)
+    folder.write_start({})
+    return folder
+
+
 def show(argument, command="show"):
     done = covon(command, argument)
     assert done.exit_code == 0, done.output
@@ -58,10 +65,7 @@ def test_classes_that_a_recipe_would_import_are_listed_and_not_imported(tmp_path
 
 def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path, tmp_path_factory):
     recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=FEW)
-    folders = [RunFolder(tmp_path, recipe, "finetune", seed) for seed in range(6)]
-    for folder in folders:
-        folder.path.mkdir(parents=True)
-        folder.write_start({})
+    folders = [begun(RunFolder(tmp_path, recipe, "finetune", seed)) for seed in range(6)]
     status = Status(domains=1, of_domains=2, epoch=EPOCH, of_epochs=4)
     for folder in folders[:3]:
         folder.write_status(status)
@@ -89,9 +93,7 @@ def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path, tmp_path_fac
 def test_the_status_of_several_recipes_names_them(tmp_path):
     recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=FEW)
     for name in ("mine", "yours"):
-        folder = RunFolder(tmp_path / name, recipe, "finetune", 0)
-        folder.path.mkdir(parents=True)
-        folder.write_start({})
+        begun(RunFolder(tmp_path / name, recipe, "finetune", 0))
     lines = [line for line in show(tmp_path, "status").splitlines() if "seed-" in line]
     assert [line.split()[1] for line in lines] == ["mine", "yours"]
 
@@ -99,9 +101,7 @@ def test_the_status_of_several_recipes_names_them(tmp_path):
 def test_names_of_runs_are_whole_in_a_narrow_terminal(tmp_path):
     name = "covon-with-a-long-name" * 3
     recipe = small_recipe({name: STRATEGIES["finetune"]}, stream=FEW)
-    folder = RunFolder(tmp_path, recipe, name, 0)
-    folder.path.mkdir(parents=True)
-    folder.write_start({})
+    folder = begun(RunFolder(tmp_path, recipe, name, 0))
     folder.write_failure("a long reason " * 9)
     done = covon("status", tmp_path, env={"COLUMNS": "60", "FORCE_COLOR": "1"})
     cells = [line.split("\u2502")[1:] for line in done.stdout.splitlines() if "\u2502" in line]
@@ -130,11 +130,9 @@ def test_the_shell_completes_recipes(tmp_path, monkeypatch):
 def test_the_status_shows_what_tells_the_runs_of_a_strategy_apart(tmp_path):
     recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=FEW, epochs=5)
     faster = small_recipe({"finetune": STRATEGIES["finetune"] | {"lr": 0.5}}, stream=FEW, epochs=8)
-    folders = [RunFolder(tmp_path, own, "finetune", 0) for own in (recipe, faster)]
-    folders.append(RunFolder(tmp_path, small_recipe({"vcl": STRATEGIES["vcl"]}), "vcl", 0))
-    for folder in folders:
-        folder.path.mkdir(parents=True)
-        folder.write_start({})
+    other = small_recipe({"vcl": STRATEGIES["vcl"]})
+    named = (recipe, "finetune"), (faster, "finetune"), (other, "vcl")
+    folders = [begun(RunFolder(tmp_path, own, name, 0)) for own, name in named]
     lines = [line for line in show(tmp_path, "status").splitlines() if "seed-" in line]
     by_run = {line.split()[3]: line.split("\u2502")[-2].strip() for line in lines}
     expected = ["epochs 5, lr 0.01", "epochs 8, lr 0.5", ""]

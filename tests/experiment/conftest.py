@@ -1,11 +1,24 @@
-"""A recipe of one short run; runs start their processes quickly."""
+"""A recipe of one short run; runs make their data and start their processes quickly."""
+
+from functools import cache
 
 import pytest
 from small_recipes import short_recipe
 from terminal import forks
 
+from covon_avalanche import streams
 from covon_avalanche.experiment import worker_pool
 from covon_avalanche.experiment.recipe import Recipe
+
+_digits = cache(streams.PermutedDigits)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def domains_are_made_once():
+    """Avalanche looks at each label of a domain, which takes a quarter of a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "PermutedDigits", _digits)
+        yield
 
 
 @pytest.fixture

@@ -84,20 +84,6 @@ def test_the_log_has_the_warnings_of_a_run(recipe, tmp_path):
     assert "afterwards" not in folder.log_file.read_text()
 
 
-def test_the_hash_is_of_what_affects_a_result():
-    recipe = small_recipe({"covon": STRATEGIES["covon"]})
-    own = recipe.strategies["covon"]
-
-    def changed(seed=0, **update):
-        return run_hash(recipe.model_copy(update=update), "covon", seed)
-
-    known = changed()
-    assert changed(title="x", seeds=[7], strategies={"covon": own, "more": own}) == known
-    other = {"covon": own.model_copy(update={"gamma": 0.5})}
-    different = {known, changed(seed=1), changed(strategies=other), changed(epochs=3)}
-    assert len(different | {changed(workers=1)}) == 5
-
-
 def test_a_finished_run_is_not_repeated_but_takes_the_names_of_its_recipe(recipe, tmp_path):
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
     first = run_in_folder(folder)

@@ -308,6 +308,8 @@ def test_the_arguments_of_a_user_defined_class_are_searched_too(tmp_path, runs):
     best = with_settings(recipe, "own", search.best()[0]).strategies["own"]
     assert best == runs.settings[-1]  # they learn better from one to the next
     assert recipe.strategies["own"].arguments == arguments
+    with pytest.raises(ValueError, match=r"own\.arguments\.stren: own has no such setting"):
+        small_recipe(own, search={"own": {"arguments.stren": space["arguments.strength"]}})
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_accumulation_clipping_schedule_and_autocast_equal_a_plain_loop(make, pr
 
 
 def test_a_compiled_model_equals_a_plain_one(linear):
-    plugin = accelerate.utils.TorchDynamoPlugin(backend="aot_eager")
+    plugin = accelerate.utils.TorchDynamoPlugin(backend="eager")
     accelerator = accelerate.Accelerator(cpu=True, dynamo_plugin=plugin)
     found = train(copy.deepcopy(linear), make_covon, accelerator)
     torch.testing.assert_close(dict(found.mean), dict(train_plainly(linear, make_covon).mean))

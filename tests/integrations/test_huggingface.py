@@ -19,10 +19,7 @@ from covon_avalanche.integrations.huggingface import (  # noqa: E402
     PosteriorCallback,
     shard,
 )
-from covon_avalanche.optim.quadratic_anchor import (  # noqa: E402
-    QuadraticAnchor,
-    adam_second_moments,
-)
+from covon_avalanche.optim.quadratic_anchor import QuadraticAnchor, adam_second_moments  # noqa: E402
 from covon_avalanche.posterior.fisher import squared_batch_gradients  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -16,12 +16,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra langu
 for extra in ("accelerate", "datasets", "peft"):
     pytest.importorskip(extra, reason="needs the extra language")
 
-from transformers import (  # noqa: E402
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-    TrainerCallback,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainerCallback  # noqa: E402
 
 from covon_avalanche import DiagGaussian  # noqa: E402
 

@@ -72,16 +72,6 @@ def test_ema_with_covon_is_eq_8_without_curvature_in_the_mean(linear, batch):
             assert torch.equal(slow.mean[name], p)
 
 
-def test_the_average_with_covon_does_not_count_the_prior(linear, batch):
-    optimizer, rule, fast = make_covon(linear.named_parameters()), Average(), []
-    for _ in range(2):
-        train_step(optimizer, linear, batch)
-        fast.append(weights(linear))
-        merge_into(linear, optimizer, rule)
-    for name, p in linear.named_parameters():
-        torch.testing.assert_close(p.detach(), (fast[0][name] + fast[1][name]) / 2)
-
-
 @pytest.mark.parametrize(("bfloat16_prior", "rtol"), [(False, 1e-5), (True, 8e-3)])
 def test_the_average_with_covon_counts_the_tasks_that_train_a_head(batch, bfloat16_prior, rtol):
     torch.manual_seed(0)

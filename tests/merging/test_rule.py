@@ -19,7 +19,6 @@ from covon_avalanche.merging import (
     Task,
     merge_into,
 )
-from covon_avalanche.posterior import merge
 
 
 def changed_task(model, rule, seed):
@@ -208,19 +207,6 @@ def test_covon_keeps_the_precision_of_eq_8_and_eq_8_for_other_parameters(linear,
     assert (ours.mean["weight"] == 0.25).all()
     assert torch.equal(ours.mean["bias"], eq8.mean["bias"])
     assert same(ours.precision, eq8.precision)
-
-
-@pytest.mark.parametrize("gamma_precision", [None, 1.4])
-def test_eq_8_is_the_merge_of_prior_and_posterior(linear, batch, gamma_precision):
-    optimizer = make_covon(linear.named_parameters(), gamma=0.6, gamma_precision=gamma_precision)
-    for _ in range(2):
-        train_step(optimizer, linear, batch)
-        train_step(optimizer, linear, batch)
-        prior, fast = optimizer.prior(), optimizer.posterior()
-        merge_into(linear, optimizer, "eq8")
-        slow = merge(prior, fast, 0.6, gamma_precision=gamma_precision)
-        torch.testing.assert_close(weights(linear), dict(slow.mean))
-        torch.testing.assert_close(optimizer.prior().precision, slow.precision)
 
 
 @pytest.mark.parametrize("rule", [EMA(1.0), Average(), MagMax(1.0), RegMean()])

@@ -77,13 +77,6 @@ def test_the_second_moments_of_adam_are_unbiased():
     assert found["weight"].item() == pytest.approx(9.0)
 
 
-def test_frozen_weights_are_left_alone():
-    model = one_weight(1.0, 1.0).requires_grad_(False)
-    anchor = QuadraticAnchor(model.named_parameters(), ess=1.0)
-    anchor.add({})
-    assert anchor.gaussian.mean == {}
-
-
 def test_a_weight_that_is_frozen_in_one_task_keeps_its_precision():
     model, gaussian = nn.Linear(2, 1), None
     for importance in (1.0, 2.0, 4.0):

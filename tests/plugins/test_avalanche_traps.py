@@ -5,16 +5,7 @@ import copy
 import pytest
 import torch
 from avalanche.training.plugins import LRSchedulerPlugin
-from toys import (
-    MAKE,
-    Head,
-    ToDouble,
-    Watch,
-    make_strategy,
-    toy_benchmark,
-    toy_model,
-    weights,
-)
+from toys import MAKE, Head, ToDouble, Watch, make_strategy, toy_benchmark, toy_model, weights
 
 from covon_avalanche import DiagGaussian
 

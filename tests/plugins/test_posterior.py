@@ -24,19 +24,6 @@ from covon_avalanche import CoVONPlugin, VCLPlugin
 both = pytest.mark.parametrize("kind", MAKE)
 
 
-def test_each_update_sees_its_own_sample_and_then_the_mean():
-    model, inside, outside = toy_model(), [], []
-    watch = Watch(
-        before_forward=lambda s: inside.append(weights(model)["2.bias"]),
-        before_update=lambda s: outside.append(weights(model)["2.bias"]),
-    )
-    before = weights(model)
-    make_strategy("covon", model, plugins=[watch]).train(toy_benchmark(1).train_stream[0])
-    assert torch.equal(outside[0], before["2.bias"])
-    assert not torch.equal(inside[0], outside[0])
-    assert len({tuple(w.tolist()) for w in inside}) == len(inside) == 6
-
-
 @both
 @pytest.mark.parametrize("mc_samples", [1, 3])
 def test_a_strategy_does_exactly_what_the_plain_loop_does(kind, mc_samples):
@@ -171,17 +158,3 @@ def test_a_compiled_model_equals_a_plain_one(kind):
         make_strategy(kind, wrap(model)).train(toy_benchmark(2).train_stream)
         found.append(weights(model))
     assert same(*found)
-
-
-@both
-def test_adapters_of_peft_alone_have_a_posterior(kind):
-    peft = pytest.importorskip("peft", reason="needs the extra language")
-    benchmark, base = toy_benchmark(2), toy_model()
-    before = weights(base)
-    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0", "2"]))
-    strategy = make_strategy(kind, model)
-    strategy.train(benchmark.train_stream)
-    mean = strategy.optimizer.posterior().mean
-    assert all("lora" in name and value.any() for name, value in mean.items())  # B is 0 at first
-    assert torch.equal(base[0].base_layer.weight, before["0.weight"])
-    strategy.eval(benchmark.test_stream)

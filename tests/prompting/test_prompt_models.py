@@ -62,11 +62,7 @@ LISTS = {
     "hedp": ["prompts", "contexts"],
 }
 """Parameters of which each domain has its own."""
-SHARED = {
-    "coda-p": ["head"],
-    "dualprompt": ["head", "general"],
-    "l2p": ["head", "prompts", "keys"],
-}
+SHARED = {"coda-p": ["head"], "dualprompt": ["head", "general"], "l2p": ["head", "prompts", "keys"]}
 """Parameters that all domains train."""
 each = pytest.mark.parametrize("method", METHODS)
 

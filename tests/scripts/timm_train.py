@@ -72,11 +72,7 @@ def main():
     task = make_task()
     loss_scaler = NativeScaler(device="cpu") if args.amp else None
     model = task.get_trainable_module()
-    optimizer = create_optimizer_v2(
-        model,
-        **optimizer_kwargs(cfg=args),
-        **args.opt_kwargs,
-    )
+    optimizer = create_optimizer_v2(model, **optimizer_kwargs(cfg=args), **args.opt_kwargs)
     if args.resume:
         checkpoint = torch.load(args.resume)
         model.load_state_dict(checkpoint["state_dict"])

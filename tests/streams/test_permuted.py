@@ -83,20 +83,6 @@ def test_validation_images_are_held_out_of_training_and_alike_in_all_domains(siz
     assert "valid" not in PermutedDigits(1).streams
 
 
-def test_avalanche_conventions():
-    """Task label 0, classes timeline, n_classes: Avalanche's methods and metrics need them."""
-    benchmark = PermutedDigits(2)
-    assert benchmark.n_classes == 10
-    for stream in (benchmark.train_stream, benchmark.test_stream):
-        for i, experience in enumerate(stream):
-            assert experience.current_experience == i
-            assert experience.task_label == 0
-            assert experience.task_labels == [0]
-            assert set(experience.classes_in_this_experience) == set(range(10))
-            assert experience.dataset[0][-1] == 0
-    assert benchmark.train_stream[1].previous_classes == set(range(10))
-
-
 def test_transforms_get_the_permuted_image_in_0_1():
     seen = []
 
