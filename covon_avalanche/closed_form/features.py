@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,6 @@ from torchvision.models import SwinTransformer
 
 from covon_avalanche.checks import check_choice
 from covon_avalanche.last_layer import last_layer
-from covon_avalanche.module_hooks import module_hooks
 
 _CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -71,7 +71,7 @@ class FeatureExtractor(nn.Module):
             found[layer] = next(iter((*args, *kwargs.values()))) if self._of_inputs else output
 
         layers = [self.network.get_submodule(name) for name in self._layers]
-        with module_hooks() as hooks:
+        with ExitStack() as hooks:
             for layer in layers:
                 hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
             self.network(x)
