@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from toy_optimizers import relative_distance
+from toy_optimizers import relative_distance, same, weights
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
 transformers = pytest.importorskip("transformers", reason="needs the extra language")
@@ -94,3 +94,13 @@ def train(folder, lora=False, **settings):
     )  # fmt: skip
     run.train()
     return run, model, optimizer
+
+
+def test_neftune_adds_its_noise_in_training_only(tmp_path):
+    _, exact, _ = train(tmp_path)
+    _, model, optimizer = train(tmp_path, neftune_noise_alpha=5)
+    assert not same(weights(model), weights(exact))
+    assert all(s.isfinite().all() for s in optimizer.posterior().precision.values())
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.equal(model.train()(ids).logits, model.eval()(ids).logits)  # no hook is left
