@@ -1,4 +1,4 @@
-"""Schedulers of torch drive CoVON and VCL as they drive Adam."""
+"""Every scheduler of torch drives CoVON and VCL as it drives Adam."""
 
 import pytest
 import torch
@@ -10,11 +10,21 @@ from toy_optimizers import make_covon, make_vcl
 
 SCHEDULERS = {
     "ChainedScheduler": lambda o, cls: cls([ConstantLR(o), StepLR(o, 2)]),
+    "ConstantLR": lambda o, cls: cls(o),
     "CosineAnnealingLR": lambda o, cls: cls(o, 4),
+    "CosineAnnealingWarmRestarts": lambda o, cls: cls(o, 2),
+    "CyclicLR": lambda o, cls: cls(o, 0.001, 0.1, 2, cycle_momentum=False),
+    "ExponentialLR": lambda o, cls: cls(o, 0.9),
     "LambdaLR": lambda o, cls: cls(o, lambda t: 0.9**t),
+    "LinearLR": lambda o, cls: cls(o),
+    "MultiStepLR": lambda o, cls: cls(o, [1, 3]),
+    "MultiplicativeLR": lambda o, cls: cls(o, lambda t: 0.9),
     "OneCycleLR": lambda o, cls: cls(o, 0.1, total_steps=8),  # the first beta, too
+    "PolynomialLR": lambda o, cls: cls(o, 4),
     "ReduceLROnPlateau": lambda o, cls: cls(o, patience=1),
     "SWALR": lambda o, cls: cls(o, 0.05),
+    "SequentialLR": lambda o, cls: cls(o, [ConstantLR(o), StepLR(o, 1)], [2]),
+    "StepLR": lambda o, cls: cls(o, 2),
 }
 MAKE = {
     "adam": lambda p: torch.optim.Adam([p], lr=0.01),
@@ -47,3 +57,8 @@ def settings(kind: str, name: str) -> list[float]:
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_the_learning_rates_are_those_of_adam(kind, name):
     assert settings(kind, name) == pytest.approx(settings("adam", name))
+
+
+def test_no_scheduler_of_torch_is_missing():
+    own = {name for name in torch_schedulers.__all__ if name != "LRScheduler"}
+    assert own | {"SWALR"} == set(SCHEDULERS)
