@@ -27,7 +27,7 @@ class RidgeClassifier(ClosedFormHead):
     on four fifths of that domain's examples and validating on every fifth example; or, with
     ``folds``, by cross-validation over that domain's examples, in which each fit has the sums of
     all earlier domains, too. A domain with fewer than five examples, or than ``folds``, keeps the
-    ridge of the one before, and a first one has the middle of the candidates.
+    ridge of the one before; if it is the first, it has the middle candidate.
 
     With ``standardize`` features are centred and divided by their standard deviation over all
     domains, and an intercept is fitted that the ridge leaves alone. Both follow from the sums.

@@ -37,11 +37,12 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     (``ImageWeightedAccuracy``), the mean of the former over time (``IncrementalAccuracy``), BWT
     (the paper's F_T), forgetting as defined by Avalanche and from the best earlier accuracy
     (``MaxForgetting``), plasticity, forward transfer, and calibration. Undefined metrics, such as
-    BWT after one domain, are not reported, or NaN if they were before. Comparisons with earlier
-    rows are undefined, and A_T is over all test domains, if these differ from the trained ones in
-    number, order or ``experience.domain`` (CORe50's test sessions), or if the training stream was
-    not trained from its first experience on, in its order: reorder the benchmark instead. Task
-    identities are not used. In a distributed run all processes get the metrics of all images.
+    BWT after one domain, are not reported, or are NaN if they were reported before. Comparisons
+    with earlier rows are undefined, and A_T is over all test domains, if these differ from the
+    trained ones in number, order or ``experience.domain`` (CORe50's test sessions), or if
+    experiences were trained in another order than the stream's, or repeatedly: to change the order,
+    reorder the benchmark. Task identities are not used. In a distributed run all processes get the
+    metrics of all images.
 
     Avalanche's ``StreamAccuracy`` is another number: it pools all evaluated images, including
     domains that have not been learned yet.
