@@ -2,8 +2,7 @@
 
 torchrun --nproc-per-node 2 examples/avalanche_torchrun.py
 
-Each process computes its share of every batch, and all have the same weights. ``covon run
---processes 2`` does this for a recipe.
+Each process computes its share of every batch, and all have the same weights.
 """
 
 import torch

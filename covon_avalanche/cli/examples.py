@@ -11,7 +11,7 @@ EXAMPLES = {
         "covon run mine.toml --strategies covon,ewc-star --epochs 5",
         "covon run mine.toml --set strategies.covon.lr=0.02",
         "covon run mine.toml --dry-run",
-        "covon run domainnet --set device=cuda --gpus 4",
+        "covon run domainnet --set device=cuda",
         "covon run domainnet --launcher slurm --slurm slurm_partition=gpu",
     ),
     "search": (

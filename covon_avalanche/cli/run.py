@@ -65,10 +65,6 @@ def run(
         typer.Option(metavar="FOLDER", callback=expanded, help="Results. \\[default: runs/RECIPE]"),
     ] = None,
     jobs: Jobs = None,
-    gpus: Annotated[int | None, typer.Option(metavar="N", min=1, help="GPUs per run.")] = None,
-    processes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="CPU processes per run.")
-    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Print what would run.")
     ] = False,
@@ -112,7 +108,6 @@ def run(
     if is_slow(chosen.precision, chosen.device) and not on_cluster:
         typer.echo(f"covon: {SLOW}", err=True)
     options = RunOptions(
-        processes=_processes_per_run(chosen, gpus, processes, here=not on_cluster),
         dataset_root=dataset_root,
         checkpoint_seconds=60 * checkpoint_minutes,
         tensorboard=tensorboard,
@@ -148,8 +143,7 @@ def run(
             f"{_runs(bare)} finished without --bundle, so no model was saved: to train again, "
             "remove the folders or choose another --out"
         )
-    parallel = jobs or max(1, default_processes(chosen.device) // options.processes)
-    parallel = min(parallel, max(1, len(new)))
+    parallel = min(jobs or default_processes(chosen.device), max(1, len(new)))
     if dry_run:
         done = f"{len(folders) - len(new)} finished, {len(new)} to run, {parallel} in parallel"
         typer.echo(f"{chosen.title}: {_runs(folders)}, {done}")
@@ -164,31 +158,6 @@ def run(
         _submit(chosen, new, runs, options, slurm or [])
     else:
         raise typer.Exit(_run_and_summarise(folders, whole, runs, options, parallel))
-
-
-def _processes_per_run(
-    recipe: Recipe, gpus: int | None, processes: int | None, *, here: bool
-) -> int:
-    """Processes per run, from ``--gpus`` or ``--processes``, checked against device and
-    machine."""
-    if gpus is not None and processes is not None:
-        fail(f"--gpus {gpus} and --processes {processes} exclude each other: give one of them")
-    if processes is not None and recipe.device != "cpu":
-        fail(f'--processes {processes} is for device = "cpu", got "{recipe.device}": use --gpus')
-    if gpus is not None and recipe.device != "cuda":
-        fail(f'--gpus {gpus} needs --set device=cuda, the recipe has device = "{recipe.device}"')
-    if gpus is not None and here:
-        import torch
-
-        if (found := torch.cuda.device_count()) < gpus:
-            fail(f"--gpus {gpus}: this machine has {found} CUDA devices")
-    count = gpus or processes or 1
-    if count > recipe.train_mb_size:
-        fail(
-            f"train_mb_size = {recipe.train_mb_size} cannot be shared by {count} processes: each "
-            "needs at least one image of a batch"
-        )
-    return count
 
 
 def _runs(folders: list[RunFolder]) -> str:

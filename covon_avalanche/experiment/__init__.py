@@ -6,7 +6,7 @@ From ``covon run`` to a training step:
 2. ``grid``: every strategy with every seed, in the processes of ``worker_pool``; or ``cluster``.
    ``search``: the trials of each strategy instead.
 3. ``run``: one run, in its ``run_folder``, whose name follows from ``run_settings``, from data to
-   ``result``; ``data_parallel``: the same in several processes.
+   ``result``.
 4. ``build``: benchmark, model and Avalanche strategy, whose training loop is Avalanche's.
 5. ``resumable``: the part of this loop that stores and restores a run, as the plain values of
    ``state``, in the files of ``checkpoint``.

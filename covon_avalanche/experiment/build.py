@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 from avalanche.benchmarks import CLScenario
-from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.templates import SupervisedTemplate
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from covon_avalanche import streams
 from covon_avalanche.backbones import normalisation
-from covon_avalanche.data_loading import DataParallel, TensorBatches
+from covon_avalanche.data_loading import TensorBatches
 from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment.data_settings import (
     Backbone,
@@ -130,11 +128,6 @@ def build_strategy(
 
     :raises ValueError: if a user-defined class cannot be found or created.
     """
-    if DistributedHelper.is_distributed and any(isinstance(m, _BatchNorm) for m in model.modules()):
-        raise ValueError(
-            "batch norm would compute the statistics of each process's share alone: train this "
-            "network with one process"
-        )
     model.to(recipe.device)
     optimizer = settings.make_optimizer(model)
     method = settings.build()
@@ -142,8 +135,8 @@ def build_strategy(
     base = method.strategy
     precision = used_precision(recipe.precision, recipe.device)
     mixins: list[type] = [Resumable] if precision == "float32" else [Resumable, Autocast]
-    wanted = [DataParallel, TensorBatches] if DistributedHelper.is_distributed else [TensorBatches]
-    mixins += [mixin for mixin in wanted if not issubclass(base, mixin)]
+    if not issubclass(base, TensorBatches):
+        mixins.append(TensorBatches)
     cls = type(base.__name__, (*mixins, base), {"__module__": base.__module__})
     try:
         return cls(

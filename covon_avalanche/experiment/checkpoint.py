@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from zipfile import ZipFile
 
 import torch
-from avalanche.distributed import DistributedHelper
 
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.machine import versions
@@ -71,9 +70,7 @@ def load_checkpoint(folder: Path, point: Point, run: str) -> Any:
             if archive.testzip() is not None:
                 raise StateError(f"the checkpoint {file} is damaged")
         with torch.serialization.safe_globals([Node]):
-            several = DistributedHelper.is_distributed  # each has a GPU of its own
-            device_map: Any = DistributedHelper.device_map if several else None
-            body = torch.load(file, map_location=device_map, weights_only=True)
+            body = torch.load(file, weights_only=True)
         if body["run"] != run:
             raise StateError(f"the checkpoint {file} belongs to another run")
         if body["format"] != FORMAT or body["versions"] != _versions():

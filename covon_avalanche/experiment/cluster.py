@@ -46,9 +46,6 @@ def submit(
     """
     recipe, runs = folders[0].recipe, folders[0].path.parents[1]
     settings = dict(map(parse_setting, parameters))
-    if options.processes > 1:
-        needed = "gpus_per_node" if recipe.device == "cuda" else "cpus_per_task"
-        settings.setdefault(needed, options.processes)
     if cluster != "local":
         settings.setdefault("name", recipe.name)
     try:

@@ -8,12 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import SupervisedPlugin
 from torch.utils.flop_counter import FlopCounterMode
 
-from covon_avalanche.data_loading.data_parallel import batch_share
 from covon_avalanche.experiment.result import Epoch
 
 
@@ -74,25 +71,15 @@ class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[cal
 
     @torch.no_grad()
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        images, size = batch_share(strategy)
-        # The rows of DER's memory come before them, the same in every process.
-        memory = len(strategy.mb_y) - max(1, images)
         if self._counter is not None:
             flops = self._counter.get_total_flops()
             self.stop_counting()
-            share = (memory + size) / (memory + max(1, images))
-            self.flops_per_image.append(flops / strategy.train_mb_size * share)
-        loss = (memory + size) * strategy.loss.detach()
-        correct = strategy.mb_output.argmax(1) == strategy.mb_y
-        hits = correct[: memory + images].sum()
-        if DistributedHelper.is_distributed:  # so that the sums in a checkpoint are those of all
-            sums = torch.stack([loss.squeeze() / DistributedHelper.world_size, hits])
-            dist.all_reduce(sums)
-            twice = (DistributedHelper.world_size - 1) * correct[:memory].sum()
-            loss, hits = sums[0].view_as(loss), sums[1].long() - twice
-        self._loss = self._loss.to(loss.device) + loss
+            self.flops_per_image.append(flops / strategy.train_mb_size)
+        images = len(strategy.mb_y)
+        hits = (strategy.mb_output.argmax(1) == strategy.mb_y).sum()
+        self._loss = self._loss.to(hits.device) + images * strategy.loss.detach()
         self._hits = self._hits.to(hits.device) + hits
-        self._images += memory + size
+        self._images += images
         self.on_progress(strategy.clock.train_epoch_iterations + 1)
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:

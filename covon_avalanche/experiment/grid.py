@@ -144,7 +144,7 @@ def _run(folder: RunFolder, options: RunOptions) -> Outcome:
         if (outcome := _finished(folder)) is not None:  # elsewhere, while this process imported
             return outcome
         return Outcome(folder, run_in_folder(folder, options))
-    except (BrokenProcessPool, RunningElsewhere):  # the first of the run's own processes
+    except RunningElsewhere:
         raise
     except (Exception, SystemExit) as error:
         return Outcome(folder, error=run_error(error), bad_input=is_bad_input(error))

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from avalanche.distributed import DistributedHelper
 from avalanche.training.templates import BaseSGDTemplate
 from avalanche.training.templates.update_type import SGDUpdate
 
@@ -124,7 +123,6 @@ class Checkpointer:
 
     def _restore_latest(self, fits: Callable[[Point], bool]) -> None:
         point = next(filter(fits, stored_points(self.folder)), None)
-        point = DistributedHelper.broadcast_object(point)
         if point is None:
             return
         generators: dict[str, Any] = {}
@@ -137,9 +135,7 @@ class Checkpointer:
             raise  # says nothing about the checkpoint
         except Exception as error:
             file = point.file(self.folder)
-            DistributedHelper.barrier()  # all processes have tried to read it
-            if DistributedHelper.is_main_process:
-                file.replace(file.with_name(f"{file.name}.unusable"))
+            file.replace(file.with_name(f"{file.name}.unusable"))
             if isinstance(error, StateError):
                 raise
             reason = f"{type(error).__name__}: {error}"
@@ -184,8 +180,6 @@ class Checkpointer:
             self._inside = self._store()
 
     def _store(self) -> bool:
-        if not DistributedHelper.is_main_process:
-            return True
         start = time.monotonic()
         try:
             generators = {"epoch_start": self._epoch_start, "now": _generator_states(self._device)}
@@ -212,7 +206,7 @@ def _is_plain(strategy: Any) -> bool:
 def _shuffles_again(loader: Any) -> bool:
     """Whether a smaller data set may be reshuffled within the epoch, in an order that depends on
     other uses of torch's generator, such as dropout."""
-    loader = getattr(loader, "whole", loader)  # where several processes share its batches
+    loader = getattr(loader, "whole", loader)  # of DataParallel
     return getattr(loader, "oversample_small_datasets", False) and len(loader.datasets) > 1
 
 

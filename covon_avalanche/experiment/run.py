@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from avalanche.benchmarks import CLScenario
-from avalanche.distributed import DistributedHelper
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.logging import BaseLogger
 
@@ -24,7 +23,6 @@ from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment import machine
 from covon_avalanche.experiment.build import build_benchmark, build_model, build_strategy
 from covon_avalanche.experiment.bundle import BundleInfo, write_bundle
-from covon_avalanche.experiment.data_parallel import run_in_processes
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
@@ -58,28 +56,14 @@ def run_in_folder(folder: RunFolder, options: RunOptions = RunOptions()) -> Resu
             return stored
         about = {"versions": machine.versions(), "machine": machine.machine(folder.recipe.device)}
         starts = folder.write_start({"seed": folder.spec.seed, **about})
-        if options.processes == 1:
-            result = train_in_folder(folder, options)
-        else:
-            result = run_in_processes(train_in_folder, folder, options)
+        with folder.logged(), training_loggers(folder, options) as loggers:
+            run = Run(folder, options, loggers)
+            result = run.finish()
+            if options.bundle:
+                run.write_bundle(folder.path / "bundle", result)
         result.resumed = starts - 1
         folder.write_result(result)
         return result
-
-
-def train_in_folder(folder: RunFolder, options: RunOptions) -> Result:
-    """Train in one of the run's processes. Only the main one writes, except for tracebacks."""
-    main = DistributedHelper.is_main_process
-    asked = options if main else RunOptions()
-    with (
-        folder.logged(logging.INFO if main else logging.ERROR),
-        training_loggers(folder, asked) as loggers,
-    ):
-        run = Run(folder, options, loggers)
-        result = run.finish()
-        if asked.bundle:
-            run.write_bundle(folder.path / "bundle", result)
-    return result
 
 
 def checked_benchmark(
@@ -157,11 +141,10 @@ class Run:
             )
         for w in caught:  # again, for the log
             warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
-        if DistributedHelper.is_main_process:
-            streams = benchmark.streams.items()
-            images = {name: [len(e.dataset) for e in stream] for name, stream in streams}
-            said = [str(w.message) for w in caught]
-            self.folder.check_data({**images, "classes": benchmark.classes}, said)
+        streams = benchmark.streams.items()
+        images = {name: [len(e.dataset) for e in stream] for name, stream in streams}
+        said = [str(w.message) for w in caught]
+        self.folder.check_data({**images, "classes": benchmark.classes}, said)
         return benchmark
 
     def build(self) -> None:
@@ -212,7 +195,7 @@ class Run:
         epochs, each = self.log.epochs, self.strategy.train_epochs
         at_end = batch == 0 and (not epochs or epochs[-1]["epoch"] + 1 == each)
         due = at_end or time.monotonic() > self._written_at + _WRITE_EVERY
-        if not due or not DistributedHelper.is_main_process:
+        if not due:
             return
         if len(epochs) != self._written_epochs:
             self.folder.write_epochs(epochs)
@@ -269,8 +252,7 @@ class Run:
             peak_memory=machine.peak_memory(device),
             diagnostics=self.diagnostics,
             versions=machine.versions(),
-            machine={**machine.machine(device), "precision": used_precision(precision, device)}
-            | ({"processes": DistributedHelper.world_size} if self.options.processes > 1 else {}),
+            machine={**machine.machine(device), "precision": used_precision(precision, device)},
         )
 
     def _sampled(self) -> dict[str, float]:

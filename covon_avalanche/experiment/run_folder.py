@@ -281,11 +281,10 @@ class RunFolder(StoredRun):
             lock.release()
 
     @contextmanager
-    def logged(self, level: int = logging.INFO) -> Iterator[None]:
-        """Write the package's messages from this level on, warnings, and the exception that ends
-        the run to the log."""
+    def logged(self) -> Iterator[None]:
+        """Write the package's messages, warnings, and the exception that ends the run to the
+        log."""
         handler = logging.FileHandler(self.log_file, encoding="utf-8", errors="backslashreplace")
-        handler.setLevel(level)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         package, python = logging.getLogger("covon_avalanche"), logging.getLogger("py.warnings")
         before = package.level

@@ -24,6 +24,3 @@ class RunOptions:
     """Log to this project of Weights & Biases."""
     mlflow: str | None = None
     """Log to this experiment of MLflow."""
-    processes: int = 1
-    """Processes that train a run together, each on a share of every batch; the result matches one
-    process up to rounding."""

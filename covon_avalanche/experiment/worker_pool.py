@@ -16,6 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from itertools import count
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -28,17 +29,20 @@ _T = TypeVar("_T")
 
 
 def default_processes(device: str) -> int:
-    """One per core that this process may use, or one on an accelerator, because several would share
-    its memory."""
-    from joblib import cpu_count
+    """One per core that this process may use, or one per GPU, whose memory several would share."""
+    if device == "cpu":
+        from joblib import cpu_count
 
-    return cpu_count() if device == "cpu" else 1
+        return cpu_count()
+    from torch import cuda  # only here, because it takes seconds
+
+    return max(1, cuda.device_count()) if device == "cuda" else 1
 
 
 class WorkerPool(ThreadPoolExecutor):
-    """Spawned processes with one torch thread each, which take one task after another. A killed
-    process fails only its own task, with ``BrokenProcessPool``. Leaving the context waits for all
-    tasks; an exception such as KeyboardInterrupt kills the processes at once.
+    """Spawned processes with one torch thread and one GPU each, which take one task after another.
+    A killed process fails only its own task, with ``BrokenProcessPool``. Leaving the context waits
+    for all tasks; an exception such as KeyboardInterrupt kills the processes at once.
 
     Each thread sends its tasks to a process of its own, through a pipe. Pebble, loky and
     ``ProcessPoolExecutor`` leave semaphores in /dev/shm if all processes are killed, and go on
@@ -49,6 +53,7 @@ class WorkerPool(ThreadPoolExecutor):
         super().__init__(processes)
         self.workers: list[tuple[BaseProcess, Connection]] = []
         self._of_thread = threading.local()
+        self._numbers = count()
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -72,22 +77,25 @@ class WorkerPool(ThreadPoolExecutor):
                 worker.join()
 
     def _call(self, task: Callable[[], _T]) -> _T:
-        if not hasattr(self._of_thread, "pipe"):
-            self._of_thread.pipe = self._start()
+        own = self._of_thread
+        if not hasattr(own, "number"):
+            own.number = next(self._numbers)
+        if not hasattr(own, "pipe"):
+            own.pipe = self._start(own.number)
         try:
-            self._of_thread.pipe.send(task)
-            value, error = self._of_thread.pipe.recv()
+            own.pipe.send(task)
+            value, error = own.pipe.recv()
         except (EOFError, OSError):
-            del self._of_thread.pipe
+            del own.pipe
             raise BrokenProcessPool("a worker process was killed") from None
         if error is not None:
             raise error
         return value
 
-    def _start(self) -> Connection:
+    def _start(self, number: int) -> Connection:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        worker = context.Process(target=_work, args=(theirs,))
+        worker = context.Process(target=_work, args=(theirs, number))
         resource_tracker.ensure_running()  # which would set another signal mask
         if hasattr(signal, "pthread_sigmask"):  # not on Windows
             # A process inherits the mask of its thread, and misses a Ctrl-C while it imports.
@@ -101,8 +109,9 @@ class WorkerPool(ThreadPoolExecutor):
         return ours
 
 
-def _work(pipe: Connection) -> None:
+def _work(pipe: Connection, number: int) -> None:
     _start_worker()
+    choose_gpu(number)
     with suppress(EOFError):  # the pool has closed the pipe
         while True:
             task = pipe.recv()
@@ -133,6 +142,15 @@ def _start_worker() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def choose_gpu(number: int) -> None:
+    """Show this process one of the GPUs that it may use, before it uses any."""
+    import torch
+
+    if (n := torch.cuda.device_count()) > 1:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(n)))
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number % n]
 
 
 def ignore_imports_in_gc() -> None:

@@ -39,11 +39,6 @@ def test_parameters_are_toml_values_and_the_name_is_the_recipes(recipe, tmp_path
     given.assert_called_with(mem_gb=1.5, slurm_account="0042", name=recipe.name)
     submit(jobs, parameters=["name=mine"])
     given.assert_called_with(name="mine")
-    submit(jobs, RunOptions(processes=4))
-    given.assert_called_with(cpus_per_task=4, name=recipe.name)
-    cuda = recipe.model_copy(update={"device": "cuda"})
-    submit([RunFolder(tmp_path, cuda, "finetune", 0)], RunOptions(processes=4))
-    given.assert_called_with(gpus_per_node=4, name=recipe.name)
 
 
 def test_jobs_and_parameters_that_are_refused(recipe, tmp_path, monkeypatch):

@@ -9,9 +9,10 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
+import torch
 from terminal import in_a_terminal
 
-from covon_avalanche.experiment.worker_pool import WorkerPool
+from covon_avalanche.experiment.worker_pool import WorkerPool, choose_gpu, default_processes
 
 LOCAL = "class LocalError(Exception): ...\nraise LocalError('only here')"
 
@@ -30,6 +31,48 @@ def test_a_killed_process_fails_its_own_task_and_leaves_no_files():
         new = {path.name for path in Path("/dev/shm").glob("*")} - before
         assert not [name for name in new if f"-{os.getpid()}-" in name]
     assert not worker.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "chosen"),
+    [
+        (0, None, [None] * 3),
+        (1, "3", ["3"] * 3),
+        (2, None, ["0", "1", "0"]),
+        (2, "5,7", ["5", "7", "5"]),
+    ],
+)
+def test_every_process_has_one_gpu(gpus, visible, chosen, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert default_processes("cuda") == max(1, gpus)
+    found = []
+    for number in range(3):
+        with monkeypatch.context() as environment:
+            if visible is None:
+                environment.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+            else:
+                environment.setenv("CUDA_VISIBLE_DEVICES", visible)
+            choose_gpu(number)
+            found.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    assert found == chosen
+
+
+class Recorded(WorkerPool):
+    """Notes the numbers of its processes."""
+
+    def _start(self, number):
+        self.numbers = [*getattr(self, "numbers", ()), number]
+        return super()._start(number)
+
+
+def test_a_process_that_replaces_a_killed_one_has_its_number():
+    with Recorded(1) as pool:
+        assert pool.submit(abs, -1).result() == 1
+        pool.workers[0][0].kill()
+        assert isinstance(pool.submit(abs, -1).exception(), BrokenProcessPool)
+        assert pool.submit(abs, -1).result() == 1
+        assert pool.numbers == [0, 0]
 
 
 def test_warnings_of_workers_are_one_line(capfd):

@@ -255,8 +255,7 @@ class Custom(WithOptimizer):
     """Arguments of the class. A strategy also gets ``model``, ``optimizer`` (made of ``lr``,
     ``weight_decay``, ``optimizer`` and ``momentum``), ``criterion``, ``train_mb_size``,
     ``train_epochs``, ``eval_mb_size``, ``device``, ``plugins`` and ``evaluator`` by name. If its
-    constructor makes another optimizer, the cosine schedule is that one's. For several processes
-    the plugin must declare ``supports_distributed``, or the strategy be a ``DataParallel``."""
+    constructor makes another optimizer, the cosine schedule is that one's."""
     replay: bool = False
     """Whether it stores examples, for the tables."""
     source: Annotated[str | None, Field(validate_default=True)] = None
@@ -287,16 +286,7 @@ class Custom(WithOptimizer):
             )
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
-        from avalanche.distributed import DistributedHelper
-
         method = Method.of(self.implementation, self.arguments)
-        (own,) = method.plugins or (method.strategy,)
-        if DistributedHelper.is_distributed and not getattr(own, "supports_distributed", False):
-            raise ValueError(
-                f"{self.implementation} does not declare that it works in several processes, "
-                "as class X(SupervisedPlugin, supports_distributed=True) or class X(DataParallel, "
-                "Naive) does: train it with one"
-            )
         if now is not None:
             _imported[self.implementation] = now
         return method
