@@ -26,7 +26,8 @@ class Evaluator(EvaluationPlugin):
     """Without loggers, skips callbacks that no metric implements.
 
     Avalanche's plugin copies the experience in each of its eight callbacks per iteration, even if
-    no metric implements the callback: 5 % of a training step of a small network.
+    no metric implements the callback: 5 % of a training step of a small network, in a
+    measurement that is not stored.
     """
 
     def _update_metrics_and_loggers(self, strategy: Any, callback: str) -> Any:
