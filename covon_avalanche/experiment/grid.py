@@ -63,8 +63,9 @@ def run_grid(
         else:
             waiting.append(folder)
     pending: dict[Future[Outcome], RunFolder] = {}
+    device = waiting[0].recipe.device if waiting else "cpu"
     try:
-        with _interrupts() as interrupts, WorkerPool(processes) as pool:
+        with _interrupts() as interrupts, WorkerPool(processes, device) as pool:
             while waiting or pending:
                 elsewhere = []
                 for folder in waiting.copy():

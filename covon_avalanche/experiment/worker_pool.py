@@ -40,17 +40,20 @@ def default_processes(device: str) -> int:
 
 
 class WorkerPool(ThreadPoolExecutor):
-    """Spawned processes with one torch thread and one GPU each, which take one task after another.
-    A killed process fails only its own task, with ``BrokenProcessPool``. Leaving the context waits
-    for all tasks; an exception such as KeyboardInterrupt kills the processes at once.
+    """Spawned processes with one torch thread each, which take one task after another. A killed
+    process fails only its own task, with ``BrokenProcessPool``. Leaving the context waits for all
+    tasks; an exception such as KeyboardInterrupt kills the processes at once.
 
     Each thread sends its tasks to a process of its own, through a pipe. Pebble, loky and
     ``ProcessPoolExecutor`` leave semaphores in /dev/shm if all processes are killed, and go on
     if only the parent is; loky also fails all tasks if one process is killed.
+
+    :param device: for ``"cuda"`` each process sees one GPU; more processes than GPUs share them.
     """
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, device: str = "cpu") -> None:
         super().__init__(processes)
+        self.device = device
         self.workers: list[tuple[BaseProcess, Connection]] = []
         self._of_thread = threading.local()
         self._numbers = count()
@@ -95,7 +98,7 @@ class WorkerPool(ThreadPoolExecutor):
     def _start(self, number: int) -> Connection:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        worker = context.Process(target=_work, args=(theirs, number))
+        worker = context.Process(target=_work, args=(theirs, self.device, number))
         resource_tracker.ensure_running()  # which would set another signal mask
         if hasattr(signal, "pthread_sigmask"):  # not on Windows
             # A process inherits the mask of its thread, and misses a Ctrl-C while it imports.
@@ -109,9 +112,10 @@ class WorkerPool(ThreadPoolExecutor):
         return ours
 
 
-def _work(pipe: Connection, number: int) -> None:
+def _work(pipe: Connection, device: str, number: int) -> None:
+    if device == "cuda":
+        choose_gpu(number)  # before Avalanche may ask CUDA, which reads the variable once
     _start_worker()
-    choose_gpu(number)
     with suppress(EOFError):  # the pool has closed the pipe
         while True:
             task = pipe.recv()

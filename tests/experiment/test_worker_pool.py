@@ -62,12 +62,13 @@ class Recorded(WorkerPool):
     """Notes the numbers of its processes."""
 
     def _start(self, number):
+        assert self.device == "cuda"
         self.numbers = [*getattr(self, "numbers", ()), number]
         return super()._start(number)
 
 
 def test_a_process_that_replaces_a_killed_one_has_its_number():
-    with Recorded(1) as pool:
+    with Recorded(1, "cuda") as pool:
         assert pool.submit(abs, -1).result() == 1
         pool.workers[0][0].kill()
         assert isinstance(pool.submit(abs, -1).exception(), BrokenProcessPool)
