@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -232,12 +232,11 @@ class CoVON(PosteriorOptimizer):
         groups.
     :param generator: gives the seed of the noise at the first sample; by default torch's global
         generator does. With several processes it is required, with the same seed on all ranks.
-    :param implementation: ``"foreach"``, torch's multi-tensor operations; ``"compiled"``, numba on
-        CPUs and ``torch.compile`` on accelerators; ``"reference"``, :func:`fast_step` parameter by
-        parameter. ``"auto"``: ``"compiled"`` on CPUs with numba, else ``"foreach"``. Models on a
-        CPU with trained weights that are float64, tensor subclasses or strided with gaps, and
-        steps with several samples, always use ``"foreach"``. On a given device, all
-        implementations draw the same samples.
+    :param implementation: ``"foreach"``, torch's multi-tensor operations; ``"compiled"``, numba, on
+        CPUs only; ``"reference"``, :func:`fast_step` parameter by parameter. ``"auto"``:
+        ``"compiled"`` on CPUs with numba, else ``"foreach"``. Models on a CPU with trained weights
+        that are float64, tensor subclasses or strided with gaps, and steps with several samples,
+        always use ``"foreach"``. On a given device, all implementations draw the same samples.
     :raises ValueError: naming the value and the rule.
 
     **Settings in the paper's units**, if ``ess`` or ``hess_init`` is given:
@@ -265,10 +264,10 @@ class CoVON(PosteriorOptimizer):
     ``prior``: until then the prior's precision is a number, and so is its mean, except with
     ``"init"``.
 
-    On a CPU all gradients are checked before a step changes anything. On an accelerator, a step
-    with gradients that are not finite, or so large that a float32 Hessian might overflow, is
-    skipped without synchronisation; a later step, ``consolidate()`` or ``state_dict()`` raises an
-    error. A skipped step still counts for the averages.
+    On a CPU all gradients are checked before a step changes anything. On an accelerator, where this
+    would require a synchronisation in each step, only ``"reference"`` does so. Otherwise, as with
+    AdamW, a gradient that is not finite spreads to the weights; the merge in ``consolidate()`` then
+    raises an error.
     """
 
     own_setting = "hess_init"
@@ -324,7 +323,6 @@ class CoVON(PosteriorOptimizer):
             positive = natural if has_natural_units(settings) else _GAMMA_PRECISION
             gamma_precision = positive if hess_approx == "gradsq" else None
         self.implementation = implementation
-        self._deferred = multi_tensor.DeferredCheck()
         defaults = settings | dict(
             betas=betas,
             gamma_precision=gamma_precision,
@@ -461,7 +459,7 @@ class CoVON(PosteriorOptimizer):
         if self.implementation == "reference":
             return super()._draw(params, buffers, train, key)
         drawn = {n.param: self._buffer(buffers, n.param, n.name) for n in params}
-        kernel = self._cpu_kernel(drawn.values()) or multi_tensor
+        kernel = self._cpu_kernel(drawn) or multi_tensor
         positive = True
         for bucket in self._buckets(params, train):
             samples = [drawn[p].content for p in bucket.params]
@@ -536,17 +534,14 @@ class CoVON(PosteriorOptimizer):
         # so that neither Hessian estimates nor their squares overflow float32
         largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE
         limit = min(_LARGEST_GRADIENT, largest**0.5) if record.squared else _LARGEST_GRADIENT
-        kernel = None if averaged else self._cpu_kernel(record.buffers[p] for p in samples)
+        kernel = None if averaged else self._cpu_kernel({p: record.buffers[p] for p in samples})
         if kernel is not None:
             step, fit = kernel.step, kernel.all_below(list(grads.values()), limit)
         else:
-            bounds = [(list(grads.values()), limit)]
+            fit = multi_tensor.all_below(grads, limit)
             if averaged:
-                bounds.append((list(samples.values()), largest))
-            names = [named.name for named in params]
-            fit, allowed = self._deferred.check(names, list(samples), bounds, self._iteration())
-            compiled = self.implementation == "compiled"
-            step = partial(multi_tensor.step, averaged=averaged, compiled=compiled, allowed=allowed)
+                fit &= multi_tensor.all_below(samples, largest)
+            step = partial(multi_tensor.step, averaged=averaged)
         if not fit:
             super()._step(params, record)
             return
@@ -598,12 +593,15 @@ class CoVON(PosteriorOptimizer):
             if known and group["ess_per_example"] is None:
                 group["ess_per_example"] = known[0]
 
-    def _cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> Any:
+    def _cpu_kernel(self, buffers: Mapping[Tensor, SampleBuffer]) -> Any:
         """The module ``cpu_kernel`` if it can make a draw or a step for all parameters."""
-        if self.implementation == "foreach" or not all(b.for_cpu_kernel for b in buffers):
+        compiled = self.implementation == "compiled"
+        if compiled and any(p.device.type != "cpu" for p in buffers):
+            raise ValueError("implementation='compiled' is for CPUs: use 'auto' or 'foreach'")
+        if self.implementation == "foreach" or not all(b.for_cpu_kernel for b in buffers.values()):
             return None
         if compiled_fill() is None:
-            if self.implementation == "compiled":
+            if compiled:
                 raise ValueError("implementation='compiled' needs a working numba on a CPU")
             return None
         from covon_avalanche.optim import cpu_kernel
@@ -695,7 +693,6 @@ class CoVON(PosteriorOptimizer):
         """
         check_choice("merge", merge, get_args(SlowStep))
         self._check_consolidation()
-        self._deferred.raise_if_bad(wait=True)
         group = self.param_groups[0]
         needs_size = self.hess_approx == "gradsq" or has_natural_units(group)
         if needs_size and group["batch_size"] is None:
@@ -789,14 +786,5 @@ class CoVON(PosteriorOptimizer):
 
     # torch.optim -----------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Groups and state, including that of the noise."""
-        self._deferred.raise_if_bad(wait=True)
-        return super().state_dict()
-
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "implementation": self.implementation}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._deferred = multi_tensor.DeferredCheck()

@@ -469,6 +469,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             gradients were accumulated outside of a sample.
         :raises FloatingPointError: if a gradient is not finite, or so large that the new posterior
             would not be; names parameter, step and likely cause, and leaves everything as it was.
+            CoVON guarantees this on CPUs only, see its documentation.
         """
         loss = None if closure is None else self._call(closure)
         self._attachment.end_sample()
