@@ -351,6 +351,23 @@ class TestStepping:
             torch.testing.assert_close(dict(run.mean), dict(runs[0].mean))
             torch.testing.assert_close(dict(run.precision), dict(runs[0].precision))
 
+    def test_a_closure_in_a_sample_has_gradients_after_a_step_that_was_skipped(
+        self, make, linear, batch
+    ):
+        """As with Lightning's callback, whose closure ends the sample."""
+        optimizer, loss = make(linear.parameters()), nll(linear, batch)
+        record_sample(optimizer, loss)
+        sample, before = optimizer.sampled_params(), weights(linear)
+        sample.__enter__()
+
+        def closure():
+            optimizer.zero_grad()
+            loss().backward()
+            sample.__exit__(None, None, None)
+
+        optimizer.step(closure)
+        assert not same(weights(linear), before)
+
     def test_a_closure_is_called_in_each_sample(self, make, linear, batch):
         model, losses = copy.deepcopy(linear), []
         optimizer, by_hand = (make(m.parameters(), mc_samples=2) for m in (model, linear))
