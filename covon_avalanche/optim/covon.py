@@ -715,9 +715,11 @@ class CoVON(PosteriorOptimizer):
         if steps >= _MANY_STEPS:
             warn_unless_learned(steps, self.diagnostics()["all"])
         with defer_interrupt(), torch.no_grad():
-            problems = []
+            problems, moved = [], False
             for name, p, group, _ in trained:  # check all before anything is written
                 align_state_(self.state[p], p, name)
+                both = self.mean_of(p), current_prior(self.state[p], group)[0]
+                moved = moved or any((m != m0).any() for m, m0 in pieces(*map(local, both)))
                 try:
                     for merged in self._merged(p, {**group, **instead}, replace):
                         check_gaussian(name, *merged)
@@ -727,6 +729,12 @@ class CoVON(PosteriorOptimizer):
                     problems.append(error)
             if not true_everywhere(not problems, [named.param for named in trained]):
                 raise (problems or [ValueError("see the error of another process")])[0]
+            if trained and not moved:
+                warnings.warn(
+                    "no weight has changed in this task: was lr 0? If a new schedule starts at the "
+                    "lr with which the last one ended, set lr in param_groups before creating it",
+                    stacklevel=2,
+                )
             self._buffers = {}  # their memory is needed now
             self.discard_samples()
             first = self.param_groups[0]
