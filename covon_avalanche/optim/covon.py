@@ -593,10 +593,11 @@ class CoVON(PosteriorOptimizer):
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
         natural = [group for group in self.param_groups if has_natural_units(group)]
-        known = [g["ess_per_example"] for g in natural if g["ess_per_example"] is not None]
+        known = [group for group in natural if group["ess_per_example"] is not None]
         for group in natural:  # one size for all: the first step sets that of groups so far
             if known and group["ess_per_example"] is None:
-                group["ess_per_example"] = known[0]
+                for key in ("ess_per_example", "examples"):
+                    group[key] = known[0][key]
 
     def _cpu_kernel(self, buffers: Iterable[SampleBuffer]) -> Any:
         """The module ``cpu_kernel`` if it can make a draw or a step for all parameters."""
