@@ -535,7 +535,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             late = p in record.without_backward and not self._is_known(p) and local(p.grad).any()
             if p not in record.buffers or late:
                 raise RuntimeError(
-                    f"{name!r} has a gradient that was computed outside of sampled_params()"
+                    f"{name!r} has a gradient that was computed outside of sampled_params(), or "
+                    "was frozen when the sample was drawn: set requires_grad between steps"
                 )
             if p.grad.is_sparse:
                 raise ValueError(f"{name!r} has a sparse gradient, which is not supported")

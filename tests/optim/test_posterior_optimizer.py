@@ -272,6 +272,16 @@ class TestWhichParameters:
 
 
 class TestStepping:
+    def test_one_that_is_unfrozen_inside_of_a_sample_is_named(self, make, linear, batch):
+        """As a callback of the Trainer does that unfreezes layers as a step begins."""
+        optimizer = make(linear.named_parameters())
+        linear.bias.requires_grad_(False)
+        with optimizer.sampled_params():
+            linear.bias.requires_grad_(True)
+            nll(linear, batch)().backward()
+        with pytest.raises(RuntimeError, match=r"'bias' .* was frozen when the sample was drawn"):
+            optimizer.step()
+
     def test_a_gradient_from_outside_a_sample_is_refused(self, make, batch):
         a, b = nn.Linear(4, 3), nn.Linear(4, 3)
         optimizer = make([*a.named_parameters("a"), *b.named_parameters("b")])
