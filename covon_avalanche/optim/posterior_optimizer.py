@@ -488,7 +488,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             raise RuntimeError(
                 f"step() needs mc_samples={self.mc_samples} samples, got {self._record.count}: "
                 "run forward and backward inside `with optimizer.sampled_params():` first "
-                "(in Avalanche: plugins=[CoVONPlugin()], or VCLPlugin for BayesByBackprop)"
+                "(in Avalanche: plugins=[CoVONPlugin()], or VCLPlugin for BayesByBackprop; in the "
+                "Trainer: callbacks=[PosteriorCallback()]; elsewhere: optimizer.attach(model))"
             )
         for group in self.param_groups:  # schedulers may have written settings
             self.check_group(group)

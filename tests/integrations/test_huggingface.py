@@ -425,6 +425,13 @@ def test_what_cannot_work_is_one_sentence(tmp_path):
                                         optimizer=optimizer)  # fmt: skip
 
 
+def test_without_the_callback_the_error_names_it(tmp_path):
+    model = Model()
+    none = transformers.TrainerCallback()
+    with pytest.raises(RuntimeError, match=r"Trainer: callbacks=\[PosteriorCallback\(\)\]"):
+        trainer(model, make_covon(model.named_parameters()), tmp_path, none).train()
+
+
 def test_sharding_needs_a_trainer_that_trains_sharded_models():
     class Old(nn.Module):
         """Of a transformers that shards by Accelerate only."""
