@@ -588,10 +588,11 @@ class CoVON(PosteriorOptimizer):
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
         natural = [group for group in self.param_groups if has_natural_units(group)]
-        known = [g["ess_per_example"] for g in natural if g["ess_per_example"] is not None]
+        known = [group for group in natural if group["ess_per_example"] is not None]
         for group in natural:  # one size for all: the first step sets that of groups so far
             if known and group["ess_per_example"] is None:
-                group["ess_per_example"] = known[0]
+                for key in ("ess_per_example", "examples"):
+                    group[key] = known[0][key]
 
     def _cpu_kernel(self, buffers: Mapping[Tensor, SampleBuffer]) -> Any:
         """The module ``cpu_kernel`` if it can make a draw or a step for all parameters."""
@@ -712,9 +713,11 @@ class CoVON(PosteriorOptimizer):
         if steps >= _MANY_STEPS:
             warn_unless_learned(steps, self.diagnostics()["all"])
         with defer_interrupt(), torch.no_grad():
-            problems = []
+            problems, moved = [], False
             for name, p, group, _ in trained:  # check all before anything is written
                 align_state_(self.state[p], p, name)
+                both = self.mean_of(p), current_prior(self.state[p], group)[0]
+                moved = moved or any((m != m0).any() for m, m0 in pieces(*map(local, both)))
                 try:
                     for merged in self._merged(p, {**group, **instead}, replace):
                         check_gaussian(name, *merged)
@@ -724,6 +727,12 @@ class CoVON(PosteriorOptimizer):
                     problems.append(error)
             if not true_everywhere(not problems, [named.param for named in trained]):
                 raise (problems or [ValueError("see the error of another process")])[0]
+            if trained and not moved:
+                warnings.warn(
+                    "no weight has changed in this task: was lr 0? If a new schedule starts at the "
+                    "lr with which the last one ended, set lr in param_groups before creating it",
+                    stacklevel=2,
+                )
             self._buffers = {}  # their memory is needed now
             self.discard_samples()
             first = self.param_groups[0]

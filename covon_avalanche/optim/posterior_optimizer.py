@@ -138,6 +138,12 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._other_grads: dict[Tensor, tuple[weakref.ref[Tensor], Tensor]] = {}
         """Those that the sample in place found, and whether they have entries that are not zero."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Lightning's wrapper inherits this class, but reads its attributes from the optimizer:
+        set them there."""
+        own = vars(self)
+        object.__setattr__(self if name in own else own.get("_optimizer", self), name, value)
+
     # What an algorithm defines ---------------------------------------------------------
 
     @abstractmethod
@@ -189,8 +195,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         if self._in_place:
             raise RuntimeError(
                 "sampled_params() cannot be nested: a sample is already in place (in Avalanche: "
-                "a strategy needs one posterior plugin, and CoVONStrategy brings its own; after "
-                "an interrupt discard_samples() puts the mean back)"
+                "a strategy needs one posterior plugin, and CoVONStrategy brings its own; in "
+                "Lightning: PosteriorCallback brings its own; after an interrupt "
+                "discard_samples() puts the mean back)"
             )
         self._check_ess()
         check_positive("temperature", temperature)
@@ -463,7 +470,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         """Update the posterior with the recorded samples.
 
         :param closure: computes a loss and its gradients; called in ``mc_samples`` samples, or
-            once in the sample that is in place, which it must end before it returns.
+            once in the sample that is in place, which it must end before it returns. After
+            ``sampled_params()`` it is called once, without gradients.
         :return: the closure's loss, averaged over the samples, or ``None``.
         :raises RuntimeError: without ``mc_samples`` recorded samples, or with a closure after
             gradients were accumulated outside of a sample.
@@ -481,7 +489,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             raise RuntimeError(
                 f"step() needs mc_samples={self.mc_samples} samples, got {self._record.count}: "
                 "run forward and backward inside `with optimizer.sampled_params():` first "
-                "(in Avalanche: plugins=[CoVONPlugin()], or VCLPlugin for BayesByBackprop)"
+                "(in Avalanche: plugins=[CoVONPlugin()], or VCLPlugin for BayesByBackprop; in the "
+                "Trainer: callbacks=[PosteriorCallback()]; elsewhere: optimizer.attach(model))"
             )
         for group in self.param_groups:  # schedulers may have written settings
             self.check_group(group)
@@ -495,8 +504,9 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _call(self, closure: Callable[[], Any]) -> Any:
         """Call a closure in samples; return the mean loss."""
-        if self._in_place:
-            with torch.enable_grad():
+        if self._in_place or (self._record.complete and self._record.still_in_grad()):
+            # After sampled_params(), as in Lightning's manual optimization, it has no gradients.
+            with torch.set_grad_enabled(bool(self._in_place)):
                 return closure()
         self.discard_samples()
         losses = []
@@ -527,7 +537,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             late = p in record.without_backward and not self._is_known(p) and local(p.grad).any()
             if p not in record.buffers or late:
                 raise RuntimeError(
-                    f"{name!r} has a gradient that was computed outside of sampled_params()"
+                    f"{name!r} has a gradient that was computed outside of sampled_params(), or "
+                    "was frozen when the sample was drawn: set requires_grad between steps"
                 )
             if p.grad.is_sparse:
                 raise ValueError(f"{name!r} has a sparse gradient, which is not supported")

@@ -96,7 +96,7 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
 
     def _settings(self, strategy: Any) -> Mapping[str, Any]:
         scheduled = super()._settings(strategy)
-        examples = float(len(strategy.experience.dataset))
+        examples = float(len(strategy.adapted_dataset))
         given = {} if self.ess_per_example is None else {"ess_per_example": self.ess_per_example}
         if all(has_natural_units(group) for group in strategy.optimizer.param_groups):
             return {"examples": examples, **given, **scheduled}

@@ -77,7 +77,7 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
             check_positive("ess", values["ess"])
         apply_shared(strategy, values)
         self.ess = values.get("ess", self.ess)
-        size = len(strategy.experience.dataset)
+        size = len(strategy.adapted_dataset)
         self._ess_now = float(size if self.ess is None else self.ess)
         self.anchor = self._grown_anchor(strategy)
         self._largest = {name: s.max().item() for name, s in self.anchor.precision.items()}

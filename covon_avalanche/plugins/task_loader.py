@@ -51,12 +51,12 @@ def task_autocast(strategy: Any) -> AbstractContextManager[Any]:
 def task_loader(
     strategy: Any, mb_size: int, *, shuffled: bool = False, augmented: bool = False
 ) -> Iterator[list[Tensor]]:
-    """Iterate over the current task's data, with the evaluation transform; see
+    """Iterate over the data that the strategy trains on, with the evaluation transform; see
     :func:`dataset_loader`.
 
     :param augmented: with the training transform, and shuffled anew by torch's global generator.
     """
-    data = strategy.experience.dataset
+    data = strategy.adapted_dataset
     if augmented:
         seed = int(torch.randint(2**31, (), device="cpu"))
         return dataset_loader(data.train(), strategy, mb_size, shuffled=True, seed=seed)

@@ -86,6 +86,23 @@ def test_accumulation_and_clipping_equal_a_plain_loop(make, size, tmp_path):
     assert len({w.sum().item() for w in model.seen}) == 12 // size
 
 
+class TakesAnything(Model):
+    """Looks to the Trainer as if it divided its loss by ``num_items_in_batch``."""
+
+    def forward(self, x, labels=None, **ignored):
+        return super().forward(x, labels)
+
+
+def test_a_loss_that_ignores_the_number_of_items_is_averaged_where_the_model_says_so(tmp_path):
+    """As docs/how-to/common-mistakes.md says."""
+    plain, wrong, right = fit(tmp_path, size=3), TakesAnything(), TakesAnything()
+    right.accepts_loss_kwargs = False
+    for model in (wrong, right):
+        fit(tmp_path, model=model, size=3)
+    assert same(weights(right), weights(plain))
+    assert not same(weights(wrong), weights(plain))
+
+
 def test_evaluation_sees_the_mean_and_a_sample_where_asked(tmp_path):
     model = Model()
     optimizer = make_covon(model.named_parameters())
@@ -406,6 +423,13 @@ def test_what_cannot_work_is_one_sentence(tmp_path):
             with pytest.raises(ValueError, match=sentence):
                 callback.on_train_begin(run.args, run.state, run.control, model=model,
                                         optimizer=optimizer)  # fmt: skip
+
+
+def test_without_the_callback_the_error_names_it(tmp_path):
+    model = Model()
+    none = transformers.TrainerCallback()
+    with pytest.raises(RuntimeError, match=r"Trainer: callbacks=\[PosteriorCallback\(\)\]"):
+        trainer(model, make_covon(model.named_parameters()), tmp_path, none).train()
 
 
 def test_sharding_needs_a_trainer_that_trains_sharded_models():

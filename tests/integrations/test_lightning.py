@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from toy_optimizers import accumulate, make_covon, make_vcl, nll, same, weights
 
 lightning = pytest.importorskip("lightning.pytorch", reason="needs the extra lightning")
+lightning_fabric = pytest.importorskip("lightning.fabric", reason="needs the extra lightning")
 
 from covon_avalanche.integrations.lightning import PosteriorCallback  # noqa: E402
 
@@ -128,6 +129,54 @@ def test_without_the_callback_step_samples_by_itself_and_accumulation_is_an_erro
         fit(Module(linear, make), size=2)
     fit_plainly(linear, make)
     assert same(weights(module.net), weights(linear))
+
+
+class Manual(Module):
+    """Manual optimization, by the optimizer as Lightning wraps it."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, index):
+        optimizer = self.optimizers()
+        with optimizer.sampled_params():
+            optimizer.zero_grad()
+            self.manual_backward(nll(self.net, batch)())
+        optimizer.step()
+
+    def on_train_epoch_end(self):
+        self.optimizers().consolidate()
+        self.lr_schedulers().step()
+
+
+@pytest.mark.parametrize("make", [make_covon, make_vcl])
+def test_manual_optimization_equals_a_plain_loop(make, linear):
+    fit(module := Manual(linear, make))
+    optimizer = make(linear.named_parameters(), seed=3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for _ in range(2):
+        accumulate(optimizer, linear, list(DataLoader(DATA, 8)))
+        optimizer.consolidate()
+        scheduler.step()
+    assert same(weights(module.net), weights(linear))
+    with pytest.raises(RuntimeError, match=r"nested: .* PosteriorCallback brings its own"):
+        fit(module, PosteriorCallback())
+
+
+def test_fabric_equals_a_plain_loop(linear):
+    fabric = lightning_fabric.Fabric(accelerator="cpu")
+    plain = copy.deepcopy(linear)
+    net, optimizer = fabric.setup(linear, make_covon(linear.named_parameters(), seed=3))
+    other = make_covon(plain.named_parameters(), seed=3)
+    for _ in range(2):
+        for batch in DataLoader(DATA, 8):
+            with optimizer.sampled_params():
+                optimizer.zero_grad()
+                fabric.backward(nll(net, batch)())
+            optimizer.step()
+        optimizer.consolidate()
+        accumulate(other, plain, list(DataLoader(DATA, 8)))
+        other.consolidate()
+    assert same(weights(linear), weights(plain))
 
 
 def test_a_resumed_fit_equals_one_that_nobody_stopped(linear, tmp_path):

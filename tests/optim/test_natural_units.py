@@ -82,9 +82,11 @@ def test_groups_added_later_have_the_effective_sample_size_of_the_others():
     body, head = model[0], model[2]
     optimizer = make(head.parameters())
     train_step(optimizer, model, task(0))
+    optimizer.param_groups[0]["examples"] = 50.0
     optimizer.add_param_group({"params": [*body.parameters()]})
     first, second = optimizer.param_groups
     assert first["ess_per_example"] == second["ess_per_example"] > 100
+    assert second["examples"] == 50
     optimizer = make(
         [{"params": [*head.parameters()]}, {"params": [body.bias], "ess_per_example": 7.0}]
     )

@@ -272,6 +272,16 @@ class TestWhichParameters:
 
 
 class TestStepping:
+    def test_one_that_is_unfrozen_inside_of_a_sample_is_named(self, make, linear, batch):
+        """As a callback of the Trainer does that unfreezes layers as a step begins."""
+        optimizer = make(linear.named_parameters())
+        linear.bias.requires_grad_(False)
+        with optimizer.sampled_params():
+            linear.bias.requires_grad_(True)
+            nll(linear, batch)().backward()
+        with pytest.raises(RuntimeError, match=r"'bias' .* was frozen when the sample was drawn"):
+            optimizer.step()
+
     def test_a_gradient_from_outside_a_sample_is_refused(self, make, batch):
         a, b = nn.Linear(4, 3), nn.Linear(4, 3)
         optimizer = make([*a.named_parameters("a"), *b.named_parameters("b")])
@@ -350,6 +360,23 @@ class TestStepping:
         for run in runs[1:]:
             torch.testing.assert_close(dict(run.mean), dict(runs[0].mean))
             torch.testing.assert_close(dict(run.precision), dict(runs[0].precision))
+
+    def test_a_closure_in_a_sample_has_gradients_after_a_step_that_was_skipped(
+        self, make, linear, batch
+    ):
+        """As with Lightning's callback, whose closure ends the sample."""
+        optimizer, loss = make(linear.parameters()), nll(linear, batch)
+        record_sample(optimizer, loss)
+        sample, before = optimizer.sampled_params(), weights(linear)
+        sample.__enter__()
+
+        def closure():
+            optimizer.zero_grad()
+            loss().backward()
+            sample.__exit__(None, None, None)
+
+        optimizer.step(closure)
+        assert not same(weights(linear), before)
 
     def test_a_closure_is_called_in_each_sample(self, make, linear, batch):
         model, losses = copy.deepcopy(linear), []

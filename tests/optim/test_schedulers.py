@@ -1,5 +1,7 @@
 """Every scheduler of torch drives CoVON and VCL as it drives Adam."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,8 @@ from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim import swa_utils
 from torch.optim.lr_scheduler import ConstantLR, StepLR
 from toy_optimizers import make_covon, make_vcl
+
+from covon_avalanche import CoVON
 
 SCHEDULERS = {
     "ChainedScheduler": lambda o, cls: cls([ConstantLR(o), StepLR(o, 2)]),
@@ -62,3 +66,27 @@ def test_the_learning_rates_are_those_of_adam(kind, name):
 def test_no_scheduler_of_torch_is_missing():
     own = {name for name in torch_schedulers.__all__ if name != "LRScheduler"}
     assert own | {"SWALR"} == set(SCHEDULERS)
+
+
+def test_a_task_without_learning_rate_is_warned_of():
+    """As of a new cosine schedule that starts where the last one ended."""
+    p = nn.Parameter(torch.ones(3))
+    optimizer = CoVON([p], lr=0.01, batch_size=1)
+
+    def loss():
+        optimizer.zero_grad()
+        p.square().sum().backward()
+
+    warned = []
+    for start in (0.01, 0.01, None):
+        if start is not None:
+            optimizer.param_groups[0]["lr"] = start
+        scheduler = torch_schedulers.CosineAnnealingLR(optimizer, 4)
+        for _ in range(4):
+            optimizer.step(loss)
+            scheduler.step()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.consolidate()
+        warned.append(["was lr 0?" in str(warning.message) for warning in caught])
+    assert warned == [[], [], [True]]

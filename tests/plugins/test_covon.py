@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from toys import Watch, columns, make_strategy, toy_benchmark, toy_model
+from avalanche.training import Cumulative, JointTraining
+from torch import nn
+from toys import Watch, columns, make_naive, make_strategy, toy_benchmark, toy_model
 
-from covon_avalanche import CoVON
+from covon_avalanche import CoVON, CoVONPlugin
 from covon_avalanche.merging import Average
 
 
@@ -91,3 +93,17 @@ def test_ess_may_be_left_out_where_the_plugin_sets_it():
         pass
     with pytest.raises(ValueError, match=message):
         alone.prior()
+
+
+@pytest.mark.parametrize("cls", [JointTraining, Cumulative])
+def test_a_task_is_all_the_data_that_the_strategy_trains_on(cls):
+    """The number of examples, and the pass that re-estimates batch norm after the merge."""
+    model = nn.Sequential(nn.Linear(8, 10), nn.BatchNorm1d(10), nn.Linear(10, 4))
+    optimizer = CoVON(model.named_parameters())
+    stream = toy_benchmark(2).train_stream
+    strategy = make_naive(model, optimizer, CoVONPlugin(), cls=cls, train_mb_size=96)
+    for task in [stream] if cls is JointTraining else stream:
+        strategy.train(task)
+    assert optimizer.param_groups[0]["examples"] == 96
+    data = torch.cat([columns(experience)[0] for experience in stream])
+    torch.testing.assert_close(model[1].running_mean, model[0](data).mean(0).detach())
