@@ -120,7 +120,7 @@ def _problems(prefix: str = "") -> Iterator[None]:
     """Exit with what is wrong with data or settings."""
     try:
         yield
-    except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+    except Exception as error:  # a class of the user's own may raise any
         fail(prefix + error_sentence(error))
 
 

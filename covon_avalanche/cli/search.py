@@ -30,6 +30,7 @@ from covon_avalanche.experiment.run_folder import other_data
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.search import (
     Search,
+    is_search,
     run_searches,
     searches_in,
     space_of,
@@ -94,8 +95,8 @@ def search(
     if (missing := missing_sentence(chosen, dataset_root)) is not None:
         fail(missing)
     folder = out or Path("searches") / chosen.name
-    if (folder / "table.md").exists():
-        fail(f"{folder} has results of `covon run`: choose another --out")
+    if not is_search(folder) and any(folder.glob("*/seed-*")):
+        fail(f"{folder} has runs of `covon run`: choose another --out")
     names = [name for name in held_out.strategies if space_of(held_out, name)]
     wanted = [
         Search(held_out, name, folder, seed, trials, dataset_root)

@@ -69,7 +69,8 @@ def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")])
     runs = [StoredRun(path) for path in found]  # sorted, so that those of a strategy follow
     states = [run.state() for run in runs]
     groups = groupby(runs, lambda run: run.path.parent)
-    settings = [text for _, own in groups for text in distinct_settings([*own])]
+    stored = ([run.own_settings() or {} for run in own] for _, own in groups)
+    settings = [text for own in stored for text in distinct_settings(own)]
     table = {
         "recipe": [path.parents[1].name for path in found],
         "strategy": [path.parent.name for path in found],

@@ -171,6 +171,9 @@ def read_recipe(path: Path, children: Sequence[Path] = ()) -> tuple[str, dict[st
             table, last = _table_of(parent, key)
             if table.pop(last, None) is None:
                 raise RecipeError(f"remove: there is no {key!r}{did_you_mean(last, table)}")
+        if isinstance(search := parent.get("search"), dict):
+            kept = {k: v for k, v in search.items() if f"strategies.{k}" not in removed}
+            parent["search"] = kept
     except ValueError as error:  # also of paths that cannot be
         raise RecipeError(f"recipe {path} extends {name!r:.200}: {error}") from error
     data = _extended(parent, data)

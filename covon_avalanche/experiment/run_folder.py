@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -430,10 +430,9 @@ def other_data(folders: Sequence[RunFolder]) -> str | None:
     return None
 
 
-def distinct_settings(runs: Sequence[StoredRun]) -> list[str]:
-    """The settings of each run in which runs of one strategy differ, such as ``epochs 5``; nothing
-    of a run whose ``run.json`` is damaged."""
-    found = [run.own_settings() or {} for run in runs]
+def distinct_settings(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each of some settings by dotted key those in which they differ, such as ``epochs 5``;
+    nothing of empty ones."""
     values = {key: {repr(own.get(key)) for own in found if own} for key in chain(*found)}
     keys = [key for key, different in values.items() if len(different) > 1]
     return [

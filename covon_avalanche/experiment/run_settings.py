@@ -18,7 +18,7 @@ from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.registry.closed_form import ClosedForm
 
 DESCRIPTIONS = ("name", "title", "searched")
-_WITHOUT_EFFECT = ("workers", "eval_mb_size")  # hashed, because they always were
+WITHOUT_EFFECT = ("workers", "eval_mb_size")  # hashed, because they always were
 _OF_GRADIENTS = ("epochs", "train_mb_size", "final_lr_factor")  # without effect in closed form
 
 
@@ -53,7 +53,7 @@ def without_effect(settings: dict[str, Any]) -> tuple[str, ...]:
     """Keys of settings that change no number of a run."""
     own = settings["strategy"]
     closed_form = issubclass(KINDS[own["kind"]], ClosedForm) and "adapter" not in own
-    return _WITHOUT_EFFECT + _OF_GRADIENTS * closed_form
+    return WITHOUT_EFFECT + _OF_GRADIENTS * closed_form
 
 
 def same_settings(settings: dict[str, Any], dataset_root: Path | None) -> dict[str, Any]:

@@ -64,14 +64,14 @@ class Space(Table):
         return f"{self.low:g} to {self.high:g}"
 
     def has_at_end(self, value: Any) -> bool:
-        """Whether a value is in the outer tenths of a range, or is the first or the last of at
-        least three numeric choices in order."""
+        """Whether a value is in the outer tenths of a range or outside (the recipe's own may be),
+        or is the first or the last of at least three numeric choices in order."""
         if self.choices is not None:
             numbers = [v for v in self.choices if isinstance(v, int | float)]
             ordered = len(numbers) == len(self.choices) > 2 and numbers == sorted(numbers)
             return ordered and value in (numbers[0], numbers[-1])
         if not self.includes(value):
-            return False
+            return isinstance(value, int | float)
         low, high = self.ends
         if self.log:
             low, high, value = math.log(low), math.log(high), math.log(value)

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 
 from covon_avalanche.experiment.result import ResultError
-from covon_avalanche.experiment.run_settings import result_settings
+from covon_avalanche.experiment.run_folder import distinct_settings
+from covon_avalanche.experiment.run_settings import WITHOUT_EFFECT, result_settings
 from covon_avalanche.report.results import MEASURES, flatten
 from covon_avalanche.safe_text import printable
 
@@ -70,6 +71,7 @@ class Comparison:
     name: str
     """The recipe's, followed by a hash of its settings if the report has several."""
     title: str
+    """The recipe's, followed by the settings in which comparisons of the report differ."""
     runs: pd.DataFrame
     """Runs, with a column ``label``: the strategy, and a hash of its settings if it has several."""
     summary: pd.DataFrame
@@ -175,8 +177,11 @@ def comparisons(runs: pd.DataFrame) -> list[Comparison]:
     if runs.empty:
         raise ValueError("a report needs at least one result, got none")
     runs = runs.reset_index(drop=True)
-    shared = runs.apply(_shared_settings, axis=1).map(_hash)
-    titles = _unambiguous(runs["title"], " (" + shared + ")")
+    settings = runs.apply(_shared_settings, axis=1)
+    shared, titles = settings.map(_hash), runs["title"].copy()
+    for title, own in settings.groupby(runs["title"]):
+        texts = distinct_settings([flatten(each) for each in own])
+        titles[own.index] = [f"{title} ({printable(text)})" if text else title for text in texts]
     names = _unambiguous(runs["recipe"], "-" + shared)
     found = []
     for _, group in runs.groupby(shared, sort=False):
@@ -201,9 +206,9 @@ def comparisons(runs: pd.DataFrame) -> list[Comparison]:
 
 
 def _shared_settings(run: pd.Series) -> dict[str, Any]:
-    """Settings that all runs of a comparison have in common."""
+    """Settings that all runs of a comparison have in common and that have an effect."""
     common = result_settings(run["settings"]) | run[["recipe", "evaluated"]].to_dict()
-    return {key: value for key, value in common.items() if key != "strategy"}
+    return {key: value for key, value in common.items() if key not in ("strategy", *WITHOUT_EFFECT)}
 
 
 def _hash(settings: dict[str, Any]) -> str:

@@ -187,6 +187,19 @@ def test_a_dry_run_finds_what_would_stop_the_runs(arguments, settings, sentence,
 
 
 @pytest.mark.usefixtures("in_this_process")
+def test_a_dry_run_names_the_strategy_whose_class_raises_an_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    broken = OWN_PLUGIN.replace("strategy.loss *= 1.0", 'raise KeyError("no such thing")')
+    (tmp_path / "broken_plugin.py").write_text(broken, encoding="utf-8")
+    mine = STRATEGIES["custom"] | {"implementation": "broken_plugin:Scaled"}
+    saved(small_recipe({"mine": mine}, epochs=1, stream=FEW), tmp_path)
+    done = covon("run", "tiny.toml", "--dry-run")
+    assert done.exit_code == 2, done.output
+    assert done.stderr == "covon: mine: KeyError: 'no such thing'\n"
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_incomplete_data_are_reported_by_a_dry_run_and_once_for_all_runs(tmp_path):
     pacs(tmp_path / "PACS")
     recipe = small_recipe(

@@ -240,9 +240,13 @@ def test_runs_and_searches_do_not_share_a_folder(tmp_path):
     searching = ["search", file, "--trials", 1, "--out"]
     run = ["run", file, "--seeds", 0, "--out"]
     assert covon(*searching, tmp_path / "s").exit_code == covon(*run, tmp_path / "r").exit_code == 0
+    interrupted = tmp_path / "interrupted"  # before the first result
+    shutil.copytree(tmp_path / "r/finetune", interrupted / "finetune")
+    next(interrupted.rglob("result.json")).unlink()
     for command, folder, says in (
         (run, tmp_path / "s", "has trials of `covon search`: choose another --out"),
-        (searching, tmp_path / "r", "has results of `covon run`: choose another --out"),
+        (searching, tmp_path / "r", "has runs of `covon run`: choose another --out"),
+        (searching, interrupted, "has runs of `covon run`: choose another --out"),
     ):
         done = covon(*command, folder)
         assert done.exit_code == 2

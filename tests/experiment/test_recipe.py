@@ -58,9 +58,8 @@ def test_shipped_recipes_are_named_as_their_file_and_the_same_written_as_text(na
 
 
 def test_a_recipe_extends_another_with_its_own_keys(tmp_path):
-    (tmp_path / "base.toml").write_text(
-        f"# Base.\n{GOOD}\n[search.mine]\ngamma = {{choices = [1.0]}}\n"
-    )
+    ranges = "[search]\nmine.gamma.choices = [1.0]\nown.lr = { low = 1e-5, high = 0.1 }\n"
+    (tmp_path / "base.toml").write_text(f"# Base.\n{GOOD}\n{ranges}", encoding="utf-8")
     child = """# Child.
         extends = "base.toml"
         remove = ["strategies.own", "strategies.mine.beta2"]
@@ -78,6 +77,7 @@ def test_a_recipe_extends_another_with_its_own_keys(tmp_path):
     base = load_recipe(str(tmp_path / "base.toml")).model_dump(exclude_none=True)
     recipe = load_recipe(str(path), ["strategies.mine.gamma=0.7"])
     del base["strategies"]["own"], base["strategies"]["mine"]["beta2"]
+    del base["search"]["own"]  # without its strategy
     base["strategies"]["mine"] |= {"lr": 0.2, "gamma": 0.7}
     base["strategies"]["finetune"] = {"kind": "ewc", "lr": 1, "ewc_lambda": 2}
     base["strategies"]["new"] = {"kind": "ncm"}

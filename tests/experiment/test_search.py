@@ -431,6 +431,16 @@ def test_a_best_value_in_the_outer_tenth_of_its_range_is_marked(tmp_path, scores
     assert found == Searched(trials=30, accuracy=accuracy, ranges=ranges, at_end=["alpha"])
 
 
+def test_a_recipes_own_value_outside_of_the_range_is_marked_if_it_is_the_best(tmp_path, scores):
+    scores(lambda settings: 1 / (1 + settings.alpha))
+    own = STRATEGIES["lwf"]
+    space = {"lr": {"low": own["lr"] / 100, "high": own["lr"] * 100}}
+    space["alpha"] = {"low": 10 * own["alpha"], "high": 1000 * own["alpha"]}
+    settings, found = search_of(tmp_path, 12, "lwf", search={"lwf": space}).best()
+    assert settings == {"lr": own["lr"]}
+    assert found.at_end == ["alpha"]
+
+
 def test_relative_to_the_weights_rate_and_knob_are_searched():
     own = {"kind": "covon", "preset": "finetune", "lr": 1e-4}
     space = space_of(small_recipe({"own": own}, stream=STREAM), "own")

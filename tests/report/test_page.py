@@ -102,6 +102,16 @@ class TestPage:
         text = (report / "index.html").read_text(encoding="utf-8")
         assert not re.search(r"@import|url\(", text)
 
+    def test_headings_say_what_follows(self, report):
+        text = (report / "index.html").read_text(encoding="utf-8")
+        assert re.findall("<h3>(.*)</h3>", text) == [
+            "Accuracy, calibration and cost of each strategy",
+            "Figures: learning curves, forgetting, cost, calibration",
+            "Accuracy on each domain after each domain",
+            "Settings in which the strategies differ",
+            "How to reproduce the runs",
+        ]
+
     def test_figures_are_embedded_and_described(self, report):
         page = Page(report)
         images = page.all("img")

@@ -152,10 +152,20 @@ class TestComparisons:
         runs = [made_up("covon", 0, [[0.9]]), made_up("vcl", 0, [[0.9]])]
         runs[1].settings["epochs"] = 1
         runs.append(runs[0].model_copy(update={"stream": "valid"}))
+        runs[1].settings["workers"] = 3  # no number depends on it
         found = split(*runs)
         assert [list(c.summary.index) for c in found] == [["covon"], ["vcl"], ["covon"]]
-        assert len({c.title for c in found}) == len({c.name for c in found}) == 3
-        assert all(re.fullmatch(r"title of r \([0-9a-f]{6}\)", c.title) for c in found)
+        assert len({c.name for c in found}) == 3
+        differ = "epochs 3, evaluated test", "epochs 1, evaluated test", "epochs 3, evaluated valid"
+        assert [c.title for c in found] == [f"title of r ({text})" for text in differ]
+
+    def test_runs_that_differ_in_what_has_no_effect_are_compared(self):
+        runs = [made_up("covon", seed, [[0.9]]) for seed in range(3)]
+        for seed, run in enumerate(runs):
+            run.settings |= {"workers": seed, "eval_mb_size": 100 + seed}
+        (comparison,) = split(*runs)
+        assert comparison.title == "title of r"
+        assert comparison.summary["seeds"].to_dict() == {"covon": 3}
 
     def test_different_seeds_are_noticed_but_not_those_of_offline_training(self):
         runs = [made_up("a", seed, [[0.8]]) for seed in range(3)]
