@@ -1,9 +1,9 @@
 """Ready-made strategies: Avalanche's ``SupervisedTemplate`` with a plugin of this package, and
 Avalanche's ER-ACE, made to work in several processes.
 
-Constructors are keyword-only and follow Avalanche's order: the model (its head may grow), the
-optimizer, the criterion (averaged over the batch), the arguments of the strategy's plugin, which
-documents them, and those of ``SupervisedTemplate`` with its defaults, except that ``eval_mb_size``
+Constructors are keyword-only. They take the arguments of the strategy's plugin, which documents
+them, and those of ``SupervisedTemplate``: the model (its head may grow), the optimizer, the
+criterion (averaged over the batch) and more, with its defaults, except that ``eval_mb_size``
 defaults to ``train_mb_size``. ``plugins`` come after the strategy's own plugin, so that they see
 the consolidated weights, except for a :class:`MergePlugin`, which comes first. Evaluations inside
 ``train`` (``eval_every``) come before the merge. Batches are read directly from tensors where the
@@ -12,11 +12,9 @@ data allow it, see :class:`TensorBatches`.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FunctionType
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,75 +22,34 @@ import torch.nn.functional as F
 from avalanche.core import BasePlugin
 from avalanche.distributed import DistributedHelper
 from avalanche.training import ACECriterion
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
-from avalanche.training.plugins.evaluation import default_evaluator
+from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import ER_ACE
 from avalanche.training.templates import SupervisedTemplate
-from avalanche.training.templates.strategy_mixin_protocol import CriterionType
 from avalanche.training.utils import cycle
 from torch import Tensor
-from torch.nn import CrossEntropyLoss, Module
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from covon_avalanche.data_loading import TensorBatches
+from covon_avalanche.merging import MergeRule
 from covon_avalanche.optim import PosteriorOptimizer
+from covon_avalanche.optim.covon import SlowStep
 from covon_avalanche.plugins import AdaRegPlugin, CoVONPlugin, EWCStarPlugin, MergePlugin, VCLPlugin
+from covon_avalanche.plugins.schedule import Schedule
 
 
 class _PluginStrategy(TensorBatches, SupervisedTemplate):
-    """A strategy with a plugin of its own, whose arguments the constructor takes, too."""
-
-    plugin_class: ClassVar[type[SupervisedPlugin]]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "plugin_class" in vars(cls):
-            cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
-        super().__init_subclass__(**kwargs)  # Avalanche's check of the names of arguments
+    """A strategy with a plugin of its own; the other arguments are ``SupervisedTemplate``'s."""
 
     def __init__(
         self,
         *,
-        model: Module,
-        optimizer: Optimizer,
-        criterion: CriterionType = CrossEntropyLoss(),
-        train_mb_size: int = 1,
-        train_epochs: int = 1,
-        eval_mb_size: int | None = None,
-        device: str | torch.device = "cpu",
+        plugin: SupervisedPlugin,
         plugins: Sequence[BasePlugin] | None = None,
-        evaluator: EvaluationPlugin | Callable[[], EvaluationPlugin] = default_evaluator,
-        eval_every: int = -1,
-        peval_mode: Literal["epoch", "iteration"] = "epoch",
-        **own: Any,
+        eval_mb_size: int | None = None,
+        **template: Any,
     ) -> None:
-        ordered = [self.plugin_class(**own), *(plugins or ())]
-        ordered.sort(key=lambda plugin: not isinstance(plugin, MergePlugin))
-        super().__init__(
-            model=model,
-            optimizer=optimizer,
-            criterion=criterion,
-            train_mb_size=train_mb_size,
-            train_epochs=train_epochs,
-            eval_mb_size=eval_mb_size,
-            device=device,
-            plugins=ordered,
-            evaluator=evaluator,
-            eval_every=eval_every,
-            peval_mode=peval_mode,
-        )
-
-
-def _constructor(cls: type[_PluginStrategy]) -> Callable[..., None]:
-    """A copy of the constructor whose signature has the plugin's arguments instead of ``**own``."""
-    base: Any = inspect.unwrap(_PluginStrategy.__init__)
-    copy: Any = FunctionType(base.__code__, base.__globals__, closure=base.__closure__)
-    copy.__kwdefaults__, copy.__qualname__ = base.__kwdefaults__, f"{cls.__qualname__}.__init__"
-    *template, _ = inspect.signature(base).parameters.values()
-    own = inspect.signature(cls.plugin_class).parameters.values()
-    first = [parameter.name for parameter in template].index("criterion") + 1
-    copy.__signature__ = inspect.Signature([*template[:first], *own, *template[first:]])
-    return copy
+        ordered = sorted([plugin, *(plugins or ())], key=lambda p: not isinstance(p, MergePlugin))
+        super().__init__(plugins=ordered, eval_mb_size=eval_mb_size, **template)
 
 
 class _PosteriorStrategy(_PluginStrategy):
@@ -120,27 +77,80 @@ class CoVONStrategy(_PosteriorStrategy):
     """Fast and slow variational continual learning with a ``CoVON`` optimizer; see
     :class:`CoVONPlugin`."""
 
-    plugin_class = CoVONPlugin
+    def __init__(
+        self,
+        *,
+        merge: MergeRule | SlowStep = "eq8",
+        schedule: Schedule | None = None,
+        eval_samples: int = 0,
+        eval_temperature: float = 1.0,
+        consolidate_every: int | None = None,
+        **template: Any,
+    ) -> None:
+        plugin = CoVONPlugin(
+            merge=merge,
+            schedule=schedule,
+            eval_samples=eval_samples,
+            eval_temperature=eval_temperature,
+            consolidate_every=consolidate_every,
+        )
+        super().__init__(plugin=plugin, **template)
 
 
 class VCLStrategy(_PosteriorStrategy):
     """Mean-field variational continual learning with a ``BayesByBackprop`` optimizer; see
     :class:`VCLPlugin`."""
 
-    plugin_class = VCLPlugin
+    def __init__(
+        self,
+        *,
+        schedule: Schedule | None = None,
+        eval_samples: int = 0,
+        eval_temperature: float = 1.0,
+        **template: Any,
+    ) -> None:
+        plugin = VCLPlugin(
+            schedule=schedule, eval_samples=eval_samples, eval_temperature=eval_temperature
+        )
+        super().__init__(plugin=plugin, **template)
 
 
 class AdaRegStrategy(_PluginStrategy):
     """AdamW-Regularized, with an optimizer of the Adam family; see :class:`AdaRegPlugin`."""
 
-    plugin_class = AdaRegPlugin
+    def __init__(
+        self,
+        *,
+        strength: float = 1.0,
+        ess: float | None = None,
+        weight_decay: float = 0.0,
+        schedule: Schedule | None = None,
+        **template: Any,
+    ) -> None:
+        plugin = AdaRegPlugin(
+            strength=strength, ess=ess, weight_decay=weight_decay, schedule=schedule
+        )
+        super().__init__(plugin=plugin, **template)
 
 
 class EWCStarStrategy(_PluginStrategy):
     """EWC with accumulated Fisher information, one anchor and any optimizer; see
     :class:`EWCStarPlugin`."""
 
-    plugin_class = EWCStarPlugin
+    def __init__(
+        self,
+        *,
+        strength: float = 1.0,
+        ess: float | None = None,
+        weight_decay: float = 0.0,
+        fisher: Literal["exact", "batch"] = "exact",
+        schedule: Schedule | None = None,
+        **template: Any,
+    ) -> None:
+        plugin = EWCStarPlugin(
+            strength=strength, ess=ess, weight_decay=weight_decay, fisher=fisher, schedule=schedule
+        )
+        super().__init__(plugin=plugin, **template)
 
 
 class ERACEStrategy(ER_ACE):

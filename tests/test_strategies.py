@@ -4,11 +4,16 @@ import inspect
 from typing import Any
 
 import pytest
-from avalanche.training.templates import SupervisedTemplate
 from toys import STRATEGIES, make_strategy, toy_model
 
-from covon_avalanche import CoVONPlugin, CoVONStrategy
+from covon_avalanche import AdaRegPlugin, CoVONPlugin, CoVONStrategy, EWCStarPlugin, VCLPlugin
 
+PLUGINS = {
+    "covon": CoVONPlugin,
+    "vcl": VCLPlugin,
+    "ada-reg": AdaRegPlugin,
+    "ewc-star": EWCStarPlugin,
+}
 each = pytest.mark.parametrize("kind", STRATEGIES)
 
 
@@ -17,16 +22,15 @@ def parameters(function: Any) -> dict[str, Any]:
 
 
 @each
-def test_signatures_have_the_arguments_of_the_plugin_and_of_avalanche(kind):
+def test_strategies_have_the_arguments_of_their_plugin_and_pass_them_on(kind):
     cls, *_ = STRATEGIES[kind]
-    own, template = parameters(cls.plugin_class), parameters(SupervisedTemplate)
-    del template["kwargs"]
-    found = parameters(cls)
-    names = [*template]
-    assert [*found] == [*names[:3], *own, *names[3:]]
-    different = {"criterion", "eval_mb_size"}  # an own instance; the size of training
-    for name, default in (template | own).items():
-        assert name in different or found[name] == default
+    own = parameters(PLUGINS[kind])
+    assert list(own.items()) == list(parameters(cls).items())[:-1]  # without **template
+    other = {name: 0.5 if name in ("strength", "eval_temperature") else 3 for name in own}
+    other |= {"merge": "none", "fisher": "batch", "schedule": [{"lr": 0.1}]}
+    given = {name: other[name] for name in own}
+    plugin = make_strategy(kind, toy_model(), **given).plugins[0]
+    assert {name: getattr(plugin, name) for name in own} == given
 
 
 @each
@@ -34,14 +38,21 @@ def test_arguments_that_are_wrong_are_named(kind):
     cls, *_ = STRATEGIES[kind]
     with pytest.raises(TypeError, match=rf"{cls.__name__}.__init__ got an .* argument: shedule"):
         make_strategy(kind, toy_model(), shedule=[])
-    with pytest.raises(TypeError, match=rf"{cls.__name__}.__init__\(\) missing .*'model'"):
+    with pytest.raises(TypeError, match=r"__init__\(\) missing .*'model'"):
         cls(optimizer=None)
+
+
+def test_evaluations_have_the_batch_size_of_training_by_default():
+    optimizer = STRATEGIES["covon"][1](model := toy_model())
+    strategy = CoVONStrategy(model=model, optimizer=optimizer, train_mb_size=7, evaluator=None)
+    assert strategy.eval_mb_size == 7
+    assert (strategy.train_epochs, strategy.eval_every) == (1, -1)
 
 
 def test_subclasses_may_have_constructors_of_their_own():
     class Own(CoVONStrategy):
         def __init__(self, *, size: int = 2, **arguments):
-            super().__init__(gamma=1 / size, **arguments)
+            super().__init__(eval_samples=size, **arguments)
 
     class Same(CoVONStrategy):
         pass
@@ -51,4 +62,4 @@ def test_subclasses_may_have_constructors_of_their_own():
     optimizer = STRATEGIES["covon"][1](model := toy_model())
     own = Own(model=model, optimizer=optimizer, evaluator=None)
     assert isinstance(own.plugins[0], CoVONPlugin)
-    assert own.plugins[0].schedule == [{"gamma": 0.5}]
+    assert own.plugins[0].eval_samples == 2
