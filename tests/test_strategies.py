@@ -41,7 +41,7 @@ def test_arguments_that_are_wrong_are_named(kind):
 def test_subclasses_may_have_constructors_of_their_own():
     class Own(CoVONStrategy):
         def __init__(self, *, size: int = 2, **arguments):
-            super().__init__(gamma=1 / size, **arguments)
+            super().__init__(eval_samples=size, **arguments)
 
     class Same(CoVONStrategy):
         pass
@@ -51,4 +51,4 @@ def test_subclasses_may_have_constructors_of_their_own():
     optimizer = STRATEGIES["covon"][1](model := toy_model())
     own = Own(model=model, optimizer=optimizer, evaluator=None)
     assert isinstance(own.plugins[0], CoVONPlugin)
-    assert own.plugins[0].schedule == [{"gamma": 0.5}]
+    assert own.plugins[0].eval_samples == 2

@@ -1,11 +1,9 @@
-"""CoVON, VCL, Ada-Reg and EWC* in the ``Trainer`` of Hugging Face's transformers."""
+"""CoVON and VCL in the ``Trainer`` of Hugging Face's transformers."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +18,8 @@ except ImportError as error:
         "pip install 'covon_avalanche[language]'"
     ) from error
 
-from covon_avalanche.checks import check_whole
 from covon_avalanche.merging.batch_norm import update_batch_norm
 from covon_avalanche.optim import PosteriorOptimizer
-from covon_avalanche.optim.checks import check_parameter
-from covon_avalanche.optim.quadratic_anchor import (
-    QuadraticAnchor,
-    adam_second_moments,
-    check_adam_family,
-)
-from covon_avalanche.posterior import DiagGaussian
-from covon_avalanche.posterior.fisher import squared_batch_gradients
 
 
 class PosteriorCallback(TrainerCallback):
@@ -61,14 +50,13 @@ class PosteriorCallback(TrainerCallback):
         self._hooks = ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check optimizer and precision.
+        """Check the optimizer and how training is distributed.
 
-        :raises ValueError: for another optimizer, several samples per step, weights in half
-            precision, DeepSpeed or FSDP.
+        :raises ValueError: for another optimizer, several samples per step, DeepSpeed or FSDP.
         """
+        _check_training(args)
         model = kwargs["model"]
         optimizer = _posterior_optimizer(kwargs["optimizer"])
-        _check_training(args, model, type(self).__name__, bfloat16=optimizer.allows_bfloat16)
         self._discard_sample()
         optimizer.discard_samples()
         groups = optimizer.param_groups
@@ -123,114 +111,6 @@ class PosteriorCallback(TrainerCallback):
             update_batch_norm(_Loss(kwargs["model"]), _batches(args, kwargs))
 
 
-class _AnchorCallback(TrainerCallback, ABC):
-    """Base of :class:`AdaRegCallback` and :class:`EWCStarCallback`: one object for all tasks."""
-
-    def __init__(
-        self, *, ess: float, strength: float = 1.0, gaussian: DiagGaussian | None = None
-    ) -> None:
-        """
-        :param ess: effective sample size of a task, in examples.
-        :param strength: multiplies each task's importance.
-        :param gaussian: the anchor of an earlier session, ``callback.gaussian``.
-        """
-        self._options: dict[str, Any] = {"ess": ess, "strength": strength}
-        self._anchor = QuadraticAnchor([], **self._options)
-        self._pulling = ExitStack()
-        self.gaussian = gaussian
-        """The weights after the last task, and the precision of the pull toward them."""
-
-    @abstractmethod
-    def _importance(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Curvature per example of the task just trained, by parameter name."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check the optimizer, and begin to pull.
-
-        :raises ValueError: for a posterior optimizer, weights in half precision, DeepSpeed or FSDP.
-        """
-        _check_training(args, kwargs["model"], type(self).__name__)
-        optimizer = _unwrapped(kwargs["optimizer"])
-        if isinstance(optimizer, PosteriorOptimizer):
-            raise ValueError(
-                f"{type(self).__name__} pulls the weights of AdamW or SGD to an anchor, got "
-                f"{type(optimizer).__name__}, which has a prior: use PosteriorCallback"
-            )
-        named = kwargs["model"].named_parameters()
-        self._anchor = QuadraticAnchor(named, **self._options, gaussian=self.gaussian)
-        self._pulling.close()
-        self._pulling.enter_context(self._anchor.pulling(optimizer))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the task: the weights become the anchor."""
-        self._pulling.close()
-        self._anchor.add(self._importance(args, kwargs))
-        self.gaussian = self._anchor.gaussian
-
-
-class AdaRegCallback(_AnchorCallback):
-    """Ada-Reg (Algorithm 2): Adam's second moments are the importance of each weight::
-
-        callback = AdaRegCallback(ess=len(data), strength=1e5)
-        for data in tasks:
-            Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
-
-    Works with the Trainer's own AdamW, whose ``weight_decay`` should be 0; pass the same callback
-    for each task. Adam's state is cleared at the start of each.
-    """
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check the optimizer, clear its state unless training resumes, and begin to pull.
-
-        :raises ValueError: for an optimizer that is not of the Adam family; and as
-            :meth:`EWCStarCallback.on_train_begin`.
-        """
-        optimizer = _unwrapped(kwargs["optimizer"])
-        check_adam_family(optimizer, type(self).__name__)
-        super().on_train_begin(args, state, control, **kwargs)
-        if state.global_step == 0:
-            optimizer.state.clear()
-
-    def _importance(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        optimizer = _unwrapped(kwargs["optimizer"])
-        return adam_second_moments(kwargs["model"].named_parameters(), optimizer)
-
-
-class EWCStarCallback(_AnchorCallback):
-    """EWC* (Algorithm 3): squared gradients of mini-batches after each task are the importance.
-
-    Used as :class:`AdaRegCallback`, with any optimizer without a posterior. The model must return
-    its loss, averaged over the examples of a batch.
-    """
-
-    def __init__(self, *, batches: int | None = None, **options: Any) -> None:
-        """
-        :param batches: of the pass over the training data; by default all.
-        :param options: ``ess``, ``strength`` and ``gaussian``, as of :class:`AdaRegCallback`.
-        """
-        super().__init__(**options)
-        if batches is not None:
-            check_whole("batches", batches)
-        self.batches = batches
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """See :class:`AdaRegCallback`.
-
-        :raises ValueError: as that one, and with several processes.
-        """
-        if args.world_size > 1:
-            raise ValueError(
-                f"EWCStarCallback computes the Fisher information in one process, got "
-                f"{args.world_size}: use AdaRegCallback"
-            )
-        super().on_train_begin(args, state, control, **kwargs)
-
-    def _importance(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        batches = islice(_batches(args, kwargs), self.batches)
-        found = squared_batch_gradients(_Loss(kwargs["model"]), batches, lambda loss, _: loss)
-        return {name.removeprefix("model."): value for name, value in found.items()}
-
-
 def _batches(args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Any, Tensor]]:
     """The Trainer's training data, for :class:`_Loss`; any tensor of a batch as its target."""
     for batch in kwargs["train_dataloader"]:
@@ -281,31 +161,23 @@ def shard(model: Any) -> None:
         model.config.distributed_config = DistributedConfig(fsdp_size=processes.num_processes)
 
 
-def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
-    """Without the wrapper of Accelerate."""
-    bare: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-    return bare
-
-
-def _check_training(args: Any, model: nn.Module, user: str, *, bfloat16: bool = False) -> None:
-    """Refuse what steps copies of the weights, and weights in half precision."""
+def _check_training(args: Any) -> None:
+    """Refuse what steps copies of the weights."""
     kind = str(getattr(args.distributed_state, "distributed_type", "")).rpartition(".")[2]
     if args.deepspeed is not None or kind == "DEEPSPEED":
         raise ValueError(
-            f"DeepSpeed steps copies of the weights, which {user} cannot reach: use DDP"
+            "DeepSpeed steps copies of the weights, which PosteriorCallback cannot reach: use DDP"
         )
     if args.fsdp or kind == "FSDP":
         raise ValueError(
-            f"{user} does not support fsdp in TrainingArguments, which replaces the weights: call "
-            "covon_avalanche.integrations.huggingface.shard(model) before the optimizer is created"
+            "PosteriorCallback does not support fsdp in TrainingArguments, which replaces the "
+            "weights: call covon_avalanche.integrations.huggingface.shard(model) before the "
+            "optimizer is created"
         )
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            check_parameter(p, name, bfloat16=bfloat16)
 
 
 def _posterior_optimizer(wrapped: Any) -> PosteriorOptimizer:
-    optimizer = _unwrapped(wrapped)
+    optimizer = getattr(wrapped, "optimizer", wrapped)  # of Accelerate's wrapper
     if not isinstance(optimizer, PosteriorOptimizer):
         raise ValueError(
             f"PosteriorCallback needs a CoVON or BayesByBackprop optimizer, got "

@@ -200,7 +200,8 @@ class CoVON(PosteriorOptimizer):
         the effective sample size: see ``optim/natural_units.py``. 10 by default, 100 with
         :meth:`finetuning`, and 0.001 with ``"reparam"``.
     :param ess_per_example: sets the effective sample size directly, to this times ``examples``,
-        instead of by ``data_precision``.
+        instead of by ``data_precision``. 1 is Bayes' rule; a value above 1 gives a "cold" posterior
+        of temperature ``1 / ess_per_example``.
     :param betas: averaging coefficients of gradient and Hessian. ``None`` for the latter: an
         average whose window grows within the task, to ``50 + t / 10`` after ``t`` steps, see
         :func:`beta2_at`; a number gives the fixed coefficient of Algorithm 1.
@@ -244,8 +245,8 @@ class CoVON(PosteriorOptimizer):
     - ``ess``: effective sample size lambda, in examples; the number of training examples of the
       task is the Bayesian choice. The first noise has the standard deviation
       ``1 / sqrt(ess * (hess_init + weight_decay))``, which must be small against the weights:
-      for pretrained networks ``ess`` is 1e6 to 1e9. May be left out if a plugin with
-      ``ess_per_example`` sets it.
+      for pretrained networks ``ess`` is 1e6 to 1e9. ``ess_per_example`` replaces it where tasks
+      differ in size.
     - ``hess_init``: Hessian per example (loss/weight²) at the start of each task; 0.03.
     - ``weight_decay``: precision per example of the first prior N(0, 1/s0), that is
       ``s0 = ess * weight_decay``; 1e-4. New parameters of later tasks start with it too. 0, as in
@@ -271,7 +272,7 @@ class CoVON(PosteriorOptimizer):
     """
 
     own_setting = "hess_init"
-    former_defaults = dict.fromkeys(natural_units.RELATIVE)  # the units were the paper's
+    former_defaults = dict.fromkeys(natural_units.RELATIVE | natural_units.SIZES)  # paper's units
 
     def __init__(
         self,
@@ -369,8 +370,9 @@ class CoVON(PosteriorOptimizer):
                 f"hess_approx must be the same in all groups, got {group['hess_approx']!r} and "
                 f"{self.hess_approx!r}"
             )
-        if group["batch_size"] is not None:
-            check_positive("batch_size", group["batch_size"])
+        for name in ("batch_size", *natural_units.SIZES):
+            if group[name] is not None:
+                check_positive(name, group[name])
 
     @property
     def hess_approx(self) -> HessApprox:
@@ -426,7 +428,12 @@ class CoVON(PosteriorOptimizer):
     @property
     def can_sample(self) -> bool:
         """Whether the settings determine a posterior."""
-        return super().can_sample or all(has_natural_units(group) for group in self.param_groups)
+        return all(
+            has_natural_units(group)
+            or group["ess"]
+            or (group["ess_per_example"] and group["examples"])
+            for group in self.param_groups
+        )
 
     def _state_needs(self, group: Group) -> dict[str, set[str]]:
         return {

@@ -41,7 +41,8 @@ _DEFAULTS: dict[str, Any] = dict(
     **{key: FROM_SCRATCH[key] for key in ("noise", "prior_width", "data_precision", "gamma")},
 )  # fmt: skip
 _PAPERS_DEFAULTS = dict(lr=0.01, clip_radius=0.1, weight_decay=1e-4, hess_init=0.03, gamma=0.9)
-RELATIVE = {"examples", "noise", "prior_width", "data_precision", "ess_per_example"}
+RELATIVE = {"noise", "prior_width", "data_precision"}
+SIZES = {"examples", "ess_per_example"}
 _PAPERS = {"ess", "hess_init"}
 
 AVERAGING = 0.99  # of the squared raw steps
@@ -56,7 +57,7 @@ Group = Mapping[str, Any]
 def with_defaults(settings: Group) -> dict[str, Any]:
     """Settings with the defaults of their units: the paper's, if ``ess`` or ``hess_init`` is given.
 
-    :raises ValueError: if settings of both kinds are given.
+    :raises ValueError: if settings of both kinds are given, or the effective sample size twice.
     """
     given = {name for name, value in settings.items() if value is not None}
     if given & _PAPERS and given & RELATIVE:
@@ -65,6 +66,8 @@ def with_defaults(settings: Group) -> dict[str, Any]:
             f"settings must have one kind of units, got {papers} in the paper's and {relative} "
             "relative to the weights"
         )
+    if "ess" in given and given & SIZES:
+        raise ValueError(f"ess sets the effective sample size: leave out {min(given & SIZES)}")
     defaults = _PAPERS_DEFAULTS if given & _PAPERS else _DEFAULTS
     if settings["hess_approx"] == "reparam" and defaults is _DEFAULTS:
         defaults = defaults | {"data_precision": REPARAM["data_precision"]}
@@ -80,9 +83,6 @@ def check_natural(group: Group) -> None:
     """Raise a ``ValueError`` naming value and rule for bad settings in natural units."""
     for name in ("noise", "prior_width", "data_precision"):
         check_positive(name, group[name])
-    for name in ("examples", "ess_per_example"):
-        if group[name] is not None:
-            check_positive(name, group[name])
     if not group["noise"] < group["prior_width"]:
         raise ValueError(
             f"noise must be smaller than prior_width, got {group['noise']} and "

@@ -261,8 +261,8 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _check_ess(self) -> None:
         if not self.can_sample:
             raise ValueError(
-                "ess must be set before the posterior is used: give it to the optimizer, or "
-                "ess_per_example to CoVONPlugin"
+                "ess must be set before the posterior is used: give it, or ess_per_example and "
+                "examples, which CoVONPlugin sets"
             )
 
     def discard_samples(self) -> None:

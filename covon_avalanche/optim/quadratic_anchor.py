@@ -233,7 +233,8 @@ class QuadraticAnchor:
         for name, p in named:
             if name in importance:
                 check_given(name, importance[name], p, "importance")
-        if not known <= self.gaussian.mean.keys():  # were frozen when the anchor was made
-            self.gaussian = grown(self.gaussian, named)
+        means = self.gaussian.mean
+        if any(n not in means or means[n].device != p.device for n, p in named):
+            self.gaussian = grown(self.gaussian, named)  # were frozen, or on another device
         factor = self.strength * self.ess
         self.gaussian = accumulated(self.gaussian, named, importance, factor)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from covon_avalanche.checks import check_choice, check_positive, check_whole
+from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.data_loading.data_parallel import batch_share
 from covon_avalanche.merging import MagMax, MergeRule, merge_into
 from covon_avalanche.optim import CoVON
 from covon_avalanche.optim.covon import SlowStep
 from covon_avalanche.optim.diagnostics import Diagnostics
-from covon_avalanche.optim.natural_units import has_natural_units
 from covon_avalanche.plugins.merge import merge_task
 from covon_avalanche.plugins.posterior import PosteriorPlugin
 from covon_avalanche.plugins.schedule import Schedule
@@ -36,8 +35,6 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         self,
         *,
         merge: MergeRule | SlowStep = "eq8",
-        gamma: float | None = None,
-        ess_per_example: float | None = None,
         schedule: Schedule | None = None,
         eval_samples: int = 0,
         eval_temperature: float = 1.0,
@@ -50,36 +47,25 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
             the new one, as on PACS. With any rule the merged precision is that of Eq. 8:
             ``posterior()``, samples for prediction and the next prior are N(merged weights,
             1 / precision).
-        :param gamma: merging coefficient, instead of the optimizer's; the schedule takes
-            precedence.
-        :param ess_per_example: sets ``ess`` at the start of each task to this times the task's
-            training examples, so that examples of all domains have the same weight. 1 is Bayes'
-            rule; a value above 1 gives a "cold" posterior of temperature ``1 / ess_per_example``.
-            The schedule takes precedence.
         :param consolidate_every: merge each time this number of optimizer steps has passed, instead
-            of after each experience (section 3.2 of the paper). ``ess`` should then be the number
-            of examples seen in that many steps. Steps after the last merge stay unmerged; call
-            ``strategy.optimizer.consolidate()`` at the end to merge them.
+            of after each experience (section 3.2 of the paper). In the paper's units the
+            optimizer's ``ess`` should then be the number of examples seen in that many steps. Steps
+            after the last merge stay unmerged; call ``strategy.optimizer.consolidate()`` at the end
+            to merge them.
 
         See :class:`PosteriorPlugin` for ``schedule``, ``eval_samples`` and ``eval_temperature``.
         """
         super().__init__(
             schedule=schedule, eval_samples=eval_samples, eval_temperature=eval_temperature
         )
-        if gamma is not None:
-            first, *others = self.schedule or [{}]
-            self.schedule = [{"gamma": gamma, **first}, *others]
         if not isinstance(merge, MergeRule):
             check_choice("merge", merge, get_args(SlowStep))
         self.merge = merge
         """How to merge, and what is remembered of earlier tasks."""
-        self.ess_per_example = ess_per_example
         self.consolidate_every = consolidate_every
         self._examples = self._steps = 0
         self.diagnostics: dict[str, Diagnostics] = {}
         """The optimizer's diagnostics just before the last merge."""
-        if ess_per_example is not None:
-            check_positive("ess_per_example", ess_per_example)
         if consolidate_every is None:
             return
         check_whole("consolidate_every", consolidate_every)
@@ -88,21 +74,12 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
                 f"{type(merge).__name__} merges whole tasks: it cannot merge within one "
                 "(consolidate_every)"
             )
-        if ess_per_example is not None:
-            raise ValueError(
-                "ess_per_example follows the sizes of tasks: with consolidate_every set the "
-                "optimizer's ess to the number of examples between two merges"
-            )
 
     def _settings(self, strategy: Any) -> Mapping[str, Any]:
-        scheduled = super()._settings(strategy)
-        examples = float(len(strategy.adapted_dataset))
-        given = {} if self.ess_per_example is None else {"ess_per_example": self.ess_per_example}
-        if all(has_natural_units(group) for group in strategy.optimizer.param_groups):
-            return {"examples": examples, **given, **scheduled}
-        if self.ess_per_example is None:
-            return scheduled
-        return {"ess": self.ess_per_example * examples, **scheduled}
+        task: dict[str, Any] = {"examples": float(len(strategy.adapted_dataset))}
+        if all(group["ess_per_example"] for group in strategy.optimizer.param_groups):
+            task["ess"] = None  # which the schedule may have set for the task before
+        return {**task, **super()._settings(strategy)}
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Restore the state and apply the schedule as :class:`PosteriorPlugin` does; set the

@@ -7,7 +7,7 @@ otherwise. A batch is ``(input, target, *more)``; the model is called as ``model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -41,6 +41,7 @@ def squared_batch_gradients(
     ``B_b`` out of ``N`` examples; for equal batches ``B`` times the average of ``g_b²``. It
     equals the per-example Fisher for ``B = 1``, and on average where gradients have mean 0.
 
+    :param batches: an input that is a mapping is passed to the model by keyword.
     :param criterion: loss, averaged over the batch; called a second time, on a repeated batch.
     :raises ValueError: if there are no examples, or the loss is a sum over the batch.
     """
@@ -164,7 +165,7 @@ def _add_batch_gradients(
     """Add ``(B g)²``, with ``g`` the gradient of the mean loss of a batch of ``B`` examples."""
     x, y, *more = batch
     parameters = [model.get_parameter(name) for name in sums]
-    output = model(x, *more)
+    output = model(**x) if isinstance(x, Mapping) else model(x, *more)
     loss = criterion(output, y)
     _check_mean(criterion, output, y, loss)
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -228,6 +228,7 @@ def test_optimizers_have_the_settings():
     expected |= {"gamma": 0.9, "gamma_precision": None}
     assert expected.items() <= options.items()
     assert group(covon(gamma_precision=2.0))[1]["gamma_precision"] == 2.0
+    assert group(covon(ess=None, ess_per_example=3.0))[1]["ess_per_example"] == 3.0
     assert group(covon())[1]["betas"] == (0.9, None)
     assert not group(covon())[1]["bfloat16_prior"]
     assert group(covon(bfloat16_prior=True))[1]["bfloat16_prior"] is True

@@ -397,7 +397,10 @@ def test_a_grown_parameter_keeps_its_state():
     ("settings", "message"),
     [
         (dict(ess=100, noise=0.1), "one kind of units, got ess in the paper's and noise"),
-        (dict(hess_init=0.1, examples=9), "got hess_init in the paper's and examples relative"),
+        (dict(hess_init=0.1, noise=0.1), "got hess_init in the paper's and noise relative"),
+        (dict(ess=100, examples=9), "ess sets the effective sample size: leave out examples"),
+        (dict(ess=100, ess_per_example=2.0), "effective sample size: leave out ess_per_example"),
+        (dict(hess_init=0.1, ess_per_example=-1), "ess_per_example must be > 0 .*got -1"),
         (dict(noise=0.5, prior_width=0.1), "noise must be smaller than prior_width, got 0.5"),
         (dict(weight_decay=0.1), "weight_decay=0.1 is the prior's precision"),
         (dict(noise=-1.0), "noise must be .*got -1"),

@@ -4,10 +4,11 @@ import pytest
 import torch
 from avalanche.training import Cumulative, JointTraining
 from torch import nn
-from toys import Watch, columns, make_naive, make_strategy, toy_benchmark, toy_model
+from toys import Watch, columns, make_naive, make_strategy, same, toy_benchmark, toy_model
 
 from covon_avalanche import CoVON, CoVONPlugin
 from covon_avalanche.merging import Average
+from covon_avalanche.optim.natural_units import ess_of
 
 
 def test_consolidate_every_so_many_steps_and_not_at_the_end():
@@ -40,54 +41,41 @@ def test_the_optimizer_knows_the_size_of_each_batch():
     assert seen == [20, 20, 8] * 2
 
 
-def at_the_ends(key, streams, **options):
-    """A setting of the optimizer at the end of each experience, after the merge."""
-    seen = []
-    watch = Watch(after_training_exp=lambda s: seen.append(s.optimizer.param_groups[0][key]))
-    strategy = make_strategy("covon", toy_model(), plugins=[watch], **options)
-    for stream in streams:
-        strategy.train(stream)
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"), [(None, [0.25] * 3), ([{}, {"gamma": 0.5}], [0.25, 0.5, 0.5])]
-)
-def test_gamma_of_the_plugin_overrules_the_optimizers_and_the_schedule_both(schedule, expected):
-    streams = [toy_benchmark(3).train_stream]
-    assert at_the_ends("gamma", streams, gamma=0.25, schedule=schedule) == expected
+def of_a_size(model, **options):
+    """CoVON in the paper's units, with an ``ess`` of twice the number of examples."""
+    named = model.named_parameters()
+    return CoVON(named, hess_init=0.03, batch_size=8, ess_per_example=2.0, **options)
 
 
 def test_ess_follows_the_number_of_examples_of_each_task_and_the_schedule_overrules_it():
-    streams = [toy_benchmark(1, n=n).train_stream for n in (40, 48, 40, 48)]
-    schedule = [{}, {}, {"ess": 7.0}]
-    seen = at_the_ends("ess", streams, ess_per_example=3.0, schedule=schedule)
-    assert seen == [120.0, 144.0, 7.0, 144.0]
+    seen, model = [], toy_model()
+    watch = Watch(after_training_exp=lambda s: seen.append(ess_of(s.optimizer.param_groups[0])))
+    options = {"schedule": [{}, {}, {"ess": 7.0}], "plugins": [watch]}
+    strategy = make_strategy("covon", model, optimizer=of_a_size(model), **options)
+    for n in (40, 48, 40, 48):
+        strategy.train(toy_benchmark(1, n=n).train_stream)
+    assert seen == [80.0, 96.0, 7.0, 96.0]
 
 
 def test_an_evaluation_before_training_that_sets_ess_is_by_the_mean():
     benchmark, model, outputs = toy_benchmark(1), toy_model(), []
     watch = Watch(after_eval_iteration=lambda s: outputs.append(s.mb_output))
-    optimizer = CoVON(model.named_parameters(), hess_init=0.03, batch_size=8)
-    options = {"ess_per_example": 2.0, "eval_samples": 2, "plugins": [watch]}
-    strategy = make_strategy("covon", model, optimizer=optimizer, **options)
+    options = {"eval_samples": 2, "plugins": [watch]}
+    strategy = make_strategy("covon", model, optimizer=of_a_size(model), **options)
     strategy.eval(benchmark.test_stream)
     torch.testing.assert_close(outputs, [model(columns(benchmark.test_stream[0])[0]).detach()])
 
 
-def test_ess_may_be_left_out_where_the_plugin_sets_it():
+def test_ess_per_example_is_ess_for_tasks_of_one_size():
     def trained(**options):
         model = toy_model()
         optimizer = CoVON(model.named_parameters(), hess_init=0.03, batch_size=8, **options)
-        strategy = make_strategy("covon", model, optimizer=optimizer, ess_per_example=2.0)
+        strategy = make_strategy("covon", model, optimizer=optimizer)
         strategy.train(toy_benchmark(2).train_stream)
-        return optimizer
+        return optimizer.posterior()
 
-    left_out, given = trained(), trained(ess=5.0)
-    assert left_out.param_groups[0]["ess"] == 96.0
-    for name, mean in given.posterior().mean.items():
-        assert left_out.posterior().mean[name].equal(mean)
-    alone = CoVON(toy_model().named_parameters(), hess_init=0.03, batch_size=8)
+    assert same(trained(ess_per_example=2.0).mean, trained(ess=96.0).mean)
+    alone = of_a_size(toy_model())
     message = "ess must be set before the posterior is used: give it"
     with pytest.raises(ValueError, match=message), alone.sampled_params():
         pass

@@ -151,8 +151,6 @@ def test_models_and_optimizers_that_do_not_fit_are_refused_before_training(
         (CoVONPlugin, {"consolidate_every": 0}, "consolidate_every must be an integer"),
         (CoVONPlugin, {"merge": RegMean(), "consolidate_every": 5}, "RegMean merges whole tasks"),
         (CoVONPlugin, {"merge": MagMax(), "consolidate_every": 5}, "MagMax merges whole tasks"),
-        (CoVONPlugin, {"ess_per_example": -1}, "ess_per_example must be > 0 and finite .* got -1"),
-        (CoVONPlugin, {"ess_per_example": 1.0, "consolidate_every": 10}, "follows the sizes of"),
         (CoVONPlugin, {"eval_samples": -1}, "eval_samples must be an integer >= 0, got -1"),
         (CoVONPlugin, {"schedule": [{}, {"hes_init": 1.0}]}, r"got \['hes_init'\]"),
         (CoVONPlugin, {"schedule": {0: {"lr": 1.0}}}, "must be a list .* got {0: {'lr': 1.0}}"),

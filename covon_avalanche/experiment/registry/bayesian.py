@@ -170,9 +170,9 @@ class CoVON(Mergeable):
 
         own = self.only("lr", "gamma", "gamma_precision", "clip_radius", "prior_mean")
         own |= self.only("hess_approx", "mc_samples", "weight_decay")
-        own["bfloat16_prior"] = bool(self.bfloat16_prior)
+        own |= {"bfloat16_prior": bool(self.bfloat16_prior), **self.only("ess_per_example")}
         if self.relative:
-            own |= self.only("noise", "prior_width", "data_precision", "ess_per_example")
+            own |= self.only("noise", "prior_width", "data_precision")
         else:
             own |= self.only("ess", "hess_init")
         return Optimizer(
@@ -189,9 +189,8 @@ class CoVON(Mergeable):
             schedule = [{"hess_init": self.hess_init}, {"hess_init": later}]
         if self.schedule:
             schedule = [task.model_dump(exclude_none=True) for task in self.schedule]
-        arguments: dict[str, Any] = {"schedule": schedule, **self.only("ess_per_example")}
         rule = self.merge.build(self.gamma)
-        arguments["merge"] = self.merge.rule if rule is None else rule
+        arguments = {"schedule": schedule, "merge": self.merge.rule if rule is None else rule}
         return self.aligned(Method.of("covon_avalanche.strategies:CoVONStrategy", arguments))
 
 
