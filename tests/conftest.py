@@ -68,7 +68,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 class InThisProcess(Executor):
     """A pool that runs what is submitted at once."""
 
-    def __init__(self, processes):
+    def __init__(self, processes, device):
         pass
 
     def submit(self, function, *arguments):

@@ -39,7 +39,10 @@ app = typer.Typer(help="List, download and verify image data sets.")
 
 Name = Annotated[str, typer.Argument(help="A data set, see `covon data list`.")]
 Root = Annotated[
-    Path, typer.Option(metavar="FOLDER", callback=expanded, help="Folder of all data sets.")
+    Path,
+    typer.Option(
+        "--root", "--dataset-root", metavar="FOLDER", callback=expanded, help="Of all data sets."
+    ),
 ]
 
 
@@ -142,7 +145,7 @@ def verify_data(
     name: Annotated[str, typer.Argument(help="A data set, or the TOML file of a recipe.")],
     root: Root,
     manifest: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a CSV table of the good images.")
+        Path | None, typer.Option(metavar="FILE", help="CSV table of good images to write.")
     ] = None,
     track: Annotated[
         str | None, typer.Option(metavar="NAME", help="Track of CDDB. \\[default: hard]")

@@ -35,7 +35,7 @@ Strategies = Annotated[
 ]
 Epochs = Annotated[int | None, typer.Option(metavar="N", help="Epochs per domain.")]
 Jobs = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Parallel runs. \\[default: cores, or GPUs]")
+    int | None, typer.Option(metavar="N", min=1, help="Parallel runs. \\[default: cores/GPUs]")
 ]
 
 

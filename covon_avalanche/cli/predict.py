@@ -140,4 +140,6 @@ def _score(images: pd.DataFrame, classes: Sequence[str]) -> str:
         parts += [(f"accuracy on {printable(str(name))}", own) for name, own in by_domain]
     lines += [f"{n}: {100 * own.mean():.1f} % ({own.sum()} of {len(own)})" for n, own in parts]
     confusion = pd.crosstab(known["label"], known["class"])
+    both = confusion.index.union(confusion.columns)
+    confusion = confusion.reindex(columns=both.rename("class"), fill_value=0)
     return "\n".join([*lines, "", "rows: label, columns: prediction", confusion.to_string()])

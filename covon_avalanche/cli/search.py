@@ -105,6 +105,8 @@ def search(
     ]
     if not wanted:
         fail(f"{', '.join(chosen.strategies)}: nothing to search; give ranges in [search.STRATEGY]")
+    if strategies and (others := [name for name in chosen.strategies if name not in names]):
+        typer.echo(f"{', '.join(others)}: nothing to search")
     first = [trial for s in wanted if (trial := s.trial(s.plan()[0] or {})) is not None]
     if (sentence := other_data(first)) is not None:
         fail(sentence)

@@ -336,7 +336,8 @@ def _sentence(error: ValidationError, data: dict[str, Any]) -> str:
             return f"{key}: is missing{did_you_mean(parts[-1], others) or f'; known are {known}'}"
         return f"{key} = {tag!r:.200}: is unknown; known are {known}{did_you_mean(tag, names)}"
     if first["type"] == "missing":
-        return f"{key}: is missing"
+        hints = {"model.weights": '; give "default", a file, or "" for random weights'}
+        return f"{key}: is missing{hints.get(key, '')}"
     what = key if isinstance(first["input"], dict) else f"{key} = {first['input']!r:.200}"
     similar = ""
     if first["type"] == "literal_error":

@@ -430,13 +430,19 @@ def other_data(folders: Sequence[RunFolder]) -> str | None:
     return None
 
 
+def _shown(value: object) -> str:
+    return str(value) or '""'
+
+
 def distinct_settings(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """Of each of some settings by dotted key those in which they differ, such as ``epochs 5``;
     nothing of empty ones."""
     values = {key: {repr(own.get(key)) for own in found if own} for key in chain(*found)}
     keys = [key for key, different in values.items() if len(different) > 1]
     return [
-        ", ".join(f"{k.removeprefix('strategy.')} {own.get(k, 'unset')}" for k in keys if own)
+        ", ".join(
+            f"{k.removeprefix('strategy.')} {_shown(own.get(k, 'unset'))}" for k in keys if own
+        )
         for own in found
     ]
 
@@ -448,7 +454,7 @@ def other_settings(folders: Sequence[RunFolder]) -> list[str]:
     for folder in {folder.spec.strategy: folder for folder in folders}.values():
         for file in folder.path.parent.glob("seed-*-*/result.json"):
             changes = [
-                f"{key.removeprefix('strategy.')}: {was}, now {now}"
+                f"{key.removeprefix('strategy.')}: {_shown(was)}, now {_shown(now)}"
                 for key, (was, now) in (folder.differences(file.parent) or {}).items()
             ]
             more = [f"{len(changes) - 2} more"] * (len(changes) > 2)

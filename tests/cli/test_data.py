@@ -160,7 +160,7 @@ def test_own_images_are_verified_and_counted_before_training(tmp_path):
     stream = {"name": "DomainFolders", "folder": "mine", "domains": ["night", "day"], "limit": 1}
     model = {"backbone": "squeezenet", "weights": ""}
     recipe = saved(short_recipe("finetune", stream=stream, model=model), tmp_path)
-    command = "data", "verify", recipe, "--root", tmp_path
+    command = "data", "verify", recipe, "--dataset-root", tmp_path
     done = covon(*command)  # all images, not only those within the limit
     assert done.exit_code == 0, done.output
     assert done.stdout == f"{recipe}: {len(images)} good images, 0 problems\n"

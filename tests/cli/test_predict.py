@@ -157,7 +157,9 @@ def test_the_accuracy_on_labelled_images_follows(bundle, tmp_path, domains):
     assert said[2] == f"accuracy: {100 * k / 6:.1f} % ({n * k} of {6 * n})"
     each = [f"accuracy on {d}: {100 * k / 6:.1f} % ({k} of 6)" for d in domains]
     assert said[3 : said.index("", 1)] == each
-    want = {(c, p): n * predicted.count(p) for c in ("cat", "dog") for p in {*predicted}}
+    want = {
+        (c, p): n * predicted.count(p) for c in ("cat", "dog") for p in {"cat", "dog", *predicted}
+    }
     assert table_of(done.stderr) == want
     plain = covon("predict", bundle, tmp_path / "x").stdout
     assert plain.endswith(done.stderr)

@@ -68,8 +68,10 @@ def test_a_strategy_with_nothing_to_search_keeps_its_settings(tmp_path):
     assert done.exit_code == 0, done.output
     assert load_recipe(str(tmp_path / "best.toml")).searched["ncm"].trials == 0
     assert not (tmp_path / "ncm").exists()
-    for more in [], ["--strategies", "finetune"]:
-        assert covon(*arguments, *more).exit_code == 0
+    for more, others in ([], ""), (["--strategies", "finetune,ncm"], "ncm: nothing to search\n"):
+        done = covon(*arguments, *more)
+        assert done.exit_code == 0
+        assert others in done.stdout
         best = load_recipe(str(tmp_path / "best.toml"))
         assert list(best.strategies) == ["ncm", "finetune"]
         assert best.strategies["ncm"] == recipe_of("ncm").strategies["ncm"]

@@ -208,6 +208,7 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("stream.n_domains=2", r"stream\.n_domains: unknown key; known are .*permute_first"),
         ("stream={}", r"stream\.name: is missing; known are PermutedDigits, "),
         ("model={ hidden_layers = 1 }", r"model\.hidden_size: is missing"),
+        ("model={ backbone = 'x' }", r'model\.weights: is missing; give "default", .* or "" '),
         ("search.mien={}", "search: there is no strategy 'mien'; .*; did you mean mine\\?$"),
         ("search.mine.lr={ low = 0.2, high = 0.1 }", r"lr: low must be below high, got 0\.2 and"),
         ("search.mine.lr={ low = 0.1, hgih = 2 }", r"lr\.hgih: unknown key; known are low, high"),
