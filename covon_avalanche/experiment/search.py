@@ -133,13 +133,12 @@ class Search:
         return _distinct([*grid, *self._draws({**space, "lr": near}, draws)])
 
     def _grid(self) -> list[float]:
-        """Learning rates, the recipe's own first."""
+        """Learning rates, the nearest to the recipe's own first, for searches of few trials."""
         lr, own = self.space["lr"], float(flat_settings(self.settings)["lr"])
+        middle = own if lr.includes(own) else lr.at(0.5)
         rates = [lr.at(i / (_LR_VALUES - 1)) for i in range(_LR_VALUES)]
-        if not lr.includes(own):
-            return rates
-        rates.remove(min(rates, key=lambda rate: abs(math.log(rate / own))))
-        return [own, *rates]
+        nearest, *others = sorted(rates, key=lambda rate: abs(math.log(rate / middle)))
+        return [own if lr.includes(own) else nearest, *others]
 
     def _draws(self, space: Mapping[str, Space], number: int) -> list[Settings]:
         from scipy.stats.qmc import Halton

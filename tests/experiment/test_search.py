@@ -207,7 +207,7 @@ def test_searches_that_differ_do_not_mix(tmp_path, runs):
 @pytest.mark.usefixtures("in_this_process")
 def test_a_failed_trial_counts_as_nothing_learned(tmp_path, monkeypatch, error, changes, says):
     if error is not None:
-        monkeypatch.setattr(run, "train_in_folder", lambda *_: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(run.Run, "finish", lambda *_: (_ for _ in ()).throw(error))
     recipe = with_settings(recipe_of("finetune"), "finetune", changes)
     search, ended = Search(recipe, "finetune", tmp_path, 0, 1), []
     for _ in range(2):
@@ -387,7 +387,7 @@ def test_the_grid_has_the_recipes_own_rate_and_is_extended_while_the_best_is_at_
     space = {"search": {"finetune": {"lr": {"low": 1e-4, "high": 1.0}}}}
     search = search_of(tmp_path, 5, **space)
     scores(peak(0.02))
-    assert [settings["lr"] for settings in search.plan()] == [0.01, 1e-4, 1e-3, 0.1, 1.0]
+    assert [settings["lr"] for settings in search.plan()] == [0.01, 1e-3, 0.1, 1e-4, 1.0]
     best = SimpleNamespace(lr=0.01)
     assert search.best() == (
         {"lr": 0.01},
