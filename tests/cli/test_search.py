@@ -265,6 +265,7 @@ def test_runs_and_trials_with_the_data_of_another_folder_are_not_used(tmp_path):
     for folder in (begun, first.trial(first.plan()[0])):
         folder.path.mkdir(parents=True)
         folder.write_start({})
+    first.store()
     for command, out in ("run", "r"), ("search", "s"):
         options = ["--strategies", "finetune", "--dataset-root", roots[1], "--out", tmp_path / out]
         done = covon(command, "pacs", *options)
