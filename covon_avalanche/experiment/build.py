@@ -87,7 +87,7 @@ def build_model(
     return network.train()
 
 
-class CosinePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
+class CosinePlugin(SupervisedPlugin):
     """Lowers all learning rates along a cosine over the epochs of each domain.
 
     :param final: factor of the learning rates in the last epoch, relative to the first.

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from covon_avalanche.experiment.result import Epoch
 
 
-class EpochLog(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
+class EpochLog(SupervisedPlugin):
     """Loss, accuracy and speed of each epoch, and the seconds and operations of each experience.
 
     Floating-point operations are those of matrix products, convolutions and attention, forward and

@@ -431,6 +431,7 @@ def other_data(folders: Sequence[RunFolder]) -> str | None:
 
 
 def _shown(value: object) -> str:
+    """The value as text; an empty one as quotes, which can be seen."""
     return str(value) or '""'
 
 
