@@ -16,6 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from itertools import count
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -169,7 +170,8 @@ def import_avalanche() -> None:
     """Import Avalanche without W&B, which one of its metrics needs, and which leaves temporary
     folders if its process is killed. Later imports of W&B find it."""
     if "wandb" not in sys.modules:
-        sys.modules["wandb"] = ModuleType("wandb")
+        sys.modules["wandb"] = wandb = ModuleType("wandb")
+        wandb.__spec__ = ModuleSpec("wandb", None)  # which Accelerate looks for
         import_module("avalanche.evaluation.metrics")
         del sys.modules["wandb"]
 

@@ -82,9 +82,17 @@ def test_warnings_of_workers_are_one_line(capfd):
     assert capfd.readouterr().err == "warning: two lines\n"
 
 
-def test_wandb_is_imported_when_it_is_used():
+def test_wandb_is_imported_when_it_is_used_and_found_by_those_who_look_for_it():
     code = """
+import importlib.util
 import sys
+
+class Accelerate:  # looks for it, if torchmetrics imports it
+    def find_spec(self, name, path, target=None):
+        if name == "avalanche":
+            assert importlib.util.find_spec("wandb") is not None
+
+sys.meta_path.insert(0, Accelerate())
 from covon_avalanche.experiment.worker_pool import import_avalanche
 import_avalanche()
 import covon_avalanche.experiment.run
