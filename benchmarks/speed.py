@@ -4,6 +4,7 @@
     python benchmarks/speed.py --short              # a minute; stores nothing
     python benchmarks/speed.py --before CHECKOUT    # two versions in turns; stores nothing
     python benchmarks/speed.py --table              # docs/speed.md from the stored results
+    python benchmarks/speed.py gpu-step gpu-train gpu-compile    # two minutes; need a GPU
 
 Each version of the package has a process of its own, which uses only names that old versions have,
 too. The cases of a group take turns, so that a slow phase of the machine affects all of them. A
@@ -17,17 +18,20 @@ processors with AVX2 at most to ``PART-avx2.json``. To restrict others to AVX2, 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 from timeit import Timer
 from typing import Any
 
@@ -76,8 +80,13 @@ def make_optimizer(name: str, params: list[nn.Parameter]) -> Any:
     return IVON(params, lr=0.01, ess=1e6)
 
 
-VITS = {"ViT-S/16, 112 px, batch 8": (112, 12), "ViT of 11 M, 96 px, batch 8": (96, 6)}
-"""Pixels, and blocks of width 384."""
+VITS = {
+    "ViT-S/16, 112 px, batch 8": ("small", 8, 112, 12),
+    "ViT of 11 M, 96 px, batch 8": ("small", 8, 96, 6),
+    "ViT-S/16, 224 px, batch 16": ("small", 16, 224, 12),
+    "ViT-B/16, 224 px, batch 64": ("base", 64, 224, 12),
+}
+"""timm's name, batch size, pixels and blocks; two for the CPU, two for the GPU."""
 COVON = [f"CoVON {i}, {h}" for i in ("compiled", "foreach") for h in ("gradsq", "reparam")]
 OPTIMIZERS = ["AdamW fused", "AdamW foreach", *COVON]
 
@@ -100,14 +109,15 @@ def in_second_task(optimizer: Any, backward: Callable[[], object]) -> Callable[[
     return iteration
 
 
-def step(model: str) -> Cases:
+def step(model: str, names: Sequence[str] = (), device: str = "cpu") -> Cases:
     """Optimizer steps without forward and backward pass. Each optimizer has weights of its own;
     the gradients are the same tensors. Not all optimizers fit into memory beside a ViT-B."""
     torch.manual_seed(0)
-    gradients = [1e-3 * torch.randn(shape) for shape in SHAPES[model]]
+    gradients = [1e-3 * torch.randn(shape, device=device) for shape in SHAPES[model]]
 
     def case(name: str) -> Callable[[], object]:
-        params = [nn.Parameter(0.05 * torch.randn(shape)) for shape in SHAPES[model]]
+        weights = [0.05 * torch.randn(shape, device=device) for shape in SHAPES[model]]
+        params = [nn.Parameter(w) for w in weights]
 
         def backward() -> None:
             for p, gradient in zip(params, gradients, strict=True):
@@ -115,8 +125,8 @@ def step(model: str) -> Cases:
 
         return in_second_task(make_optimizer(name, params), backward)
 
-    names = [*OPTIMIZERS, *(["ivon-opt"] if find_spec("ivon") else [])]
-    return {name: case(name) for name in (names[:4] if model == "ViT-B/16" else names)}
+    known = [*OPTIMIZERS, *(["ivon-opt"] if find_spec("ivon") else [])]
+    return {name: case(name) for name in names or known[: 4 if model == "ViT-B/16" else None]}
 
 
 PASSES = {
@@ -155,8 +165,8 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
-def train(model: str) -> Cases:
-    """Training steps: forward, backward, update."""
+def train(model: str, names: Sequence[str] = OPTIMIZERS, device: str = "cpu") -> Cases:
+    """Training steps: forward, backward, update; on a GPU with bfloat16 autocast."""
 
     def case(name: str) -> Callable[[], object]:
         torch.manual_seed(0)
@@ -165,21 +175,71 @@ def train(model: str) -> Cases:
         else:
             import timm
 
-            size, depth = VITS[model]
-            network = timm.create_model(
-                "vit_small_patch16_224", img_size=size, depth=depth, num_classes=10
-            )
-            x = torch.randn(8, 3, size, size)
-        y = torch.randint(10, (len(x),))
+            width, batch, size, depth = VITS[model]
+            settings = {"img_size": size, "depth": depth, "num_classes": 10}
+            with torch.device(device):
+                network = timm.create_model(f"vit_{width}_patch16_224", **settings)
+            x = torch.randn(batch, 3, size, size, device=device)
+        y = torch.randint(10, (len(x),), device=device)
         optimizer = make_optimizer(name, list(network.parameters()))
 
         def backward() -> None:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(network(x), y).backward()
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+                loss = nn.functional.cross_entropy(network(x), y)
+            loss.backward()
 
         return in_second_task(optimizer, backward)
 
-    return {name: case(name) for name in OPTIMIZERS}
+    return {name: case(name) for name in names}
+
+
+DEVICE = "cuda"
+ON_GPU = ["AdamW fused", "AdamW foreach", *COVON[2:]]
+PEAKS: dict[str, float] = {}
+"""Largest memory of a case on the GPU in two tasks, with weights and gradients, in GB."""
+
+
+def on_gpu(make: Callable[..., Cases], model: str, names: Sequence[str] = ON_GPU) -> Cases:
+    """Cases of another part on the GPU, where each has gradients and data of its own."""
+    cases: Cases = {}
+    for name in names:
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        cases |= make(model, [name], DEVICE)
+        cases[name]()
+        PEAKS[name] = (torch.cuda.max_memory_allocated() - before) / 1e9
+    return cases
+
+
+def with_torch_compile(model: str) -> Cases:
+    """Optimizer steps by the multi-tensor function as it is, and by ``torch.compile``. The settings
+    that change with the iteration are constant here, because each change would compile anew."""
+    from covon_avalanche.optim import multi_tensor
+
+    eager, compiled = multi_tensor.step, torch.compile(multi_tensor.step)
+    cases = on_gpu(step, model, ["AdamW fused", ON_GPU[2]])
+    iteration = on_gpu(step, model, [ON_GPU[2]])[ON_GPU[2]]
+    PEAKS.clear()  # of the eager step
+
+    def compiled_step() -> None:
+        settings = {"i": 100, "beta2": 0.98}
+        multi_tensor.step = lambda *args, **kwargs: compiled(*args, **(kwargs | settings))
+        iteration()
+        multi_tensor.step = eager
+
+    return {**cases, f"{ON_GPU[2]}, torch.compile": compiled_step}
+
+
+def gpu_seconds(case: Callable[[], object], calls: int = 10) -> float:
+    """Seconds per call. The processor may run ahead of the GPU between calls, as in training."""
+    torch.cuda.synchronize()
+    start = perf_counter()
+    for _ in range(calls):
+        case()
+    torch.cuda.synchronize()
+    return (perf_counter() - start) / calls
 
 
 def run(recipe: str) -> Cases:
@@ -197,8 +257,11 @@ def run(recipe: str) -> Cases:
 PARTS: dict[str, tuple[Callable[[str], Cases], list[str], int]] = {
     "step": (step, list(SHAPES), 15),
     "bound": (bound, ["ViT-S/16"], 15),
-    "train": (train, ["MLP, batch 256", *VITS], 9),
+    "train": (train, ["MLP, batch 256", *list(VITS)[:2]], 9),
     "run": (run, ["permuted-digits"], 3),
+    "gpu-step": (partial(on_gpu, step), ["ViT-S/16", "ViT-B/16"], 9),
+    "gpu-train": (partial(on_gpu, train, names=[ON_GPU[0], *ON_GPU[2:]]), list(VITS)[2:], 5),
+    "gpu-compile": (with_torch_compile, ["ViT-B/16"], 9),
 }
 """Function, models or other arguments, and the number of rounds."""
 SHORT = {"step": "MLP 784-100-100-10", "train": "MLP, batch 256"}
@@ -213,12 +276,18 @@ def answer_requests(part: str, model: str) -> None:
     os.dup2(2, 1)  # whatever libraries print
     torch.set_num_threads(1)
     cases = PARTS[part][0](model)
-    capability = torch.backends.cpu.get_cpu_capability()
-    about = {"package": covon_avalanche.__file__, "cpu_capability": capability}
+    processor = {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    if on_accelerator := part.startswith("gpu"):
+        processor["accelerator"] = str(torch.cuda.get_device_name())
+    about = {"package": covon_avalanche.__file__, "processor": processor, "peak_gb": PEAKS}
     print(json.dumps({**about, "cases": list(cases)}), file=answers, flush=True)
     for line in sys.stdin:
-        timer = Timer(cases[line.strip()])
-        number, seconds = (1, timer.timeit(1)) if part == "run" else timer.autorange()
+        case = cases[line.strip()]
+        if on_accelerator:
+            number, seconds = 1, gpu_seconds(case)
+        else:
+            timer = Timer(case)
+            number, seconds = (1, timer.timeit(1)) if part == "run" else timer.autorange()
         print(json.dumps(seconds / number), file=answers, flush=True)
 
 
@@ -284,6 +353,8 @@ def measure_group(workers: dict[str, Any], model: str, rounds: int) -> list[dict
         changes = after / table["before"]
         found["change"] = changes.median()
         found["change_25"], found["change_75"] = changes.quantile(0.25), changes.quantile(0.75)
+    if peaks := workers["after"].about.get("peak_gb"):
+        found["peak_gb"] = pd.Series(peaks)
     about: dict[str, Any] = {"model": model, "threads": 1, "rounds": rounds}
     if model in SHAPES:
         about["parameters"] = sum(math.prod(shape) for shape in SHAPES[model])
@@ -307,6 +378,8 @@ def ratios(rows: pd.DataFrame) -> pd.DataFrame:
         rows["column"] += (rows["parameters"] / 1e6).map(" ({:.3g} M)".format)
     base = rows["case"] == cases[0]
     rows.loc[base, "text"] = "1 (" + rows.loc[base, "seconds"].map(in_milliseconds) + ")"
+    if "peak_gb" in rows:
+        rows["text"] += rows["peak_gb"].map(", {:.1f} GB".format)
     rows["column"] = rows["column"].replace("", "ratio")
     table = rows.pivot(index="case", columns="column", values="text")
     return table.loc[cases, rows["column"].unique()].fillna("-").reset_index(names="")
@@ -325,14 +398,18 @@ def bounds(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_tables() -> None:
-    """Write the tables of all parts, and of training steps with AVX2."""
+    """Write the tables of all parts, and of training steps with AVX2; those of the GPU if they
+    were measured."""
     from comparison import provenance, replace_part
 
     from covon_avalanche.report.tables import aligned
 
     for part in (*PARTS, "train-avx2"):
-        stored = json.loads((FOLDER / f"{part}.json").read_text(encoding="utf-8"))
-        about = provenance(stored, stored["cpu_capability"])
+        file = FOLDER / f"{part}.json"
+        if part.startswith("gpu") and not file.exists():
+            continue
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        about = provenance(stored, stored.get("accelerator", stored["cpu_capability"]))
         rows = pd.DataFrame(stored["rows"])
         table = aligned((bounds if part == "bound" else ratios)(rows))
         replace_part(PAGE, f"benchmarks/speed.py, {part}", f"{table}\n\n{about}")
@@ -341,11 +418,15 @@ def write_tables() -> None:
 def measure(part: str, checkouts: dict[str, Path], short: bool) -> None:
     """Measure a part; print each group, and store those of one version that are not short."""
     _, models, rounds = PARTS[part]
-    load, rows, capability = os.getloadavg(), [], ""
+    on_accelerator = part.startswith("gpu")
+    if on_accelerator and not torch.cuda.is_available():
+        print(f"{part} is left out: this machine has no GPU")
+        return
+    load, rows, processor = os.getloadavg(), [], {}
     for model in [SHORT[part]] if short else models:
         workers = {code: Worker(path, part, model) for code, path in checkouts.items()}
         found = measure_group(workers, model, 3 if short else rounds)
-        capability = workers["after"].about["cpu_capability"]
+        processor = workers["after"].about["processor"]
         for worker in workers.values():
             worker.close()
         table = pd.DataFrame(found).drop(columns=["model", "threads", "rounds"])
@@ -354,8 +435,9 @@ def measure(part: str, checkouts: dict[str, Path], short: bool) -> None:
     if not short and len(checkouts) == 1:
         from comparison import write_measurement
 
-        about = {"cpu_capability": capability, "load_average": load, "numba": version("numba")}
-        file = FOLDER / f"{part}{'-avx2' if capability == 'AVX2' else ''}.json"
+        about = {**processor, "load_average": load, "numba": version("numba")}
+        avx2 = processor["cpu_capability"] == "AVX2" and not on_accelerator
+        file = FOLDER / f"{part}{'-avx2' if avx2 else ''}.json"
         write_measurement(file, rows, script="benchmarks/speed.py", **about)
 
 

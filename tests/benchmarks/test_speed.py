@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 import speed
+import torch
 from speed import ratios
 
 SECONDS = {"AdamW fused": 0.1, "CoVON": 0.3}
@@ -68,3 +69,25 @@ def test_a_process_times_the_cases_of_a_group():
     assert worker.about["cases"][: len(speed.OPTIMIZERS)] == speed.OPTIMIZERS
     assert worker.seconds("AdamW fused") > 0
     worker.close()
+
+
+def test_memory_on_a_gpu_is_in_the_table(monkeypatch):
+    memory = {"memory_allocated": 1e9, "max_memory_allocated": 3e9, "reset_peak_memory_stats": None}
+    for name, value in memory.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(speed, "DEVICE", "cpu")
+    monkeypatch.setattr(speed, "PEAKS", {})
+    cases = speed.on_gpu(speed.step, "MLP 784-100-100-10")
+    assert list(cases) == speed.ON_GPU
+    rows = [
+        {"model": "MLP", "case": case, "seconds": 0.1, "ratio": 1.0, "peak_gb": peak}
+        for case, peak in speed.PEAKS.items()
+    ]
+    table = ratios(pd.DataFrame(rows))
+    assert table["MLP"].to_list() == ["1 (100 ms), 2.0 GB", *3 * ["1.00, 2.0 GB"]]
+
+
+def test_without_a_gpu_its_parts_are_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    speed.measure("gpu-step", {"after": speed.HERE}, short=False)
+    assert capsys.readouterr().out == "gpu-step is left out: this machine has no GPU\n"
