@@ -173,8 +173,9 @@ def compared(file: Path) -> Comparison:
 
 
 def machine_name(machine: Mapping[str, Any]) -> str:
-    """Cores and processor."""
-    return f"{machine['cores']} cores ({machine['processor']})"
+    """Cores and processor, and the accelerator, if it was used."""
+    accelerator = f"{machine['accelerator']}, " if "accelerator" in machine else ""
+    return f"{accelerator}{machine['cores']} cores ({machine['processor']})"
 
 
 def origin(runs: pd.DataFrame) -> str:

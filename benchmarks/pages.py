@@ -274,6 +274,30 @@ def pacs_vit() -> None:
     write_part("pretrained.md", "pacs-vit, search", searches_table("pacs-vit"))
 
 
+def pacs_vit_224() -> None:
+    """A_T and BWT in both orders, and the search, if there are results."""
+    orders, folder = ["forward", "reverse"], RESULTS / "pacs-vit-224"
+    if not all((folder / f"{order}.jsonl").exists() for order in orders):
+        return
+    found = {order: load_results(folder / f"{order}.jsonl") for order in orders}
+    runs = pd.concat(found, names=["order"]).reset_index("order")
+    runs["A_T %"], runs["BWT %"] = 100 * runs["average_accuracy"], 100 * runs["bwt"]
+    by_order = runs.groupby(["strategy", "order"])
+    cells = by_order[["A_T %", "BWT %"]].agg(mean_and_std, digits=1).unstack("order")
+    means = by_order["A_T %"].mean().unstack()
+    seeds = by_order["seed"].nunique().unstack(fill_value=0)[orders].astype(str)
+    table = pd.DataFrame(
+        {f"{order}: {name}": cells[name, order] for order in orders for name in ("A_T %", "BWT %")}
+    )
+    table["both orders: A_T %"] = means.mean(axis=1, skipna=False).map("{:.1f}".format)
+    table["seconds"] = runs.groupby("strategy")["train_seconds"].mean().map("{:.0f}".format)
+    table["seeds"] = seeds.agg(lambda row: ", ".join(dict.fromkeys(row)), axis=1)
+    table = table.loc[means.mean(axis=1).sort_values(ascending=False).index]
+    shown = table.replace(["nan", "nan ± nan"], MISSING).fillna(MISSING).reset_index()
+    parts = aligned(shown), origin(runs), searches_table("pacs-vit-224")
+    write_part("pretrained.md", "pacs-vit-224", *parts)
+
+
 # Language ------------------------------------------------------------------------------------
 
 LANGUAGES = {"en": "English", "de": "German", "fr": "French"}
@@ -329,6 +353,7 @@ PAGES: dict[str, Callable[[], None]] = {
     "permuted-mnist": permuted_mnist,
     "pacs": pacs,
     "pacs-vit": pacs_vit,
+    "pacs-vit-224": pacs_vit_224,
     "language": language,
 }
 

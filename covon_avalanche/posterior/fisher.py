@@ -30,6 +30,7 @@ of those."""
 
 _MOST_PASSES = 10
 _CHUNK = 2**25  # entries of per-example gradients that are in memory at once
+_CHUNK_ACCELERATOR = 2**30  # where single examples would mostly launch kernels
 
 
 def squared_batch_gradients(
@@ -265,6 +266,12 @@ def _rows_are_examples(layer: nn.Module, a: Tensor, examples: int) -> bool:
     return a.dim() > 1 and len(a) == examples and not doubtful
 
 
+def _examples_at_once(entries: int, device: torch.device) -> int:
+    """How many per-example gradients of so many entries are in memory at once."""
+    most = _CHUNK if device.type == "cpu" else _CHUNK_ACCELERATOR
+    return max(1, most // max(1, entries))
+
+
 @torch.no_grad()
 def _add_layer(
     module: nn.Module, a: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, size: Size
@@ -289,7 +296,7 @@ def _add_layer(
         product = torch.einsum("ngpo,ngpi->goi", size(g), size(a))
         weight += product.reshape(weight.shape)
         return
-    chunk = max(1, _CHUNK // weight.numel())
+    chunk = _examples_at_once(weight.numel(), weight.device)
     for g_rows, a_rows in zip(g.split(chunk), a.split(chunk), strict=True):
         product = torch.einsum("ngpo,ngpi->ngoi", g_rows, a_rows)
         weight += size(product).sum(0).reshape(weight.shape)
@@ -318,7 +325,7 @@ def _add_by_func(
         grad(loss), in_dims=(None, 0, 0, *(0 for _ in more)), randomness="different"
     )
     entries = sum(p.numel() for p in trained.values())
-    for rows in torch.arange(len(y), device="cpu").split(max(1, _CHUNK // max(1, entries))):
+    for rows in torch.arange(len(y), device="cpu").split(_examples_at_once(entries, y.device)):
         try:
             # vmap's layer norm cannot mix dtypes
             with torch.autocast(x.device.type, enabled=False):

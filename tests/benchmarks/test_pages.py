@@ -56,6 +56,13 @@ def test_finished_runs_replace_stored_results(tmp_path):
     assert all(row["epochs"] == [] for row in comparison.read_cases(file))
 
 
+def test_machines_name_their_accelerator():
+    machine = {"cores": 16, "processor": "Xeon"}
+    assert comparison.machine_name(machine) == "16 cores (Xeon)"
+    on_gpu = {**machine, "accelerator": "NVIDIA H100"}
+    assert comparison.machine_name(on_gpu) == "NVIDIA H100, 16 cores (Xeon)"
+
+
 def test_the_table_of_languages():
     """Forgetting is the increase since a language was learned, but for the last one."""
     nats = {
