@@ -274,9 +274,9 @@ def pacs_vit() -> None:
     write_part("pretrained.md", "pacs-vit, search", searches_table("pacs-vit"))
 
 
-def pacs_vit_224() -> None:
+def pacs_vit_all() -> None:
     """A_T and BWT in both orders, and the search, if there are results."""
-    orders, folder = ["forward", "reverse"], RESULTS / "pacs-vit-224"
+    orders, folder = ["forward", "reverse"], RESULTS / "pacs-vit-all"
     if not all((folder / f"{order}.jsonl").exists() for order in orders):
         return
     found = {order: load_results(folder / f"{order}.jsonl") for order in orders}
@@ -294,8 +294,8 @@ def pacs_vit_224() -> None:
     table["seeds"] = seeds.agg(lambda row: ", ".join(dict.fromkeys(row)), axis=1)
     table = table.loc[means.mean(axis=1).sort_values(ascending=False).index]
     shown = table.replace(["nan", "nan ± nan"], MISSING).fillna(MISSING).reset_index()
-    parts = aligned(shown), origin(runs), searches_table("pacs-vit-224")
-    write_part("pretrained.md", "pacs-vit-224", *parts)
+    parts = aligned(shown), origin(runs), searches_table("pacs-vit-all")
+    write_part("pretrained.md", "pacs-vit-all", *parts)
 
 
 # Language ------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ PAGES: dict[str, Callable[[], None]] = {
     "permuted-mnist": permuted_mnist,
     "pacs": pacs,
     "pacs-vit": pacs_vit,
-    "pacs-vit-224": pacs_vit_224,
+    "pacs-vit-all": pacs_vit_all,
     "language": language,
 }
 

@@ -75,10 +75,14 @@ def make_vcl(parameters, seed: int = 0, **changes) -> BayesByBackprop:
 SIZES = (1, 7, 1023, 1024, 1025, 16 * 1024 - 1, 16 * 1024, 2 * 16 * 1024 + 5)
 """Around the CPU kernel's groups and tiles."""
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
 MIXED = ["tensors", *["numbers"] * 3, *["centre"] * 2, *["tensors"] * 2]
 
 
-def in_a_task(implementation, *dtypes, prior="tensors", sizes=SIZES, **options) -> CoVON:
+def in_a_task(
+    implementation, *dtypes, prior="tensors", sizes=SIZES, device="cpu", **options
+) -> CoVON:
     """A CoVON with a parameter a size, in turn of these dtypes, and random state.
 
     :param prior: ``"tensors"``, ``"numbers"``, ``"centre"`` (a tensor for the mean only) or
@@ -87,7 +91,7 @@ def in_a_task(implementation, *dtypes, prior="tensors", sizes=SIZES, **options) 
     generator = torch.Generator().manual_seed(0)
     groups = []
     for i, n in enumerate(sizes):
-        start = torch.randn(n, generator=generator).to(dtypes[i % len(dtypes)])
+        start = torch.randn(n, generator=generator).to(device, dtypes[i % len(dtypes)])
         groups.append({"params": [nn.Parameter(start)]})
         if prior == "mixed":  # one has no momentum and another no clipping
             j = i // 2
@@ -101,7 +105,7 @@ def in_a_task(implementation, *dtypes, prior="tensors", sizes=SIZES, **options) 
         (p,), kind = group["params"], MIXED[i] if prior == "mixed" else prior
         optimizer.state[p] = {"step": 4}
         for key in entries[: {"numbers": 2, "centre": 3, "tensors": 4}[kind]]:
-            value = torch.randn(p.shape, generator=generator).to(p.dtype)
+            value = torch.randn(p.shape, generator=generator).to(p)
             positive = key in ("hess", "prior_precision")
             optimizer.state[p][key] = value.abs() + 0.1 if positive else value
     return optimizer

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small_recipes import CLOSED_FORM, FEW, STRATEGIES, run_strategy, short_recipe
+from toy_optimizers import DEVICES
 from toys import columns
 
 from covon_avalanche.experiment import run
@@ -52,10 +53,11 @@ def test_a_folder_is_told_the_accuracy_after_each_domain_and_may_end_the_run(nam
     assert len(seen) == len(curve) + 1
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_learns_and_its_result_is_complete(name):
+def test_every_strategy_learns_and_its_result_is_complete(name, device):
     stream = {"name": "PermutedDigits", "n_experiences": 2}
-    recipe = short_recipe(name, stream=stream, epochs=1, train_mb_size=32)
+    recipe = short_recipe(name, stream=stream, epochs=1, train_mb_size=32, device=device)
     result = run_strategy(recipe, name, 0)
     joint = name == "joint"
     assert max(result.accuracy[-1]) > 0.25  # chance is 0.1

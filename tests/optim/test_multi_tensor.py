@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy_optimizers import contents, in_a_task, make_covon, same, step_on, unchanged
+from toy_optimizers import DEVICES, contents, in_a_task, make_covon, same, step_on, unchanged
 
 from covon_avalanche.optim import CoVON
 
@@ -22,12 +22,15 @@ from covon_avalanche.optim import CoVON
 )
 @pytest.mark.parametrize("prior", ["tensors", "numbers", "centre", "mixed"])
 @pytest.mark.parametrize("hess_approx", ["gradsq", "reparam"])
+@pytest.mark.parametrize("device", DEVICES)
 def test_samples_and_steps_are_those_of_fast_step(
-    implementation, dtypes, tolerance, prior, hess_approx
+    implementation, dtypes, tolerance, prior, hess_approx, device
 ):
     """Small, odd and large tensors in one call."""
+    if device == "cuda" and implementation == "compiled":
+        pytest.skip("the compiled step is one for CPUs")
     for mc_samples in (1, 2):
-        options = dict(prior=prior, hess_approx=hess_approx, mc_samples=mc_samples)
+        options = dict(prior=prior, hess_approx=hess_approx, mc_samples=mc_samples, device=device)
         exact = in_a_task("reference", *dtypes, **options)
         for group in exact.param_groups:
             (p,) = group["params"]
