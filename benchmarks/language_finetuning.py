@@ -336,11 +336,16 @@ def cases(part: str) -> list[Case]:
         ("smollm2", "answers", 100, (2e-4,), anchored),
         ("smollm2-lora", "manual pages", 100, (5e-4, 1e-3, 2e-3, 5e-3), both),
         ("smollm2-lora", "answers", 100, (1e-3, 2e-3, 5e-3), both),
-        ("smollm2", "manual pages", 300, (1e-4, 2e-4), both),
+        ("smollm2", "manual pages", 60, (1e-4, 2e-4), both),
     ]
     for seed, (network, text, steps, lrs, methods) in product(range(3), groups):
         for lr, method in product(lrs, methods):
-            size = {"lr": lr, "steps": steps, "sequences": 4, "evaluated": 64}
+            size = {
+                "lr": lr,
+                "steps": steps,
+                "sequences": 4,
+                "evaluated": 24 if steps < 100 else 64,
+            }
             gamma = float(method.partition("gamma ")[2] or "nan")
             case = {"network": network, "text": text, "method": method, "seed": seed}
             found.append({**case, "gamma": None if isnan(gamma) else gamma, **size})

@@ -27,8 +27,8 @@ def test_samples_and_steps_are_those_of_fast_step(
     implementation, dtypes, tolerance, prior, hess_approx, device
 ):
     """Small, odd and large tensors in one call."""
-    if device == "cuda" and implementation == "compiled":
-        pytest.skip("the compiled step is one for CPUs")
+    if device == "cuda" and dtypes != [torch.float64]:
+        pytest.skip("a GPU draws other noise in float32 than in the reference's float64")
     for mc_samples in (1, 2):
         options = dict(prior=prior, hess_approx=hess_approx, mc_samples=mc_samples, device=device)
         exact = in_a_task("reference", *dtypes, **options)
