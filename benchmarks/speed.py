@@ -4,7 +4,7 @@
     python benchmarks/speed.py --short              # a minute; stores nothing
     python benchmarks/speed.py --before CHECKOUT    # two versions in turns; stores nothing
     python benchmarks/speed.py --table              # docs/speed.md from the stored results
-    python benchmarks/speed.py gpu-step gpu-train gpu-compile    # two minutes; need a GPU
+    python benchmarks/speed.py gpu-step gpu-train    # two minutes; need a GPU
 
 Each version of the package has a process of its own, which uses only names that old versions have,
 too. The cases of a group take turns, so that a slow phase of the machine affects all of them. A
@@ -213,25 +213,6 @@ def on_gpu(make: Callable[..., Cases], model: str, names: Sequence[str] = ON_GPU
     return cases
 
 
-def with_torch_compile(model: str) -> Cases:
-    """Optimizer steps by the multi-tensor function as it is, and by ``torch.compile``. The settings
-    that change with the iteration are constant here, because each change would compile anew."""
-    from covon_avalanche.optim import multi_tensor
-
-    eager, compiled = multi_tensor.step, torch.compile(multi_tensor.step)
-    cases = on_gpu(step, model, ["AdamW fused", ON_GPU[2]])
-    iteration = on_gpu(step, model, [ON_GPU[2]])[ON_GPU[2]]
-    PEAKS.clear()  # of the eager step
-
-    def compiled_step() -> None:
-        settings = {"i": 100, "beta2": 0.98}
-        multi_tensor.step = lambda *args, **kwargs: compiled(*args, **(kwargs | settings))
-        iteration()
-        multi_tensor.step = eager
-
-    return {**cases, f"{ON_GPU[2]}, torch.compile": compiled_step}
-
-
 def gpu_seconds(case: Callable[[], object], calls: int = 10) -> float:
     """Seconds per call. The processor may run ahead of the GPU between calls, as in training."""
     torch.cuda.synchronize()
@@ -261,7 +242,6 @@ PARTS: dict[str, tuple[Callable[[str], Cases], list[str], int]] = {
     "run": (run, ["permuted-digits"], 3),
     "gpu-step": (partial(on_gpu, step), ["ViT-S/16", "ViT-B/16"], 9),
     "gpu-train": (partial(on_gpu, train, names=[ON_GPU[0], *ON_GPU[2:]]), list(VITS)[2:], 5),
-    "gpu-compile": (with_torch_compile, ["ViT-B/16"], 9),
 }
 """Function, models or other arguments, and the number of rounds."""
 SHORT = {"step": "MLP 784-100-100-10", "train": "MLP, batch 256"}

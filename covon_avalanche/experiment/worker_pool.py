@@ -121,6 +121,7 @@ def _work(pipe: Connection, device: str, number: int) -> None:
         while True:
             task = pipe.recv()
             try:
+                _import_libraries()
                 pipe.send((task(), None))
             except BaseException as error:
                 pipe.send((None, _picklable(error)))
@@ -143,6 +144,9 @@ def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     logging.raiseExceptions = False  # no traceback for each line of a log on a full disk
     prepare_output()
+
+
+def _import_libraries() -> None:
     import_avalanche()
     import torch
 

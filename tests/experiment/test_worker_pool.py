@@ -103,6 +103,13 @@ assert wandb.__version__ and callable(wandb.init)
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
+def test_a_library_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
+    (tmp_path / "avalanche.py").write_text("import a_missing_library")
+    monkeypatch.syspath_prepend(tmp_path)
+    with WorkerPool(1) as pool, pytest.raises(ImportError, match="a_missing_library"):
+        pool.submit(int).result()
+
+
 def test_workers_end_when_only_the_command_is_killed(tmp_path):
     command = [sys.executable, "-W", "ignore", "-m", "covon_avalanche", "run", "permuted-digits"]
     command += ["--strategies", "finetune", "--epochs", "9999", "--jobs", "1"]
