@@ -531,17 +531,18 @@ class CoVON(PosteriorOptimizer):
             super()._step(params, record)
             return
         averaged = record.mc_samples > 1
+        buffers = {named.param: record.buffers[named.param] for named in params}
         samples: dict[Tensor, Tensor] = {}  # of several, their statistics
         grads: dict[Tensor, Tensor] = {}
-        for name, p, *_ in params:
+        for (name, p, *_), buffer in zip(params, buffers.values(), strict=True):
             assert p.grad is not None
-            sample = record.statistic(p) if averaged else record.buffers[p].content
+            sample = record.statistic(p) if averaged else buffer.content
             samples[p] = match_layout(sample, p, name, "the sample")
             grads[p] = match_layout(p.grad, p, name, "the gradient")
         # so that neither Hessian estimates nor their squares overflow float32
         largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE
         limit = min(_LARGEST_GRADIENT, largest**0.5) if record.squared else _LARGEST_GRADIENT
-        kernel = None if averaged else self._cpu_kernel({p: record.buffers[p] for p in samples})
+        kernel = None if averaged else self._cpu_kernel(buffers)
         if kernel is not None:
             step, fit = kernel.step, kernel.all_below(list(grads.values()), limit)
         else:
@@ -626,7 +627,8 @@ class CoVON(PosteriorOptimizer):
                 state = {**state, "hess": torch.zeros_like(mean, requires_grad=False)}
             prior = "prior_mean" in state, "prior_precision" in state
             kind = id(group), p.device, p.dtype, state.get("step"), *prior
-            bucket = buckets.setdefault(kind, Bucket(group, [], [], [], []))
+            if (bucket := buckets.get(kind)) is None:
+                bucket = buckets[kind] = Bucket(group, [], [], [], [])
             bucket.params.append(p)
             bucket.means.append(mean)
             bucket.numbers.append(number)

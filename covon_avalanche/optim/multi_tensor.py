@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from covon_avalanche.optim.natural_units import AVERAGING, inverse_rms
 from covon_avalanche.optim.samples import fill_normal_
@@ -85,7 +86,7 @@ def step(
     for mean, sample, grad, momentum, hess, m0, s0, squares in _parts(means, *columns):
         whole = means[begin : begin + len(mean)]
         begin += len(mean)
-        precision = _precisions(hess, s0, ess)
+        precision = _precisions(hess, s0, ess) if retraction or not squared else []
         # excess = hess - hess_hat (line 6), which line 8 subtracts
         if averaged and squared:
             excess = torch._foreach_add(hess, sample, alpha=-batch_size)
@@ -96,7 +97,8 @@ def step(
                 torch._foreach_sub_(sample, mean)
                 torch._foreach_mul_(sample, grad)
             excess = torch._foreach_addcmul(hess, sample, precision, value=-1.0)
-        ratio = torch._foreach_div(excess, precision)  # before the square, might overflow
+        # before the square, might overflow
+        ratio = torch._foreach_div(excess, precision) if retraction else ()
         del precision
         torch._foreach_lerp_(momentum, grad, 1 - beta1)  # line 7
         # line 8: hess + change + change² / 2 (hess + delta), where change = -(1 - beta2) excess
@@ -154,10 +156,15 @@ def _parts(means: list[Tensor], *columns: Prior) -> Iterator[list[Any]]:
     for end, mean in enumerate([*means, None]):
         if end > begin and (mean is None or entries + mean.numel() > largest):
             yield [
-                [local(t).to(dtype) for t in column[begin:end]]
-                if isinstance(column, list)
-                else column
+                _plain(column[begin:end], dtype) if isinstance(column, list) else column
                 for column in (means, *columns)
             ]
             begin, entries = end, 0
         entries += 0 if mean is None else mean.numel()
+
+
+def _plain(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """This process's parts of tensors, in a dtype."""
+    if {type(t) for t in tensors} <= {Tensor, Parameter} and {t.dtype for t in tensors} == {dtype}:
+        return tensors
+    return [local(t).to(dtype) for t in tensors]

@@ -535,16 +535,17 @@ class PosteriorOptimizer(Optimizer, ABC):
             if p.grad is None or not p.requires_grad or not p.numel():
                 continue
             late = p in record.without_backward and not self._is_known(p) and local(p.grad).any()
-            if p not in record.buffers or late:
+            buffer = record.buffers.get(p)
+            if buffer is None or late:
                 raise RuntimeError(
                     f"{name!r} has a gradient that was computed outside of sampled_params(), or "
                     "was frozen when the sample was drawn: set requires_grad between steps"
                 )
             if p.grad.is_sparse:
                 raise ValueError(f"{name!r} has a sparse gradient, which is not supported")
-            if not record.buffers[p].fits(p):
+            if not buffer.fits(p):
                 raise RuntimeError(f"{name!r} was cast or moved between its sample and step()")
-            if record.buffers[p].version != self._weights.version(p):
+            if buffer.version != self._weights.version(p):
                 raise RuntimeError(f"{name!r} was changed between its sample and step()")
             params.append(named)
         return params
@@ -747,13 +748,14 @@ class PosteriorOptimizer(Optimizer, ABC):
         """The given parameters with these names, or all with the names the optimizer was
         constructed with (``model.named_parameters()``), else ``"group.index"``."""
         unseen = None if given is None else {p: name for name, p in given}
+        kept_names: Any = self._names or {}  # a weak dictionary is slow, even when it is empty
         number = 0
         for i, group in enumerate(self.param_groups):
             names = group.get("param_names", ())
             named = len(names) == len(group["params"])
             for j, p in enumerate(group["params"]):
                 if unseen is None:
-                    name = names[j] if named else self._names.get(p, f"{i}.{j}")
+                    name = names[j] if named else kept_names.get(p, f"{i}.{j}")
                     yield NamedParam(name, p, group, number)
                 elif p in unseen:
                     yield NamedParam(unseen.pop(p), p, group, number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def fill_normal_(out: Tensor, key: int, number: int) -> Tensor:
     if fill is not None and type(out) is Tensor and is_dense(out) and out.dtype == torch.float32:
         fill(out.data_ptr(), out.numel(), key, number, 0)  # in order of memory
     elif fill is None and part is out and out.numel() <= _BLOCK:
-        generator = torch.Generator(out.device)
+        generator = _generator(out.device, get_ident())
         out.normal_(generator=generator.manual_seed(noise_key(key, number)))
     else:
         noise = _noise(first_entry(out), part.numel(), out.numel(), key, number, part)
@@ -86,7 +87,7 @@ def _noise(begin: int, size: int, total: int, key: int, number: int, like: Tenso
         whole = torch.empty(skipped + size, dtype=torch.float32, device="cpu")
         fill(whole.data_ptr(), whole.numel(), key, number, first)
         return whole[skipped:]
-    generator = torch.Generator(like.device)
+    generator = _generator(like.device, get_ident())
     seed = noise_key(key, number)
     parts = [like.new_empty(0)]
     for i in range(first, -(-(begin + size) // block)):
@@ -94,6 +95,12 @@ def _noise(begin: int, size: int, total: int, key: int, number: int, like: Tenso
         part = like.new_empty(min(block, total - i * block))
         parts.append(part.normal_(generator=generator))
     return torch.cat(parts)[skipped : skipped + size]
+
+
+@cache
+def _generator(device: torch.device, thread: int) -> torch.Generator:
+    """A thread's generator, to be seeded before each use."""
+    return torch.Generator(device)
 
 
 @cache
@@ -140,7 +147,8 @@ def copy_rounded_(
 
 # Memory ----------------------------------------------------------------------------------
 
-_PIECE = 2**18  # entries that are worked on at once
+_PIECE = 2**18  # entries that are worked on at once, on a CPU in its cache
+_PIECE_ACCELERATOR = 2**24  # where small pieces mostly launch kernels
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -151,10 +159,11 @@ def is_dense(tensor: Tensor) -> bool:
 def pieces(tensor: Tensor, *others: Any) -> Iterator[tuple[Any, ...]]:
     """Some rows at a time of tensors of one shape, so that temporaries are small; whatever has
     another number of dimensions comes with every piece."""
-    if tensor.numel() <= _PIECE or not tensor.dim():
+    largest = _PIECE if tensor.device.type == "cpu" else _PIECE_ACCELERATOR
+    if tensor.numel() <= largest or not tensor.dim():
         yield tensor, *others
         return
-    rows = max(1, _PIECE // tensor[0].numel())
+    rows = max(1, largest // tensor[0].numel())
     for begin in range(0, len(tensor), rows):
         yield tuple(
             value[begin : begin + rows]
