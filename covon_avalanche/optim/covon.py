@@ -155,6 +155,17 @@ class Bucket(NamedTuple):
         """The iteration of the task that comes next, from 1."""
         return int(self.states[0]["step"]) + 1
 
+    @property
+    def in_float32(self) -> bool:
+        """Whether weights in bfloat16 have their means in float32."""
+        return self.means[0].dtype != self.params[0].dtype
+
+    def parts(self) -> Iterator[Bucket]:
+        """Buckets whose samples may be in float32 at the same time."""
+        for part in multi_tensor.slices(self.means) if self.in_float32 else [slice(None)]:
+            columns: list[Any] = [column[part] for column in self[1:]]
+            yield Bucket(self.group, *columns)
+
     def entries(self, key: str, number: float = 0.0) -> Any:
         """One state entry of each parameter; before the first consolidation, a prior is a single
         number."""
@@ -468,9 +479,9 @@ class CoVON(PosteriorOptimizer):
         drawn = {n.param: self._buffer(buffers, n.param, n.name) for n in params}
         kernel = self._cpu_kernel(drawn) or multi_tensor
         positive = True
-        for bucket in self._buckets(params, train):
+        for bucket in (part for whole in self._buckets(params, train) for part in whole.parts()):
             samples = [drawn[p].content for p in bucket.params]
-            if bucket.means[0].dtype != samples[0].dtype:
+            if bucket.in_float32:
                 samples = [torch.empty_like(mean) for mean in bucket.means]
             positive &= kernel.draw(
                 bucket.means,
@@ -532,17 +543,18 @@ class CoVON(PosteriorOptimizer):
             return
         averaged = record.mc_samples > 1
         buffers = {named.param: record.buffers[named.param] for named in params}
+        kernel = None if averaged else self._cpu_kernel(buffers)
+        in_parts = kernel is None  # are tensors cast to float32
         samples: dict[Tensor, Tensor] = {}  # of several, their statistics
         grads: dict[Tensor, Tensor] = {}
         for (name, p, *_), buffer in zip(params, buffers.values(), strict=True):
             assert p.grad is not None
             sample = record.statistic(p) if averaged else buffer.content
-            samples[p] = match_layout(sample, p, name, "the sample")
-            grads[p] = match_layout(p.grad, p, name, "the gradient")
+            samples[p] = match_layout(sample, p, name, "the sample", in_parts)
+            grads[p] = match_layout(p.grad, p, name, "the gradient", in_parts)
         # so that neither Hessian estimates nor their squares overflow float32
         largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE
         limit = min(_LARGEST_GRADIENT, largest**0.5) if record.squared else _LARGEST_GRADIENT
-        kernel = None if averaged else self._cpu_kernel(buffers)
         if kernel is not None:
             step, fit = kernel.step, kernel.all_below(list(grads.values()), limit)
         else:

@@ -81,7 +81,8 @@ def step(
     """
     squared = hess_approx == "gradsq"
     sharded = any(is_sharded(mean) for mean in means)
-    columns = samples, grads, momenta, hessians, prior_means, prior_precisions, step_squares
+    used = samples if averaged or not squared else 0.0  # not converted, if it is not used
+    columns = used, grads, momenta, hessians, prior_means, prior_precisions, step_squares
     begin = 0
     for mean, sample, grad, momentum, hess, m0, s0, squares in _parts(means, *columns):
         whole = means[begin : begin + len(mean)]
@@ -127,7 +128,7 @@ def step(
         torch._foreach_clamp_min_(direction, -clip_radius)
         torch._foreach_clamp_max_(direction, clip_radius)
         torch._foreach_add_(mean, direction, alpha=-lr)  # line 9
-        del direction, precision  # before the temporaries of the next part
+        del direction, precision, sample, grad, m0, s0  # before the temporaries of the next part
 
 
 def all_below(tensors: Mapping[Tensor, Tensor], limit: float) -> bool:
@@ -151,16 +152,24 @@ def _precisions(hessians: list[Tensor], prior_precisions: Prior, ess: float) -> 
 def _parts(means: list[Tensor], *columns: Prior) -> Iterator[list[Any]]:
     """The same parameters of all columns, up to a number of entries, in the dtype of the means; of
     DTensors the parts of this process."""
-    largest = _LARGEST_PART_CPU if means[0].device.type == "cpu" else _LARGEST_PART
-    begin, entries, dtype = 0, 0, means[0].dtype
-    for end, mean in enumerate([*means, None]):
-        if end > begin and (mean is None or entries + mean.numel() > largest):
-            yield [
-                _plain(column[begin:end], dtype) if isinstance(column, list) else column
-                for column in (means, *columns)
-            ]
+    dtype = means[0].dtype
+    for part in slices(means):
+        yield [
+            _plain(column[part], dtype) if isinstance(column, list) else column
+            for column in (means, *columns)
+        ]
+
+
+def slices(tensors: list[Tensor]) -> Iterator[slice]:
+    """Neighbours that have temporaries at the same time, up to a number of entries."""
+    largest = _LARGEST_PART_CPU if tensors[0].device.type == "cpu" else _LARGEST_PART
+    begin = entries = 0
+    for end, tensor in enumerate(tensors):
+        if end > begin and entries + tensor.numel() > largest:
+            yield slice(begin, end)
             begin, entries = end, 0
-        entries += 0 if mean is None else mean.numel()
+        entries += tensor.numel()
+    yield slice(begin, len(tensors))
 
 
 def _plain(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -178,14 +178,15 @@ def state_dtype(p: Tensor) -> torch.dtype:
     return torch.float32 if p.dtype == torch.bfloat16 else p.dtype
 
 
-def match_layout(value: Tensor, p: Tensor, name: str, what: str) -> Tensor:
+def match_layout(value: Tensor, p: Tensor, name: str, what: str, bfloat16: bool = False) -> Tensor:
     """The tensor itself, or a copy with the state's dtype, device and strides of a parameter.
 
     :param name: of the parameter, for the error.
-    :param what: the tensor is, for the error. A prior may stay bfloat16.
+    :param what: the tensor is, for the error.
+    :param bfloat16: whether it may stay in bfloat16, as a prior may.
     :raises ValueError: if the shapes differ.
     """
-    kept = value.dtype == torch.bfloat16 and what.startswith("prior_")
+    kept = value.dtype == torch.bfloat16 and (bfloat16 or what.startswith("prior_"))
     dtype = value.dtype if kept else state_dtype(p)
     if is_sharded(p) and not is_sharded(value) and value.shape == p.shape:
         return sharded_like(value.to(dtype), p)

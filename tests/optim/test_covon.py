@@ -330,6 +330,24 @@ def allocated(work):
 
 
 class TestMemory:
+    def test_multi_tensor_operations_cast_only_a_bucket_to_float32(self, monkeypatch):
+        layers = [nn.Parameter(torch.randn(1200, 1200).bfloat16()) for _ in range(9)]
+        monkeypatch.setattr(multi_tensor, "_LARGEST_PART_CPU", 1200**2)
+        own = {"bfloat16_prior": True, "implementation": "foreach"}
+        optimizer = CoVON.finetuning(layers, lr=1e-4, batch_size=32, **own)
+
+        def iteration():
+            with optimizer.sampled_params():
+                for p in layers:
+                    p.grad = torch.full_like(p, 1e-3)
+            optimizer.step()
+
+        iteration()
+        optimizer.consolidate()
+        iteration()
+        held, peak = allocated(iteration)
+        assert peak - held < 7 * 4 * 1200**2  # temporaries, gradient and prior of a layer
+
     @pytest.mark.parametrize(("implementation", "transient"), [("compiled", 0), ("foreach", 3)])
     def test_what_is_held_and_what_a_step_needs_meanwhile(
         self, implementation, transient, monkeypatch
