@@ -380,10 +380,10 @@ def table(part: str) -> str:
         for title, (after, language) in shown.items():
             row[title] = mean_and_std(pd.Series([c[after][language] for c in curves]), 3)
         row["moved"] = f"{group['moved'].mean():.1f}"
-        if "peak_bytes" in group:
+        if "peak_bytes" in group and group["peak_bytes"].notna().any():
             row["peak, GB"] = f"{group['peak_bytes'].mean() / 1e9:.2f}"
     return (
-        pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
+        pd.DataFrame(rows).fillna("").to_markdown(index=False, disable_numparse=True)
         + f"\n\n{origin(runs.assign(strategy=runs['method']))}"
     )
 
