@@ -81,7 +81,7 @@ def step(
     """
     squared = hess_approx == "gradsq"
     sharded = any(is_sharded(mean) for mean in means)
-    used = samples if averaged or not squared else 0.0  # not converted, if it is not used
+    used = samples if averaged or not squared else 0.0  # nothing to cast to float32
     columns = used, grads, momenta, hessians, prior_means, prior_precisions, step_squares
     begin = 0
     for mean, sample, grad, momentum, hess, m0, s0, squares in _parts(means, *columns):
@@ -98,7 +98,7 @@ def step(
                 torch._foreach_sub_(sample, mean)
                 torch._foreach_mul_(sample, grad)
             excess = torch._foreach_addcmul(hess, sample, precision, value=-1.0)
-        # before the square, might overflow
+        # divided before the square, which might overflow
         ratio = torch._foreach_div(excess, precision) if retraction else ()
         del precision
         torch._foreach_lerp_(momentum, grad, 1 - beta1)  # line 7
