@@ -78,16 +78,18 @@ def save_figure(comparison: Comparison, name: str, file: str, title: str = "") -
 # README ------------------------------------------------------------------------------------
 
 STREAMS = {
-    "PACS": "pacs/forward.jsonl",
-    "PACS, reverse": "pacs/reverse.jsonl",
-    "permuted MNIST": "permuted-mnist-hard/results.jsonl",
-    "permuted digits": "permuted-digits/results.jsonl",
+    "PACS": ("pacs/forward.jsonl",),
+    "PACS, reverse": ("pacs/reverse.jsonl",),
+    "PACS, ViT": ("pacs-vit-all/forward.jsonl", "pacs-vit-all/reverse.jsonl"),
+    "permuted MNIST": ("permuted-mnist-hard/results.jsonl",),
+    "permuted digits": ("permuted-digits/results.jsonl",),
 }
+"""Results of one order, or of several, which are averaged seed by seed."""
 ROWS = {
-    "frozen features: LayUP, mirror images": ("layup-flip",),
-    "frozen features: LayUP, two poolings": ("layup-max",),
-    "frozen features: RanPAC": ("ranpac",),
+    "frozen features: LayUP": ("layup-flip", "layup"),
     "frozen features: ridge": ("ridge",),
+    "RegMean, retrained classifier": ("regmean-slca",),
+    "**CoVON**, retrained classifier": ("covon-slca",),
     "**CoVON + RegMean**": ("covon-inputs",),
     "AdamW + RegMean": ("finetune-regmean",),
     "EWC + RegMean": ("ewc-regmean",),
@@ -95,8 +97,8 @@ ROWS = {
     "CoVON-NoM": ("covon-nom",),
     "EMA of the means": ("ema",),
     "EVCL": ("evcl",),
-    "LwF (Avalanche's)": ("avalanche-lwf",),
-    "EWC (Avalanche's)": ("avalanche-ewc",),
+    "LwF": ("avalanche-lwf", "lwf"),
+    "EWC": ("avalanche-ewc", "ewc"),
     "Ada-Reg": ("ada-reg",),
     "VCL": ("vcl",),
     "fine-tuning": ("finetune",),
@@ -106,12 +108,13 @@ ROWS = {
 
 
 def overview() -> None:
-    """A_T in percent on three streams, mean ± standard deviation over seeds."""
+    """A_T in percent on each stream, mean ± standard deviation over seeds."""
     columns = {}
-    for stream, file in STREAMS.items():
-        runs = load_results(RESULTS / file)
+    for stream, files in STREAMS.items():
+        runs = pd.concat([load_results(RESULTS / file) for file in files])
         runs["A_T"] = 100 * runs["average_accuracy"]
-        accuracy = runs.groupby("strategy")["A_T"].agg(mean_and_std, digits=1)
+        by_seed = runs.groupby(["strategy", "seed"])["A_T"].mean()
+        accuracy = by_seed.groupby("strategy").agg(mean_and_std, digits=1)
         columns[stream] = {
             row: next((accuracy[name] for name in names if name in accuracy), MISSING)
             for row, names in ROWS.items()
