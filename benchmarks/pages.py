@@ -298,7 +298,11 @@ def pacs_vit_all() -> None:
     table["seeds"] = seeds.agg(lambda row: ", ".join(dict.fromkeys(row)), axis=1)
     table = table.loc[means.mean(axis=1).sort_values(ascending=False).index]
     shown = table.replace(["nan", "nan ± nan"], MISSING).fillna(MISSING).reset_index()
-    parts = aligned(shown), origin(runs), searches_table("pacs-vit-all")
+    with figures.style():
+        searched = figures.learning_rates(pd.read_csv(folder / "trials.csv"))
+        write_atomically(ROOT / "docs/pretrained-search.png", figures.rendered(searched, "png"))
+    picture = "![A_T on validation images against the learning rate](pretrained-search.png)"
+    parts = aligned(shown), origin(runs), searches_table("pacs-vit-all"), picture
     write_part("pretrained.md", "pacs-vit-all", *parts)
 
 
