@@ -166,9 +166,10 @@ def provenance(stored: Mapping[str, Any], condition: str = "") -> str:
 # Tables and figures ------------------------------------------------------------------------
 
 
-def compared(file: Path) -> Comparison:
-    """The stored results of a recipe."""
-    (comparison,) = comparisons(load_results(file))
+def compared(file: Path, *strategies: str) -> Comparison:
+    """The stored results of a recipe: of all strategies, or of those named."""
+    runs = load_results(file)
+    (comparison,) = comparisons(runs[runs["strategy"].isin(strategies)] if strategies else runs)
     return comparison
 
 
