@@ -263,8 +263,8 @@ def pacs_vit() -> None:
     """A_T in both orders; tables and, of strategies that differ in kind, figures of each."""
     orders = ("forward", "reverse")
     parts = ["A_T as domain mean, in percent:", across_orders("pacs-vit", orders)]
-    drawn = "joint covon-slca regmean-slca slca finetune ewc covon covon-regmean".split()
-    drawn += "ridge ranpac-adapter duct dualprompt".split()
+    drawn = ["joint", "finetune", "ewc", "covon", "covon-regmean", "covon-slca", "regmean-slca"]
+    drawn += ["slca", "ridge", "ranpac-adapter", "duct", "dualprompt"]
     for order in orders:
         results, file = RESULTS / f"pacs-vit/{order}.jsonl", f"pretrained-{order}"
         comparison, some = compared(results), compared(results, *drawn)
