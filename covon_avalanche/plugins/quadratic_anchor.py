@@ -79,13 +79,9 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
         self.ess = values.get("ess", self.ess)
         size = len(strategy.adapted_dataset)
         self._ess_now = float(size if self.ess is None else self.ess)
-        self.anchor = self._grown_anchor(strategy)
+        first = self._ess_now * self.weight_decay  # precision of new entries
+        self.anchor = grown(self.anchor, strategy.model.named_parameters(), first)
         self._largest = {name: s.max().item() for name, s in self.anchor.precision.items()}
-
-    def _grown_anchor(self, strategy: Any) -> DiagGaussian:
-        """The anchor in the model's shapes; new entries have the first prior."""
-        first = self._ess_now * self.weight_decay
-        return grown(self.anchor, strategy.model.named_parameters(), first)
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """The explicit pull, before the optimizer step."""
@@ -108,7 +104,7 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Take the weights as the anchor, and add the task's importance to the precision."""
         self.anchor = accumulated(
-            self._grown_anchor(strategy),
+            self.anchor,
             strategy.model.named_parameters(),
             self._importance(strategy),
             self.strength * self._ess_now,
