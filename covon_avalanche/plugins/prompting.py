@@ -13,7 +13,7 @@ from covon_avalanche.data_loading.data_parallel import batch_share
 from covon_avalanche.plugins.schedule import (
     SHARED,
     Schedule,
-    apply_shared,
+    apply_values,
     check_schedule,
     scheduled_values,
 )
@@ -60,10 +60,7 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
                 "method of covon_avalanche.prompting"
             )
         check_whole_task(strategy.experience)
-        values = scheduled_values(self.schedule, strategy)
-        apply_shared(strategy, values)
-        for group in strategy.optimizer.param_groups:
-            group["weight_decay"] = values.get("weight_decay", group["weight_decay"])
+        apply_values(strategy, scheduled_values(self.schedule, strategy))
         begin_domain(strategy)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
