@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class DomainHeads(nn.Module):
     """
 
     head: Any
-    """Called with features and the index of a domain; ``blocks`` has the parameters of each."""
+    """``blocks`` has the classifier of each domain."""
     domains: Tensor
     """Number of domains begun."""
 
@@ -37,6 +38,7 @@ class DomainHeads(nn.Module):
         self.width: int = weight.shape[1]
         """Width of the features."""
         self.backbone = _without_last_layer(network)
+        self.head = nn.Module()
         self.register_buffer("domains", torch.zeros((), dtype=torch.int64, device=weight.device))
         self.in_domain = False
         """Whether a training loop has begun the current domain and not finished it."""
@@ -45,13 +47,18 @@ class DomainHeads(nn.Module):
         """Features of shape (batch, width)."""
         return pooled(self.backbone(x))
 
+    @abstractmethod
+    def domain_logits(self, features: Tensor, domain: int) -> Tensor:
+        """Logits of shape (batch, classes) by a domain's classifier."""
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits of shape (batch, classes)."""
         features, known = self.features(x), max(1, int(self.domains))
         with torch.autocast(x.device.type, enabled=False):
             if self.training:
-                return self.head(features.float(), known - 1)
-            return torch.stack([self.head(features.float(), t) for t in range(known)]).amax(0)
+                return self.domain_logits(features.float(), known - 1)
+            logits = [self.domain_logits(features.float(), t) for t in range(known)]
+            return torch.stack(logits).amax(0)
 
     def begin_domain(self) -> None:
         """Begin a domain, whose classifier alone is trained.

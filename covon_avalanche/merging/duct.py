@@ -16,39 +16,16 @@ from covon_avalanche.merging.transport import transport_plan
 from covon_avalanche.posterior.fisher import in_mode
 
 
-class CosineHead(nn.Module):
-    """A cosine classifier for each domain: ``scale * cos(features, weight)``.
-
-    The scale is learned and shared by all domains. Each domain's weights are a parameter of their
-    own, so that no optimizer changes those of other domains.
-
-    :param width: of the features.
-    :param num_classes: classes of each domain.
-    :param num_domains: number of domains.
-    """
-
-    def __init__(self, width: int, num_classes: int, num_domains: int) -> None:
-        super().__init__()
-        self.blocks = nn.ParameterList(
-            nn.Linear(width, num_classes, bias=False).weight for _ in range(num_domains)
-        )
-        self.scale = nn.Parameter(self.blocks[0].new_ones(()))
-
-    def forward(self, features: Tensor, domain: int) -> Tensor:
-        """Logits of shape (batch, classes) by a domain's weights."""
-        directions = F.normalize(self.blocks[domain])
-        return self.scale * F.linear(F.normalize(features), directions)
-
-
 class DUCT(DomainHeads):
     """A network for DUCT: a backbone that is merged after each domain, and a classifier per domain.
 
     Zhou et al., "Dual Consolidation for Pre-Trained Model-Based Domain-Incremental Learning" (CVPR
     2025), as in the authors' released experiments, which give all domains the same weight.
 
-    Each domain fine-tunes the pretrained backbone ``θ0`` and its own classifier, with a scale that
-    begins at 1. Then the backbones are merged, ``θ = θ0 + Σ alpha (θ_t - θ0)`` over the domains so
-    far (task arithmetic), and the domain's classifier is trained again on the merged backbone.
+    Each domain fine-tunes the pretrained backbone ``θ0`` and its own classifier, ``scale *
+    cos(features, weight)``, with a scale that all domains share and that begins at 1. Then the
+    backbones are merged, ``θ = θ0 + Σ alpha (θ_t - θ0)`` over the domains so far (task arithmetic),
+    and the domain's classifier is trained again on the merged backbone.
 
     Without Avalanche, for each domain, call :meth:`begin_domain`, train, and then call
     :meth:`merge_backbone`, :meth:`retrain_classifier` and, optionally, :meth:`transport`.
@@ -76,7 +53,11 @@ class DUCT(DomainHeads):
         weight = classifier(network).weight
         super().__init__(network, num_classes, num_domains)
         self.alpha = alpha
-        self.head = CosineHead(self.width, num_classes, num_domains).to(weight)
+        self.head.blocks = nn.ParameterList(  # so that no optimizer changes those of other domains
+            nn.Linear(self.width, num_classes, bias=False).weight for _ in range(num_domains)
+        )
+        self.head.scale = nn.Parameter(self.head.blocks[0].new_ones(()))
+        self.head.to(weight)
         self.register_buffer("pretrained", _flat(_state(self.backbone)))
         self.register_buffer("change", torch.zeros_like(_flat(list(self.backbone.parameters()))))
         shape = num_domains, num_classes, self.width
@@ -88,6 +69,11 @@ class DUCT(DomainHeads):
         """``Σ alpha (θ_t - θ0)``."""
         self.class_means: Tensor | None
         """In the pretrained feature space, NaN for classes that a domain lacks."""
+
+    def domain_logits(self, features: Tensor, domain: int) -> Tensor:
+        directions = F.normalize(self.head.blocks[domain])
+        logits: Tensor = self.head.scale * F.linear(F.normalize(features), directions)
+        return logits
 
     @torch.no_grad()
     def begin_domain(self) -> None:
@@ -125,7 +111,7 @@ class DUCT(DomainHeads):
                 with torch.no_grad():
                     features = self.features(x).float()
                 with torch.autocast(x.device.type, enabled=False):
-                    loss = F.cross_entropy(self.head(features, domain), y)
+                    loss = F.cross_entropy(self.domain_logits(features, domain), y)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

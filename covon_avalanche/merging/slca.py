@@ -7,37 +7,24 @@ from torch import Tensor, nn
 from covon_avalanche.merging.domain_heads import DomainHeads
 
 
-class LinearHeads(nn.Module):
-    """A linear classifier for each domain, with weights of standard deviation 0.02.
-
-    :param width: of the features.
-    :param num_classes: classes of each domain.
-    :param num_domains: number of domains.
-    """
-
-    def __init__(self, width: int, num_classes: int, num_domains: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(width, num_classes) for _ in range(num_domains))
-        for name, p in self.named_parameters():
-            nn.init.zeros_(p) if name.endswith("bias") else nn.init.trunc_normal_(p, std=0.02)
-
-    def forward(self, features: Tensor, domain: int) -> Tensor:
-        """Logits of shape (batch, classes) by a domain's classifier."""
-        logits: Tensor = self.blocks[domain](features)
-        return logits
-
-
 class SLCA(DomainHeads):
     """A network for SLCA: one backbone for all domains, and a classifier for each.
 
     Zhang et al., "SLCA: Slow Learner with Classifier Alignment for Continual Learning on a
     Pre-trained Model" (ICCV 2023), whose classes of a new task have weights of their own, also
     where they are the classes of earlier domains. :class:`covon_avalanche.plugins.SLCAPlugin`
-    trains it.
+    trains it. The classifiers are linear, with weights of standard deviation 0.02 at first.
 
     See :class:`DomainHeads` for the parameters.
     """
 
     def __init__(self, network: nn.Module, num_classes: int, num_domains: int) -> None:
         super().__init__(network, num_classes, num_domains)
-        self.head = LinearHeads(self.width, num_classes, num_domains).to(self.domains.device)
+        blocks = nn.ModuleList(nn.Linear(self.width, num_classes) for _ in range(num_domains))
+        for name, p in blocks.named_parameters():
+            nn.init.zeros_(p) if name.endswith("bias") else nn.init.trunc_normal_(p, std=0.02)
+        self.head.blocks = blocks.to(self.domains.device)
+
+    def domain_logits(self, features: Tensor, domain: int) -> Tensor:
+        logits: Tensor = self.head.blocks[domain](features)
+        return logits

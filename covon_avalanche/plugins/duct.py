@@ -10,6 +10,7 @@ from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.merging import DUCT, update_batch_norm
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins.task_loader import (
+    begin_domain,
     check_whole_task,
     dataset_features,
     task_autocast,
@@ -73,14 +74,10 @@ class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[c
                 "DUCT trains each domain from the pretrained weights, without a prior: use an "
                 f"optimizer without a posterior, got {type(strategy.optimizer).__name__}"
             )
-        if strategy.model.in_domain:  # its training was interrupted
-            strategy.model.domains -= 1
-        strategy.model.begin_domain()
-        strategy.model.in_domain = True
+        begin_domain(strategy)
         if strategy.model.class_means is not None:
             data, features_of = strategy.experience.dataset, strategy.model.features
             strategy.model.keep_class_means(*dataset_features(data, strategy, features_of))
-        strategy.optimizer.state.clear()
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Merge the backbone and retrain the classifier."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from covon_avalanche.checks import check_positive
 from covon_avalanche.plugins.posterior import VCLPlugin
-from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.task_loader import task_loader
 from covon_avalanche.posterior.fisher import squared_example_gradients
 
@@ -23,22 +22,12 @@ class EVCLPlugin(VCLPlugin, supports_distributed=True):  # type: ignore[call-arg
     back-propagated, and F is zero.) Task identities are used for multi-head models only.
     """
 
-    def __init__(
-        self,
-        *,
-        strength: float = 1.0,
-        schedule: Schedule | None = None,
-        eval_samples: int = 0,
-        eval_temperature: float = 1.0,
-    ) -> None:
+    def __init__(self, *, strength: float = 1.0, **options: Any) -> None:
         """
         :param strength: weight of the penalty.
-
-        See :class:`PosteriorPlugin` for the others.
+        :param options: see :class:`PosteriorPlugin`.
         """
-        super().__init__(
-            schedule=schedule, eval_samples=eval_samples, eval_temperature=eval_temperature
-        )
+        super().__init__(**options)
         check_positive("strength", strength, zero=True)
         self.strength = strength
 

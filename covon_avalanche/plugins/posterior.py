@@ -18,7 +18,7 @@ from covon_avalanche.optim import BayesByBackprop, PosteriorOptimizer
 from covon_avalanche.plugins.schedule import (
     SHARED,
     Schedule,
-    apply_shared,
+    apply_values,
     check_schedule,
     scheduled_values,
 )
@@ -107,7 +107,11 @@ class PosteriorPlugin(SupervisedPlugin):
         if self.consolidate_every is None:
             check_whole_task(strategy.experience)
         # Before the states, because the prior of new rows depends on the task's settings.
-        self._set(strategy, self._settings(strategy))
+        values = self._settings(strategy)
+        own = {key: value for key, value in values.items() if key not in SHARED}
+        for group in strategy.optimizer.param_groups:
+            strategy.optimizer.check_group({**group, **own})
+        apply_values(strategy, values)
         self._restore_states(strategy)
 
     def _settings(self, strategy: Any) -> Mapping[str, Any]:
@@ -129,14 +133,6 @@ class PosteriorPlugin(SupervisedPlugin):
         for group in optimizer.param_groups:  # Avalanche replaces the parameters, not their names
             if "param_names" in group and all(p in names for p in group["params"]):
                 group["param_names"] = [names[p] for p in group["params"]]
-
-    def _set(self, strategy: Any, values: Mapping[str, Any]) -> None:
-        own = {key: value for key, value in values.items() if key not in SHARED}
-        for group in strategy.optimizer.param_groups:
-            strategy.optimizer.check_group({**group, **own})
-        apply_shared(strategy, values)
-        for group in strategy.optimizer.param_groups:
-            group.update(own)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, unless that of the step is in place already."""

@@ -10,15 +10,14 @@ from avalanche.training.plugins import SupervisedPlugin
 
 from covon_avalanche.checks import check_positive
 from covon_avalanche.data_loading.data_parallel import batch_share
-from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins.schedule import (
     SHARED,
     Schedule,
-    apply_shared,
+    apply_values,
     check_schedule,
     scheduled_values,
 )
-from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
+from covon_avalanche.plugins.task_loader import begin_domain, check_whole_task, task_loader
 from covon_avalanche.prompting import PromptModel
 
 
@@ -61,16 +60,8 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
                 "method of covon_avalanche.prompting"
             )
         check_whole_task(strategy.experience)
-        values = scheduled_values(self.schedule, strategy)
-        apply_shared(strategy, values)
-        for group in strategy.optimizer.param_groups:
-            group["weight_decay"] = values.get("weight_decay", group["weight_decay"])
-        if strategy.model.in_domain:  # it was interrupted
-            strategy.model.domains -= 1
-        strategy.model.begin_domain()
-        strategy.model.in_domain = True
-        if not isinstance(strategy.optimizer, PosteriorOptimizer):
-            strategy.optimizer.state.clear()
+        apply_values(strategy, scheduled_values(self.schedule, strategy))
+        begin_domain(strategy)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Tell the model its share of the batch, where several processes have one."""

@@ -12,7 +12,7 @@ from covon_avalanche.checks import check_positive
 from covon_avalanche.optim.quadratic_anchor import accumulated, check_finite, grown, pull_
 from covon_avalanche.plugins.schedule import (
     Schedule,
-    apply_shared,
+    apply_values,
     check_schedule,
     scheduled_values,
 )
@@ -72,20 +72,17 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Apply the schedule, set this task's ``ess``, and extend the anchor if the model grew."""
         check_whole_task(strategy.experience)
-        values = scheduled_values(self.schedule, strategy)
-        if "ess" in values:
-            check_positive("ess", values["ess"])
-        apply_shared(strategy, values)
-        self.ess = values.get("ess", self.ess)
+        values = dict(scheduled_values(self.schedule, strategy))
+        ess = values.pop("ess", self.ess)
+        if ess is not None:
+            check_positive("ess", ess)
+        apply_values(strategy, values)
+        self.ess = ess
         size = len(strategy.adapted_dataset)
         self._ess_now = float(size if self.ess is None else self.ess)
-        self.anchor = self._grown_anchor(strategy)
+        first = self._ess_now * self.weight_decay  # precision of new entries
+        self.anchor = grown(self.anchor, strategy.model.named_parameters(), first)
         self._largest = {name: s.max().item() for name, s in self.anchor.precision.items()}
-
-    def _grown_anchor(self, strategy: Any) -> DiagGaussian:
-        """The anchor in the model's shapes; new entries have the first prior."""
-        first = self._ess_now * self.weight_decay
-        return grown(self.anchor, strategy.model.named_parameters(), first)
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """The explicit pull, before the optimizer step."""
@@ -108,7 +105,7 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Take the weights as the anchor, and add the task's importance to the precision."""
         self.anchor = accumulated(
-            self._grown_anchor(strategy),
+            self.anchor,
             strategy.model.named_parameters(),
             self._importance(strategy),
             self.strength * self._ess_now,

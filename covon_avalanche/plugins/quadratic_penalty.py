@@ -64,7 +64,12 @@ class PathPlugin(QuadraticPenaltyPlugin):
         super().__init__(factor)
         self._step: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         """Parameters, their gradients and their values before a step."""
+        self._start: dict[str, Tensor] = {}  # weights where the path begins
         self._path: dict[str, Tensor] = {}
+
+    def _begin_path(self, strategy: Any) -> None:
+        self._start = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
+        self._path = {n: torch.zeros_like(p) for n, p in self._start.items()}
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Copy the gradient of the loss and the weights, then add the penalty's gradient."""

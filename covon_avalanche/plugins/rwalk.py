@@ -52,7 +52,6 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
         self.scores: dict[str, Tensor] = {}
         """``s`` by parameter name; empty before the end of the first task."""
         self._new: dict[str, Tensor] = {}  # s'
-        self._begin: dict[str, Tensor] = {}  # weights at the beginning of the window
         self._squares: dict[str, Tensor] = {}
         self._steps = 0  # in the window
 
@@ -68,9 +67,8 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
         self._open_window(strategy)
 
     def _open_window(self, strategy: Any) -> None:
-        self._begin = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
-        self._path = {n: torch.zeros_like(p) for n, p in self._begin.items()}
-        self._squares = {n: torch.zeros_like(p) for n, p in self._begin.items()}
+        self._begin_path(strategy)
+        self._squares = {n: torch.zeros_like(p) for n, p in self._start.items()}
         self._steps = 0
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
@@ -92,7 +90,7 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
             for name, f in found.items()
         }
         for name, p in strategy.model.named_parameters():
-            distance = self.fisher[name] * (p - self._begin[name]).square()
+            distance = self.fisher[name] * (p - self._start[name]).square()
             self._new[name] += (self._path[name] / (distance + _DAMPING)).relu()
         self._open_window(strategy)
 
@@ -102,7 +100,7 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
         self.scores = {n: (self.scores[n] + s) / 2 for n, s in new.items()} if self.scores else new
         parts = [_of_largest(self.fisher), _of_largest(self.scores)]
         weights = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
-        self._new, self._begin, self._path, self._squares = {}, {}, {}, {}
+        self._new, self._start, self._path, self._squares = {}, {}, {}, {}
         return DiagGaussian(weights, {n: parts[0][n] + parts[1][n] for n in weights})
 
 

@@ -39,8 +39,9 @@ def scheduled_values(schedule: Schedule | None, strategy: Any) -> Values:
     return schedule[experience] if schedule and experience < len(schedule) else {}
 
 
-def apply_shared(strategy: Any, values: Values) -> None:
-    """Set the number of epochs, and the learning rate of all groups and LR schedulers, if given.
+def apply_values(strategy: Any, values: Mapping[str, Any]) -> None:
+    """Set the number of epochs, and all other values in the groups of the optimizer; the learning
+    rate in LR schedulers, too.
 
     A torch scheduler scales the ``base_lrs`` it was constructed with, and Avalanche's
     ``LRSchedulerPlugin`` resets the groups to them after each experience. As after that
@@ -48,19 +49,16 @@ def apply_shared(strategy: Any, values: Values) -> None:
 
     :raises ValueError: naming value and rule, before anything is set.
     """
-    lr = values.get("lr")
-    if lr is not None:
-        check_positive("lr", lr, zero=True)
+    for name in {"lr", "weight_decay"} & values.keys():
+        check_positive(name, values[name], zero=True)
     if "epochs" in values:
         check_whole("epochs", values["epochs"])
         strategy.train_epochs = values["epochs"]
-    if lr is None:
-        return
     for group in strategy.optimizer.param_groups:
-        group["lr"] = lr
-        if "initial_lr" in group:
-            group["initial_lr"] = lr
+        group.update({name: value for name, value in values.items() if name != "epochs"})
+        if "lr" in values and "initial_lr" in group:
+            group["initial_lr"] = values["lr"]
     for plugin in strategy.plugins:
-        if isinstance(plugin, LRSchedulerPlugin):
+        if "lr" in values and isinstance(plugin, LRSchedulerPlugin):
             for scheduler in (plugin.scheduler, *getattr(plugin.scheduler, "_schedulers", ())):
-                scheduler.base_lrs = [lr for _ in strategy.optimizer.param_groups]
+                scheduler.base_lrs = [values["lr"] for _ in strategy.optimizer.param_groups]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from covon_avalanche.checks import check_positive
 from covon_avalanche.plugins.quadratic_penalty import PathPlugin
 from covon_avalanche.posterior.gaussian import DiagGaussian
@@ -38,13 +35,11 @@ class SIPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-arg]
         check_positive("xi", xi)
         super().__init__(si_lambda)
         self.xi = xi
-        self._start: dict[str, Tensor] = {}  # weights at the start of the task
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Begin the path of the task."""
         super().before_training_exp(strategy, **kwargs)
-        self._start = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
-        self._path = {n: torch.zeros_like(p) for n, p in self._start.items()}
+        self._begin_path(strategy)
 
     def _consolidated(self, strategy: Any) -> DiagGaussian:
         weights = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}

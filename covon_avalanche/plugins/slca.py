@@ -12,7 +12,7 @@ from covon_avalanche.merging.alignment import Layer
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins.classifier_alignment import ClassifierAlignmentPlugin
 from covon_avalanche.plugins.merge import merge_task
-from covon_avalanche.plugins.task_loader import check_whole_task, dataset_features
+from covon_avalanche.plugins.task_loader import begin_domain, check_whole_task, dataset_features
 
 
 class SLCAPlugin(ClassifierAlignmentPlugin):
@@ -83,11 +83,7 @@ class SLCAPlugin(ClassifierAlignmentPlugin):
                 "SLCA trains without a prior: use an optimizer without a posterior, got "
                 f"{type(strategy.optimizer).__name__}"
             )
-        if model.in_domain:  # its training was interrupted
-            model.domains -= 1
-        model.begin_domain()
-        model.in_domain = True
-        strategy.optimizer.state.clear()
+        begin_domain(strategy)
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Merge, if there is a rule, summarise the domain, and align the classifiers."""

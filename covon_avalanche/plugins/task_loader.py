@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from covon_avalanche.data_loading import rows_of
 from covon_avalanche.last_layer import penultimate_features
+from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.posterior.fisher import in_mode
 
 SECOND_MOMENTS_MB_SIZE = 64
@@ -38,6 +39,18 @@ def check_one_head(plugin: Any, model: Any, advice: str = "") -> None:
             f"{type(plugin).__name__} needs one head for all tasks, got {type(model).__name__}"
             f"{advice}"
         )
+
+
+def begin_domain(strategy: Any) -> None:
+    """Begin a domain of a model that counts them, in place of one whose training was interrupted,
+    with a new state of the optimizer, unless that is a posterior."""
+    model = strategy.model
+    if model.in_domain:
+        model.domains -= 1
+    model.begin_domain()
+    model.in_domain = True
+    if not isinstance(strategy.optimizer, PosteriorOptimizer):
+        strategy.optimizer.state.clear()
 
 
 def task_autocast(strategy: Any) -> AbstractContextManager[Any]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from covon_avalanche.checks import check_fraction, check_whole
 from covon_avalanche.plugins.posterior import VCLPlugin
-from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.posterior.gaussian import DiagGaussian, pool
 
 
@@ -37,9 +36,7 @@ class TDVCLPlugin(VCLPlugin, supports_distributed=True):  # type: ignore[call-ar
         replay_tasks: int = 2,
         replay_examples: int = 200,
         replay_mb_size: int = 64,
-        schedule: Schedule | None = None,
-        eval_samples: int = 0,
-        eval_temperature: float = 1.0,
+        **options: Any,
     ) -> None:
         """
         :param n_steps: past posteriors to use; 1 without replay is VCL.
@@ -49,12 +46,9 @@ class TDVCLPlugin(VCLPlugin, supports_distributed=True):  # type: ignore[call-ar
         :param replay_examples: examples stored per task, drawn at random, after one application
             of the training transform.
         :param replay_mb_size: stored examples per task in a step.
-
-        See :class:`PosteriorPlugin` for the others.
+        :param options: see :class:`PosteriorPlugin`.
         """
-        super().__init__(
-            schedule=schedule, eval_samples=eval_samples, eval_temperature=eval_temperature
-        )
+        super().__init__(**options)
         check_whole("n_steps", n_steps)
         check_whole("replay_mb_size", replay_mb_size)
         check_whole("replay_tasks", replay_tasks, least=0)

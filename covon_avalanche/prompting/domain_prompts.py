@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_whole
@@ -43,15 +44,46 @@ class DomainPrompts(PromptModel):
         self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
         self.selector.to(self.prompts[0])
 
-    def take_heads(self) -> nn.ModuleList:
-        """Replace the shared head by a copy for each domain, and return the copies."""
-        heads = nn.ModuleList(copy.deepcopy(self.head) for _ in range(self.num_domains))
-        del self.head
-        return heads
+    def new_contexts(self, network: nn.Module, length: int, n: int) -> nn.ParameterList:
+        """Token embeddings before class names, normal with standard deviation 0.02; to be called
+        before the constructor of this class.
+
+        :param length: tokens of a context.
+        :param n: number of contexts.
+        :raises ValueError: for a network without text tower.
+        """
+        text: Any = getattr(network, "text", None)
+        if text is None:
+            raise ValueError(
+                f"{type(self).__name__} needs a CLIP with its text tower: create it with "
+                "create_backbone(name, num_classes, class_names=...) and a backbone of open_clip, "
+                f"got {type(network).__name__}"
+            )
+        check_whole("context", length)
+        like = next(network.parameters())
+        shape = length, text.width
+        return nn.ParameterList(
+            like.new_empty(shape, dtype=torch.float32).normal_(std=0.02) for _ in range(n)
+        )
+
+    def text_logits(self, features: Tensor, context: Tensor) -> Tensor:
+        """Scaled cosines of image features and the names of the classes behind a context."""
+        text: Any = self.vit.network.text
+        classes = F.normalize(text(context), dim=-1)
+        logits: Tensor = text.scale * F.normalize(features, dim=-1) @ classes.T
+        return logits
+
+    def image_features(self, x: Tensor, domain: int) -> Tensor:
+        """Features of shape (batch, width), with the prompts of a domain."""
+        return self.vit(x, self.prompts[domain])
 
     @abstractmethod
+    def classify(self, features: Tensor, domain: int) -> Tensor:
+        """Logits of features, by a domain's classifier."""
+
     def domain_logits(self, x: Tensor, domain: int) -> Tensor:
         """Logits with the parameters of a domain."""
+        return self.classify(self.image_features(x, domain), domain)
 
     def training_logits(self, x: Tensor) -> Tensor:
         return self.domain_logits(x, self.domain)

@@ -94,10 +94,8 @@ class HEDP(DomainMixture):
         self.auxiliary_loss = self.regularisation * (border + off_target)
         return logits
 
-    def domain_distances(self, features: Tensor) -> Tensor:
-        return self.selector.distances(features, 1 if self.distance == "l1" else 2)
-
-    def mixed(self, logits: Tensor, distances: Tensor) -> Tensor:
+    def mixed(self, logits: Tensor, features: Tensor) -> Tensor:
+        distances = self.selector.distances(features, 1 if self.distance == "l1" else 2)
         of_energy, of_distance = self.temperatures
         scores = -self.energies(logits) / of_energy - distances / of_distance
         return (scores.softmax(1)[..., None] * logits).sum(1)

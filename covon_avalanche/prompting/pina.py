@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
-from covon_avalanche.prompting.text_classifier import new_contexts, text_logits
 
 AdapterInit = Literal["xavier", "zeros"]
 
@@ -68,7 +67,7 @@ class PINA(DomainPrompts):
         context: int | None = None,
     ) -> None:
         check_choice("adapter", adapter, ("shallow", "deep"))
-        contexts = None if context is None else new_contexts(self, network, context, 1)
+        contexts = None if context is None else self.new_contexts(network, context, 1)
         super().__init__(network, num_domains, prompts=prompts, centres=centres)
         self.context = None if contexts is None else contexts[0]
         if self.context is not None:
@@ -91,17 +90,17 @@ class PINA(DomainPrompts):
             own = self.head.parameters() if self.context is None else [self.context]
         return [self.prompts[self.domain], *own]
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Logits of features, by the classifier of the first domain."""
-        if self.context is None:
-            return self.head(features)
-        return text_logits(self.vit.network, features, self.context)
-
-    def domain_logits(self, x: Tensor, domain: int) -> Tensor:
+    def image_features(self, x: Tensor, domain: int) -> Tensor:
         adapters: Any = self.adapters[domain - 1] if domain > 0 else []
         if self.adapter == "deep":
-            return self.classify(self.vit(x, self.prompts[domain], adapters=adapters))
+            return self.vit(x, self.prompts[domain], adapters=adapters)
         features = self.vit(x, self.prompts[domain])
         for adapter in adapters:
             features = features + adapter(features)
-        return self.classify(features)
+        return features
+
+    def classify(self, features: Tensor, domain: int) -> Tensor:
+        """Logits of features, by the classifier of the first domain."""
+        if self.context is None:
+            return self.head(features)
+        return self.text_logits(features, self.context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,6 @@ Prefix = Sequence[Tensor]
 Adapter = Callable[[Tensor], Tensor]
 """Maps tokens of shape (batch, tokens, width) to what is added to them."""
 Adapters = Sequence[Adapter] | nn.ModuleList
-
-_MOST_QUERIES = 2**15
 
 
 class PromptedViT(nn.Module):
@@ -50,11 +48,6 @@ class PromptedViT(nn.Module):
         """Width of a token."""
         self.feature_width: int = self._tower.feature_width
         """Width of the returned features; CLIP projects them."""
-        self._queries: dict[tuple[Any, ...], Tensor] = {}  # the oldest first
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without kept features: the version counters of a copy's parameters restart."""
-        return {**self.__dict__, "_queries": {}}
 
     def existing_layers(self, layers: Iterable[int]) -> tuple[int, ...]:
         """The requested layers that the network has, counted from 0, in ascending order.
@@ -74,43 +67,10 @@ class PromptedViT(nn.Module):
         """Stay in evaluation mode."""
         return super().train(False)
 
+    @torch.no_grad()
     def query(self, x: Tensor) -> Tensor:
-        """Features without prompts, in float32, by which domains and prompts are selected.
-
-        Without gradients, features of the last 32,768 images are kept by batch, because repeated
-        evaluations and posterior samples see the same batches again. Training batches are
-        shuffled, and rounding depends on the batch: with kept features a resumed run would differ.
-        """
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                return self(x).float()
-        key = self._query_key(x)
-        features = self._queries.pop(key, None)
-        if features is None:
-            features = self(x).float()
-        self._queries[key] = features
-        while len(self._queries) * len(x) > _MOST_QUERIES:
-            del self._queries[next(iter(self._queries))]
-        return features
-
-    def _query_key(self, x: Tensor) -> tuple[Any, ...]:
-        """A 64-bit hash of each image, and what else features depend on."""
-        bits = x.float().flatten(1).contiguous().view(torch.int32).long()
-        generator = torch.Generator().manual_seed(0)
-        factors = torch.randint(2**62, bits.shape[1:], generator=generator, device="cpu")
-        p = next(self.network.parameters())
-        changes = sum(p._version for p in self.network.parameters())
-        device = x.device.type
-        autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-        return (
-            x.shape,
-            x.dtype,
-            p.dtype,
-            p.device,
-            changes,
-            autocast,
-            *((bits * factors.to(x.device)).sum(1).tolist()),
-        )
+        """Features without prompts, in float32, by which domains and prompts are selected."""
+        return self(x).float()
 
     def forward(
         self,

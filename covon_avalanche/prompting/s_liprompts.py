@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_positive
-from covon_avalanche.prompting.domain_prompts import DomainPrompts
+from covon_avalanche.prompting.s_prompts import SPrompts
 from covon_avalanche.prompting.selectors import NearestCentre
-from covon_avalanche.prompting.text_classifier import new_contexts, text_logits
 
 
-class SLiPrompts(DomainPrompts):
+class SLiPrompts(SPrompts):
     """S-liPrompts (Wang et al., "S-Prompts Learning with Pre-trained Transformers: An Occam's Razor
     for Domain Incremental Learning", NeurIPS 2022).
 
@@ -31,8 +30,6 @@ class SLiPrompts(DomainPrompts):
     See :class:`DomainPrompts` for the other parameters.
     """
 
-    selector: NearestCentre
-
     def __init__(
         self,
         network: nn.Module,
@@ -42,18 +39,7 @@ class SLiPrompts(DomainPrompts):
         context: int = 16,
         centres: int = 5,
     ) -> None:
-        contexts = new_contexts(self, network, context, num_domains)
-        super().__init__(network, num_domains, prompts=prompts, centres=centres)
-        del self.head
-        self.contexts = contexts
-
-    def domain_logits(self, x: Tensor, domain: int) -> Tensor:
-        features = self.image_features(x, domain)
-        return text_logits(self.vit.network, features, self.contexts[domain])
-
-    def image_features(self, x: Tensor, domain: int) -> Tensor:
-        """Features of shape (batch, width), with the visual prompts of a domain."""
-        return self.vit(x, self.prompts[domain])
+        super().__init__(network, num_domains, prompts=prompts, centres=centres, context=context)
 
 
 class DomainMixture(SLiPrompts):
@@ -62,26 +48,23 @@ class DomainMixture(SLiPrompts):
     They need one forward pass per domain and image. See :class:`SLiPrompts` for the parameters.
     """
 
-    @abstractmethod
-    def domain_distances(self, features: Tensor) -> Tensor:
-        """Distances of the frozen network's features to each learned domain's nearest centre, of
-        shape (batch, domains)."""
+    selector: NearestCentre
+    contexts: nn.ParameterList
 
     @abstractmethod
-    def mixed(self, logits: Tensor, distances: Tensor) -> Tensor:
+    def mixed(self, logits: Tensor, features: Tensor) -> Tensor:
         """Outputs of shape (batch, classes).
 
-        :param logits: with each domain's prompts, of shape (batch, domains, classes).
-        :param distances: to each domain's nearest centre, of shape (batch, domains).
+        :param logits: with each learned domain's prompts, of shape (batch, domains, classes).
+        :param features: of the frozen network, of shape (batch, width).
         """
 
     def predicted_logits(self, x: Tensor) -> Tensor:
-        if self.selector.learned == 0:
+        domains = range(self.selector.learned)
+        if not domains:
             return super().predicted_logits(x)
-        distances = self.domain_distances(self.vit.query(x))
-        domains = range(distances.shape[1])
         logits = torch.stack([self.domain_logits(x, domain) for domain in domains], 1).float()
-        return self.mixed(logits, distances)
+        return self.mixed(logits, self.vit.query(x))
 
 
 class SLiPromptsMixture(DomainMixture):
@@ -104,9 +87,7 @@ class SLiPromptsMixture(DomainMixture):
         super().__init__(network, num_domains, **options)
         self.temperature = temperature
 
-    def domain_distances(self, features: Tensor) -> Tensor:
-        return self.selector.cosine_distances(features)
-
-    def mixed(self, logits: Tensor, distances: Tensor) -> Tensor:
+    def mixed(self, logits: Tensor, features: Tensor) -> Tensor:
+        distances = self.selector.cosine_distances(features)
         weights = (-distances / self.temperature).log_softmax(1)
         return (logits.log_softmax(-1) + weights[..., None]).logsumexp(1)

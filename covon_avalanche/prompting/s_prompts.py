@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from torch import Tensor, nn
 
 from covon_avalanche.prompting.domain_prompts import DomainPrompts
@@ -16,14 +18,28 @@ class SPrompts(DomainPrompts):
     centres are computed from images with the evaluation transform (the authors': with the training
     transform).
 
-    See :class:`DomainPrompts` for the parameters.
+    :param context: see :class:`SLiPrompts`; ``None``: linear heads.
+
+    See :class:`DomainPrompts` for the other parameters.
     """
 
     def __init__(
-        self, network: nn.Module, num_domains: int, *, prompts: int = 10, centres: int = 5
+        self,
+        network: nn.Module,
+        num_domains: int,
+        *,
+        prompts: int = 10,
+        centres: int = 5,
+        context: int | None = None,
     ) -> None:
+        contexts = None if context is None else self.new_contexts(network, context, num_domains)
         super().__init__(network, num_domains, prompts=prompts, centres=centres)
-        self.heads = self.take_heads()
+        self.contexts = contexts
+        if contexts is None:
+            self.heads = nn.ModuleList(copy.deepcopy(self.head) for _ in range(num_domains))
+        del self.head
 
-    def domain_logits(self, x: Tensor, domain: int) -> Tensor:
-        return self.heads[domain](self.vit(x, self.prompts[domain]))
+    def classify(self, features: Tensor, domain: int) -> Tensor:
+        if self.contexts is None:
+            return self.heads[domain](features)
+        return self.text_logits(features, self.contexts[domain])

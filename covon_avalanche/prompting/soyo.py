@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
-from covon_avalanche.prompting.domain_prompts import DomainPrompts
 from covon_avalanche.prompting.pina import AdapterInit, LinearAdapter
+from covon_avalanche.prompting.s_prompts import SPrompts
 from covon_avalanche.prompting.selectors import MixtureSelector
-from covon_avalanche.prompting.text_classifier import new_contexts, text_logits
 
 
-class SOYO(DomainPrompts):
+class SOYO(SPrompts):
     """SOYO (Wang et al., "Boosting Domain Incremental Learning: Selecting the Optimal Parameters is
     All You Need", CVPR 2025), as in the authors' code.
 
@@ -34,12 +31,8 @@ class SOYO(DomainPrompts):
         adapter_init: AdapterInit = "xavier",
         context: int | None = None,
     ) -> None:
-        texts = None if context is None else new_contexts(self, network, context, num_domains)
-        super().__init__(network, num_domains, prompts=prompts)
+        super().__init__(network, num_domains, prompts=prompts, context=context)
         self.selector = MixtureSelector(self.vit.feature_width, num_domains)
-        heads = self.take_heads()
-        self.heads: Any = heads if texts is None else None
-        self.contexts: nn.ParameterList | None = texts
         self.adapters = nn.ModuleList(
             nn.ModuleList(
                 LinearAdapter(self.vit.width, bottleneck, adapter_init)
@@ -50,9 +43,5 @@ class SOYO(DomainPrompts):
         for added in (self.selector, self.adapters):
             added.to(self.prompts[0])
 
-    def domain_logits(self, x: Tensor, domain: int) -> Tensor:
-        features = self.vit(x, self.prompts[domain], adapters=self.adapters[domain])
-        if self.contexts is not None:
-            return text_logits(self.vit.network, features, self.contexts[domain])
-        logits: Tensor = self.heads[domain](features)
-        return logits
+    def image_features(self, x: Tensor, domain: int) -> Tensor:
+        return self.vit(x, self.prompts[domain], adapters=self.adapters[domain])

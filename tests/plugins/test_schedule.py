@@ -1,7 +1,12 @@
 """Per-experience hyperparameters."""
 
 import pytest
-from toys import Watch, make_strategy, toy_benchmark, toy_model
+import torch
+from toy_vits import toy_image_benchmark, toy_vit
+from toys import Watch, make_naive, make_strategy, toy_benchmark, toy_model
+
+from covon_avalanche.plugins import PromptPlugin
+from covon_avalanche.prompting import SPrompts
 
 
 def test_values_apply_from_their_experience_on():
@@ -22,6 +27,18 @@ def test_values_apply_from_their_experience_on():
     assert [g["ess"] for g in groups] == [50, 50, 50]
     assert [g["lr"] for g in groups] == [0.02, 0.02, 0.02]
     assert epochs == [1, 3, 3]
+
+
+def test_prompts_train_with_any_optimizer_and_a_weight_decay_that_is_not_negative():
+    model = SPrompts(toy_vit(), 2)
+    optimizer = torch.optim.Rprop(model.parameters(), lr=1e-3)  # has no weight decay
+    bad = PromptPlugin(schedule=[{}, {"lr": 0.5, "weight_decay": -0.1}])
+    strategy = make_naive(model, optimizer, bad, train_mb_size=24)
+    benchmark = toy_image_benchmark(2)
+    strategy.train(benchmark.train_stream[0])
+    with pytest.raises(ValueError, match=r"weight_decay must be >= 0 .* got -0\.1"):
+        strategy.train(benchmark.train_stream[1])
+    assert optimizer.param_groups[0]["lr"] == 1e-3
 
 
 def test_a_scheduled_ess_and_epochs_reach_the_quadratic_anchors():
