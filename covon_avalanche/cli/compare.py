@@ -42,10 +42,10 @@ def _settings(run: pd.Series) -> pd.Series:
     """Settings, seed, versions and machine."""
     import pandas as pd
 
-    from covon_avalanche.report.results import flatten
+    from covon_avalanche.experiment.registry.base import flat
 
     others = run[["seed", "evaluated", "versions", "machine"]].to_dict()
-    return pd.Series(flatten(run["settings"] | others), dtype=object)
+    return pd.Series(flat(run["settings"] | others), dtype=object)
 
 
 def _results(run: pd.Series) -> pd.Series:

@@ -40,9 +40,15 @@ def check_and_estimate(
     :param processes: number of parallel runs.
     :param here: whether this machine runs them; a cluster's nodes may have other data and devices.
     """
+    from covon_avalanche.experiment.machine import check_device
+
     recipe = new[0].recipe
     strategies = [folder.spec.strategy for folder in new]
-    lacking = missing_sentence(recipe, options.dataset_root) or _missing_device(recipe.device)
+    lacking = missing_sentence(recipe, options.dataset_root)
+    try:
+        check_device(recipe.device)
+    except ValueError as error:
+        lacking = lacking or str(error)
     if lacking is not None:
         fail(lacking) if here else typer.echo(f"No estimates: {lacking}")
         return
@@ -103,16 +109,6 @@ def _found(recipe: Recipe, benchmark: CLScenario) -> list[str]:
                 names = ", ".join(absent[:5]) + f" and {len(absent) - 5} others" * (len(absent) > 5)
                 lines.append(f"{domain} has no images of {names} ({part}).")
     return lines
-
-
-def _missing_device(name: str) -> str | None:
-    from covon_avalanche.experiment.machine import check_device
-
-    try:
-        check_device(name)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 @contextmanager

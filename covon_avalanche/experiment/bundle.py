@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,18 +186,14 @@ def write_bundle(
     :raises ValueError: for a posterior of other parameters.
     """
     inner = _unwrapped(model)
-    pairs = zip(model.named_parameters(), inner.named_parameters(), strict=True)
-    names = {wrapped: name.replace("_orig_mod.", "") for (wrapped, _), (name, _) in pairs}
-    if posterior is not None and posterior.mean.keys() <= names.keys():
-        parts = posterior.mean, posterior.precision
-        posterior = DiagGaussian(*({names[k]: v for k, v in part.items()} for part in parts))
-    model = inner
-    if posterior is not None and (unknown := _unknown_names(posterior, model)):
-        raise ValueError(
-            f"the posterior has parameters that the model lacks: {unknown}; pass "
-            "optimizer.posterior(model.named_parameters())"
-        )
-    named = {name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()}
+    if posterior is not None:
+        pairs = zip(model.named_parameters(), inner.named_parameters(), strict=True)
+        names = {wrapped: _plain(name) for (wrapped, _), (name, _) in pairs}
+        if not posterior.mean.keys() <= names.keys():
+            names = {name: name for name in names.values()}
+        advice = "; pass optimizer.posterior(model.named_parameters())"
+        posterior = _renamed(posterior, names, "the posterior", advice)
+    named = {_plain(name): value for name, value in inner.state_dict().items()}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in named.items()}
     with atomic_replace(folder / _WEIGHTS) as part:
         save_file(tensors, part)
@@ -232,19 +228,15 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
         raise ValueError(f"{folder / _INFO} is not a bundle's: {what}") from error
     try:
         model = _build(folder, info) if model is None else _unwrapped(model)
-        own = {name.replace("_orig_mod.", ""): name for name in model.state_dict()}
+        own = {_plain(name): name for name in model.state_dict()}
         tensors = load_file(folder / _WEIGHTS)
         model.load_state_dict({own.get(name, name): value for name, value in tensors.items()})
     except (OSError, SafetensorError, RuntimeError) as error:
         what = " ".join(str(error).split())
         raise ValueError(f"{folder / _WEIGHTS} does not fit the model: {what}") from error
     file = folder / _POSTERIOR
-    posterior = DiagGaussian.load(file) if file.exists() else None
-    if posterior is not None:
-        if unknown := _unknown_names(posterior, model):
-            raise ValueError(f"{file} has parameters that the model lacks: {unknown}")
-        parts = posterior.mean, posterior.precision
-        posterior = DiagGaussian(*({own[k]: v for k, v in part.items()} for part in parts))
+    names = {_plain(name): name for name, _ in model.named_parameters()}
+    posterior = _renamed(DiagGaussian.load(file), names, str(file)) if file.exists() else None
     return Bundle(info, model, posterior)
 
 
@@ -255,9 +247,22 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return model if inner is None else _unwrapped(inner)
 
 
-def _unknown_names(posterior: DiagGaussian, model: nn.Module) -> list[str]:
-    known = {name.replace("_orig_mod.", "") for name, _ in model.named_parameters()}
-    return sorted(set(posterior.mean) - known)
+def _plain(name: str) -> str:
+    """A parameter's name without ``torch.compile``'s wrappers of its modules."""
+    return name.replace("_orig_mod.", "")
+
+
+def _renamed(
+    posterior: DiagGaussian, names: Mapping[str, str], what: str, advice: str = ""
+) -> DiagGaussian:
+    """The posterior with other names of its parameters.
+
+    :raises ValueError: for parameters without one.
+    """
+    if unknown := sorted(posterior.mean.keys() - names.keys()):
+        raise ValueError(f"{what} has parameters that the model lacks: {unknown}{advice}")
+    parts = posterior.mean, posterior.precision
+    return DiagGaussian(*({names[k]: v for k, v in part.items()} for part in parts))
 
 
 def _build(folder: Path, info: BundleInfo) -> nn.Module:

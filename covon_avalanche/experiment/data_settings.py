@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 
 from covon_avalanche import domain_orders
+from covon_avalanche.datasets.catalogue import CATALOGUE
 from covon_avalanche.experiment.registry.base import Count, Seed, Table
 from covon_avalanche.safe_text import PrintableName
 
@@ -40,16 +41,6 @@ class PermutedStream(Table):
     """Whether the first domain is permuted, too, instead of natural."""
     validation_size: Annotated[int | float, PlainValidator(_images)] = 0
     """Training images, or their fraction, always held out, to choose hyperparameters with."""
-
-
-_FOLDERS = {
-    "PACS": "PACS",
-    "OfficeHome": "OfficeHome",
-    "CDDB": "CDDB",
-    "DomainNet": "domainnet",
-    "ImageNetR": "imagenet-r",
-    "CORe50": "core50",
-}
 
 
 class _Images(Table):
@@ -171,7 +162,8 @@ STREAMS: dict[str, type[Table]] = {
 def data_folder(stream: Mapping[str, Any]) -> str | None:
     """The folder or table of a stream's images, from its settings as plain data; ``None`` of
     streams without image files."""
-    return stream.get("folder") or _FOLDERS.get(stream["name"])
+    name = stream["name"]
+    return stream.get("folder") or (CATALOGUE[name].folder if name in CATALOGUE else None)
 
 
 _ABSOLUTE = re.compile(

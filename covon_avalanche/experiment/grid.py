@@ -75,10 +75,7 @@ def run_grid(
                         elsewhere.append(folder)
                         continue
                     waiting.remove(folder)
-                    if (outcome := _finished(folder)) is not None:
-                        end(outcome)
-                    else:
-                        pending[pool.submit(_run, folder, options)] = folder
+                    pending[pool.submit(_run, folder, options)] = folder
                 if interrupts:
                     raise KeyboardInterrupt
                 done = wait(pending, _POLL_SECONDS, FIRST_COMPLETED).done

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -26,14 +26,6 @@ def first_error(error: ValidationError) -> str:
     first = error.errors()[0]
     where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
     return f"{where}: {what}" if where else what
-
-
-class ReliabilityBin(NamedTuple):
-    """Predictions of similar confidence, and their means; 0 if there are none."""
-
-    images: int
-    confidence: float
-    accuracy: float
 
 
 class Epoch(BaseModel):
@@ -81,8 +73,9 @@ class Result(BaseModel):
     """Backward transfer, the paper's F_T."""
     calibration: dict[str, float] = {}
     """NLL (nats), Brier score and expected calibration error after the last domain, domain mean."""
-    reliability: list[ReliabilityBin] = []
-    """Accuracy in bins of confidence after the last domain, all domains together."""
+    reliability: list[tuple[int, float, float]] = []
+    """Images, mean confidence and accuracy (0 without images) in bins of confidence after the last
+    domain, all domains together."""
     class_accuracy: dict[str, float] = {}
     """Accuracy by class after the last domain, over the images of all domains."""
     sampled: dict[str, float] = {}

@@ -29,7 +29,7 @@ from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
 from covon_avalanche.experiment.precision import SLOW, is_slow, used_precision
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry.base import Problem
-from covon_avalanche.experiment.result import Epoch, EvaluatedOn, ReliabilityBin, Result
+from covon_avalanche.experiment.result import Epoch, EvaluatedOn, Result
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run_folder import RunFolder, Status
 from covon_avalanche.experiment.run_options import RunOptions
@@ -240,7 +240,7 @@ class Run:
             weighted_accuracy=matrix.weighted_accuracy(),
             bwt=matrix.bwt(),
             calibration=asdict(mean_calibration(self.metrics.calibration[-1])),
-            reliability=[ReliabilityBin(*part) for part in self.metrics.reliability],
+            reliability=self.metrics.reliability,
             class_accuracy={names[i]: a for i, a in self.metrics.class_accuracy.items()},
             sampled=self._sampled(),
             epochs=[Epoch(**epoch) for epoch in self.log.epochs],

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from covon_avalanche.experiment.registry.base import StrategySettings, Table, flat
+from covon_avalanche.experiment.registry.base import StrategySettings, Table
 from covon_avalanche.experiment.result import first_error
 
 _TWO_DECADES = 99.9
@@ -101,7 +101,8 @@ def rounded(value: float) -> float:
 def flat_settings(settings: StrategySettings) -> dict[str, Any]:
     """Values by key, including those of tables as ``merge.KEY`` and ``arguments.KEY``."""
     whole = settings.model_dump()
-    return whole | flat(whole)
+    tables = {name: own for name, own in whole.items() if isinstance(own, dict)}
+    return whole | {f"{name}.{k}": v for name, own in tables.items() for k, v in own.items()}
 
 
 def accepted(settings: StrategySettings, key: str, value: Any) -> Any:

@@ -114,17 +114,32 @@ class WorkerPool(ThreadPoolExecutor):
 
 
 def _work(pipe: Connection, device: str, number: int) -> None:
+    """Do tasks from the pipe in a new process, until the pool closes it or its process ends."""
     if device == "cuda":
         choose_gpu(number)  # before Avalanche may ask CUDA, which reads the variable once
-    _start_worker()
-    with suppress(EOFError):  # the pool has closed the pipe
+    for library in ("OMP", "OPENBLAS", "MKL"):  # of scikit-learn, which is imported later
+        os.environ[f"{library}_NUM_THREADS"] = "1"
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    logging.raiseExceptions = False  # no traceback for each line of a log on a full disk
+    prepare_output()
+    with suppress(EOFError):
         while True:
             task = pipe.recv()
             try:
-                _import_libraries()
+                import_avalanche()
+                import torch
+
+                torch.set_num_threads(1)
                 pipe.send((task(), None))
             except BaseException as error:
                 pipe.send((None, _picklable(error)))
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _picklable(error: BaseException) -> BaseException:
@@ -133,24 +148,6 @@ def _picklable(error: BaseException) -> BaseException:
         if isinstance(error, Exception) and type(pickle.loads(pickle.dumps(error))) is type(error):
             return error
     return RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def _start_worker() -> None:
-    for library in ("OMP", "OPENBLAS", "MKL"):  # of scikit-learn, which is imported later
-        os.environ[f"{library}_NUM_THREADS"] = "1"
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    logging.raiseExceptions = False  # no traceback for each line of a log on a full disk
-    prepare_output()
-
-
-def _import_libraries() -> None:
-    import_avalanche()
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def choose_gpu(number: int) -> None:
@@ -178,8 +175,3 @@ def import_avalanche() -> None:
         wandb.__spec__ = ModuleSpec("wandb", None)  # which Accelerate looks for
         import_module("avalanche.evaluation.metrics")
         del sys.modules["wandb"]
-
-
-def _end_after(parent: multiprocessing.process.BaseProcess) -> None:
-    parent.join()
-    os._exit(1)

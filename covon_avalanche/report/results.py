@@ -15,6 +15,7 @@ import pandas as pd
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.experiment.data_settings import published
 from covon_avalanche.experiment.registry import stored_strategy
+from covon_avalanche.experiment.registry.base import flat
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.experiment.run_folder import find_files
 from covon_avalanche.experiment.run_settings import result_settings, upgrade_settings
@@ -122,7 +123,7 @@ def _row(result: Result) -> dict[str, Any]:
         "time_growth": _growth(result.train_seconds),
         "memory_growth": _growth(result.memory_by_domain),
         "settings": settings,
-        **{f"settings.{key}": value for key, value in flatten(shown).items()},
+        **{f"settings.{key}": value for key, value in flat(shown).items()},
     }
 
 
@@ -144,11 +145,6 @@ def _still_falling(epochs: Sequence[Epoch]) -> bool:
         if len(loss) >= 5 and loss[0] > loss[-1]:
             shares.append((loss[start] - loss[-1]) / (loss[0] - loss[-1]))
     return bool(shares) and median(shares) > 0.1
-
-
-def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings by dotted name; lists stay whole."""
-    return pd.json_normalize(dict(settings)).to_dict("records")[0]
 
 
 def read_results(paths: Sequence[Path]) -> list[Result]:

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from covon_avalanche.experiment.registry.base import flat
 from covon_avalanche.experiment.result import ResultError
 from covon_avalanche.experiment.run_folder import distinct_settings
 from covon_avalanche.experiment.run_settings import WITHOUT_EFFECT, result_settings
-from covon_avalanche.report.results import MEASURES, flatten
+from covon_avalanche.report.results import MEASURES
 from covon_avalanche.safe_text import printable
 
 _ADVICE = "(docs/how-to/choose-settings.md)"
@@ -180,7 +181,7 @@ def comparisons(runs: pd.DataFrame) -> list[Comparison]:
     settings = runs.apply(_shared_settings, axis=1)
     shared, titles = settings.map(_hash), runs["title"].copy()
     for title, own in settings.groupby(runs["title"]):
-        texts = distinct_settings([flatten(each) for each in own])
+        texts = distinct_settings([flat(each) for each in own])
         titles[own.index] = [f"{title} ({printable(text)})" if text else title for text in texts]
     names = _unambiguous(runs["recipe"], "-" + shared)
     found = []
@@ -212,7 +213,7 @@ def _shared_settings(run: pd.Series) -> dict[str, Any]:
 
 
 def _hash(settings: dict[str, Any]) -> str:
-    text = json.dumps(flatten(settings), sort_keys=True, default=str)
+    text = json.dumps(flat(settings), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 

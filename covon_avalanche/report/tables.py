@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from covon_avalanche.report.results import flatten
+from covon_avalanche.experiment.registry.base import flat
 from covon_avalanche.report.summary import TEST, Comparison
 from covon_avalanche.safe_text import csv_text
 
@@ -186,7 +186,7 @@ def cell(value: Any) -> str:
 
 def settings_table(comparison: Comparison) -> pd.DataFrame:
     """Settings in which the strategies differ, as text, by strategy and name."""
-    settings = {label: flatten(own) for label, own in comparison.strategies().items()}
+    settings = {label: flat(own) for label, own in comparison.strategies().items()}
     table = pd.DataFrame.from_dict(settings, orient="index", dtype=object)
     texts = table.map(cell)
     return texts.loc[:, texts.nunique() > 1]

@@ -5,11 +5,11 @@ import math
 import pytest
 from made_up_results import compared, made_up, made_up_comparison
 
-from covon_avalanche.experiment.result import Epoch, ReliabilityBin
+from covon_avalanche.experiment.result import Epoch
 from covon_avalanche.report import figures
 
-BINS = [ReliabilityBin(*b) for b in ((0, 0.0, 0.0), (10, 0.75, 0.5), (30, 0.95, 0.9))]
-MORE = [ReliabilityBin(*b) for b in ((0, 0.0, 0.0), (30, 0.75, 0.9), (30, 0.95, 0.9))]
+BINS = [(0, 0.0, 0.0), (10, 0.75, 0.5), (30, 0.95, 0.9)]
+MORE = [(0, 0.0, 0.0), (30, 0.75, 0.9), (30, 0.95, 0.9)]
 
 
 def drawn(*results, only=()):

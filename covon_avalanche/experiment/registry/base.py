@@ -41,10 +41,13 @@ class Table(BaseModel):
     )
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of tables by dotted key."""
-    tables = {k: v if isinstance(v, dict) else {"": v} for k, v in settings.items()}
-    return {f"{name}.{k}".rstrip("."): v for name, own in tables.items() for k, v in own.items()}
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values of nested tables by dotted key; lists stay whole."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        found |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return found
 
 
 class Problem(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -32,11 +32,15 @@ class ClosedForm(StrategySettings):
     has_probabilities = False
 
     def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
+        return self.classified(network, problem)
+
+    def classified(self, network: nn.Module, problem: Problem, tuned: Any = ()) -> nn.Module:
+        """The classifier behind the network, of which some parameters may be tuned first."""
         from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor
 
         features = FeatureExtractor(network, self.blocks, self.pool)
         head = self.make_head(features(problem.x).shape[1], problem.num_classes)
-        return ClosedFormModel(features, head, flip=bool(self.flip))
+        return ClosedFormModel(features, head, tuned, bool(self.flip))
 
     @abstractmethod
     def make_head(self, width: int, num_classes: int) -> ClosedFormHead:
@@ -100,13 +104,10 @@ class RanPAC(Ridge):
             return super().wrap_model(network, problem)
         if self.blocks is not None:
             raise ValueError("adapter takes the features of the last layer: leave out blocks")
-        from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor
         from covon_avalanche.prompting import TunedViT
 
         adapted = TunedViT(network, "adapter", bottleneck=self.adapter, cosine=True)
-        features = FeatureExtractor(adapted)
-        head = self.make_head(features(problem.x).shape[1], problem.num_classes)
-        return ClosedFormModel(features, head, adapted.tuned_parameters(), bool(self.flip))
+        return self.classified(adapted, problem, adapted.tuned_parameters())
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """Optimizer of the first domain's adapter, as RanPAC's authors train it."""
