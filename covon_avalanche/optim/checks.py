@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from numbers import Real
@@ -64,6 +65,15 @@ def check_memory(named: Iterable[tuple[str, Tensor]]) -> None:
             raise ValueError(
                 f"{name!r} and {second!r} share memory: tie weights by a.weight = b.weight"
             )
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse a name of several parameters: posteriors and states are matched by name."""
+    if several := [name for name, number in Counter(names).items() if number > 1]:
+        raise ValueError(
+            f"several parameters are named {several[0]!r}: take the names of the whole model, such "
+            "as [(f'head.{name}', p) for name, p in model.head.named_parameters()]"
+        )
 
 
 def has_entries(p: Tensor, name: str) -> bool:

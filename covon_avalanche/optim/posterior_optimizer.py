@@ -21,6 +21,7 @@ from covon_avalanche.optim.checks import (
     check_finite,
     check_given,
     check_memory,
+    check_names,
     check_parameter,
     check_precisions,
     check_state,
@@ -784,6 +785,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                         raise ValueError(f"{name!r} is in its group a second time")
                     seen.add(p)
             check_memory((name, p) for name, p, *_ in self._named_params())
+            check_names(name for name, *_ in self._named_params())
         except Exception:
             self.param_groups.pop()
             raise

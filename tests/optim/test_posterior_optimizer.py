@@ -255,6 +255,16 @@ class TestWhichParameters:
         ):
             make([linear.weight, linear.weight])
 
+    def test_names_must_differ_over_all_groups(self, make, linear):
+        """Else a posterior has one of them only, and a state is loaded into the wrong one."""
+        groups = [{"params": part.named_parameters()} for part in (linear, nn.Linear(3, 2))]
+        with pytest.raises(ValueError, match=r"several parameters are named 'weight': .*head\."):
+            make(groups)
+        optimizer = make(linear.named_parameters())
+        with unchanged(optimizer), pytest.raises(ValueError, match="named 'weight'"):
+            optimizer.add_param_group({"params": nn.Linear(3, 2).named_parameters()})
+        assert len(optimizer.param_groups) == 1
+
     def test_names_come_from_the_model_or_from_the_position(self, make, linear, batch):
         named, optimizer = make(linear.named_parameters()), make(linear.parameters())
         assert not optimizer.posterior().mean  # nothing is known yet
