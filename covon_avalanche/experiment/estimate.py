@@ -138,6 +138,7 @@ def _time_batches(run: Run, size: int, batches: int) -> _Timed | None:
         run.log.on_progress = note_end
         domain = run.benchmark.train_stream[0]
         order = np.random.default_rng(0).permutation(len(domain.dataset))
+        images = min(images, len(order))
         part = copy(domain)
         part._dataset = domain.dataset.subset(order[:images].tolist())
         run.strategy.train_mb_size = size
