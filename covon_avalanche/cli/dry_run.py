@@ -68,15 +68,17 @@ def check_and_estimate(
             typer.echo("Timing batches of strategies without stored results ...")
         for name in dict.fromkeys(strategies):
             number, source = strategies.count(name), "stored results"
-            times = [sum(r.train_seconds) for r in stored if r.strategy == name]
+            times = [(sum(r.train_seconds), 0.0) for r in stored if r.strategy == name]
             if not times:
                 source = "timed batches of one process"
                 with _problems(f"{name}: "), warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # about a training of few batches
                     estimate = estimated_seconds(recipe, name, benchmark, root)
                 times = [] if estimate is None else [estimate]
-            mean = fmean(times or [0.0])
-            runs[name] = reading + mean + evaluation_seconds(recipe, name, benchmark, mean)
+            steps, after = (fmean(parts) for parts in zip(*(times or [(0.0, 0.0)]), strict=True))
+            mean = steps + after
+            evaluations = evaluation_seconds(recipe, name, benchmark, steps)
+            runs[name] = reading + mean + evaluations
             needs = f"{_time(mean)} of training, from {source}" if times else "unknown time"
             lines.append(f"{name}: {number} x {needs}")
         for name in strategies:  # each run goes to the process that is free first

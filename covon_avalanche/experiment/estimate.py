@@ -29,13 +29,20 @@ _BUDGET = 4.0  # seconds for these
 _FEATURES = 1000  # of a timed ridge regression, at most
 
 
+class Estimate(NamedTuple):
+    """Seconds of a run's training."""
+
+    steps: float
+    after: float
+    """After each domain: a merge, and passes over the images, as for Fisher information."""
+
+
 def estimated_seconds(
     recipe: Recipe, strategy: str, benchmark: CLScenario, dataset_root: Path | None = None
-) -> float | None:
-    """Training time of a run on one thread, from a few batches of a few images, with a merge and
-    passes over the images after each domain, as for Fisher information; ``None`` for a strategy
-    that trains without batches. Ridge regressions are timed with fewer features. What grows from
-    domain to domain is left out. No weights are downloaded: they are random instead.
+) -> Estimate | None:
+    """Training time of a run on one thread, from a few batches of a few images; ``None`` for a
+    strategy that trains without batches. Ridge regressions are timed with fewer features. What
+    grows from domain to domain is left out. No weights are downloaded: they are random instead.
 
     :param benchmark: see :func:`checked_benchmark`.
     :raises ValueError: if data and recipe do not fit.
@@ -72,24 +79,25 @@ def estimated_seconds(
     merge = max(0.0, last.after - passes * last.images)
     domains = 1 if own.kind == "joint" else len(benchmark.train_stream)
     images = sum(len(experience.dataset) for experience in benchmark.train_stream)
-    trained = _trained_images(recipe, strategy, benchmark)
+    steps = last.per_image * _trained_images(recipe, strategy, benchmark)
+    after = domains * merge + images * passes
     if isinstance(own, RanPAC) and own.adapter:  # whose steps have a backward pass, too
-        trained += 3 * (own.epochs or recipe.epochs) * len(benchmark.train_stream[0].dataset)
-    return last.per_image * trained + domains * merge + images * passes
+        adapted = (own.epochs or recipe.epochs) * len(benchmark.train_stream[0].dataset)
+        after += 3 * last.per_image * adapted
+    return Estimate(steps, after)
 
 
-def evaluation_seconds(
-    recipe: Recipe, strategy: str, benchmark: CLScenario, training: float
-) -> float:
-    """Time of a run's evaluations on all domains after each, from the seconds of its training: of
-    an image it is a third of a step, which has a backward pass too, or as long in closed form."""
+def evaluation_seconds(recipe: Recipe, strategy: str, benchmark: CLScenario, steps: float) -> float:
+    """Time of a run's evaluations on all domains after each, from the seconds of its training
+    steps: of an image it is a third of a step, which has a backward pass too, or as long in closed
+    form."""
     own = recipe.strategies[strategy]
     times = 1 if own.kind == "joint" else recipe.stream.n_experiences
     if isinstance(own, CoVON | Variational):
         times += recipe.posterior_samples
     images = times * sum(len(e.dataset) for e in benchmark.test_stream)
     passes = 1 if isinstance(own, ClosedForm) else 3
-    return training * images / (passes * _trained_images(recipe, strategy, benchmark))
+    return steps * images / (passes * _trained_images(recipe, strategy, benchmark))
 
 
 class _Timed(NamedTuple):

@@ -141,7 +141,7 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
     assert covon(*arguments, "--strategies", "finetune").exit_code == 0
     (file,) = (tmp_path / "out").rglob("result.json")
     Result.load(file).model_copy(update={"train_seconds": [40.0, 60.0]}).save(file)
-    monkeypatch.setattr(estimate, "estimated_seconds", lambda *_: 10.0)
+    monkeypatch.setattr(estimate, "estimated_seconds", lambda *_: estimate.Estimate(7.0, 3.0))
     monkeypatch.setattr(estimate, "evaluation_seconds", lambda *_: 20.0)
     lines = covon(*command).stdout.splitlines()
     assert lines[0].endswith("4 runs, 1 finished, 3 to run, 1 in parallel")
