@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_and_estimate(
-    new: Sequence[RunFolder],
-    stored: Sequence[Result],
-    processes: int,
-    *,
-    here: bool,
+    new: Sequence[RunFolder], stored: Sequence[Result], processes: int, *, here: bool
 ) -> None:
     """Print what the runs need and their training times, from stored results or, without any, from
     a few batches; exit with status 2 at the first thing that would stop them before they train.
