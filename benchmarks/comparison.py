@@ -23,7 +23,6 @@ from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import RunFolder
-from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.run_settings import same_settings, settings_of, upgrade_settings
 from covon_avalanche.experiment.worker_pool import WorkerPool, default_processes
 from covon_avalanche.report import Comparison, comparisons, load_results
@@ -95,7 +94,6 @@ def run_recipe(
             for name in strategies or wanted
             if (name, seed) not in stored
         ],
-        RunOptions(dataset_root=dataset_root),
         processes=processes or default_processes(recipe.device),
         on_end=store,
     )

@@ -42,9 +42,15 @@ def run_until_killed(checkpoints: int, folder: RunFolder, options: RunOptions) -
 
 
 def run_with_stops(
-    recipe: Recipe, name: str, folder: Path, stops: Sequence[int], options: RunOptions
+    recipe: Recipe,
+    name: str,
+    folder: Path,
+    stops: Sequence[int],
+    options: RunOptions,
+    dataset_root: Path | None = None,
 ) -> Result:
     """The result of a run that is stopped once for each entry, after so many more checkpoints."""
+    run = RunFolder(folder, recipe, name, 0, dataset_root)
     for checkpoints in stops:
-        run_until_killed(checkpoints, RunFolder(folder, recipe, name, 0), options)
-    return run_in_folder(RunFolder(folder, recipe, name, 0), options)
+        run_until_killed(checkpoints, run, options)
+    return run_in_folder(run, options)

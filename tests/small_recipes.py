@@ -119,7 +119,7 @@ def run_strategy(
     recipe: Recipe,
     strategy: str,
     seed: int,
-    options: RunOptions = RunOptions(),
+    dataset_root: Path | None = None,
     *,
     stream: EvaluatedOn = "test",
 ) -> Result:
@@ -133,6 +133,6 @@ def run_strategy(
         patch.object(Resumable, "checkpointer", never),
         patch.object(Checkpointer, "end_experience", lambda self: None),
     ):
-        folder = RunFolder(Path(path), recipe, strategy, seed)
+        folder = RunFolder(Path(path), recipe, strategy, seed, dataset_root)
         folder.evaluated_on = stream
-        return Run(folder, options).finish()
+        return Run(folder, RunOptions()).finish()

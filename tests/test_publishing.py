@@ -141,7 +141,7 @@ def test_nothing_that_is_published_tells_users_hosts_paths_or_passwords(here):
     moved = here.parent / "elsewhere"
     shutil.copytree(data, moved)
     repeated = RunFolder(here / "new", again, "finetune", 0, moved)
-    new = run_in_folder(repeated, RunOptions(dataset_root=moved))
+    new = run_in_folder(repeated)
     assert new.accuracy == result.accuracy
     assert RunFolder(here / "runs", again, "finetune", 0, data).path == folder.path  # the same run
     both = covon("report", "got/results.jsonl", "new", "-o", "both")

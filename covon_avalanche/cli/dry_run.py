@@ -19,19 +19,13 @@ from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_errors import error_sentence
 from covon_avalanche.experiment.run_folder import RunFolder
-from covon_avalanche.experiment.run_options import RunOptions
 
 if TYPE_CHECKING:
     from avalanche.benchmarks import CLScenario
 
 
 def check_and_estimate(
-    new: Sequence[RunFolder],
-    stored: Sequence[Result],
-    options: RunOptions,
-    processes: int,
-    *,
-    here: bool,
+    new: Sequence[RunFolder], stored: Sequence[Result], processes: int, *, here: bool
 ) -> None:
     """Print what the runs need and their training times, from stored results or, without any, from
     a few batches; exit with status 2 at the first thing that would stop them before they train.
@@ -42,9 +36,9 @@ def check_and_estimate(
     """
     from covon_avalanche.experiment.machine import check_device
 
-    recipe = new[0].recipe
+    recipe, root = new[0].recipe, new[0].dataset_root
     strategies = [folder.spec.strategy for folder in new]
-    lacking = missing_sentence(recipe, options.dataset_root)
+    lacking = missing_sentence(recipe, root)
     try:
         check_device(recipe.device)
     except ValueError as error:
@@ -52,7 +46,7 @@ def check_and_estimate(
     if lacking is not None:
         fail(lacking) if here else typer.echo(f"No estimates: {lacking}")
         return
-    mnist, lines = missing_mnist(recipe.stream, options.dataset_root), []
+    mnist, lines = missing_mnist(recipe.stream, root), []
     found = [f"MNIST will be downloaded to {mnist}."]
     if mnist is None:
         start = time.perf_counter()
@@ -61,7 +55,7 @@ def check_and_estimate(
 
         imported = time.perf_counter()
         with _problems():
-            benchmark = checked_benchmark(recipe, recipe.seeds[0], options)
+            benchmark = checked_benchmark(recipe, recipe.seeds[0], root)
         reading = time.perf_counter() - imported  # by every run, and imports by every process
         found = _found(recipe, benchmark)
         ends = [imported - start] * processes
@@ -75,7 +69,7 @@ def check_and_estimate(
                 source = "timed batches of one process"
                 with _problems(f"{name}: "), warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # about a training of few batches
-                    estimate = estimated_seconds(recipe, name, benchmark, options)
+                    estimate = estimated_seconds(recipe, name, benchmark, root)
                 times = [] if estimate is None else [estimate]
             steps, after = (fmean(parts) for parts in zip(*(times or [(0.0, 0.0)]), strict=True))
             mean = steps + after

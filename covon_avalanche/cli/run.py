@@ -108,7 +108,6 @@ def run(
     if is_slow(chosen.precision, chosen.device) and not on_cluster:
         typer.echo(f"covon: {SLOW}", err=True)
     options = RunOptions(
-        dataset_root=dataset_root,
         checkpoint_seconds=60 * checkpoint_minutes,
         tensorboard=tensorboard,
         bundle=bundle,
@@ -149,7 +148,7 @@ def run(
         typer.echo(f"{chosen.title}: {_runs(folders)}, {done}")
         if new:
             stored = finished_runs(whole, runs, dataset_root)
-            check_and_estimate(new, stored, options, parallel, here=not on_cluster)
+            check_and_estimate(new, stored, parallel, here=not on_cluster)
         return
     if new and missing is not None:
         fail(missing)
@@ -186,7 +185,8 @@ def _run_and_summarise(
     status = print_failures(o for o in progress.outcomes if o.error is not None)
     if any(outcome.result is not None for outcome in progress.outcomes):
         new = {outcome.folder.spec for outcome in progress.outcomes if not outcome.cached}
-        _summarise(finished_runs(whole, runs, options.dataset_root, store=True), runs, new, console)
+        results = finished_runs(whole, runs, folders[0].dataset_root, store=True)
+        _summarise(results, runs, new, console)
         console.print(f"Total time: {time.perf_counter() - start:.0f} s")
     return INTERRUPTED if interrupted else status
 

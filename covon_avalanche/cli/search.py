@@ -27,7 +27,6 @@ from covon_avalanche.cli.progress import GridProgress, print_failures
 from covon_avalanche.cli.show import print_searches
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe, recipe_text
 from covon_avalanche.experiment.run_folder import other_data
-from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.search import (
     Search,
     is_search,
@@ -114,7 +113,7 @@ def search(
     for search in wanted:
         search.store()
     workers = jobs or default_processes(chosen.device)
-    status = _run_trials(wanted, RunOptions(dataset_root=dataset_root), workers)
+    status = _run_trials(wanted, workers)
     searches = [
         Search(held_out, search.strategy, folder, search.seed, search.number, dataset_root)
         for search in searches_in(folder)
@@ -130,15 +129,12 @@ def search(
     raise typer.Exit(status)
 
 
-def _run_trials(searches: list[Search], options: RunOptions, workers: int) -> int:
+def _run_trials(searches: list[Search], workers: int) -> int:
     """Run missing trials; the exit status."""
-    left = sum(s is None or search.score(s) is None for search in searches for s in search.plan())
-    progress = GridProgress(Console(), left)
+    progress = GridProgress(Console(), sum(search.left() for search in searches))
     try:
         with progress.bars:
-            run_searches(
-                searches, options, processes=workers, on_end=progress.end, poll=progress.poll
-            )
+            run_searches(searches, processes=workers, on_end=progress.end, poll=progress.poll)
     except KeyboardInterrupt:
         typer.echo("Interrupted; the same command resumes from here.")
         raise typer.Exit(INTERRUPTED) from None

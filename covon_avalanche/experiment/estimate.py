@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
 
 
 def estimated_seconds(
-    recipe: Recipe, strategy: str, benchmark: CLScenario, options: RunOptions = RunOptions()
+    recipe: Recipe, strategy: str, benchmark: CLScenario, dataset_root: Path | None = None
 ) -> Estimate | None:
     """Training time of a run on one thread, from a few batches of a few images; ``None`` for a
     strategy that trains without batches. Ridge regressions are timed with fewer features. What
@@ -52,11 +52,11 @@ def estimated_seconds(
         model = recipe.model.model_copy(update={"weights": ""})
         recipe = recipe.model_copy(update={"model": model})
     one_epoch = choose(recipe, strategy, epochs=1)
-
-    folder = RunFolder(Path(), one_epoch, strategy, recipe.seeds[0])  # nothing is written to it
+    # Nothing is written to this folder.
+    folder = RunFolder(Path(), one_epoch, strategy, recipe.seeds[0], dataset_root)
 
     def timed(size: int, batches: int) -> _Timed | None:
-        run = Run(folder, options, checked=benchmark)
+        run = Run(folder, RunOptions(), checked=benchmark)
         run.build()
         return _time_batches(run, size, batches)
 
@@ -138,6 +138,7 @@ def _time_batches(run: Run, size: int, batches: int) -> _Timed | None:
         run.log.on_progress = note_end
         domain = run.benchmark.train_stream[0]
         order = np.random.default_rng(0).permutation(len(domain.dataset))
+        images = min(images, len(order))
         part = copy(domain)
         part._dataset = domain.dataset.subset(order[:images].tolist())
         run.strategy.train_mb_size = size

@@ -67,13 +67,14 @@ def run_in_folder(folder: RunFolder, options: RunOptions = RunOptions()) -> Resu
 
 
 def checked_benchmark(
-    recipe: Recipe, seed: int, options: RunOptions = RunOptions(), stream: EvaluatedOn = "test"
+    recipe: Recipe, seed: int, dataset_root: Path | None = None, stream: EvaluatedOn = "test"
 ) -> CLScenario:
     """The data of a seed's runs, if they fit the recipe.
 
+    :param stream: to be evaluated.
     :raises ValueError: if they do not.
     """
-    benchmark = build_benchmark(recipe, seed=seed, dataset_root=options.dataset_root)
+    benchmark = build_benchmark(recipe, seed=seed, dataset_root=dataset_root)
     if recipe.posterior_temperature == "validation" and "valid" not in benchmark.streams:
         raise ValueError(
             'posterior_temperature = "validation" needs validation images: stream.validation_size '
@@ -137,7 +138,7 @@ class Run:
         """The data, if they fit the recipe and have not changed since the run was started."""
         with warnings.catch_warnings(record=True) as caught:
             benchmark = checked_benchmark(
-                self.recipe, self.seed, self.options, self.folder.evaluated_on
+                self.recipe, self.seed, self.folder.dataset_root, self.folder.evaluated_on
             )
         for w in caught:  # again, for the log
             warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
@@ -149,7 +150,7 @@ class Run:
 
     def build(self) -> None:
         """All objects, from the recipe and the seed."""
-        recipe, root = self.recipe, self.options.dataset_root
+        recipe, root = self.recipe, self.folder.dataset_root
         self.benchmark = self.checked or self._read_data()
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)

@@ -210,6 +210,8 @@ class RunFolder(StoredRun):
     warnings about the data; ``log.txt``: the package's messages, and the traceback of what stopped
     training; ``metrics.jsonl``: one line per epoch; ``status.json`` and ``checkpoints``, while it
     is not finished; ``result.json``, when it is.
+
+    :param dataset_root: the folder with the data of all streams; by default Avalanche's.
     """
 
     evaluated_on: EvaluatedOn = "test"
@@ -219,7 +221,7 @@ class RunFolder(StoredRun):
     ) -> None:
         self.recipe, self.spec = recipe, RunSpec(strategy, seed)
         self.settings = settings_of(recipe, strategy)
-        self._root = dataset_root
+        self.dataset_root = dataset_root
         own = runs / strategy / f"seed-{seed}-{run_hash(recipe, strategy, seed)}"
         super().__init__(own)
         if not self.result_file.exists():
@@ -250,9 +252,9 @@ class RunFolder(StoredRun):
 
         :param moved: see :meth:`own_settings`.
         """
-        if (theirs := StoredRun(other).own_settings(self._root, moved=moved)) is None:
+        if (theirs := StoredRun(other).own_settings(self.dataset_root, moved=moved)) is None:
             return None
-        ours = flat(same_settings(self.settings, self._root))
+        ours = flat(same_settings(self.settings, self.dataset_root))
         keys = [key for key in ours | theirs if theirs.get(key) != ours.get(key)]
         return {key: (theirs.get(key, "unset"), ours.get(key, "unset")) for key in keys}
 
@@ -353,7 +355,7 @@ class RunFolder(StoredRun):
         """Write ``run.json``, and return how often the run was started, this time included."""
         self.status_file.unlink(missing_ok=True)
         starts = 1 + self.starts
-        root = str(data_root(self._root).resolve())
+        root = str(data_root(self.dataset_root).resolve())
         about = {"settings": self.settings, "dataset_root": root, **about, "starts": starts}
         write_atomically(self.path / "run.json", json.dumps(about, indent=1) + "\n")
         return starts

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """Options that the command line passes to every run."""
 
-    dataset_root: Path | None = None
-    """The folder with the data of all streams; by default Avalanche's."""
     checkpoint_seconds: float = 300.0
     """Time between two checkpoints inside an epoch."""
     checkpoint_share: float = 0.02

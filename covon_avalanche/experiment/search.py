@@ -35,7 +35,6 @@ from covon_avalanche.experiment.registry import StrategySettings
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_errors import is_out_of_memory
 from covon_avalanche.experiment.run_folder import GivenUp, RunFolder
-from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.search_space import (
     Searched,
     Space,
@@ -239,6 +238,10 @@ class Search:
         trial = self.trial(settings)
         return 0.0 if trial is None else trial.score()
 
+    def left(self) -> int:
+        """The number of trials that have not ended."""
+        return sum(settings is None or self.score(settings) is None for settings in self.plan())
+
     def missing(self) -> list[Trial]:
         """Trials that have not ended and whose settings are known."""
         found = []
@@ -304,17 +307,15 @@ class Search:
 
     def summary(self) -> dict[str, Any]:
         """Its state as text, and ``seconds`` of training to come."""
-        plan, rows = self.plan(), self.rows()
-        done = sum(settings is not None and self.score(settings) is not None for settings in plan)
+        rows, planned, left = self.rows(), len(self.plan()), self.left()
         known = [row["seconds"] for row in rows if row["state"] == "finished"]
-        left = len(plan) - done
         settings: Settings = {}
         found = Searched()
         with suppress(RecipeError):
             settings, found = self.best()
         return {
             "strategy": self.strategy,
-            "trials": f"{done}/{len(plan)}",
+            "trials": f"{planned - left}/{planned}",
             "running": str(sum(row["state"] == "running" for row in rows)),
             "best A_T %": "" if found.accuracy is None else f"{100 * found.accuracy:.2f}",
             "settings": ", ".join(f"{key} {value}" for key, value in settings.items()),
@@ -376,7 +377,6 @@ def trials_in(folder: Path) -> pd.DataFrame:
 
 def run_searches(
     searches: Sequence[Search],
-    options: RunOptions = RunOptions(),
     *,
     processes: int = 1,
     on_end: Callable[[Outcome], None] = lambda outcome: None,
@@ -396,4 +396,4 @@ def run_searches(
         on_end(outcome)
         return missing()
 
-    run_grid([*missing()], options, processes=processes, on_end=end, poll=poll)
+    run_grid([*missing()], processes=processes, on_end=end, poll=poll)

@@ -200,7 +200,7 @@ def test_predicting_the_listed_images_gives_the_accuracy_of_the_run(model, tmp_p
     recipe = short_recipe("finetune", stream=stream, model=model, train_mb_size=4, epochs=1)
     file, root = saved(recipe, tmp_path), ("--dataset-root", tmp_path)
     folder = RunFolder(tmp_path / "runs", recipe, "finetune", 0, tmp_path)
-    result = run_in_folder(folder, RunOptions(bundle=True, dataset_root=tmp_path))
+    result = run_in_folder(folder, RunOptions(bundle=True))
     listed = covon("data", "list", file, "--split", "test", "--set", "seeds=[0]", *root)
     (tmp_path / "tested.csv").write_text(listed.stdout)
     done = covon("predict", folder.path / "bundle", tmp_path / "tested.csv")

@@ -17,7 +17,6 @@ from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, 
 from covon_avalanche.experiment.registry.base import Problem
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder
-from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.run_settings import settings_of
 from covon_avalanche.streams.transforms import IMAGENET
 
@@ -49,7 +48,7 @@ def test_shipped_recipes_run_on_the_real_layouts(name, tmp_path):
     strategy = "covon" if name == "pacs" else "covon-paper"
     size = 64 if name == "domainnet" else 2  # it has 345 classes
     recipe = image_recipe(name, stream=stream, train_mb_size=size)
-    result = run_strategy(recipe, strategy, 0, RunOptions(tmp_path))
+    result = run_strategy(recipe, strategy, 0, tmp_path)
     tested = 3 if name == "core50" else 2
     assert [len(row) for row in result.accuracy] == [tested, tested]
     assert (result.bwt is None) == result.held_out == (name == "core50")
@@ -167,7 +166,7 @@ def test_a_table_whose_domains_to_train_and_to_test_differ_is_refused(tmp_path):
     table.write_text("\n".join(row for row in rows if ",day," not in row or ",train" in row))
     stream = {"name": "DomainFolders", "domains": ["night", "day"], "folder": str(table)}
     with pytest.raises(ValueError, match=r"to train and to test, got night, day and night: choose"):
-        run_strategy(image_recipe(stream=stream), "covon-paper", 0, RunOptions(tmp_path))
+        run_strategy(image_recipe(stream=stream), "covon-paper", 0, tmp_path)
 
 
 def test_relative_paths_of_weights_are_below_the_data_folder(tmp_path):
@@ -175,7 +174,7 @@ def test_relative_paths_of_weights_are_below_the_data_folder(tmp_path):
     model = {"backbone": "squeezenet", "weights": "weights/mine.safetensors"}
     recipe = image_recipe("pacs", stream={"name": "PACS", "domains": ["photo"]}, model=model)
     with pytest.raises(ValueError, match=r"there is no file .*weights/mine\.safetensors"):
-        run_strategy(recipe, "finetune", 0, RunOptions(tmp_path))
+        run_strategy(recipe, "finetune", 0, tmp_path)
 
 
 def test_networks_fit_the_image_size_and_images_are_normalised_for_the_backbone(tmp_path):

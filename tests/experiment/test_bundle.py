@@ -96,7 +96,7 @@ def test_prompt_models_are_rebuilt_with_their_prompts(tmp_path):
         epochs=1,
     )
     run_in_folder(
-        RunFolder(tmp_path / "runs", recipe, "soyo", 0), RunOptions(tmp_path, bundle=True)
+        RunFolder(tmp_path / "runs", recipe, "soyo", 0, tmp_path), RunOptions(bundle=True)
     )
     (path,) = (tmp_path / "runs").glob("*/*/bundle")
     bundle = load_bundle(path)

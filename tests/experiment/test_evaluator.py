@@ -126,3 +126,19 @@ def test_a_tracking_server_that_does_not_exist_is_an_error_before_training(
     with pytest.raises(ValueError, match=f"MLflow cannot log: .*{uri}"):
         run_in_folder(folder, RunOptions(mlflow="mine"))
     assert not (folder.path / "data.json").exists()
+
+
+def test_a_run_of_mlflow_ends_if_its_settings_cannot_be_logged(recipe, tmp_path, monkeypatch):
+    """Otherwise the next run of the process could not start one."""
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+
+    def refuse(_):
+        raise mlflow.MlflowException("too long")
+
+    monkeypatch.setattr(mlflow, "log_params", refuse)
+    with pytest.raises(ValueError, match="MLflow cannot log: too long"):
+        run_in_folder(RunFolder(tmp_path, recipe, "finetune", 0), RunOptions(mlflow="mine"))
+    assert mlflow.active_run() is None
+    assert [*mlflow.search_runs(experiment_names=["mine"])["status"]] == ["FAILED"]

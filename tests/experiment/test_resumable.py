@@ -112,10 +112,9 @@ def test_augmented_images_and_channels_last_resume_bit_exactly(name, workers, tm
         epochs=1,
         workers=workers,
     )
-    data = RunOptions(tmp_path, checkpoint_seconds=0, checkpoint_share=1)
-    undisturbed = run_strategy(recipe, name, 0, data)
+    undisturbed = run_strategy(recipe, name, 0, tmp_path)
     stops = [0, 4]  # inside an epoch of each domain
-    result = run_with_stops(recipe, name, tmp_path / "runs", stops, data)
+    result = run_with_stops(recipe, name, tmp_path / "runs", stops, OFTEN, tmp_path)
     assert result.outcome() == undisturbed.outcome()
     assert result.resumed == 2
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from interrupted_runs import run_with_stops
 from miniature import pacs
-from small_recipes import run_strategy, small_recipe
+from small_recipes import OFTEN, run_strategy, small_recipe
 from toy_prompting import (
     OPTIMIZERS,
     batches_of,
@@ -24,7 +24,6 @@ from covon_avalanche import prompting
 from covon_avalanche.experiment import run as running
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.registry.prompting import Prompting
-from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.prompting import (
     HEDP,
     L2P,
@@ -227,9 +226,9 @@ def test_a_recipe_runs_and_resumes_bit_exactly_with_a_frozen_backbone(kind, tmp_
         return network
 
     monkeypatch.setattr(running, "build_model", building)
-    options = RunOptions(tmp_path, checkpoint_seconds=0, checkpoint_share=1)
-    undisturbed = run_strategy(recipe, kind, 0, RunOptions(tmp_path))
-    result = run_with_stops(recipe, kind, tmp_path, [0, 4], options)  # one inside each domain
+    undisturbed = run_strategy(recipe, kind, 0, tmp_path)
+    stops = [0, 4]  # one inside each domain
+    result = run_with_stops(recipe, kind, tmp_path, stops, OFTEN, tmp_path)
     assert result.outcome() == undisturbed.outcome()
     assert result.resumed == 2
     assert len(networks) == 4

@@ -41,6 +41,13 @@ class Table(BaseModel):
     )
 
 
+class DomainSettings(Table):
+    """Settings of one domain in a schedule; an omitted setting keeps its previous value."""
+
+    lr: PositiveFloat | None = None
+    epochs: Count | None = None
+
+
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values of nested tables by dotted key; lists stay whole."""
     found: dict[str, Any] = {}

@@ -16,10 +16,9 @@ from pydantic import (
 )
 
 from covon_avalanche.experiment.registry.base import (
-    Count,
+    DomainSettings,
     Fraction,
     Method,
-    Table,
     Tunable,
     WithOptimizer,
 )
@@ -41,15 +40,13 @@ if TYPE_CHECKING:
 PRESETS = {"finetune": FINETUNING, "scratch": FROM_SCRATCH, "perceptron": PERCEPTRON}
 
 
-class TaskSettings(Table):
-    """Settings of one domain; an omitted setting keeps its previous value."""
+class CoVONDomain(DomainSettings):
+    """Settings of CoVON for one domain."""
 
-    lr: PositiveFloat | None = None
     ess: PositiveFloat | None = None
     hess_init: PositiveFloat | None = None
     gamma: Fraction | None = None
     gamma_precision: PositiveFloat | None = None
-    epochs: Count | None = None
 
 
 class CoVON(Mergeable):
@@ -90,7 +87,7 @@ class CoVON(Mergeable):
     (``replace``), or none. The coefficient of another rule is ``gamma``, unless ``merge.gamma`` is
     given, which leaves ``gamma`` to the precision alone."""
     mc_samples: PositiveInt = 1
-    schedule: list[TaskSettings] = Field([])
+    schedule: list[CoVONDomain] = Field([])
     """Settings by domain, in order; instead of ``later_hess_init``."""
 
     not_searched = frozenset({"gamma", "gamma_precision", "noise", "prior_width", "data_precision"})
@@ -149,7 +146,7 @@ class CoVON(Mergeable):
 
     @field_validator("schedule")
     @classmethod
-    def _instead(cls, schedule: list[TaskSettings], info: ValidationInfo) -> list[TaskSettings]:
+    def _instead(cls, schedule: list[CoVONDomain], info: ValidationInfo) -> list[CoVONDomain]:
         if schedule and info.data.get("later_hess_init") is not None:
             raise ValueError("replaces later_hess_init: give one of them")
         if info.data.get("backbone_lr_factor") and any(task.lr for task in schedule):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from covon_avalanche.experiment.registry.base import Count, Method, Problem, Table, WithOptimizer
+from covon_avalanche.experiment.registry.base import DomainSettings, Method, Problem, WithOptimizer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from covon_avalanche.prompting import PromptModel
 
 
-class DomainSettings(Table):
-    """Settings of one domain; an omitted setting keeps its previous value."""
+class PromptDomain(DomainSettings):
+    """Settings of a prompt method for one domain."""
 
-    lr: PositiveFloat | None = None
     weight_decay: NonNegativeFloat | None = None
-    epochs: Count | None = None
 
 
 class Prompting(WithOptimizer):
@@ -30,7 +28,7 @@ class Prompting(WithOptimizer):
     backbone_lr_factor: None = None
     max_grad_norm: PositiveFloat | None = None
     """Clips the gradients' common norm."""
-    schedule: list[DomainSettings] | None = None
+    schedule: list[PromptDomain] | None = None
     """By domain, in the order of training."""
 
     class_path = "covon_avalanche.plugins:PromptPlugin"
