@@ -192,8 +192,9 @@ class CoVON(PosteriorOptimizer):
         more plastic; 1, for the precision too, is CoVON-NoM, plain VCL. Above 1, an
         over-relaxation, is allowed with a warning.
     :param examples: number of training examples of the task, for tasks of different sizes: each
-        task is weighted in proportion. With Avalanche, :class:`CoVONPlugin` sets it. By default all
-        tasks have the same weight.
+        task is weighted in proportion. Before a task of another size, set it in all groups: ``for
+        group in optimizer.param_groups: group["examples"] = 500``. With Avalanche,
+        :class:`CoVONPlugin` does so. By default all tasks have the same weight.
     :param batch_size: number of examples in a step, over all processes. The loss must be the mean
         over them: with a sum, squared gradients are ``batch_size²`` times too large. With
         Avalanche, Lightning and the Hugging Face Trainer, the plugin or callback sets it.
@@ -445,6 +446,15 @@ class CoVON(PosteriorOptimizer):
             or (group["ess_per_example"] and group["examples"])
             for group in self.param_groups
         )
+
+    def _check_ess(self) -> None:
+        super()._check_ess()
+        first, *others = (group["examples"] for group in self.param_groups)
+        if other := [examples for examples in others if examples != first]:
+            raise ValueError(
+                f"examples is the size of the task, the same in all groups, got {first} and "
+                f"{other[0]}: set it in each of optimizer.param_groups"
+            )
 
     def _state_needs(self, group: Group) -> dict[str, set[str]]:
         return {

@@ -93,6 +93,19 @@ def test_groups_added_later_have_the_effective_sample_size_of_the_others():
     assert [group["ess_per_example"] for group in optimizer.param_groups] == [7.0, 7.0]
 
 
+def test_the_size_of_a_task_is_that_of_all_groups():
+    model = network()
+    groups = [{"params": [*model[i].parameters()], "lr": lr} for i, lr in ((0, 1e-3), (2, 1e-2))]
+    optimizer = make(groups, examples=100)
+    train_step(optimizer, model, task(0))
+    optimizer.consolidate()
+    optimizer.param_groups[0]["examples"] = 50
+    with pytest.raises(ValueError, match=r"examples .* same in all groups, got 50 and 100: set it"):
+        train_step(optimizer, model, task(1))
+    optimizer.param_groups[1]["examples"] = 50
+    train_step(optimizer, model, task(1))
+
+
 def test_a_prior_that_is_replaced_has_the_width_of_the_weights_before_the_task():
     p = nn.Parameter(torch.full((50,), 2.0))
     optimizer = make([p], noise=0.1, prior_width=0.5, lr=0.5, batch_size=1)
