@@ -17,18 +17,26 @@ from hypothesis import settings
 from sklearn import datasets
 from torch import nn
 
+gc.disable()  # until all test modules have been imported
 torch.set_num_threads(1)
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def little_garbage():
     """Exempt what exists, such as all that was imported, from the collections before each run."""
+    gc.enable()
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def files_need_not_survive_a_power_failure():
+    """The tests of one worker wait for the disk thousands of times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
