@@ -17,7 +17,7 @@ from covon_avalanche.experiment.run_folder import RunFolder, StoredRun
 from covon_avalanche.experiment.search import Search, searches_in
 from covon_avalanche.experiment.search_space import Searched
 
-STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
+STREAM = {"name": "PermutedDigits", "n_experiences": 2, "validation_size": 300}
 
 
 def recipe_of(*names) -> Recipe:
