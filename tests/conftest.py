@@ -15,20 +15,29 @@ import pytest
 import torch
 from hypothesis import settings
 from sklearn import datasets
+from terminal import forks
 from torch import nn
 
+gc.disable()  # until all test modules have been imported
 torch.set_num_threads(1)
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def little_garbage():
     """Exempt what exists, such as all that was imported, from the collections before each run."""
+    gc.enable()
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def files_need_not_survive_a_power_failure():
+    """The tests of one worker wait for the disk thousands of times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,6 +45,16 @@ def digits_are_read_once():
     """Reading the file takes longer than most runs on its images."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets, "load_digits", cache(datasets.load_digits))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def domains_are_made_once():
+    """Avalanche looks at each label of a domain, which takes a quarter of a short run."""
+    from covon_avalanche import streams
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "PermutedDigits", cache(streams.PermutedDigits))
         yield
 
 
@@ -84,3 +103,10 @@ class InThisProcess(Executor):
 def in_this_process(monkeypatch):
     """Run grids and searches in the process of the test, where the boundary is not tested."""
     monkeypatch.setattr("covon_avalanche.experiment.grid.WorkerPool", InThisProcess)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Worker processes are forked from one that has imported everything."""
+    context = forks()
+    monkeypatch.setattr("multiprocessing.get_context", lambda _: context)

@@ -42,6 +42,29 @@ def covon(*arguments: object, **options: Any) -> Result:
     return CliRunner().invoke(app, [*map(str, arguments)], **options)
 
 
+def covon_in_a_process(environment: dict[str, str], *commands: Sequence[object]) -> bytes:
+    """Run commands one after another, in one process with these variables.
+
+    :return: what they print.
+    """
+    words = [["covon", *map(str, command)] for command in commands]
+    code = f"""
+import sys, warnings
+warnings.simplefilter("ignore")
+from covon_avalanche.__main__ import main
+for sys.argv in {words!a}:
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+    run = [sys.executable, "-c", code]
+    return subprocess.run(
+        run, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True
+    ).stdout
+
+
 def check_command(words: list[str], whole: bool = True) -> None:
     """Fail if the command, an option or a shipped recipe does not exist, or an option is wrong."""
     command = typer.main.get_command(app)

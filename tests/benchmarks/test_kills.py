@@ -1,12 +1,23 @@
 """A grid of runs that is killed; tests of Ctrl-C and of kills of one process are in ``cli``."""
 
 import random
+import subprocess
+from types import SimpleNamespace
 
 import kills
+import pytest
+from terminal import covon
 
 
-def test_a_killed_grid_loses_nothing_and_ends_with_the_same_results(tmp_path):
+@pytest.mark.usefixtures("in_this_process")
+def test_a_killed_grid_loses_nothing_and_ends_with_the_same_results(tmp_path, monkeypatch):
     """All its processes are killed, soon after the first has begun to work."""
+
+    def run(command, **_):
+        done = covon(*command[command.index("covon_avalanche") + 1 :])
+        assert done.exit_code == 0, done.output
+
+    monkeypatch.setattr(kills, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": run}))
     found = kills.measure(1, 4, tmp_path, random.Random(7))
     assert found["kills"] == 1
     assert found["results"] >= len(kills.STRATEGIES)

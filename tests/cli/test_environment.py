@@ -1,24 +1,22 @@
 """Commands in the environment of others: a notebook's terminal, a container without a home."""
 
 import os
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 from made_up_results import made_up
-from terminal import covon
+from terminal import covon, covon_in_a_process
 
 
-def test_reports_need_neither_the_backend_of_a_notebook_nor_a_home(tmp_path):
+def test_a_home_that_cannot_be_written_is_reported_and_reports_need_no_notebooks_backend(tmp_path):
     made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]]).save(tmp_path / "result.json")
     inherited = {"MPLBACKEND": "module://nowhere.backend_inline", "HOME": str(tmp_path / "no/home")}
-    arguments = ["report", tmp_path / "result.json", "--out", tmp_path / "report"]
-    command = [sys.executable, "-m", "covon_avalanche", *arguments]
-    subprocess.run(command, env={**os.environ, **inherited}, check=True)
+    report = ["report", tmp_path / "result.json", "--out", tmp_path / "report"]
+    printed = covon_in_a_process(inherited, report, ["env"]).decode()
     assert (tmp_path / "report" / "index.html").is_file()
     assert list((tmp_path / "report" / "figures").glob("*.png"))
     assert not (tmp_path / "no").exists()
+    assert "home is writable: no" in printed
 
 
 def test_what_a_bug_report_needs_is_printed_without_names_of_the_user(tmp_path):
@@ -33,10 +31,3 @@ def test_what_a_bug_report_needs_is_printed_without_names_of_the_user(tmp_path):
     assert {"python", "covon_avalanche", "processor", "cores", "instructions"} <= found.keys()
     for private in (tmp_path, Path.home(), os.uname().nodename):
         assert str(private) not in done.stdout
-
-
-def test_a_home_that_cannot_be_written_is_reported(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-m", "covon_avalanche", "env"]
-    environment = {**os.environ, "HOME": str(tmp_path / "no/home")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "home is writable: no" in done.stdout

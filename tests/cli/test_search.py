@@ -17,7 +17,7 @@ from covon_avalanche.experiment.run_folder import RunFolder, StoredRun
 from covon_avalanche.experiment.search import Search, searches_in
 from covon_avalanche.experiment.search_space import Searched
 
-STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
+STREAM = {"name": "PermutedDigits", "n_experiences": 2, "validation_size": 300}
 
 
 def recipe_of(*names) -> Recipe:
@@ -132,6 +132,7 @@ def test_several_commands_share_the_trials(tmp_path):
     assert all(f" {len(trials)}/{len(trials)} " in output for output in outputs)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dying.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")

@@ -1,7 +1,6 @@
 """Worker processes: how many, and how they end."""
 
 import os
-import subprocess
 import sys
 import time
 import warnings
@@ -17,6 +16,7 @@ from covon_avalanche.experiment.worker_pool import WorkerPool, choose_gpu, defau
 LOCAL = "class LocalError(Exception): ...\nraise LocalError('only here')"
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_killed_process_fails_its_own_task_and_leaves_no_files():
     before = {path.name for path in Path("/dev/shm").glob("*")}
     with WorkerPool(2) as pool:
@@ -67,6 +67,7 @@ class Recorded(WorkerPool):
         return super()._start(number)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_process_that_replaces_a_killed_one_has_its_number():
     with Recorded(1, "cuda") as pool:
         assert pool.submit(abs, -1).result() == 1
@@ -80,27 +81,6 @@ def test_warnings_of_workers_are_one_line(capfd):
     with WorkerPool(1) as pool:
         pool.submit(warnings.warn, "two\nlines").result()
     assert capfd.readouterr().err == "warning: two lines\n"
-
-
-def test_wandb_is_imported_when_it_is_used_and_found_by_those_who_look_for_it():
-    code = """
-import importlib.util
-import sys
-
-class Accelerate:  # looks for it, if torchmetrics imports it
-    def find_spec(self, name, path, target=None):
-        if name == "avalanche":
-            assert importlib.util.find_spec("wandb") is not None
-
-sys.meta_path.insert(0, Accelerate())
-from covon_avalanche.experiment.worker_pool import import_avalanche
-import_avalanche()
-import covon_avalanche.experiment.run
-assert not any(name.startswith("wandb.") for name in sys.modules)
-import wandb
-assert wandb.__version__ and callable(wandb.init)
-"""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
 def test_a_library_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
