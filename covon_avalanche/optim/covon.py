@@ -616,7 +616,10 @@ class CoVON(PosteriorOptimizer):
             other["ess_per_example"] = ess / (group["examples"] or 1.0)
 
     def add_param_group(self, param_group: Group) -> None:
+        has_size = "examples" in param_group
         super().add_param_group(param_group)
+        if not has_size:  # the task's size may have changed since the defaults were given
+            self.param_groups[-1]["examples"] = self.param_groups[0]["examples"]
         natural = [group for group in self.param_groups if has_natural_units(group)]
         known = [group for group in natural if group["ess_per_example"] is not None]
         for group in natural:  # one size for all: the first step sets that of groups so far

@@ -104,6 +104,8 @@ def test_the_size_of_a_task_is_that_of_all_groups():
         train_step(optimizer, model, task(1))
     optimizer.param_groups[1]["examples"] = 50
     train_step(optimizer, model, task(1))
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+    assert optimizer.param_groups[2]["examples"] == 50
 
 
 def test_a_prior_that_is_replaced_has_the_width_of_the_weights_before_the_task():
