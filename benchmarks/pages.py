@@ -278,7 +278,19 @@ def pacs_vit() -> None:
             save_figure(some, "memory", f"{file}-memory", "Accuracy against memory"),
         ]
     write_part("pretrained.md", "pacs-vit", *parts)
+    write_part("pretrained.md", "pacs-vit, longer", longer_training())
     write_part("pretrained.md", "pacs-vit, search", searches_table("pacs-vit"))
+
+
+def longer_training() -> str:
+    """A_T of frozen backbones by the number of epochs, in the first order, of one seed."""
+    files = {3: "forward", 15: "longer"}
+    runs = pd.concat(load_results(RESULTS / f"pacs-vit/{file}.jsonl") for file in files.values())
+    longer = runs["settings"].map(lambda settings: settings["epochs"] == max(files))
+    runs = runs[runs["strategy"].isin(runs["strategy"][longer]) & (runs["seed"] == 0)]
+    epochs = runs["settings"].map(lambda settings: f"{settings['epochs']} epochs: A_T %")
+    cells = runs.pivot_table("average_accuracy", "strategy", epochs, sort=False)
+    return aligned((100 * cells).map("{:.1f}".format).reset_index())
 
 
 def pacs_vit_all() -> None:

@@ -35,6 +35,7 @@ def test_tables(page, monkeypatch, tmp_path):
     [
         *((f"pacs_{order}", f"pacs/{order}") for order in ("forward", "reverse", "fourth")),
         ("merging_reverse_longer", "merging/reverse-longer"),
+        ("pacs_vit_longer", "pacs-vit/longer"),
     ],
 )
 def test_stored_results_are_of_the_recipes(recipe, file):
