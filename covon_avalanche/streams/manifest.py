@@ -74,7 +74,7 @@ def read_manifest(
     table = table.rename(columns=also)
     missing = [c for c in columns if c not in table]
     if missing:
-        raise ValueError(f"{file} lacks the columns {missing}")
+        raise ValueError(f"{file} lacks the columns {missing}, found {[*table.columns[:6]]}")
     if not isinstance(table.index, pd.RangeIndex):  # pandas took a column for the index
         raise ValueError(f"{file} has rows with more than {len(table.columns)} values")
     known = [c for c in COLUMNS if c in table]

@@ -42,7 +42,7 @@ def test_names_like_formulas_are_read_as_they_were(tmp_path):
     ("text", "message"),
     [
         ("", "is not a table in UTF-8: No columns"),
-        ("file,domain,label\n", "lacks the columns ['split']"),
+        ("file,domain,label\n", "lacks the columns ['split'], found ['file', 'domain', 'label']"),
         (COLUMNS + "x.png,day,cat,valid\n", "split must be train or test, got ['valid']"),
         (COLUMNS + "x.png,day,cat,test\ny.png,day,cat\n", "row 2 after the header has no 'split'"),
         (
