@@ -18,12 +18,11 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -32,9 +31,7 @@ from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.grid import Outcome, run_grid
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, set_value, validate
 from covon_avalanche.experiment.registry import StrategySettings
-from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_errors import is_out_of_memory
-from covon_avalanche.experiment.run_folder import GivenUp, RunFolder
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.search_space import (
     Searched,
     Space,
@@ -44,14 +41,13 @@ from covon_avalanche.experiment.search_space import (
     flat_settings,
     rounded,
 )
+from covon_avalanche.experiment.trial import Trial
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _LR_VALUES = 5
 _EXTENSIONS = 4  # of the grid, at most
-_STARTS = 3  # after which a trial whose process is killed counts as failed
-_OTHERS = 4  # finished trials, at least, with whose median a draw is compared
 Settings = dict[str, Any]
 
 
@@ -67,68 +63,6 @@ def with_settings(recipe: Recipe, strategy: str, settings: Mapping[str, Any]) ->
         set_value(data["strategies"][strategy], key, value)
     changed = validate(data, f"recipe {recipe.name}")
     return changed.model_copy(update={"search": recipe.search})
-
-
-class Pruned(Exception):
-    """A trial is worse than others were after as many domains."""
-
-
-class Trial(RunFolder):
-    """A run on validation images with settings of a search."""
-
-    evaluated_on = "valid"
-    number = 0
-    """Its place in the plan, from 1."""
-    searched: Settings
-    """Its settings that are searched, by key."""
-    others: Sequence[Path] = ()
-    """Folders of trials with whose median it is compared."""
-    _score: float | None = None
-
-    @property
-    def title(self) -> str:
-        drawn = ", ".join(f"{key} {value}" for key, value in self.searched.items())
-        return f"{self.spec.strategy}, trial {self.number} ({drawn})"
-
-    def score(self) -> float | None:
-        """A_T on validation images; 0 if it was pruned or has failed, ``None`` before its end or if
-        its result is damaged."""
-        if self._score is None:
-            with suppress(ResultError):
-                if (result := self.result()) is not None:
-                    self._score = result.average_accuracy
-                elif self.given_up:
-                    self._score = 0.0
-        return self._score
-
-    def on_domain(self, domains: int, accuracy: float) -> None:
-        """Compare the mean accuracy on the domains so far with the median of the others, after a
-        third of the domains at the earliest and not after the last.
-
-        :raises Pruned: if it is below.
-        """
-        whole = self.recipe.stream.n_experiences
-        if not max(1, whole // 3) <= domains < whole:
-            return
-        found = []
-        for path in self.others:
-            with suppress(ResultError):  # not finished, or damaged
-                found.append(Result.load(path / "result.json").matrix.curve()[domains - 1] or 0.0)
-        if len(found) >= _OTHERS and accuracy < median(found):
-            raise Pruned(
-                f"{100 * accuracy:.2f} % after domain {domains}, below the median of "
-                f"{len(found)} other trials, {100 * median(found):.2f} %"
-            )
-
-    def gives_up(self, error: BaseException) -> GivenUp | None:
-        """If it is pruned, diverges, needs more memory than there is, or was killed, perhaps for
-        lack of memory, after its third start."""
-        if isinstance(error, Pruned):
-            return "pruned"
-        if isinstance(error, BrokenProcessPool):
-            return "failed" if self.starts >= _STARTS else None
-        diverged = isinstance(error, FloatingPointError) or type(error).__name__ == "LinAlgError"
-        return "failed" if diverged or is_out_of_memory(error) else None
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ class DomainPrompts(PromptModel):
         self.selector = NearestCentre(self.vit.feature_width, num_domains, centres)
         self.selector.to(self.prompts[0])
 
-    def new_contexts(self, network: nn.Module, length: int, n: int) -> nn.ParameterList:
-        """Token embeddings before class names, normal with standard deviation 0.02; to be called
-        before the constructor of this class.
+    @classmethod
+    def new_contexts(cls, network: nn.Module, length: int, n: int) -> nn.ParameterList:
+        """Token embeddings before class names, normal with standard deviation 0.02.
 
         :param length: tokens of a context.
         :param n: number of contexts.
@@ -55,7 +55,7 @@ class DomainPrompts(PromptModel):
         text: Any = getattr(network, "text", None)
         if text is None:
             raise ValueError(
-                f"{type(self).__name__} needs a CLIP with its text tower: create it with "
+                f"{cls.__name__} needs a CLIP with its text tower: create it with "
                 "create_backbone(name, num_classes, class_names=...) and a backbone of open_clip, "
                 f"got {type(network).__name__}"
             )

@@ -18,7 +18,6 @@ from covon_avalanche.experiment.recipe import Recipe, RecipeError, validate
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.search import (
-    Pruned,
     Search,
     run_searches,
     searches_in,
@@ -27,6 +26,7 @@ from covon_avalanche.experiment.search import (
     with_settings,
 )
 from covon_avalanche.experiment.search_space import Searched, Space
+from covon_avalanche.experiment.trial import Pruned
 
 STREAM = {"name": "PermutedDigits", "n_experiences": 3, "validation_size": 300}
 
