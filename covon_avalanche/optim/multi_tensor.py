@@ -7,6 +7,7 @@ temporaries are needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -48,7 +49,7 @@ def draw(
         torch._foreach_mul_(sample, std)
         torch._foreach_add_(sample, mean)
         if means[0].device.type == "cpu":
-            good = good and all(bool(torch.isfinite(s).all()) for s in std)
+            good &= bool(torch.isfinite(torch.stack(torch._foreach_norm(std))).all())
     return good
 
 
@@ -112,17 +113,15 @@ def step(
         torch._foreach_mul_(direction, s0)
         bias_correction = 1 - beta1**i if debias else 1.0
         torch._foreach_add_(direction, momentum, alpha=ess / bias_correction)
-        if squares is not None:  # both times ess
-            torch._foreach_div_(direction, ess)
-            torch._foreach_div_(precision, ess)
+        if squares is not None:
             torch._foreach_sqrt_(precision)
             norms = torch._foreach_norm(torch._foreach_div(grad, precision))
             sums = list(torch._foreach_mul(norms, norms))
             if sharded:
                 sums = sum_everywhere(sums, whole)
-            raw = torch._foreach_div(sums, [float(p.numel()) for p in whole])
+            raw = torch._foreach_div(sums, [p.numel() / ess for p in whole])
             torch._foreach_lerp_(squares, raw, 1 - AVERAGING)
-            factors = inverse_rms(torch.stack(squares), 1 - AVERAGING**i)
+            factors = inverse_rms(torch.stack(squares), 1 - AVERAGING**i) / math.sqrt(ess)
             torch._foreach_mul_(direction, factors.unbind())
         torch._foreach_div_(direction, precision)
         torch._foreach_clamp_min_(direction, -clip_radius)
