@@ -64,7 +64,9 @@ def end_task(model, rule, values, batches=None) -> None:
     """A task that leaves these weights, by name, and the merge."""
     before = weights(model)
     model.load_state_dict(values, strict=False)
-    merge_into(model, torch.optim.SGD(model.parameters(), lr=0.1), rule, before, batches)
+    merge_into(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), rule, before=before, batches=batches
+    )
 
 
 def accuracies(model, rule, tasks, y, lr, steps):
@@ -76,6 +78,6 @@ def accuracies(model, rule, tasks, y, lr, steps):
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
-        merge_into(model, optimizer, rule, before, lambda x=x: [(x, y)])
+        merge_into(model, optimizer, rule, before=before, batches=lambda x=x: [(x, y)])
     with torch.no_grad():
         return [(model(x).argmax(1) == y).float().mean().item() for x in tasks]

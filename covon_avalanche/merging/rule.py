@@ -128,9 +128,9 @@ def merge_into(
     model: nn.Module,
     optimizer: Optimizer,
     rule: MergeRule | SlowStep,
+    *,
     before: Mapping[str, Tensor] | None = None,
     batches: Batches | None = None,
-    *,
     batch_norm_batches: Batches | None = None,
 ) -> None:
     """Merge the weights at the end of a task; in a plain PyTorch loop::
@@ -139,7 +139,7 @@ def merge_into(
             rule.begin_task(model)
             before = {name: p.detach().clone() for name, p in model.named_parameters()}
             train(model, optimizer, loader)
-            merge_into(model, optimizer, rule, before, lambda: loader)
+            merge_into(model, optimizer, rule, before=before, batches=lambda: loader)
 
     CoVON receives the merged weights through ``consolidate(means=...)``, so that its precision
     follows Eq. 8; for any other optimizer they are copied into the parameters.

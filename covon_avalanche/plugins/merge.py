@@ -89,7 +89,7 @@ def merge_task(
             strategy.model,
             strategy.optimizer,
             rule,
-            before,
-            lambda: task_loader(strategy, mb_size, augmented=augmented),
+            before=before,
+            batches=lambda: task_loader(strategy, mb_size, augmented=augmented),
             batch_norm_batches=lambda: task_loader(strategy, strategy.train_mb_size, shuffled=True),
         )

@@ -117,7 +117,7 @@ def trained(request, linear, batch):
 def test_merged_weights_are_in_place_when_the_rule_observes(trained):
     (model, optimizer), rule = trained, Constant(0.25)
     before = weights(model)
-    merge_into(model, optimizer, rule, before)
+    merge_into(model, optimizer, rule, before=before)
     assert (model.weight == 0.25).all()
     assert same(rule.observed[0], weights(model))
     if isinstance(optimizer, CoVON):
@@ -130,7 +130,7 @@ def test_if_a_weight_is_not_finite_nothing_changes(trained):
     (model, optimizer), rule = trained, Constant(torch.nan)
     before, state = weights(model), dict(optimizer.state)
     with pytest.raises(FloatingPointError, match="merged weights of 'weight' are not finite"):
-        merge_into(model, optimizer, rule, before)
+        merge_into(model, optimizer, rule, before=before)
     assert same(weights(model), before)
     assert rule.observed == []
     assert optimizer.state == state
@@ -167,8 +167,8 @@ def test_an_interrupted_merge_changes_nothing_and_can_be_repeated(optimizer, mom
         return call
 
     def merge(model, optimizer, rule, statistics=lambda: batches):
-        arguments = before, lambda: batches
-        merge_into(model, optimizer, rule, *arguments, batch_norm_batches=statistics)
+        data = dict(batches=lambda: batches, batch_norm_batches=statistics)
+        merge_into(model, optimizer, rule, before=before, **data)
 
     for task in range(2):
         before = weights(model)
@@ -239,7 +239,7 @@ def test_optimizers_and_missing_arguments_are_named(linear):
         (adamw, Average(), {"module.weight": before["weight"]}, "got 'module.weight' and not 'w"),
     ):
         with pytest.raises(ValueError, match=message):
-            merge_into(linear, optimizer, rule, given)
+            merge_into(linear, optimizer, rule, before=given)
     assert same(weights(linear), before)
 
 

@@ -69,7 +69,7 @@ def test_moments_after_a_merge_within_autocast_are_those_of_the_merged_weights()
             for p in net.parameters():
                 p.add_(torch.randn_like(p))
         with torch.autocast("cpu", torch.bfloat16):
-            merge_into(net, optimizer, rule, before, lambda: [(x, x)])
+            merge_into(net, optimizer, rule, before=before, batches=lambda: [(x, x)])
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             now = input_second_moments(net, [(x, x)])
         known = {name: moments + known.get(name, 0) for name, moments in now.items()}
