@@ -96,6 +96,8 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
 
     def _consolidated(self, strategy: Any) -> DiagGaussian:
         self._close_window(strategy)
+        if not self.fisher:  # no step so far
+            return self.anchor
         new = self._new
         self.scores = {n: (self.scores[n] + s) / 2 for n, s in new.items()} if self.scores else new
         parts = [_of_largest(self.fisher), _of_largest(self.scores)]

@@ -216,6 +216,17 @@ def test_domains_of_one_class_or_one_image_of_a_class(name, rows):
     assert all(p.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", [name for name in WHOLE_TASKS if name != "prompts"])
+def test_a_domain_with_fewer_images_than_a_batch_may_be_left_out(name):
+    plugin, model, optimizer = WHOLE_TASKS[name]
+    model = model()
+    strategy = make_naive(model, optimizer(model), plugin())
+    for experience, size in zip(toy_benchmark(2).train_stream, (64, 16), strict=True):
+        strategy.train_mb_size = size
+        strategy.train(experience, drop_last=True)
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
 anchored = pytest.mark.parametrize("name", ["ada-reg", "ewc", "ewc-star", "mas", "rwalk", "si"])
 
 
