@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from avalanche.distributed import DistributedHelper
-from avalanche.models import avalanche_forward
+from avalanche.models import IncrementalClassifier, MultiHeadClassifier, avalanche_forward
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
@@ -27,7 +27,8 @@ class DERPlugin(SupervisedPlugin):
     stores inputs without their random transform, and transforms them anew. Avalanche's
     implementation computes logits after each task, on other inputs than those trained on, and
     trains on stored and current examples in one forward pass. Stored logits of classes that are new
-    count as 0. Task identities are used for multi-head models only.
+    count as 0, and so do logits that Avalanche's classifiers mask. Task identities are used for
+    multi-head models only.
     """
 
     def __init__(
@@ -71,7 +72,8 @@ class DERPlugin(SupervisedPlugin):
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the losses of stored examples, if there are any."""
-        batch = [strategy.mb_x, strategy.mb_y, strategy.mb_task_id, strategy.mb_output.detach()]
+        logits = _unmasked(strategy.model, strategy.mb_output.detach())
+        batch = [strategy.mb_x, strategy.mb_y, strategy.mb_task_id, logits]
         if isinstance(strategy, DataParallel):
             batch = strategy.whole_batch(batch)
         self._batches[strategy.clock.train_iterations] = batch
@@ -81,6 +83,7 @@ class DERPlugin(SupervisedPlugin):
         if self.alpha > 0:
             x, _, task, logits = self._drawn(size)
             outputs = self._outputs(strategy, x, task)[:, : logits.shape[1]]
+            outputs = _unmasked(strategy.model, outputs)
             strategy.loss += self.alpha * nn.functional.mse_loss(outputs, logits)
         if self.beta > 0:
             x, y, task, _ = self._drawn(size)
@@ -117,3 +120,11 @@ class DERPlugin(SupervisedPlugin):
             if row < self.mem_size:
                 for column, values in zip(self.memory, batch, strict=True):
                     column[row] = values[i]
+
+
+def _unmasked(model: nn.Module, logits: Tensor) -> Tensor:
+    """Logits with 0 in place of the values of masked units, which are far from any other."""
+    for module in model.modules():
+        if isinstance(module, IncrementalClassifier | MultiHeadClassifier) and module.masking:
+            logits = logits.masked_fill(logits == module.mask_value, 0.0)
+    return logits

@@ -4,7 +4,7 @@ import pytest
 import torch
 from avalanche.training.supervised import Naive
 from torch import nn
-from toys import Watch, make_naive, sgd, toy_benchmark, toy_model, weights
+from toys import Head, Watch, make_naive, sgd, toy_benchmark, toy_model, weights
 
 from covon_avalanche.loops import GradientAccumulation
 from covon_avalanche.plugins import DERPlugin
@@ -28,6 +28,20 @@ def test_logits_are_those_of_the_step_that_trained_on_the_example(cls):
     assert plugin.seen == 96  # two epochs
     for column, values in zip((0, 1, 3), zip(*seen, strict=True), strict=True):
         assert torch.equal(plugin.memory[column][:96], torch.cat(values))
+
+
+def test_masked_logits_count_as_0():
+    """Those of classes that a classifier of Avalanche has units for, but no task has had."""
+    plugin, model, losses = DERPlugin(200), Head(), []
+    watch = Watch(after_backward=lambda s: losses.append(float(s.loss)))
+    strategy = make_naive(model, sgd(model), plugin, watch)
+    benchmark = toy_benchmark(2, classes_per_experience=2)
+    for experience in benchmark.train_stream:
+        strategy.eval(benchmark.test_stream)  # the head grows here
+        strategy.train(experience)
+    assert not plugin.memory[3][:96, 2:].any()
+    assert plugin.memory[3][:96, :2].all()
+    assert max(losses) < 20
 
 
 def test_a_step_adds_both_losses_of_stored_examples(monkeypatch):
