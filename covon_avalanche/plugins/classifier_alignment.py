@@ -73,11 +73,12 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Summarise the domain, and retrain the last layer from the second domain on."""
         found = fit_gaussians(*self._features(strategy), per_class=self.per_class)
-        self.gaussians = [*self.gaussians, found]
-        if len(self.gaussians) > 1:
+        gaussians = [*self.gaussians, found]
+        if len(gaussians) > 1:
             self._keep_head(strategy.model)
             layers = self._layers(strategy.model)
-            align_layers(layers, self.gaussians, samples=self.samples, epochs=self.epochs)
+            align_layers(layers, gaussians, samples=self.samples, epochs=self.epochs)
+        self.gaussians = gaussians  # not of a domain that is interrupted here
 
     def _features(self, strategy: Any) -> tuple[Tensor, Tensor]:
         """Features of shape (examples, width), and labels."""

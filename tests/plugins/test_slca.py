@@ -9,7 +9,7 @@ from toys import Watch, columns, make_naive, same, toy_benchmark, toy_model, wei
 
 from covon_avalanche.merging import EMA, SLCA, CoFiMA
 from covon_avalanche.merging.alignment import align_layers, fit_gaussians
-from covon_avalanche.plugins import SLCAPlugin
+from covon_avalanche.plugins import ClassifierAlignmentPlugin, SLCAPlugin, classifier_alignment
 
 
 def test_new_classifiers_are_on_the_networks_device():
@@ -131,9 +131,6 @@ def test_an_interrupted_domain_does_not_count(moment, monkeypatch):
     model = SLCA(toy_model(), 4, 2)
     strategy = make_naive(model, sgd(model), SLCAPlugin(samples=8))
 
-    def interrupt(*arguments, **_):
-        raise KeyboardInterrupt
-
     for domain, experience in enumerate(toy_benchmark(2).train_stream):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(strategy if moment == "backward" else model, moment, interrupt)
@@ -143,3 +140,23 @@ def test_an_interrupted_domain_does_not_count(moment, monkeypatch):
         strategy.train(experience)
         assert model.domains == domain + 1
         assert len(strategy.plugins[0].gaussians) == domain + 1
+
+
+@pytest.mark.parametrize("slca", [True, False])
+def test_a_domain_that_is_interrupted_while_classifiers_are_aligned_does_not_count(
+    slca, monkeypatch
+):
+    plugin = SLCAPlugin(samples=8) if slca else ClassifierAlignmentPlugin(samples=8)
+    model = SLCA(toy_model(), 4, 2) if slca else toy_model()
+    strategy = make_naive(model, torch.optim.SGD(model.parameters(), lr=0.05), plugin)
+    first, second = toy_benchmark(2).train_stream
+    strategy.train(first)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(classifier_alignment, "align_layers", interrupt)
+        strategy.train(second)
+    strategy.train(second)
+    assert len(plugin.gaussians) == 2
+
+
+def interrupt(*arguments, **options):
+    raise KeyboardInterrupt
