@@ -65,7 +65,7 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
             return
         if isinstance(self.rule, MagMax) and self.rule.start == "pretrained":
             strategy.optimizer.state.clear()  # tasks are trained independently
-        if self.rule.needs_before:
+        if self.rule.needs_before and not self._before:  # kept if the task was interrupted
             self._before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:

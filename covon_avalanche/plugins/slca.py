@@ -62,7 +62,7 @@ class SLCAPlugin(ClassifierAlignmentPlugin):
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Copy the aligned weights, and restore the classifiers."""
-        if self.rule is not None:
+        if self.rule is not None and not self._before:  # kept if the domain was interrupted
             self._before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
         super().before_train_dataset_adaptation(strategy)
 

@@ -24,7 +24,8 @@ from toys import (
 )
 
 from covon_avalanche import MergePlugin
-from covon_avalanche.merging import EMA, CoFiMA, MagMax, RegMean, Task
+from covon_avalanche.merging import EMA, SLCA, CoFiMA, MagMax, RegMean, Task
+from covon_avalanche.plugins import SLCAPlugin
 
 
 def make(kind, rule, model):
@@ -182,3 +183,29 @@ def test_a_run_stopped_within_tasks_resumes_bit_exactly(rule, tmp_path):
     resumed = run_with_stops(recipe, "own", tmp_path, [1, 4], OFTEN)  # one stop in each
     assert resumed.resumed == 2
     assert resumed.outcome() == run_strategy(recipe, "own", 0).outcome()
+
+
+@pytest.mark.parametrize("plugin", [MergePlugin, SLCAPlugin])
+def test_an_interrupted_task_is_merged_with_the_weights_before_it(plugin):
+    model = SLCA(toy_model(), 4, 2) if plugin is SLCAPlugin else toy_model()
+    name = next(name for name, _ in model.named_parameters())
+    ends = []
+
+    def stop_in_the_second_task(strategy):
+        ends.append(weights(model)[name])
+        if len(ends) == 3:
+            raise KeyboardInterrupt
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    watch = Watch(after_training_epoch=stop_in_the_second_task)
+    strategy = make_naive(model, optimizer, plugin(EMA(0.4)), watch)
+    first, second = toy_benchmark(2).train_stream
+    start = weights(model)[name]
+    strategy.train(first)
+    before = weights(model)[name]
+    rows = (before != start).any(1)  # EMA merges only those that were trained before
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(second)
+    strategy.train(second)
+    assert rows.sum() > 5
+    torch.testing.assert_close(weights(model)[name][rows], before.lerp(ends[-1], 0.4)[rows])
