@@ -57,8 +57,8 @@ class MagMax(MergeRule):
         start = self.last if self.start == "last" else grown
         with defer_interrupt():
             self.pretrained = {**self.pretrained, **grown}
-            for name, p in trained.items():
-                p.copy_(in_shape(start.get(name), p.detach()))
+            for name in trained.keys() & start.keys():  # none in an interrupted task that continues
+                trained[name].copy_(in_shape(start[name], trained[name].detach()))
             self.last = {}
 
     def merge(self, task: Task) -> dict[str, Tensor]:

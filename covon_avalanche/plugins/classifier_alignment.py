@@ -52,14 +52,16 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
         """By domain, on the CPU."""
         self.per_class = False
         self._trained: dict[str, Tensor] = {}  # the last layer before it was retrained
+        self._retrained = False  # whether the retrained layer is in place
 
     @torch.no_grad()
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Restore the last layer, before any plugin reads the weights that the domain starts from.
         Rows that the layer has grown since stay as they are."""
-        if self._trained:
+        if self._retrained:
             for name, p in self._head(strategy.model).named_parameters():
                 p[: len(self._trained[name])] = self._trained[name].to(p)
+            self._retrained = False  # a domain that was interrupted continues
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Check that model and experience fit.
@@ -94,3 +96,4 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
 
     def _keep_head(self, model: Any) -> None:
         self._trained = {n: p.detach().clone() for n, p in self._head(model).named_parameters()}
+        self._retrained = True

@@ -87,6 +87,10 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         super().before_training_exp(strategy, **kwargs)
         if isinstance(self.merge, MergeRule):
             self.merge.begin_task(strategy.model)
+        if isinstance(self.merge, MagMax) and self.merge.start == "pretrained":
+            for p, state in list(strategy.optimizer.state.items()):  # an interrupted task's, too
+                prior = {key: s for key, s in state.items() if key.startswith("prior_")}
+                strategy.optimizer.restore_state(p, prior)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Tell the optimizer the number of examples of the step so far, over all processes, and

@@ -1,5 +1,6 @@
 """Classifier alignment in Avalanche's training loop."""
 
+import pytest
 import torch
 from toys import (
     Head,
@@ -67,6 +68,26 @@ def test_covon_predicts_with_the_retrained_layer_and_learns_from_its_prior():
         changed = {name for name, p in ends[t].items() if not torch.equal(p, priors[t][name])}
         assert changed == {"2.weight", "2.bias"}
     assert same(starts[2], priors[1])
+
+
+def test_covon_continues_a_domain_that_was_interrupted():
+    epochs, model = [], toy_model()
+
+    def stop_in_the_third_domain(strategy):
+        epochs.append(weights(model)["2.weight"])
+        if len(epochs) == 5:
+            raise KeyboardInterrupt
+
+    watch = Watch(after_training_epoch=stop_in_the_third_domain)
+    strategy = make_strategy("covon", model, plugins=[ClassifierAlignmentPlugin(samples=8), watch])
+    *first, last = toy_benchmark(3).train_stream
+    strategy.train(first)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(last)
+    starts = []
+    watch.before_training_epoch = lambda strategy: starts.append(weights(model)["2.weight"])
+    strategy.train(last)
+    assert torch.equal(starts[0], epochs[4])
 
 
 def test_a_classifier_that_grows_keeps_its_new_rows():

@@ -185,6 +185,30 @@ def test_a_run_stopped_within_tasks_resumes_bit_exactly(rule, tmp_path):
     assert resumed.outcome() == run_strategy(recipe, "own", 0).outcome()
 
 
+@pytest.mark.parametrize("start", ["pretrained", "last"])
+def test_an_interrupted_task_begins_anew_from_pretrained_weights_and_else_continues(start):
+    starts, ends, model = [], [], toy_model()
+
+    def stop_once(strategy):
+        ends.append((weights(model), len(strategy.optimizer.state[model[0].weight])))
+        if len(ends) == 1:
+            raise KeyboardInterrupt
+
+    def note_start(strategy):
+        starts.append((weights(model), len(strategy.optimizer.state.get(model[0].weight, {}))))
+
+    watch = Watch(before_training_epoch=note_start, after_training_epoch=stop_once)
+    rule = MagMax(start=start)
+    strategy = make_strategy("covon", model, merge=rule, plugins=[watch], train_epochs=1)
+    (experience,) = toy_benchmark(1).train_stream
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(experience)
+    strategy.train(experience)
+    expected = starts[0] if start == "pretrained" else ends[0]
+    assert same(starts[1][0], expected[0])
+    assert starts[1][1] == expected[1]
+
+
 @pytest.mark.parametrize("plugin", [MergePlugin, SLCAPlugin])
 def test_an_interrupted_task_is_merged_with_the_weights_before_it(plugin):
     model = SLCA(toy_model(), 4, 2) if plugin is SLCAPlugin else toy_model()
