@@ -114,6 +114,6 @@ def _some(data: Any, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Random examples: inputs, targets, task labels."""
     rows = [data[i] for i in torch.randperm(len(data), device="cpu")[:n].tolist()]
     x = torch.stack([torch.as_tensor(row[0], device="cpu") for row in rows])
-    y = torch.tensor([int(row[1]) for row in rows], dtype=torch.int64, device="cpu")
+    y = torch.stack([torch.as_tensor(row[1], device="cpu") for row in rows])
     task = torch.tensor([int(row[-1]) for row in rows], dtype=torch.int64, device="cpu")
     return x, y, task

@@ -2,7 +2,9 @@
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
-from toys import Watch, make_naive, make_vcl, same, toy_benchmark, train_vcl, weights
+from avalanche.benchmarks.utils import AvalancheDataset
+from torch.utils.data import TensorDataset
+from toys import Watch, make_naive, make_vcl, same, toy_benchmark, toy_model, train_vcl, weights
 
 from covon_avalanche import TDVCLPlugin, VCLPlugin
 from covon_avalanche.posterior.gaussian import kl, pool
@@ -72,3 +74,15 @@ def test_the_replayed_loss_has_the_weights_of_the_targets(model):
     strategy = make_naive(model, optimizer, before, plugin, after)
     strategy.train(benchmark_from_datasets(train=datasets).train_stream)
     assert set(checked) == {0, 1, 2}
+
+
+def test_stored_targets_are_those_of_the_data():
+    """Numbers, of a regression."""
+    x, y, model, plugin = torch.randn(32, 8), torch.randn(32, 4), toy_model(), TDVCLPlugin()
+    data = AvalancheDataset([TensorDataset(x, y, torch.zeros(32, dtype=torch.int64))])
+    strategy = make_naive(model, make_vcl(model.named_parameters()), plugin)
+    strategy._criterion = torch.nn.MSELoss()
+    strategy.train(benchmark_from_datasets(train=[data, data]).train_stream)
+    for _, stored_x, stored_y, _ in plugin._memory:
+        order = [int((x == row).all(1).nonzero()) for row in stored_x]
+        assert torch.equal(stored_y, y[order])
