@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import torch
 from avalanche.training.plugins import EarlyStoppingPlugin, SupervisedPlugin
 from avalanche.training.templates.update_type import SGDUpdate
+from torch import Tensor
+from torch.nn import CrossEntropyLoss
 
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.optim import BayesByBackprop, PosteriorOptimizer
@@ -60,7 +62,8 @@ class PosteriorPlugin(SupervisedPlugin):
             leaves out keeps its previous value.
         :param eval_samples: predict in ``strategy.eval`` with class probabilities averaged
             over this many posterior samples (the output becomes log-probabilities). 0 predicts
-            with the mean weights, as does every evaluation before ``ess`` is known.
+            with the mean weights, as does every evaluation before ``ess`` is known. Classes are the
+            last dimension of the output, or the second one with ``CrossEntropyLoss``.
         :param eval_temperature: factor of the posterior's variance in these predictions. With an
             ``ess`` far above the number of examples the posterior is too narrow to be uncertain
             about anything. Choose the temperature with the lowest log loss on validation images.
@@ -193,6 +196,7 @@ class PosteriorPlugin(SupervisedPlugin):
     def before_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, with ``eval_samples``; the same for all batches."""
         if self._averages_samples(strategy):
+            _check_classes(strategy.mb_y)
             strategy.optimizer.param_groups[0]["noise_draws"] = self._draws
             self._open_sample(strategy, train=False)
 
@@ -205,7 +209,8 @@ class PosteriorPlugin(SupervisedPlugin):
         for _ in range(self.eval_samples - 1):
             with strategy.optimizer.sampled_params(False, self.eval_temperature):
                 outputs.append(strategy.forward())
-        log_probabilities = torch.stack([output.log_softmax(-1) for output in outputs])
+        classes = 1 if isinstance(strategy._criterion, CrossEntropyLoss) else -1
+        log_probabilities = torch.stack([output.log_softmax(classes) for output in outputs])
         strategy.mb_output = log_probabilities.logsumexp(0) - math.log(len(outputs))
 
     def _averages_samples(self, strategy: Any) -> bool:
@@ -224,6 +229,17 @@ class PosteriorPlugin(SupervisedPlugin):
         sample, self._sample = self._sample, None
         if sample is not None:
             sample.__exit__(None, None, None)
+
+
+def _check_classes(targets: Tensor) -> None:
+    """Raise a ``ValueError`` for targets that are neither class ids nor probabilities."""
+    if not targets.is_floating_point():
+        return
+    if targets.dim() < 2 or not torch.allclose(targets.sum(1), targets.new_ones(())):
+        raise ValueError(
+            "eval_samples averages class probabilities, but the targets are neither class ids nor "
+            "probabilities of classes: leave it at 0"
+        )
 
 
 class VCLPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[call-arg]

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.supervised import ER_ACE
 from torch import nn
+from torch.utils.data import TensorDataset
 from toys import (
     MAKE,
     Watch,
@@ -147,6 +150,35 @@ def test_eval_uses_the_mean_of_the_samples(kind, size):
     torch.testing.assert_close(output.exp(), by_hand, rtol=1e-4, atol=1e-6)
     nll = nn.functional.nll_loss(by_hand.log(), y).item()
     assert sum(loss for _, loss in outputs) / len(outputs) == pytest.approx(nll, rel=1e-4)
+
+
+def train_and_evaluate(model, x, y, criterion, **options):
+    """The output for all examples, with samples that are the mean."""
+    data, outputs = AvalancheDataset([TensorDataset(x, y, torch.zeros(len(y)).long())]), []
+    watch = Watch(after_eval_iteration=lambda s: outputs.append(s.mb_output))
+    plugin = CoVONPlugin(eval_samples=2, eval_temperature=1e-12)
+    strategy = make_naive(model, make_covon(model.named_parameters()), plugin, watch)
+    strategy._criterion = criterion
+    stream = benchmark_from_datasets(train=[data]).train_stream
+    strategy.train(stream)
+    strategy.eval(stream)
+    return outputs[0]
+
+
+def test_samples_of_an_image_segmentation_are_averaged_by_pixel():
+    x, model = torch.randn(16, 1, 5, 6), nn.Conv2d(1, 3, 3, padding=1)
+    output = train_and_evaluate(model, x, (x[:, 0] > 0).long(), nn.CrossEntropyLoss())
+    torch.testing.assert_close(output, model(x).detach().log_softmax(1), rtol=1e-3, atol=1e-3)
+
+
+def test_samples_of_a_regression_are_refused_and_those_with_soft_labels_averaged():
+    x, model = torch.randn(16, 8), toy_model()
+    for y in (torch.randn(16, 4), torch.randn(16)):
+        with pytest.raises(ValueError, match="eval_samples averages class probabilities, but the"):
+            train_and_evaluate(model, x, y, lambda output, y: (output.sum() - y.sum()).square())
+    soft = torch.rand(16, 4).softmax(1)
+    output = train_and_evaluate(model, x, soft, nn.CrossEntropyLoss())
+    torch.testing.assert_close(output, model(x).detach().log_softmax(1), rtol=1e-3, atol=1e-3)
 
 
 @both
