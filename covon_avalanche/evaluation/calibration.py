@@ -61,7 +61,14 @@ class CalibrationSums:
 
         :param logits: of shape (batch, classes), or log-probabilities.
         :param targets: class ids of shape (batch,).
+        :raises ValueError: for other shapes, and targets that are not whole numbers.
         """
+        if logits.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
+            raise ValueError(
+                "accuracy and calibration need logits of shape (batch, classes) and class ids of "
+                f"shape (batch,), got shapes {tuple(logits.shape)} and {tuple(targets.shape)}, and "
+                f"targets of {targets.dtype}"
+            )
         logits, targets = logits.detach().cpu(), targets.detach().cpu()  # MPS has no float64
         log_p = logits.double().log_softmax(1)
         p = log_p.exp()

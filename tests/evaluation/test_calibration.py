@@ -70,3 +70,18 @@ def test_no_images_and_no_bins_are_refused():
         CalibrationSums().result()
     with pytest.raises(ValueError, match="bins must be >= 1, got 0"):
         CalibrationSums(bins=0)
+
+
+@pytest.mark.parametrize(
+    ("logits", "targets"),
+    [
+        (torch.zeros(8, 3), torch.zeros(8)),
+        (torch.zeros(8, 3), torch.zeros(8, 3)),
+        (torch.zeros(8), torch.zeros(8).long()),
+    ],
+)
+def test_regressions_are_refused(logits, targets):
+    with pytest.raises(
+        ValueError, match=r"need logits of shape \(batch, classes\) and class ids of"
+    ):
+        CalibrationSums().add(logits, targets)
