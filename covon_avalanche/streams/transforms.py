@@ -114,9 +114,11 @@ def pixels_of(image: Image.Image, on_transparent: Callable[[], None] = lambda: N
     if max(image.size) > 100 * min(image.size):  # of the header: nothing is decoded yet
         raise ValueError(f"the aspect ratio must be at most 100, got the size {image.size}")
     image.load()  # which turns a TIFF
+    # Pillow gives the 16 bits of a PGM file the mode of 32.
+    has_16_bits = image.mode.startswith("I;16") or (image.format, image.mode) == ("PPM", "I")
     with suppress(Exception):  # damaged EXIF data raise all kinds of errors
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):  # convert() would clip at 255
+    if has_16_bits:  # convert() would clip at 255
         image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(f"its pixels have 32 bits (mode {image.mode}): save it with 8 or 16")

@@ -72,6 +72,15 @@ def test_sixteen_bits_become_eight_and_an_unknown_range_is_refused(tmp_path, nam
             decode(tmp_path / "y.tif")
 
 
+@pytest.mark.parametrize("most", [65535, 255 * 16])
+def test_sixteen_bits_of_a_pgm_file_become_eight(tmp_path, most):
+    values = np.arange(256) * (most // 255)
+    header = f"P5 16 16 {most}\n".encode()
+    (tmp_path / "x.pgm").write_bytes(header + values.astype(">u2").tobytes())
+    pixels = decode(tmp_path / "x.pgm")
+    assert torch.equal(pixels, torch.arange(256, dtype=torch.uint8).view(1, 16, 16).repeat(3, 1, 1))
+
+
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
 def test_images_are_turned_as_exif_says(tmp_path, suffix):
     with Image.open(picture(tmp_path / "x.png", 33, 47, 1)) as image:
