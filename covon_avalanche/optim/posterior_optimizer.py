@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import weakref
 from abc import ABC, abstractmethod
@@ -702,7 +703,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         self.state[parameter] = {
             key: embed(value, fresh.get(key, zeros))
             if torch.is_tensor(value) and value.dim() == parameter.dim()
-            else value
+            else copy.deepcopy(value)
             for key, value in saved.items()
         }
 

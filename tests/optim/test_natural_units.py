@@ -401,8 +401,10 @@ def test_a_grown_parameter_keeps_its_state():
     grown.restore_state(large, saved)
     assert grown.state[large]["hess"][:2].equal(saved["hess"])
     assert grown.state[large]["step_square"].equal(saved["step_square"])
+    before = saved["step_square"].clone()
     step_on(grown, lambda: (large**2).sum())
     assert torch.isfinite(large).all()
+    assert saved["step_square"].equal(before)  # several parameters may be restored from it
 
 
 # Errors and warnings -----------------------------------------------------------------------
