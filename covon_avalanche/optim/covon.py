@@ -820,7 +820,7 @@ class CoVON(PosteriorOptimizer):
         ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
         and the next ``zero_grad``; empty before the first step."""
         trained = {
-            name: (p, group, state)
+            name: (p, group, {"mean": self.mean_of(p), **state})
             for name, p, group, _ in self._named_params()
             if "hess" in (state := self.state.get(p, {}))
         }

@@ -48,8 +48,11 @@ class Diagnostics(NamedTuple):
 def diagnose(
     parameters: Sequence[tuple[Tensor, Group, State]], hess_approx: HessApprox
 ) -> Diagnostics:
-    """The diagnostics of parameters within a task, given with their groups and states, pooled over
-    their entries; of sharded ones over those of this process."""
+    """The diagnostics of parameters within a task, pooled over their entries; of sharded ones over
+    those of this process.
+
+    :param parameters: with their groups and states, which contain the ``mean``.
+    """
     entries = at_start = 0
     learned = noise = pull = data = variance = weights = 0.0
     for p, group, state in parameters:
@@ -57,7 +60,7 @@ def diagnose(
         start = first_hess(group, state["scale"]) if "scale" in state else group["hess_init"]
         beta1, beta2 = group["betas"]
         initial, squared_weights = ema_weights(beta2, step)
-        tensors = state.get("mean", p.detach()), p.grad, state["hess"], state["momentum"]
+        tensors = state["mean"], p.grad, state["hess"], state["momentum"]
         prior = current_prior(state, group)
         for mean, grad, hess, momentum, m0, s0 in pieces(*map(local, tensors + prior)):
             precision = ess * hess + s0

@@ -52,6 +52,15 @@ def test_numbers_of_squared_gradients_and_of_several_parameters():
     assert found["all"].prior_pull == pytest.approx(pull)
 
 
+def test_inside_a_sample_they_are_those_outside(linear, batch):
+    optimizer = make_covon(linear.named_parameters(), prior_mean="init")
+    step_on(optimizer, nll(linear, batch))
+    outside = optimizer.diagnostics()
+    with optimizer.sampled_params():
+        inside = optimizer.diagnostics()
+    assert inside == outside
+
+
 @pytest.mark.parametrize("hess_init", [0.01, 10.0])
 def test_hess_of_pure_noise_has_a_signal_to_noise_of_one(hess_init):
     """Gradients of random sign, no curvature; hess_init far below the noise, and above."""
