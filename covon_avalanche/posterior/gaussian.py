@@ -44,13 +44,7 @@ class DiagGaussian:
         return f"DiagGaussian({len(self.mean)} tensors, {entries:,} entries)"
 
     def __post_init__(self) -> None:
-        _check_names("mean and precision", self.mean, self.precision)
-        for name, mean in self.mean.items():
-            if mean.shape != self.precision[name].shape:
-                raise ValueError(
-                    f"mean and precision of {name!r} must have the same shape, got "
-                    f"{tuple(mean.shape)} and {tuple(self.precision[name].shape)}"
-                )
+        _check_fit("mean and precision", self.mean, self.precision)
 
     def sample(
         self, generator: torch.Generator | None = None, temperature: float = 1.0
@@ -58,8 +52,10 @@ class DiagGaussian:
         """Draw one sample of all parameters, on the devices of their means.
 
         :param generator: source of the noise; it must be on the device of the means.
-        :param temperature: factor of the variance.
+        :param temperature: factor of the variance; 0 gives the mean.
+        :raises ValueError: for a temperature below 0.
         """
+        check_positive("temperature", temperature, zero=True)
         return {
             name: mean
             + torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
@@ -164,13 +160,13 @@ def merge(
         over-relaxation: allowed, with a warning.
     :param gamma_precision: a different coefficient for the precision. The mean stays
         normalised by its own weights, ``s0 + gamma * (s - s0)``.
-    :raises ValueError: for a coefficient not > 0, different names, or a result that is no
+    :raises ValueError: for a coefficient not > 0, other names or shapes, or a result that is no
         Gaussian (possible above 1 only).
     """
     check_gamma(gamma)
     if gamma_precision is not None:
         check_gamma(gamma_precision, "gamma_precision")
-    _check_names("both Gaussians", prior.mean, posterior.mean)
+    _check_fit("both Gaussians", prior.mean, posterior.mean)
     means, precisions = {}, {}
     for name, mean in posterior.mean.items():
         means[name], precisions[name] = merge_tensors(
@@ -192,15 +188,15 @@ def pool(gaussians: Sequence[DiagGaussian], weights: Sequence[float]) -> DiagGau
     one, ``KL(q || pooled)`` is ``sum(w KL(q || gaussian))`` less what does not depend on
     ``q``: so a weighted sum of KL divergences costs no more than one.
 
-    :raises ValueError: where names differ, the numbers of weights and Gaussians do, or a
-        weight is not positive.
+    :raises ValueError: where names or shapes differ, the numbers of weights and Gaussians do, or
+        a weight is not positive.
     """
     if len(gaussians) != len(weights) or not gaussians:
         raise ValueError(f"{len(gaussians)} Gaussians need as many weights, got {len(weights)}")
     if not all(w > 0 for w in weights):
         raise ValueError(f"weights must be > 0, got {list(weights)}")
     for other in gaussians[1:]:
-        _check_names("all Gaussians", gaussians[0].mean, other.mean)
+        _check_fit("all Gaussians", gaussians[0].mean, other.mean)
     means, precisions = {}, {}
     for name in gaussians[0].mean:
         scaled = [w * g.precision[name] for w, g in zip(weights, gaussians, strict=True)]
@@ -214,9 +210,9 @@ def kl(q: DiagGaussian, p: DiagGaussian) -> Tensor:
     """Kullback-Leibler divergence KL(q || p) in nats, summed over all parameters.
 
     :return: a scalar tensor, differentiable in both.
-    :raises ValueError: where the names differ.
+    :raises ValueError: where names or shapes differ.
     """
-    _check_names("both Gaussians", p.mean, q.mean)
+    _check_fit("both Gaussians", p.mean, q.mean)
     terms = []
     for name, mean in q.mean.items():
         ratio = p.precision[name] / q.precision[name]
@@ -243,8 +239,14 @@ def embed(small: Tensor, into: Tensor) -> Tensor:
     return result
 
 
-def _check_names(what: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+def _check_fit(what: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
     if a.keys() != b.keys():
         raise ValueError(
             f"{what} must have the same names, differ in {sorted(a.keys() ^ b.keys())}"
         )
+    for name, value in a.items():
+        if value.shape != b[name].shape:
+            raise ValueError(
+                f"{what} must have the same shape of {name!r}, got {tuple(value.shape)} and "
+                f"{tuple(b[name].shape)}"
+            )

@@ -127,12 +127,17 @@ def test_samples_have_the_mean_and_precision_asked_for():
 
 def test_names_shapes_and_weights_must_agree():
     q, other = random_gaussian(0), gaussian(0.0, 1.0)
+    small, large = (DiagGaussian({"a": torch.zeros(n)}, {"a": torch.ones(n)}) for n in (1, 4))
     for function, message in (
         (lambda: DiagGaussian({"a": torch.zeros(1)}, {"b": torch.ones(1)}), "differ in"),
         (lambda: DiagGaussian({"a": torch.zeros(1)}, {"a": torch.ones(2)}), "same shape"),
         (lambda: kl(q, other), "same names, differ in"),
         (lambda: merge(q, other, 0.5), "same names, differ in"),
         (lambda: pool([q, other], [0.5, 0.5]), "same names, differ in"),
+        (lambda: kl(large, small), r"same shape of 'a', got \(1,\) and \(4,\)"),
+        (lambda: merge(small, large, 0.5), "both Gaussians must have the same shape"),
+        (lambda: pool([small, large], [0.5, 0.5]), "all Gaussians must have the same shape"),
+        (lambda: q.sample(temperature=-1.0), "temperature must be >= 0 .*got -1"),
         (lambda: pool([q, q], [1.0]), "2 Gaussians need as many weights, got 1"),
         (lambda: pool([q, q], [1.0, 0.0]), "weights must be > 0"),
     ):
