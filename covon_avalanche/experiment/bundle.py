@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from covon_avalanche.atomic_write import atomic_replace, write_atomically
 from covon_avalanche.backbones import normalisation
+from covon_avalanche.checks import check_whole
 from covon_avalanche.experiment.data_settings import Backbone, Model, Perceptron, published
 from covon_avalanche.experiment.machine import versions
 from covon_avalanche.experiment.registry import Strategy
@@ -119,12 +120,16 @@ class Bundle:
             predicts with its mean.
         :param temperature: factor of the posterior's variance; by default the bundle's.
         :param seed: random seed of the samples, which are the same for all batches.
-        :raises ValueError: for samples of a model that has no posterior.
+        :raises ValueError: for samples of a model that has no posterior, and for a number of
+            samples or a temperature below 0.
         """
+        check_whole("samples", samples, least=0)
         if samples == 0:
             draws = [self.model(x)]
         else:
-            draws = self._draws(x, samples, temperature or self.info.eval_temperature, seed)
+            if temperature is None:
+                temperature = self.info.eval_temperature
+            draws = self._draws(x, samples, temperature, seed)
         p = torch.stack(draws).cpu().double().softmax(-1)
         mean = p.mean(0)
         total = _entropy(mean)

@@ -69,6 +69,11 @@ def test_samples_of_a_bundle_average_probabilities_and_split_the_entropy(tmp_pat
     certain = bundle.predict(x)
     torch.testing.assert_close(certain.probabilities, (model(x)).double().softmax(1))
     assert not certain.mutual_information.any()
+    cold = bundle.predict(x, samples=2, temperature=0.0)
+    torch.testing.assert_close(cold.probabilities, certain.probabilities)
+    for wrong in (dict(samples=-1), dict(samples=2, temperature=-1.0)):
+        with pytest.raises(ValueError, match=r"(samples|temperature) must be .*>= 0.*got -1"):
+            bundle.predict(x, **wrong)
     for name, p in bundle.model.named_parameters():
         assert torch.equal(p, mean[name])
 
