@@ -8,6 +8,9 @@ from typing import Any
 
 Group = dict[str, Any]
 
+_OF_FIRST = ("batch_size", "noise_seed", "noise_draws")
+"""Settings of which an optimizer uses those of its first group."""
+
 
 def match_groups(saved: list[Group], own: list[Group]) -> list[Group]:
     """The groups of a state dict, and the parameters in each, in the order of an optimizer's.
@@ -35,7 +38,7 @@ def match_groups(saved: list[Group], own: list[Group]) -> list[Group]:
         i = numbers[frozenset(group)]
         keys = dict(zip(names[i], saved[i]["params"], strict=True))
         found.append({**bare[i], "params": [keys[name] for name in group]})
-    return found
+    return [found[0] | {key: bare[0][key] for key in _OF_FIRST if key in bare[0]}, *found[1:]]
 
 
 def squares_in_order(groups: list[Group]) -> list[float]:

@@ -68,6 +68,8 @@ class TestOrder:
         )
         assert same(dict(expected.precision), dict(found.precision))
         assert loaded.param_groups[0]["param_names"][0] == f"{prefix}b.weight"
+        for key in ("noise_seed", "noise_draws"):
+            assert loaded.param_groups[0][key] == optimizer.param_groups[0][key] != 0
         if by_layer:
             assert loaded.param_groups[0]["lr"] == 0.03
 
