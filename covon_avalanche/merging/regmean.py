@@ -38,12 +38,12 @@ class RegMean(MergeRule):
     is added to ``A0``.
 
     Takes two forward passes over each task's data, but only one for the first task. Outputs and
-    layers that no earlier task has used keep their new weights. The parameters of other modules,
-    such as LayerNorm's and position embeddings, and weights that are used without calling their
-    layer, such as those of attention in torchvision's Swin, are averaged over the tasks, as
-    published (:func:`~covon_avalanche.merging.layers.merged_layers` lists the layers; with CoVON
-    all others are merged by Eq. 8). With CoVON ``A ⊗ I`` is used for the mean alone: the precision
-    is that of Eq. 8.
+    layers that no earlier task has trained keep their new weights: layers that were frozen count as
+    new. The parameters of other modules, such as LayerNorm's and position embeddings, and weights
+    that are used without calling their layer, such as those of attention in torchvision's Swin, are
+    averaged over the tasks, as published (:func:`~covon_avalanche.merging.layers.merged_layers`
+    lists the layers; with CoVON all others are merged by Eq. 8). With CoVON ``A ⊗ I`` is used for
+    the mean alone: the precision is that of Eq. 8.
     """
 
     needs_data = True
