@@ -202,7 +202,7 @@ class QuadraticAnchor:
     @contextmanager
     def pulling(self, optimizer: Optimizer) -> Iterator[None]:
         """Context manager: each step of the optimizer inside also pulls."""
-        largest = {name: s.max().item() for name, s in self.gaussian.precision.items()}
+        largest = {name: s.max().item() for name, s in self.gaussian.precision.items() if s.numel()}
 
         def pull(implicit: bool) -> None:
             pull_(self._named, optimizer, self.gaussian, self.ess, largest, implicit=implicit)

@@ -82,7 +82,8 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
         self._ess_now = float(size if self.ess is None else self.ess)
         first = self._ess_now * self.weight_decay  # precision of new entries
         self.anchor = grown(self.anchor, strategy.model.named_parameters(), first)
-        self._largest = {name: s.max().item() for name, s in self.anchor.precision.items()}
+        precision = self.anchor.precision
+        self._largest = {name: s.max().item() for name, s in precision.items() if s.numel()}
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """The explicit pull, before the optimizer step."""

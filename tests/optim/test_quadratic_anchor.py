@@ -113,6 +113,14 @@ def test_a_weight_that_is_unfrozen_later_is_pulled_from_the_task_after():
     assert anchor.gaussian.precision["bias"].tolist() == [6.0]
 
 
+def test_an_empty_parameter_is_left_alone():
+    empty = nn.Parameter(torch.empty(0, 3))
+    anchor = QuadraticAnchor([("empty", empty)], ess=1.0)
+    anchor.add({"empty": torch.empty(0, 3)})
+    with anchor.pulling(torch.optim.SGD([empty])):
+        assert anchor.gaussian.precision["empty"].shape == (0, 3)
+
+
 def test_importance_of_another_module_is_an_error():
     model = nn.Linear(2, 1)
     anchor = QuadraticAnchor(model.named_parameters(), ess=3.0)
