@@ -488,11 +488,17 @@ class PosteriorOptimizer(Optimizer, ABC):
         if not self._record.complete:
             if self._only_initialises():
                 return None
-            raise RuntimeError(
-                f"step() needs mc_samples={self.mc_samples} samples, got {self._record.count}: "
-                "run forward and backward inside `with optimizer.sampled_params():` first "
+            advice = (
+                "an attached model draws one when it is called in training mode (model.train()) "
+                "with gradients; attach the module that the loop calls, by model(...)"
+                if self._attachment.is_attached
+                else "run forward and backward inside `with optimizer.sampled_params():` first "
                 "(in Avalanche: plugins=[CoVONPlugin()], or VCLPlugin for BayesByBackprop; in the "
                 "Trainer: callbacks=[PosteriorCallback()]; elsewhere: optimizer.attach(model))"
+            )
+            raise RuntimeError(
+                f"step() needs mc_samples={self.mc_samples} samples, got {self._record.count}: "
+                f"{advice}"
             )
         for group in self.param_groups:  # schedulers may have written settings
             self.check_group(group)

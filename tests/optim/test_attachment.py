@@ -330,6 +330,15 @@ def test_merge_rules_draw_no_sample_of_an_attached_model(micro_batches):
     assert_same(*found)
 
 
+def test_a_step_after_evaluation_mode_alone_names_the_mode(micro_batches):
+    model = Net().eval()
+    optimizer = make_covon(model.named_parameters())
+    optimizer.attach(model)
+    nll(model, micro_batches[0])().backward()
+    with pytest.raises(RuntimeError, match=r"needs mc_samples=1 .* got 0: an attached .*train\(\)"):
+        optimizer.step()
+
+
 def test_what_cannot_be_attached_is_one_sentence():
     model = Net()
     attached = make_covon(model.named_parameters())
