@@ -105,6 +105,7 @@ class Attachment:
         self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
     ) -> None:
         if self._optimizer is not None and self._waits:
+            sampled = {**self._optimizer._in_place, **self._swapped_out}  # not another optimizer's
             for name, p in module._parameters.items():
-                if p is not None and prefix + name in state:
+                if p in sampled and prefix + name in state:
                     state[prefix + name] = self._optimizer.mean_of(p).to(p.dtype, copy=True)

@@ -125,6 +125,21 @@ def test_state_dicts_hold_the_mean_and_stay_as_they_are(make_each, micro_batches
     assert same(dict(kept[0][0]), dict(first))
 
 
+def test_a_state_dict_holds_the_means_of_two_attached_optimizers(micro_batches):
+    model = Net()
+    optimizers = [make_covon(model.layers[i].named_parameters()) for i in (0, 2)]
+    for optimizer in optimizers:
+        optimizer.attach(model)
+    before = weights(model)
+    nll(model, micro_batches[0])().backward()
+    during = dict(model.state_dict())
+    nll(model.eval(), micro_batches[0])()
+    after = dict(model.state_dict())
+    assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert same(during, before)
+    assert same(after, before)
+
+
 def test_an_exception_in_the_forward_pass_drops_the_sample(make_each, micro_batches):
     """As one in the block does: the noise that was drawn is lost, and all else is as before."""
     model, (first, second) = Net(), micro_batches
