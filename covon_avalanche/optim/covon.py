@@ -609,10 +609,10 @@ class CoVON(PosteriorOptimizer):
         )
         if not 0 < ess < math.inf:  # no gradient, or one that is not finite: the next step chooses
             return
-        for state in self.state.values():  # of steps without gradients
-            if "hess" in state:
+        for _, p, other, _ in self._named_params():  # states of steps without gradients
+            if has_natural_units(other) and "hess" in (state := self.state.get(p, {})):
                 state["hess"] *= ess_of(group) / ess
-        for other in self.param_groups:
+        for other in filter(has_natural_units, self.param_groups):
             other["ess_per_example"] = ess / (group["examples"] or 1.0)
 
     def add_param_group(self, param_group: Group) -> None:

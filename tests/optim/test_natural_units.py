@@ -93,6 +93,24 @@ def test_groups_added_later_have_the_effective_sample_size_of_the_others():
     assert [group["ess_per_example"] for group in optimizer.param_groups] == [7.0, 7.0]
 
 
+def test_a_group_in_the_papers_units_keeps_its_hessian_when_the_size_of_others_is_set():
+    found = []
+    for given in (None, 5.0):  # by the first step of the group that is added, or by the user
+        model = network()
+        optimizer = CoVON(
+            model[0].parameters(), ess=100.0, batch_size=48, generator=torch.Generator()
+        )
+        train_step(optimizer, model, task(0))
+        model.zero_grad()
+        papers = dict(ess=None, hess_init=None, weight_decay=0.0, ess_per_example=given)
+        natural = dict(noise=0.1, prior_width=5.0, data_precision=10.0)
+        optimizer.add_param_group({"params": model[2].parameters(), **papers, **natural})
+        train_step(optimizer, model, task(1))
+        found.append(optimizer.state[model[0].weight]["hess"])
+        assert optimizer.param_groups[0]["ess_per_example"] is None
+    torch.testing.assert_close(*found)
+
+
 def test_the_size_of_a_task_is_that_of_all_groups():
     model = network()
     groups = [{"params": [*model[i].parameters()], "lr": lr} for i, lr in ((0, 1e-3), (2, 1e-2))]
