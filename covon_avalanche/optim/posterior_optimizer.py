@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -832,11 +833,12 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _squares(self) -> list[float] | None:
         """The sum of each parameter's squared weights, 0 for those that were never trained; unknown
-        if some are sharded."""
+        if some are sharded or have no values yet."""
         params = [p for _, p, *_ in self._named_params()]
-        weights = {p: self.mean_of(p) for p in params if p.requires_grad or self.state.get(p)}
-        if any(map(is_sharded, weights.values())):
+        trained = [p for p in params if p.requires_grad or self.state.get(p)]
+        if any(is_sharded(p) or p.is_meta or is_lazy(p) for p in trained):
             return None
+        weights = {p: self.mean_of(p) for p in trained}
         squares = [w.square().sum(dtype=torch.float64) for w in weights.values()]
         values = torch.stack([s.to(squares[0].device) for s in squares]).tolist() if squares else []
         found = dict(zip(weights, values, strict=True))

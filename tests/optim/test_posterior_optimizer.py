@@ -168,6 +168,7 @@ class TestSampling:
         """A lazy module works once its weights are there."""
         layer = nn.LazyLinear(3) if device == "cpu" else nn.Linear(4, 3, device=device)
         optimizer = make(layer.named_parameters())
+        assert optimizer.state_dict()["state"] == {}  # as AdamW's
         with pytest.raises(ValueError, match=r"'weight' has no values yet: run a lazy module"):
             optimizer.sampled_params().__enter__()
         if device == "cpu":
