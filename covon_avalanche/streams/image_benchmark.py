@@ -157,8 +157,9 @@ def image_benchmark(
 def _warn_of_case(what: str, names: Iterable[str]) -> None:
     known: dict[str, str] = {}
     for name in names:
-        if (other := known.setdefault(name.casefold(), name)) != name:
-            warnings.warn(f"the {what} {other!r} and {name!r} differ in case only", stacklevel=4)
+        if (other := known.setdefault(name.casefold().strip(), name)) != name:
+            only = "case" if name.strip() == name and other.strip() == other else "spaces or case"
+            warnings.warn(f"the {what} {other!r} and {name!r} differ in {only} only", stacklevel=4)
 
 
 def _check_distinct(images: _Images, classes: Sequence[str]) -> None:

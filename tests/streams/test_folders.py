@@ -187,6 +187,16 @@ def test_names_that_differ_in_case_only_raise_a_warning(tmp_path):
         DomainFolders(tmp_path, domains=["night"])
 
 
+def test_labels_that_differ_in_spaces_only_raise_a_warning(tmp_path):
+    pictures(tmp_path, "day/dog")
+    files = sorted((tmp_path / "day/dog").iterdir())
+    rows = [(files[0], "dog", "train"), (files[1], "dog ", "train"), (files[2], "dog", "test")]
+    lines = [f"day/dog/{file.name},day,{label},{split}\n" for file, label, split in rows]
+    (tmp_path / "t.csv").write_text("file,domain,label,split\n" + "".join(lines))
+    with pytest.warns(UserWarning, match="classes 'dog' and 'dog ' differ in spaces or case only"):
+        DomainFolders(tmp_path / "t.csv")
+
+
 @pytest.mark.parametrize("classes", [None, ["cat", "dog"]])
 def test_a_class_folder_with_files_that_are_no_images_is_refused(tmp_path, classes):
     pictures(tmp_path, "day/dog", "night/dog")
