@@ -316,6 +316,8 @@ def _sentence(error: ValidationError, data: dict[str, Any]) -> str:
             model = model.model_fields["schedule"].annotation
             while arguments := get_args(model):  # list[...] | None
                 model = arguments[0]
+        elif parts[2:3] == ["arguments"]:
+            del parts[4::2]  # each key is followed by the type of its value
         elif parts[2:3] == ["merge"]:
             classes = RULES
             model = RULES[parts.pop(3)] if len(parts) > 3 else MergeSettings

@@ -197,6 +197,8 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("strategies.mine.hess_approx=per_example", "'gradsq' or 'reparam'"),
         ("strategies.own.implementation=m.C", "= 'm.C': .*should match pattern"),
         ("strategies.own.arguments={ x = [1979-05-27] }", "not a valid JSON value"),
+        ("strategies.own.arguments={ x = nan }", r"own\.arguments\.x = nan: .* finite number$"),
+        ("strategies.own.arguments={ x = { y = [1, inf] } }", r"arguments\.x\.y\.1 = inf: "),
         ('strategies={ "../x" = {} }', r"'\.\./x' is not a strategy name"),
         ("device=gpu", "device = 'gpu': known are .*; did you mean cuda\\?$"),
         ("device=x", "device = 'x': known are cpu, cuda, cuda:N and mps$"),
