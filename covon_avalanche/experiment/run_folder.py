@@ -255,6 +255,7 @@ class RunFolder(StoredRun):
         if (theirs := StoredRun(other).own_settings(self.dataset_root, moved=moved)) is None:
             return None
         ours = flat(same_settings(self.settings, self.dataset_root))
+        # compared as JSON, where true is not 1
         texts = [{k: json.dumps(own[k], sort_keys=True) for k in own} for own in (ours, theirs)]
         keys = [k for k in ours | theirs if len({text.get(k) for text in texts}) > 1]
         return {key: (theirs.get(key, "unset"), ours.get(key, "unset")) for key in keys}

@@ -113,7 +113,7 @@ def step(
         torch._foreach_mul_(direction, s0)
         bias_correction = 1 - beta1**i if debias else 1.0
         torch._foreach_add_(direction, momentum, alpha=ess / bias_correction)
-        if squares is not None:
+        if squares is not None:  # direction and precision are those of fast_step times ess
             torch._foreach_sqrt_(precision)
             norms = torch._foreach_norm(torch._foreach_div(grad, precision))
             sums = list(torch._foreach_mul(norms, norms))
