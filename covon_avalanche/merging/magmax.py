@@ -49,6 +49,11 @@ class MagMax(MergeRule):
         self.last: dict[str, Tensor] = {}
         """The last task's weights before its merge, kept between tasks with ``start="last"``."""
 
+    @property
+    def independent_tasks(self) -> bool:
+        """See :class:`MergeRule`."""
+        return self.start == "pretrained"
+
     @torch.no_grad()
     def begin_task(self, model: nn.Module) -> None:
         """Set the weights that training starts from."""

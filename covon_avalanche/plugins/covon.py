@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from covon_avalanche.checks import check_choice, check_whole
 from covon_avalanche.data_loading.data_parallel import batch_share
-from covon_avalanche.merging import MagMax, MergeRule, merge_into
+from covon_avalanche.merging import MergeRule, merge_into
 from covon_avalanche.optim import CoVON
 from covon_avalanche.optim.covon import SlowStep
 from covon_avalanche.optim.diagnostics import Diagnostics
@@ -69,7 +69,9 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         if consolidate_every is None:
             return
         check_whole("consolidate_every", consolidate_every)
-        if isinstance(merge, MergeRule) and (merge.needs_data or isinstance(merge, MagMax)):
+        if not isinstance(merge, MergeRule):
+            return
+        if merge.needs_data or type(merge).begin_task is not MergeRule.begin_task:
             raise ValueError(
                 f"{type(merge).__name__} merges whole tasks: it cannot merge within one "
                 "(consolidate_every)"
@@ -85,9 +87,10 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         """Restore the state and apply the schedule as :class:`PosteriorPlugin` does; set the
         weights from which the merge rule lets training start."""
         super().before_training_exp(strategy, **kwargs)
-        if isinstance(self.merge, MergeRule):
-            self.merge.begin_task(strategy.model)
-        if isinstance(self.merge, MagMax) and self.merge.start == "pretrained":
+        if not isinstance(self.merge, MergeRule):
+            return
+        self.merge.begin_task(strategy.model)
+        if self.merge.independent_tasks:
             for p, state in list(strategy.optimizer.state.items()):  # an interrupted task's, too
                 prior = {key: s for key, s in state.items() if key.startswith("prior_")}
                 strategy.optimizer.restore_state(p, prior)

@@ -8,7 +8,6 @@ from typing import Any
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
-from covon_avalanche.merging.magmax import MagMax
 from covon_avalanche.merging.rule import MergeRule, check_optimizer, merge_into
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.optim.covon import SlowStep
@@ -63,8 +62,8 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
         self.rule.begin_task(strategy.model)
         if isinstance(strategy.optimizer, PosteriorOptimizer):
             return
-        if isinstance(self.rule, MagMax) and self.rule.start == "pretrained":
-            strategy.optimizer.state.clear()  # tasks are trained independently
+        if self.rule.independent_tasks:
+            strategy.optimizer.state.clear()
         if self.rule.needs_before and not self._before:  # kept if the task was interrupted
             self._before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
 
