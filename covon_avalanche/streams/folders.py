@@ -132,6 +132,7 @@ def _split(folder: Path, inner: dict[str, list[Path]], otherwise: str) -> _Folde
     train, test, valid, others = by_part.values()
     chosen = [*train, *(test or valid)]
     if not chosen:
+        _check_names(folder, inner, otherwise)
         return []
     if others or len(train) != 1 or len(chosen) != 2:
         raise ValueError(
@@ -139,6 +140,19 @@ def _split(folder: Path, inner: dict[str, list[Path]], otherwise: str) -> _Folde
             f"nothing else, or {otherwise} alone, those called like a split named in `{otherwise}`"
         )
     return chosen
+
+
+def _check_names(folder: Path, inner: Iterable[str], otherwise: str) -> None:
+    """Raise a ``ValueError`` for names that differ only in the split, such as ``photo_train``."""
+    words = {name: re.split(r"[ _.-]+", name) for name in inner}
+    rest = {name: [word for word in words[name] if not files.part_of(word)] for name in words}
+    for name in words:
+        alike = [other for other in words if rest[other] == rest[name]]
+        if len(alike) > 1 and rest[name] != words[name]:
+            raise ValueError(
+                f"{folder} has the folders {alike}, which seem to be splits: expected {_LAYOUTS}, "
+                f"or those called like a split named in `{otherwise}`"
+            )
 
 
 def _class_names(root: Path, domains: Iterable[_Folders]) -> list[str]:

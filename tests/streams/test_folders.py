@@ -147,6 +147,12 @@ def test_other_layouts_are_refused_with_the_one_found_and_those_expected(tmp_pat
             r"domains for training or for testing only: \['dusk'\]",
         ),
         (["test/cat", "day/cat"], r"or domains alone, those called like a split named in `dom"),
+        (
+            ["day_train/cat", "day_test/cat"],
+            r"\['day_test', 'day_train'\], which seem to be splits",
+        ),
+        (["Train-day/cat", "day/cat"], r"\['Train-day', 'day'\], .* a split named in `domains`"),
+        (["day/cat.train/", "day/cat.val/"], r"\['cat.train', 'cat.val'\], .* in `classes`"),
     ],
 )
 def test_splits_that_are_not_clear_are_refused(tmp_path, places, message):
@@ -157,6 +163,8 @@ def test_splits_that_are_not_clear_are_refused(tmp_path, places, message):
 def test_what_the_user_names_is_not_guessed(tmp_path):
     root = pictures(tmp_path / "a", "test/cat", "day/cat", "day/train/dog")
     check_labels(open_stream(DomainFolders, root, domains=["test"]), {"test": 0})
+    root, both = pictures(tmp_path / "c", "slow train/cat", "slow/cat"), ["slow", "slow train"]
+    check_labels(open_stream(DomainFolders, root, domains=both), dict.fromkeys(both, 0))
     root = pictures(tmp_path / "b", "day/cat/more", "day/dog")
     with pytest.raises(ValueError, match="in subfolders of their class folder, pass `classes`"):
         DomainFolders(root)
