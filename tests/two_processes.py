@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from toy_optimizers import record_sample, same, step_on, train_step, train_task
 
 from covon_avalanche.optim import BayesByBackprop, CoVON
+from covon_avalanche.posterior import DiagGaussian
 
 NEWTON = dict(ess=100, hess_init=0.5, betas=(0.9, 0.9), batch_size=24)
 OPTIMIZERS = {
@@ -151,6 +152,20 @@ def continue_alone(folder, steps, made=made):
     return optimizer.posterior()
 
 
+def check_given_prior(mesh):
+    """A posterior, whose tensors are whole, is the prior of sharded parameters, too."""
+    model, _ = made(mesh)
+    torch.manual_seed(0)
+    whole = {name: torch.rand(p.shape) + 1 for name, p in made(None)[0].named_parameters()}
+    given = DiagGaussian(whole, whole)
+    for options in (dict(ess=100, bfloat16_prior=False), dict(lr=1e-3, bfloat16_prior=True)):
+        optimizer = CoVON(model.named_parameters(), batch_size=24, prior=given, **options)
+        half = torch.bfloat16 if options["bfloat16_prior"] else torch.float32
+        expected = {name: value.to(half).float() for name, value in whole.items()}
+        assert same(dict(optimizer.prior().mean), expected)
+        assert same(dict(optimizer.prior().precision), expected)
+
+
 def check_uneven(kind, rank, mesh):
     """A layer of which a process has no row; a posterior and a gradient that are bad in one process
     only."""
@@ -186,6 +201,7 @@ def work(rank: int, folder: str) -> None:
         torch.save(train(kind, rank, 2, WRAPPERS[how], mesh), f"{folder}/{how}-{kind}-{rank}")
     for kind in OPTIMIZERS:
         check_uneven(kind, rank, mesh)
+    check_given_prior(mesh)
     check_resuming(f"{folder}/papers", mesh)
     check_resuming(f"{folder}/natural", mesh, made_natural)
     check_resuming(f"{folder}/bfloat16", mesh, made_bfloat16)

@@ -40,7 +40,7 @@ from covon_avalanche.optim.samples import (
     next_noise_key,
     state_dtype,
 )
-from covon_avalanche.optim.sharding import gathered, is_sharded, local, whole
+from covon_avalanche.optim.sharding import gathered, is_sharded, local, sharded_like, whole
 from covon_avalanche.optim.weight_versions import WeightVersions
 from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, embed
 
@@ -679,6 +679,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             mean, precision = prior.mean[name], prior.precision[name]
             check_given(name, mean, p, "prior")
             check_gaussian(name, mean, precision)
+            if is_sharded(p):
+                mean, precision = sharded_like(mean, p), sharded_like(precision, p)
             options: Any = dict(dtype=prior_dtype(p, group), requires_grad=False)
             self.state[p] = {
                 "prior_mean": torch.empty_like(p, **options).copy_(mean),
