@@ -52,9 +52,15 @@ class PosteriorCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check the optimizer and how training is distributed.
 
-        :raises ValueError: for another optimizer, several samples per step, DeepSpeed or FSDP.
+        :raises ValueError: for another optimizer or one of other parameters, several samples per
+            step, DeepSpeed, FSDP, or a best checkpoint without the optimizer's state.
         """
         _check_training(args)
+        if self.consolidate and args.load_best_model_at_end and args.save_only_model:
+            raise ValueError(
+                "save_only_model=True saves the best checkpoint without the posterior, which "
+                "load_best_model_at_end needs for the merge: leave it out"
+            )
         model = kwargs["model"]
         optimizer = _posterior_optimizer(kwargs["optimizer"])
         self._discard_sample()
@@ -63,6 +69,11 @@ class PosteriorCallback(TrainerCallback):
         if optimizer.defaults["weight_decay"] and not any(g["weight_decay"] for g in groups):
             raise ValueError("weight_decay=0 makes the prior flat: set it in TrainingArguments")
         names = {p: name for name, p in model.named_parameters()}
+        if not any(p.requires_grad and p in names for group in groups for p in group["params"]):
+            raise ValueError(
+                "the optimizer has none of the parameters that the model trains: construct it "
+                "after the model is wrapped, also by PEFT (get_peft_model instead of peft_config)"
+            )
         for group in groups:  # the Trainer makes groups without names, and may find a batch size
             if "batch_size" in group:
                 batches = args.gradient_accumulation_steps * args.world_size

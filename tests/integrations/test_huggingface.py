@@ -166,8 +166,9 @@ def test_the_best_weights_are_merged_with_their_own_precision(make, tmp_path):
         model, make(model.named_parameters()), tmp_path, **best, save_strategy="epoch",
         save_only_model=True,
     )  # fmt: skip
-    with pytest.raises(RuntimeError, match="was replaced since the last step of this task"):
+    with pytest.raises(ValueError, match=r"save_only_model=True saves .* without the posterior"):
         run.train()
+    assert not model.seen  # before the training
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -384,6 +385,17 @@ def test_what_cannot_work_is_one_sentence(tmp_path):
         with pytest.raises(ValueError, match=sentence):
             posterior.on_train_begin(run.args, run.state, run.control, model=model,
                                      optimizer=covon)  # fmt: skip
+
+
+def test_an_optimizer_of_other_parameters_is_refused_before_the_training(tmp_path):
+    """As from before PEFT, which TRL applies by ``peft_config``, freezes them."""
+    peft = pytest.importorskip("peft", reason="needs the extra language")
+    model = Model()
+    frozen, other = make_covon(model.named_parameters()), make_covon(Model().named_parameters())
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["linear"]))
+    for optimizer in (frozen, other):
+        with pytest.raises(ValueError, match=r"none of the parameters .*\(get_peft_model instead"):
+            trainer(wrapped, optimizer, tmp_path, remove_unused_columns=False).train()
 
 
 def test_without_the_callback_the_error_names_it(tmp_path):
