@@ -421,16 +421,49 @@ def test_without_transformers_the_extra_is_named(monkeypatch):
         import_module(name)
 
 
-def test_batch_norm_has_the_statistics_of_the_merged_weights(tmp_path):
-    class Normed(Model):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(3)
+class Normed(Model):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
 
-        def forward(self, x, labels=None):
-            logits = self.norm(self.linear(x))
-            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+    def forward(self, x, labels=None):
+        logits = self.norm(self.linear(x))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
-    model = fit(tmp_path, model=Normed())
+
+class WithoutLoss(Normed):
+    def forward(self, x):
+        return self.norm(self.linear(x))
+
+
+class OwnLoss(InOrder):
+    by_keyword = True
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        logits = model(x=inputs["x"]) if self.by_keyword else model(inputs["x"])
+        return nn.functional.cross_entropy(logits, inputs["labels"])
+
+
+def check_batch_norm(model):
     means = torch.stack([model.linear(x).mean(0) for x, _ in BATCHES]).mean(0)
     torch.testing.assert_close(model.norm.running_mean, means)
+
+
+def test_batch_norm_has_the_statistics_of_the_merged_weights(tmp_path):
+    check_batch_norm(fit(tmp_path, model=Normed()))
+
+
+@pytest.mark.parametrize("options", [{}, {"torch_compile": True, "torch_compile_backend": "eager"}])
+def test_batch_norm_of_a_model_without_labels_has_them_too(options, tmp_path):
+    """Whose loss is that of the Trainer's ``compute_loss``."""
+    model = WithoutLoss()
+    run = trainer(
+        model, make_covon(model.named_parameters()), tmp_path, remove_unused_columns=False,
+        **options,
+    )  # fmt: skip
+    run.__class__ = OwnLoss
+    run.train()
+    check_batch_norm(model)
+    run.by_keyword = False
+    with pytest.warns(UserWarning, match="call covon_avalanche.merging.update_batch_norm"):
+        run.train()
