@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -595,6 +596,12 @@ class PosteriorOptimizer(Optimizer, ABC):
         if self._in_place:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
         self._check_unchanged()
+        if self.param_groups[0]["noise_draws"] and not any(self.state.values()):
+            warnings.warn(
+                "no parameter of the optimizer has had a gradient: construct it after the model is "
+                "copied, sharded or wrapped by PEFT, which make other parameters",
+                stacklevel=3,
+            )
 
     def _finish_task(self) -> None:
         """After consolidation."""

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import warnings
 
 import pytest
 import torch
@@ -439,3 +440,16 @@ def test_huge_and_tiny_gradients_in_one_net_are_stepped_by_at_most_the_clip_radi
     torch.testing.assert_close(beta2, torch.full_like(beta2, beta2.median()))
     for name, w in weights(net).items():
         assert 0 < (w - before[name]).abs().max() <= 0.02 * (1 + 1e-5)
+
+
+def test_training_other_parameters_than_the_optimizers_is_warned_of(make_each, linear, batch):
+    """As those of a model that was copied, or sharded by FSDP2, after the optimizer was made."""
+    optimizer = make_each(copy.deepcopy(linear).named_parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.consolidate()  # nothing was trained
+    for _ in range(optimizer.mc_samples):
+        record_sample(optimizer, nll(linear, batch))
+    optimizer.step()
+    with pytest.warns(UserWarning, match="no parameter of the optimizer has had a gradient"):
+        optimizer.consolidate()
