@@ -15,6 +15,7 @@ from covon_avalanche.posterior.fisher import (
     expected_squared_gradients,
     in_mode,
     squared_example_gradients,
+    zero_sums,
 )
 
 _FLOOR = 1e-6  # of Fisher merging
@@ -117,7 +118,7 @@ class CoFiMA(FisherMerge):
     def _measure(self, task: Task) -> dict[str, Tensor]:
         criterion = self.criterion or F.cross_entropy
         parameters = {n: p for n, p in task.model.named_parameters() if p.requires_grad}
-        sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        sums = zero_sums(task.model)
         batches = 0
         with in_mode(task.model, train=True):
             for x, y, *more in task.batches():
@@ -129,7 +130,8 @@ class CoFiMA(FisherMerge):
                 batches += 1
         if batches == 0:
             raise ValueError("the Fisher needs at least one example, got none")
-        return {name: (total / batches).clamp(max=_MOST_FISHER) for name, total in sums.items()}
+        means = {name: (total / batches).clamp(max=_MOST_FISHER) for name, total in sums.items()}
+        return {name: mean.to(parameters[name].dtype) for name, mean in means.items()}
 
     def _weight(self, past: Tensor, new: Tensor) -> Tensor:
         weight = self.gamma * new / ((1 - self.gamma) * past + self.gamma * new)

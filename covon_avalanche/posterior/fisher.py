@@ -93,7 +93,7 @@ def expected_squared_gradients(model: nn.Module, batches: Iterable[Batch]) -> di
 
 def _average(add: Add, model: nn.Module, batches: Iterable[Batch], criterion: Criterion) -> Sums:
     """The average over examples of what ``add`` adds to the sums for each batch, in eval mode."""
-    sums = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
+    sums = zero_sums(model)
     examples = 0
     with in_mode(model, train=False):
         for batch in batches:
@@ -101,7 +101,17 @@ def _average(add: Add, model: nn.Module, batches: Iterable[Batch], criterion: Cr
             examples += len(batch[1])
     if examples == 0:
         raise ValueError("the Fisher needs at least one example, got none")
-    return {name: value / examples for name, value in sums.items()}
+    return {n: (total / examples).to(model.get_parameter(n).dtype) for n, total in sums.items()}
+
+
+def zero_sums(model: nn.Module) -> Sums:
+    """Zeros in the shapes of the parameters that require a gradient; at least in float32, because
+    long sums in bfloat16 stop growing."""
+    return {
+        name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
 
 
 @contextmanager

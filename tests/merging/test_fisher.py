@@ -113,6 +113,18 @@ def test_cofima_measures_in_training_mode_and_leaves_the_flags_alone():
     assert not model.training
 
 
+def test_cofima_of_bfloat16_weights_does_not_depend_on_the_number_of_batches():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).bfloat16()
+    batch, found = ((0.05 * torch.randn(5, 4)).bfloat16(), torch.randint(3, (5,))), []
+    for count in (1, 1000):
+        rule = CoFiMA()
+        end_task(model, rule, weights(model), lambda count=count: [batch] * count)
+        found.append(rule.fisher)
+    torch.testing.assert_close(found[1], found[0])
+    assert (found[0]["weight"] < 1e-4).any()
+
+
 def test_autocast_does_not_change_the_fisher_information():
     """Of a network with layer norm, which ``vmap`` cannot compute with mixed types."""
     torch.manual_seed(0)

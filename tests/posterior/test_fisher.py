@@ -246,6 +246,19 @@ def test_batch_squares_times_the_batch_size(case):
     torch.testing.assert_close(squared_batch_gradients(model, batches), expected)
 
 
+@pytest.mark.parametrize(
+    "function", [squared_batch_gradients, squared_example_gradients, expected_squared_gradients]
+)
+def test_sums_over_many_batches_of_bfloat16_weights_keep_growing(function):
+    """Sums in bfloat16 stop at 256 times what a batch adds."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).bfloat16()
+    data = torch.randn(4, 4).bfloat16(), torch.tensor([0, 1, 2, 0])
+    once, often = function(model, [data]), function(model, [data] * 1000)
+    torch.testing.assert_close(often, once)
+    assert {value.dtype for value in often.values()} == {torch.bfloat16}
+
+
 class Heads(nn.Module):
     """A head for each task, as Avalanche's MTSimpleMLP has them: the others are idle."""
 
