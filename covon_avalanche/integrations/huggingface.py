@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ except ImportError as error:
         "pip install 'covon_avalanche[language]'"
     ) from error
 
-from covon_avalanche.merging.batch_norm import batch_norms, update_batch_norm
+from covon_avalanche.merging.batch_norm import update_batch_norm
 from covon_avalanche.optim import PosteriorOptimizer
 
 
@@ -49,7 +49,6 @@ class PosteriorCallback(TrainerCallback):
         self.consolidate = consolidate
         self._sample = ExitStack()
         self._hooks = ExitStack()
-        self._keywords: set[str] | None = None  # with which training calls the model
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check the optimizer and how training is distributed.
@@ -86,10 +85,6 @@ class PosteriorCallback(TrainerCallback):
         self._hooks.close()
         self._hooks.enter_context(model.register_forward_pre_hook(self._before_forward))
         self._hooks.enter_context(model.register_state_dict_pre_hook(self._discard_sample))
-        self._keywords = None
-        if batch_norms(model):
-            note = model.register_forward_pre_hook(self._note_keywords, with_kwargs=True)
-            self._hooks.enter_context(note)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, before the first micro-batch of a step."""
@@ -109,11 +104,6 @@ class PosteriorCallback(TrainerCallback):
         if not model.training:
             self._discard_sample()
 
-    @torch.compiler.disable
-    def _note_keywords(self, model: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
-        if model.training:
-            self._keywords = set() if inputs else set(named)
-
     def _discard_sample(self, *_: Any) -> None:
         """Restore the mean if a step was left unfinished."""
         self._sample.__exit__(RuntimeError, RuntimeError("the step was interrupted"), None)
@@ -130,16 +120,7 @@ class PosteriorCallback(TrainerCallback):
             optimizer.rewind(torch.load(file, map_location="cpu", weights_only=True))
         if self.consolidate:
             optimizer.consolidate()
-            if self._keywords == set():  # by position, which tells nothing of a batch's keys
-                warnings.warn(
-                    "batch norm's running statistics are those of samples from before the merge: "
-                    "call covon_avalanche.merging.update_batch_norm, or call the model with "
-                    "keywords in compute_loss",
-                    stacklevel=2,
-                )
-            else:
-                model = _ByKeyword(kwargs["model"], self._keywords)
-                update_batch_norm(model, _batches(args, kwargs))
+            update_batch_norm(_ByKeyword(kwargs["model"]), _batches(args, kwargs))
 
 
 def _batches(args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Any, Tensor]]:
@@ -150,15 +131,16 @@ def _batches(args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Any, Tensor]]:
 
 
 class _ByKeyword(nn.Module):
-    """A model whose input is a batch, of which it gets what the Trainer's loss passes to it."""
+    """A model whose input is a batch; it gets those of its values that it takes."""
 
-    def __init__(self, model: nn.Module, keywords: set[str] | None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.keywords = model, keywords
+        self.model = model
 
     def forward(self, batch: Mapping[str, Any]) -> Any:
-        own = self.keywords
-        return self.model(**{k: v for k, v in batch.items() if own is None or k in own})
+        known = signature(self.model.forward).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        return self.model(**{k: v for k, v in batch.items() if takes_all or k in known})
 
 
 def shard(model: Any) -> None:

@@ -437,10 +437,8 @@ class WithoutLoss(Normed):
 
 
 class OwnLoss(InOrder):
-    by_keyword = True
-
     def compute_loss(self, model, inputs, *args, **kwargs):
-        logits = model(x=inputs["x"]) if self.by_keyword else model(inputs["x"])
+        logits = model(inputs["x"])
         return nn.functional.cross_entropy(logits, inputs["labels"])
 
 
@@ -464,6 +462,3 @@ def test_batch_norm_of_a_model_without_labels_has_them_too(options, tmp_path):
     run.__class__ = OwnLoss
     run.train()
     check_batch_norm(model)
-    run.by_keyword = False
-    with pytest.warns(UserWarning, match="call covon_avalanche.merging.update_batch_norm"):
-        run.train()
