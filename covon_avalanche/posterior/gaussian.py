@@ -78,8 +78,8 @@ class DiagGaussian:
     def load(cls, path: str | os.PathLike[str]) -> DiagGaussian:
         """Read a file written by :meth:`save`; tensors arrive on the CPU.
 
-        :raises ValueError: if it is not such a file, or holds a precision that is not
-            positive and finite.
+        :raises ValueError: if it is not such a file, or holds a precision that is negative or not
+            finite. One of 0 is that of a :class:`QuadraticAnchor` where it does not pull.
         """
         parts: dict[str, dict[str, Tensor]] = {"mean": {}, "precision": {}}
         try:
@@ -95,16 +95,17 @@ class DiagGaussian:
             raise ValueError(f"{path} is not a readable {_FORMAT} file: {error}") from error
         gaussian = cls(parts["mean"], parts["precision"])
         for name, mean in gaussian.mean.items():
-            check_gaussian(name, mean, gaussian.precision[name])
+            check_gaussian(name, mean, gaussian.precision[name], zero=True)
         return gaussian
 
 
-def check_gaussian(name: str, mean: Tensor, precision: Tensor) -> None:
+def check_gaussian(name: str, mean: Tensor, precision: Tensor, zero: bool = False) -> None:
     """Raise a ``ValueError`` naming the parameter unless mean and precision are finite and
-    the precision is positive."""
+    the precision is positive, or with ``zero`` not negative."""
     if not torch.isfinite(mean).all():
         raise ValueError(f"the mean of {name!r} is not finite")
-    if not (torch.isfinite(precision).all() and (precision > 0).all()):
+    positive = precision >= 0 if zero else precision > 0
+    if not (torch.isfinite(precision).all() and positive.all()):
         raise ValueError(
             f"the precision of {name!r} must be positive and finite, smallest value is "
             f"{precision.min().item():.3g}"

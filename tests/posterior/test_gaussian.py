@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch.distributions import Normal, kl_divergence
 
+from covon_avalanche.optim import CoVON
 from covon_avalanche.posterior.gaussian import DiagGaussian, embed, kl, merge, pool
 
 means = st.floats(-10, 10)
@@ -160,6 +161,16 @@ def test_a_file_is_read_exactly_as_it_was_written(tmp_path):
     torch.testing.assert_close(loaded.mean, q.mean, rtol=0, atol=0)
     torch.testing.assert_close(loaded.precision, q.precision, rtol=0, atol=0)
     assert [p.name for p in tmp_path.iterdir()] == ["q.safetensors"]
+
+
+def test_an_anchor_is_read_that_does_not_pull_all_weights(tmp_path):
+    """As those of tokens that a task does not have. It is no prior."""
+    anchor = DiagGaussian({"w": torch.tensor([0.3, 1.2])}, {"w": torch.tensor([0.0, 5.0])})
+    anchor.save(tmp_path / "anchor")
+    loaded = DiagGaussian.load(tmp_path / "anchor")
+    assert loaded.precision["w"].tolist() == [0.0, 5.0]
+    with pytest.raises(ValueError, match="precision of 'w' must be positive"):
+        CoVON([("w", torch.nn.Parameter(torch.ones(2)))], prior=loaded)
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
