@@ -14,10 +14,10 @@ def merged_layers(model: nn.Module) -> dict[str, nn.Module]:
     frozen.
 
     Not merged are convolutions in one or three dimensions and transposed ones, attention whose
-    keys or values have another width than its queries, recurrent layers, embeddings, and the
-    parameters of normalisation layers.
+    keys or values have another width than its queries, recurrent layers, embeddings, the
+    parameters of normalisation layers, and layers that share only one of weight and bias.
     """
-    return {
+    found = {
         name: module
         for name, module in model.named_modules()
         if (
@@ -27,6 +27,12 @@ def merged_layers(model: nn.Module) -> dict[str, nn.Module]:
         and (parameters := own_parameters(module))
         and parameters[0].requires_grad
     }
+    own = {name: tuple(map(id, own_parameters(layer))) for name, layer in found.items()}
+    users: dict[int, set[tuple[int, ...]]] = {}
+    for layer_ids in own.values():
+        for p in layer_ids:
+            users.setdefault(p, set()).add(layer_ids)
+    return {n: layer for n, layer in found.items() if all(len(users[p]) == 1 for p in own[n])}
 
 
 def layer_names(model: nn.Module) -> dict[nn.Module, str]:

@@ -288,6 +288,24 @@ def test_tied_layers_are_merged_for_the_inputs_of_all():
     torch.testing.assert_close(tied["0.bias"], single["bias"])
 
 
+@pytest.mark.parametrize("shared", ["weight", "bias"])
+def test_layers_that_share_only_weight_or_bias_are_averaged(shared):
+    """No one layer's inputs determine the shared one's merged value."""
+    torch.manual_seed(0)
+    before, after = (
+        nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 2))
+        for _ in range(2)
+    )
+    for model in (before, after):
+        setattr(model[2], shared, getattr(model[0], shared))
+    merged = merged_by(RegMean(), (before, after), torch.randn(2, 20, 3))
+    past, new = weights(before), weights(after)
+    assert merged.keys() == new.keys()
+    mean = {n: past[n] + (m - past[n]) / 2 for n, m in new.items()}
+    averaged = {n for n, m in merged.items() if torch.equal(m, mean[n])}
+    assert averaged == {n for n in new if not n.startswith("3.")}
+
+
 def test_the_transposed_linear_layers_of_transformers_merge_as_linear_ones():
     layers = pytest.importorskip("transformers.pytorch_utils", reason="needs the extra language")
     torch.manual_seed(0)
