@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -143,13 +144,16 @@ def output_gradient_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[
     }
     edges: list[tuple[nn.Module, GradientEdge]] = []
 
-    def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+        if isinstance(layer, nn.MultiheadAttention):  # does not call its output projection
+            layer, output = layer.out_proj, output[0]
         edges.append((layer, get_gradient_edge(output)))
 
     sums: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(0)
+    attention = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     with in_mode(model, train=False), module_hooks() as hooks:
-        for layer in names:
+        for layer in (*names, *(m for m in attention if m.out_proj in names)):
             hooks.enter_context(layer.register_forward_hook(keep))
         for x, _, *more in batches:
             edges.clear()

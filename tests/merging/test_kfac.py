@@ -109,6 +109,28 @@ def test_tied_layers_have_the_gradients_of_all():
     torch.testing.assert_close(output_gradient_moments(tied, [(x, None)]), {"0": wanted[None]})
 
 
+def test_the_output_projection_of_attention_has_the_gradients_of_its_outputs():
+    torch.manual_seed(0)
+    attend, head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend, self.head = attend, head
+
+        def forward(self, x):
+            return self.head(self.attend(x, x, x)[0].mean(1))
+
+    x, generator = torch.randn(7, 5, 4), torch.Generator().manual_seed(0)
+    tokens = attend(x, x, x)[0]
+    last = head(tokens.mean(1))
+    labels = last.detach().softmax(1).multinomial(1, generator=generator)[:, 0]
+    loss = F.cross_entropy(last, labels, reduction="sum")
+    rows = [g.flatten(0, -2) for g in torch.autograd.grad(loss, [tokens, last])]
+    wanted = {n: (g.T @ g)[None] for n, g in zip(("attend.out_proj", "head"), rows, strict=True)}
+    torch.testing.assert_close(output_gradient_moments(Model(), [(x, None)]), wanted)
+
+
 def test_merged_weights_solve_the_system_of_both_tasks(almost_no_ridge):
     torch.manual_seed(0)
     layers, inputs = [nn.Linear(4, 3, bias=False) for _ in range(2)], torch.randn(2, 30, 4)
