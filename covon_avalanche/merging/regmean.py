@@ -41,9 +41,10 @@ class RegMean(MergeRule):
     layers that no earlier task has trained keep their new weights: layers that were frozen count as
     new. The parameters of other modules, such as LayerNorm's and position embeddings, and weights
     that are used without calling their layer, such as those of attention in torchvision's Swin, are
-    averaged over the tasks, as published (:func:`~covon_avalanche.merging.layers.merged_layers`
-    lists the layers; with CoVON all others are merged by Eq. 8). With CoVON ``A ⊗ I`` is used for
-    the mean alone: the precision is that of Eq. 8.
+    averaged, as published, over the tasks in which they are there and not frozen
+    (:func:`~covon_avalanche.merging.layers.merged_layers` lists the layers; with CoVON all others
+    are merged by Eq. 8). With CoVON ``A ⊗ I`` is used for the mean alone: the precision is that of
+    Eq. 8.
     """
 
     needs_data = True
@@ -62,6 +63,8 @@ class RegMean(MergeRule):
         """Number of outputs that the layer had in the last task; later ones have no past."""
         self.tasks = 0
         """Number of tasks merged."""
+        self.trained: dict[str, int] = {}
+        """In how many of them a parameter was there and not frozen, by name."""
 
     def merge(self, task: Task) -> dict[str, Tensor]:
         """See :class:`MergeRule`.
@@ -78,16 +81,19 @@ class RegMean(MergeRule):
         return merged
 
     def _averaged_others(self, task: Task, measured: Iterable[str]) -> dict[str, Tensor]:
-        """The mean over the tasks of the parameters of all but the measured layers, by name."""
+        """The mean over the tasks that have trained them of the parameters of all but the measured
+        layers, by name."""
         layers = merged_layers(task.model)
         own = {p for name in measured for p in own_parameters(layers[name])}
-        names = [n for n, p in task.model.named_parameters() if p.requires_grad and p not in own]
-        trained = task.trained()
-        return {n: task.before[n] + (trained[n] - task.before[n]) / (self.tasks + 1) for n in names}
+        before, now, counts = task.before, task.trained(), self.trained
+        names = [n for n in now if n in counts and task.model.get_parameter(n) not in own]
+        return {n: before[n] + (now[n] - before[n]) / (counts[n] + 1) for n in names}
 
     def observe(self, task: Task) -> None:
         """Add the moments of the task's data, at the merged weights."""
         self.tasks += 1
+        names = [n for n, p in task.model.named_parameters() if p.requires_grad]
+        self.trained = {**self.trained, **{n: self.trained.get(n, 0) + 1 for n in names}}
         layers = merged_layers(task.model)
         new = self._measure(task)
         added = {n: a + self.moments[n] if n in self.moments else a for n, a in new.items()}

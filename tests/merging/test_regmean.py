@@ -216,6 +216,20 @@ def test_parameters_of_other_modules_are_averaged_over_the_tasks():
     assert set(rule.merge(prior)) == {"0.weight", "0.bias"}  # the others by Eq. 8
 
 
+def test_averaged_weights_that_were_frozen_in_the_first_task_are_averaged_from_the_second_on():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), torch.randn(20, 3)
+    rule, found = RegMean(), []
+    for t in range(3):
+        model[1].requires_grad_(t > 0)
+        left = torch.randn(4) if t > 0 else model[1].weight.detach().clone()
+        found += [left] * (t > 0)
+        end_task(model, rule, {"1.weight": left}, lambda: [(x, None)])
+        if t > 0:
+            mean = torch.stack(found).mean(0)
+            torch.testing.assert_close(model[1].weight.detach(), mean)
+
+
 def test_a_weight_that_is_used_without_its_layer_is_averaged():
     """As torchvision's Swin uses those of its attention."""
 
